@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from center.api.access import READS_QUERY
+from center.api.access import READS_QUERY, caller
 from center.api.answer_cache import Page, entity_tag
 from center.api.models import Answer, AnswerList, AnswerPage, Revisions
 from center.api.negotiation import JSON, matches, negotiate
@@ -116,7 +116,7 @@ def latest(name: str, params: Annotated[QuestionParams, Query()], request: Reque
 
 def _no_answer(request: Request, center: Services, query: RegisteredQuery) -> Response:
     """404 with the query's status: why it has no answer, whom it waits for, and what to do."""
-    status = query_status(center, query)
+    status = query_status(center, caller(request), query)
     detail = f"query {query.ref.name} has no answer yet: {status.reason}"
     if status.remedy:
         detail += f". What to do: {status.remedy}"

@@ -15,8 +15,11 @@ from center.api.limits import InSlot
 from center.api.measure_models import EvaluatedLine, QuestionLine
 from center.api.openapi import Responses, problems
 from center.api.problems import HttpProblem
-from center.api.services import Center
+from center.api.services import Center, Services
+from center.api_access import Principal
+from center.catalog import RegisteredQuery
 from center.serving import Evaluator, StoredWindows
+from edgewater.errors import NotFound
 
 EXAMPLE_QUESTIONS = """\
 {"id":1,"latest":1,"measure":"ips","question":"frequency","item":"10.0.0.1"}
@@ -47,6 +50,13 @@ _RESPONSES: Responses = {
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
 
+def _readable(center: Services, caller: Principal, name: str) -> RegisteredQuery:
+    """The query, which a question names. Raises NotFound, also if the caller may not read it."""
+    if not caller.may("reader", name):
+        raise NotFound(f"query {name} is not registered")
+    return center.catalog.query(name)
+
+
 @router.post(
     "/evaluate",
     dependencies=[READS_QUERY],
@@ -66,7 +76,7 @@ async def evaluate(name: str, request: Request, center: Center, caller: Caller) 
         accepted = ", ".join(READ_TYPES)
         raise HttpProblem("unsupported-media-type", f"Content-Type: {given} is not one of {accepted}")
     query = await run_in_threadpool(center.catalog.query, name)
-    windows = StoredWindows(center.results, query, center.synopses, center.catalog.query)
+    windows = StoredWindows(center.results, query, center.synopses, partial(_readable, center, caller))
     evaluator = LineEvaluator(windows, Evaluator(windows, center.synopses), request.url.path)
     answers = DuplexResponse(evaluator.answers, partial(require_still, request), center.limits.idle / 1000)
     return InSlot(answers, center.evaluate_slots, caller)

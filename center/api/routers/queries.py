@@ -19,6 +19,7 @@ from center.api.openapi import problems
 from center.api.problems import HttpProblem
 from center.api.services import Center, Services
 from center.api.waiting import explain
+from center.api_access import Principal
 from center.catalog import COMPONENTS, RegisteredQuery, component_status, expected_edges
 from edgewater.errors import InvalidQuery
 from edgewater.plain_yaml import load_yaml
@@ -175,13 +176,14 @@ def query(name: str, center: Center) -> QueryDetail:
     summary="Whether a query has answers, and why not",
     responses=problems(404),
 )
-def status(name: str, center: Center) -> QueryStatus:
+def status(name: str, center: Center, caller: Caller) -> QueryStatus:
     """Which edges the query waits for, since when, and what to do."""
-    return query_status(center, center.catalog.query(name))
+    return query_status(center, caller, center.catalog.query(name))
 
 
-def query_status(center: Services, query: RegisteredQuery) -> QueryStatus:
-    """The status of a query at this moment."""
+def query_status(center: Services, reader: Principal, query: RegisteredQuery) -> QueryStatus:
+    """The status of a query at this moment. Why a component is not ready may name other queries."""
+    sees_all = reader.may("reader", None)
     latest, now_ms = center.results.latest(query.ref), center.now_ms()
     heartbeats = center.components.heartbeats()
     components = (component_status(c, heartbeats, now_ms) for c in COMPONENTS if c != "api")
@@ -195,7 +197,7 @@ def query_status(center: Services, query: RegisteredQuery) -> QueryStatus:
         withheld=latest is not None and bool(latest.quality["error"]["withheld"]),
         unmerged=max(0, center.catalog.last_positions().get(query.key, 0) - merged),
         stuck=next((message for message in alarms if message.startswith(f"query {query.key}: ")), ""),
-        not_ready=[f"{c.component}: {c.reason}" for c in components if not c.ready],
+        not_ready=[f"{c.component}: {c.reason if sees_all else 'not ready'}" for c in components if not c.ready],
         now_ms=now_ms,
     )
     return QueryStatus.of(query, wait, latest.window_start_ms if latest else None)

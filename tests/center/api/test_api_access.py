@@ -19,8 +19,10 @@ from fastapi import APIRouter
 from center.api.access import READS, unguarded
 from center.api.app import ROUTERS
 from center.api.authentication import FETCH_PAUSE_S
+from center.catalog import ComponentHeartbeat
 from center.config import CenterConfig
 from edgewater.errors import InvalidConfig, StorageError, Unauthenticated
+from tests.center.api.conftest import T0
 from tests.center.api.issuer import Issuer, issuing
 
 SPEC = {"name": "sales_n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
@@ -114,6 +116,34 @@ def test_the_state_of_the_center_is_open_and_its_reasons_are_not(guarded):
     bare = guarded.desk.get("/readyz", app=guarded.app).json()
     assert bare["missing"] == ["gateway", "job", "api"]
     assert "has not started" in guarded("watcher", "GET", "/readyz").json()["missing"][0]
+
+
+def test_a_question_about_two_queries_needs_both(desk):
+    app = desk.app(principals=PRINCIPALS)
+    measures = {"join": "fast_agms(distance)"}
+    for name in ("sales_n", "hr_n"):
+        desk.report(desk.register(name=name, measures=measures), "jfk", T0, {"UA": 5})
+
+    def ask(name: str, other: str) -> dict[str, object]:
+        second = {"query": other, "measure": "join", "group": {"carrier": "UA"}}
+        question = {"latest": 1, "measure": "join", "question": "join_size", "global": True, "with": second}
+        body, path = json.dumps(question).encode(), "/v1/queries/sales_n/evaluate"
+        return json.loads(desk.ask("POST", path, app=app, headers=bearer(name), content=body).text.splitlines()[0])
+
+    assert "estimate" in ask("watcher", "hr_n") and "estimate" in ask("clerk", "sales_n")
+    hidden, nothing = ask("clerk", "hr_n")["error"], ask("clerk", "nothing")["error"]
+    assert hidden["detail"] == nothing["detail"].replace("nothing", "hr_n")
+    assert (hidden["status"], hidden["detail"]) == (404, "query hr_n is not registered")
+
+
+def test_why_a_component_is_not_ready_is_not_told_to_a_reader_of_some_queries(guarded):
+    desk = guarded.desk
+    for component in ("gateway", "job"):
+        problem = "the batch failed: query hr_n@1" if component == "job" else ""
+        desk.components.record(ComponentHeartbeat(component, "host:1", "", desk.now, desk.now, problem))
+    for path in ("/v1/queries/sales_n/status", "/v1/queries/sales_n/latest"):
+        assert "hr_n" in guarded("watcher", "GET", path).json()["reason"]
+        assert guarded("clerk", "GET", path).json()["reason"] == "job: not ready"
 
 
 def test_a_tokens_file_is_read_again_and_a_broken_one_changes_nothing(desk, tmp_path: Path):
