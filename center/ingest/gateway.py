@@ -390,7 +390,7 @@ class Gateway:
 
     async def _watch_credentials(self) -> None:
         """Ends the sessions whose credential is no longer accepted, until cancelled."""
-        end_ms = self._credentials.loaded.edges.next_end_ms(self._now_ms())
+        end_ms, overdue = self._credentials.loaded.edges.next_end_ms(self._now_ms()), False
         while True:
             await asyncio.sleep(self._config.reload_ms / 1000)
             authorities = self._credentials.loaded.authorities
@@ -404,6 +404,10 @@ class Gateway:
                 logger.info("the credentials have been read again")
                 self.metrics.credential_reloads.inc()
             now_ms, loaded = self._now_ms(), self._credentials.loaded
+            was_overdue, overdue = overdue, loaded.revocations is not None and loaded.revocations.is_overdue(now_ms)
+            if overdue and not was_overdue:
+                message = "a revocation list in tls.crl should have been replaced by now; it stays in use"
+                self._status.alarm("revocations-overdue", message, EdgeId(""), now_ms)
             if changed or now_ms >= end_ms or loaded.revocations is not None:
                 for session in list(self._sessions.values()):
                     self._require_still_valid(session, now_ms, ca_changed=loaded.authorities != authorities)

@@ -15,9 +15,6 @@ _BEGIN = b"-----BEGIN X509 CRL-----"
 class RevocationLists:
     """The lists in a PEM file, each signed by one of the authorities. Immutable.
 
-    Attributes:
-        next_update_ms: wall time at which the first list should have been replaced.
-
     Raises:
         InvalidConfig: not lists in PEM, or one that no authority has signed.
     """
@@ -34,7 +31,11 @@ class RevocationLists:
             raise InvalidConfig("tls.crl", str(path), "revocation lists in PEM that tls.client_ca has signed")
         self._revoked = {(c.issuer, r.serial_number) for c in crls for r in c}
         ends = [int(c.next_update_utc.timestamp() * 1000) for c in crls if c.next_update_utc is not None]
-        self.next_update_ms = min(ends, default=None)
+        self._next_update_ms = min(ends, default=None)
+
+    def is_overdue(self, now_ms: int) -> bool:
+        """Whether a list should have been replaced by now."""
+        return self._next_update_ms is not None and now_ms >= self._next_update_ms
 
     def require_valid(self, certificate: bytes | None, now_ms: int) -> None:
         """Raises Unauthenticated if a certificate (PEM) is missing, revoked or has expired."""

@@ -123,6 +123,11 @@ async def test_a_revoked_certificate_ends_its_session_and_a_renewed_one_connects
         async with TlsEdge(c.port, authority, "new") as renewed:
             await renewed.hello()
         assert not lga.call.done()
+        # A day later the certificates have expired, and so has the list.
+        c.clock[0] = int((NOW + 2 * DAY).timestamp() * 1000)
+        assert "the client certificate has expired" in (await lga.refusal())[2]
+        await eventually(c.catalog.alarms)
+        assert [(a.kind, a.edge) for a in c.catalog.alarms()] == [("revocations-overdue", "")]
 
 
 @on_a_loop
