@@ -49,6 +49,7 @@ MAX_AHEAD_MS = 60_000
 MAX_WORK = 200
 """Answers to windows of one slice that one event gives of a query; one to a window of n slices counts as 1 + n / 8.
 Measured: an answer takes 1 to 2 ms, and each of its slices 0.2 ms. The next event goes on; other queries come first."""
+MAX_LOSS_TEXT = 500
 MAX_SEALED_STATEMENTS = 4096
 """Counts (slice, edge) that are kept of final windows, to detect records that arrive after them."""
 
@@ -476,7 +477,9 @@ class QueryLedger(ABC):
         return tuple((edge, loss) for edge, loss in by_edge if loss.overlaps(begin, end))
 
     def _bounded(self, loss: InputLoss, frame: FrameSummary) -> InputLoss:
-        """A frame that cannot be read has no records that are newer than it, but for those ahead of the clock."""
+        """A frame that cannot be read has no records that are newer than it, but for those ahead of the clock. Texts
+        are repeated in the answer to every window that may lack records, so they are short."""
+        loss = replace(loss, source=loss.source[:MAX_LOSS_TEXT], reason=loss.reason[:MAX_LOSS_TEXT])
         if loss.reason != LossReason.FRAME_DAMAGED:
             return loss
         return replace(loss, to_ms=self._state.running_clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS))

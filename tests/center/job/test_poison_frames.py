@@ -7,16 +7,19 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from center.job import microbatch
 from center.job.job import Job, JobConfig
 from center.ledger.query import QueryLedger
 from edgewater.errors import StorageError
+from edgewater.query import QuerySpec
+from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
 from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
-from tests.center.job.conftest import World, synopsis
+from tests.center.job.conftest import COLUMNS, World, synopsis
 from tests.center.job.micro_batches import MicroBatches, install_deadly
 
 U64 = (1 << 64) - 1
@@ -98,6 +101,69 @@ def test_a_partial_that_no_merge_takes_costs_itself(
     assert (str(evil), "partial-refused") in losses(world, ref)
     assert "partial-refused" in {kind for kind, _ in alarms(world)}
     assert not job.process.stuck and world.catalog.quarantined() == []
+
+
+MEASURES = {
+    "n": "count()", "total": "sum(bytes)", "most": "max(bytes)", "mean": "mean(bytes)", "urls": "distinct(url)",
+    "quantiles": "quantiles(bytes)", "kll": "kll(bytes)", "top": "top_k(url, 5)", "counts": "count_min(url)",
+    "sample": "reservoir(bytes, 10)",
+}  # fmt: skip
+
+
+def other_rank(message: SynopsisMessage) -> None:
+    for array in message.arrays:
+        array.shape.append(1)
+
+
+def negative_dimension(message: SynopsisMessage) -> None:
+    message.arrays[0].shape[:] = [(1 << 64) - 1]
+
+
+def no_data(message: SynopsisMessage) -> None:
+    for array in message.arrays:
+        array.data = b""
+
+
+def test_no_kind_of_synopsis_takes_more_than_its_own_partial_with_it(world: World, job: MicroBatches) -> None:
+    query = {"name": "a", "from": "downloads", "group_by": ["url"], "measures": MEASURES, "window": {"tumbling": "1s"}}
+    ref = world.catalog.register(QuerySpec.from_mapping(query), world.now).ref
+    bound = QuerySpec.from_mapping(query).bind(COLUMNS)
+    types = {m.measure.name: m.argument.type if m.argument else None for m in bound.measures}
+    makes = {
+        m.measure.name: m.measure.function.make(m.measure.parameters, types[m.measure.name]) for m in bound.measures
+    }
+    grouped = GroupedAggregate({"url": pa.string()}, makes)
+    urls, sizes = pa.array(["/a", "/b"]), pa.array([1, 2], pa.int64())
+    values = {name: None if type_ is None else urls if type_ == pa.string() else sizes for name, type_ in types.items()}
+    grouped.update([urls], values, 2, times=np.arange(2), ids=np.arange(2))
+    good, evil, honest = grouped.to_bytes(), *world.edges[:2]
+    world.ship(honest, ref, body(good))
+    bad = 0
+    for part in range(len(MEASURES)):
+        for change in (other_rank, negative_dimension, no_data, nested_own, long_own):
+            message = codec.unseal(good)
+            with suppress(IndexError, ValueError):  # a kind without arrays; a dimension that protobuf refuses
+                change(message.parts[part])
+                world.ship(evil, ref, body(codec.seal(message)))
+                bad += 1
+    world.ship(honest, ref, body(good))
+    end(world, ref)
+    job.run()
+    assert bad > 4 * len(MEASURES)
+    (record,) = world.store.windows(ref, 0, 1, 1)[0]
+    assert record.synopsis is not None
+    merged = GroupedAggregate.from_bytes(record.synopsis)
+    assert dict(zip(merged.rows()[0].to_pylist(), merged.query("n").value, strict=True)) == {"/a": 2, "/b": 2}
+    assert losses(world, ref) == {(str(evil), "partial-refused")}
+    assert not job.process.stuck and world.catalog.quarantined() == []
+
+
+def nested_own(message: SynopsisMessage) -> None:
+    message.parameters = "[" * 100_000
+
+
+def long_own(message: SynopsisMessage) -> None:
+    message.parameters = "9" * 5_000
 
 
 def test_partials_that_claim_more_records_than_can_be_counted_stop_nothing(world: World, job: MicroBatches) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from center.catalog import StreamRecord
 from center.ledger import EdgesChanged, Emission, Phase
+from center.ledger.query import MAX_LOSS_TEXT
 from center.ledger.state import MAX_LOSSES
 from center.ledger.time_windows import MAX_LACKING, MAX_UNANSWERED
 from edgewater.streams import LIVE, Delivery
@@ -114,3 +115,13 @@ def test_statements_of_losses_cost_little_however_many_there_are() -> None:
     query = center.ledger._query(REF)
     assert len(query.state.losses["a"]) == MAX_LOSSES
     assert 1_000 <= len(query._windows) <= MAX_UNANSWERED + MAX_LACKING
+
+
+def test_what_a_frame_states_of_losses_costs_and_repeats_a_bounded_amount() -> None:
+    center = Center("a", lateness="10m")
+    many = tuple(InputLoss("s" * 100_000, "r" * 100_000, n, n + 1, 1) for n in range(3 * MAX_LOSSES))
+    center.reports(replace(center.fact("a", 0), losses=many))
+    (answer,) = center.says("a", MINUTE, close(0, 3))
+    stated = answer.quality.losses
+    assert len(stated) <= MAX_LOSSES and sum(loss.records or 0 for _, loss in stated) == len(many)
+    assert {(len(loss.source), len(loss.reason)) for _, loss in stated} == {(MAX_LOSS_TEXT, MAX_LOSS_TEXT)}
