@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from edgewater.timestamps import EARLIEST_MS
 from edgewater.windows import SlicedWindow, SlidingWindow
 from edgewater.wire import Frame, FrameBody, InputLoss, LossReason, body_from_wire
 from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.frames import loss_from_wire
 from edgewater.wire.nesting import Nesting, check_nesting
 
 MAX_MESSAGES = 1 << 16
@@ -37,7 +39,9 @@ MAX_WINDOWS = 1 << 20
 WINDOWS_PER_WORK = 10
 """Windows that take the job as long as one partial does, 0.4 ms: most of it is merging and storing the partial."""
 MAX_STATEMENTS = 4_096
-"""Losses of a frame, counts of dropped records, and sub-streams: of each."""
+"""Counts of dropped records of a frame, and sub-streams: of each."""
+MAX_LOSSES = 512
+"""Losses that a frame states; more are united. An edge has a few of each source."""
 MAX_COUNT = 1 << 53
 MAX_SHARD = (1 << 31) - 1
 MAX_SOURCE = 4_096
@@ -164,7 +168,7 @@ class FrameCheck:
             body.ClearField("arrivals")
             faults.add(f"arrivals: {why}")
         for loss in _stated(faults):
-            body.losses.add(source=loss.source, reason=loss.reason, from_ms=loss.from_ms, to_ms=loss.to_ms)
+            _state(body, loss)
         return faults
 
     def _wrong_slices(self, starts_ms: set[int], latest_ms: int) -> dict[int, str]:
@@ -241,17 +245,24 @@ class FrameCheck:
     def _bound_statements(self, body: pb.FrameBody, latest_ms: int, faults: _Faults) -> None:
         """Bounds the losses that the edge states, and its counts of dropped records."""
         dropped = [d for d in body.dropped if _is_countable(d, latest_ms)][:MAX_STATEMENTS]
-        losses = [x for x in body.losses if not x.HasField("from_ms") or x.from_ms <= latest_ms][:MAX_STATEMENTS]
-        for items, kept in ((body.dropped, dropped), (body.losses, losses)):
+        losses = [x for x in body.losses if not x.HasField("from_ms") or x.from_ms <= latest_ms]
+        united = reduce(InputLoss.union, map(loss_from_wire, losses[MAX_LOSSES:])) if losses[MAX_LOSSES:] else None
+        for items, kept in ((body.dropped, dropped), (body.losses, losses[:MAX_LOSSES])):
             if len(kept) < len(items):
                 faults.note(f"{len(items) - len(kept)} statements are too many, or of times after {latest_ms}")
                 _keep(items, kept)
+        if united is not None:
+            _state(body, united)
         for loss in body.losses:
             if loss.HasField("to_ms") and loss.to_ms > latest_ms + 1:
                 loss.to_ms = latest_ms + 1
             if loss.records > MAX_COUNT:
                 loss.ClearField("records")
             loss.source, loss.reason = bounded_text(loss.source, MAX_SOURCE), bounded_text(loss.reason)
+
+
+def _state(body: pb.FrameBody, loss: InputLoss) -> None:
+    body.losses.add(source=loss.source, reason=loss.reason, from_ms=loss.from_ms, to_ms=loss.to_ms)
 
 
 def _keep(items: Any, kept: Sequence[Any]) -> None:
@@ -269,6 +280,9 @@ def _is_countable(dropped: pb.DroppedRecords, latest_ms: int) -> bool:
 
 def _stated(faults: _Faults) -> Iterator[InputLoss]:
     """The losses that a body states for what was taken out of it."""
-    yield from map(refusal, sorted(faults.slices))
+    if len(faults.slices) <= MAX_LOSSES:
+        yield from map(refusal, sorted(faults.slices))
+    else:
+        yield refusal(min(faults.slices)).union(refusal(max(faults.slices)))
     if faults.unknown:
         yield InputLoss(FRAMES, LossReason.FRAME_DAMAGED)

@@ -10,6 +10,7 @@ import pytest
 
 from center.ingest.frame_check import (
     MAX_COUNT,
+    MAX_LOSSES,
     MAX_MESSAGES,
     MAX_PARTIALS,
     WINDOWS_PER_WORK,
@@ -148,6 +149,16 @@ def dataclasses_with_checksum(frame: Frame) -> Frame:
     import google_crc32c
 
     return dataclasses.replace(frame, crc32c=google_crc32c.value(frame.body))
+
+
+def test_more_losses_than_an_edge_has_are_united() -> None:
+    """The ledger looks at its windows for each of them."""
+    stated = tuple(InputLoss("file", "restart", n * 1_000, n * 1_000 + 1) for n in range(9_000))
+    kept = checked(FrameBody(NOW_MS, losses=stated)).frame.unpack().losses
+    assert kept == (*stated[:MAX_LOSSES], InputLoss("file", "restart", MAX_LOSSES * 1_000, 8_999_001))
+    refused = tuple(Partial(60_000 * n, 0, b"x") for n in range(MAX_LOSSES + 5))
+    kept = checked(FrameBody(0, refused), latest_ms=1 << 40).frame.unpack().losses
+    assert kept == (InputLoss("frames", "partial-refused", 0, 60_000 * (MAX_LOSSES + 4) + 1),)
 
 
 def test_partials_beyond_what_a_frame_can_have_are_not_looked_at() -> None:
