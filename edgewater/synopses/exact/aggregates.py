@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from edgewater.errors import CorruptSynopsis
 from edgewater.synopses.array_stack import ArrayStack
 from edgewater.synopses.base import (
     ITEM_TYPES,
@@ -388,6 +389,13 @@ class VarianceStack(_FloatSumsStack):
     questions: ClassVar[Questions] = (Variance, Mean, Count)
     arrays = {"n": ("<i8", 0), "m2": ("<f8", 0.0)}
     layouts = float_sums.layouts(count("n"), field("m2", "<f8"))
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        result = super().from_message(message)
+        if (result._view("m2") < 0.0).any():
+            raise CorruptSynopsis(f"{cls.kind}: a sum of squares is below 0")
+        return result
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         counts = np.bincount(codes, minlength=self._length)
