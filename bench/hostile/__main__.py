@@ -186,7 +186,7 @@ def main(
             target.run(bytes.fromhex(replay.read_text()))
         return
     if smoke:
-        mutants = 25
+        mutants, measure = 25, 5
     outcomes = {name: fuzz(t, seed, seconds / len(targets), mutants, measure) for name, t in targets.items()}
     click.echo(table(outcomes))
     OUT.mkdir(parents=True, exist_ok=True)
