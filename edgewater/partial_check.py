@@ -34,6 +34,7 @@ MAX_STATE_BYTES = 256 << 20
 _NAMES = {STRINGS: "string", "<i8": "int64", "<f8": "float64", "|b1": "bool"}
 _SHOWN = 200
 _SAMPLE_GROUPS = 4
+_MAX_MESSAGES = 1 << 12  # keys, measures and their arrays
 _MAX_HEADERS = 64
 
 
@@ -146,7 +147,7 @@ class PartialCheck:
             IncompatibleSynopses: a kind, parameters, a seed, keys or measures that the query does not have.
             UnsupportedVersion: bytes of a newer release.
         """
-        message = codec.unseal(payload)
+        message = codec.unseal(payload, _MAX_MESSAGES)
         kind = GroupedAggregate.kind
         if message.kind != kind:
             raise IncompatibleSynopses(f"kind: {message.kind[:_SHOWN]!r}; expected {kind!r}")

@@ -106,7 +106,8 @@ class SubstreamStatistics:
         if not self.value_sums.size:
             self.value_sums = other.value_sums.copy()
         elif other.value_sums.size:
-            self.value_sums = self.value_sums + other.value_sums
+            with np.errstate(over="ignore", invalid="ignore"):  # squares of large values are infinite
+                self.value_sums = self.value_sums + other.value_sums
         self.skewed += other.skewed
         self.from_future += other.from_future
 

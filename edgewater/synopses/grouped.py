@@ -6,6 +6,7 @@ A query without ``group_by`` has no key columns and at most one group.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -234,7 +235,7 @@ class GroupedAggregate:
         if len(set(names)) != len(message.parts) or len(keys) + 1 != len(message.arrays):
             raise CorruptSynopsis(f"{cls.kind}: {len(message.parts)} states for the measures {names}")
         # First the number of groups, which is last: all keys have as many.
-        layout = Layout.of(_GROUPS, *(Field(f"key {name}", (KEYS,), (("groups",),)) for name in keys))
+        layout = _layout(tuple(keys))
         (count, *columns) = layout.decode(cls.kind, [message.arrays[-1], *message.arrays[:-1]])
         for (name, key_type), column in zip(keys.items(), columns, strict=True):
             if column.type != key_type:
@@ -291,6 +292,11 @@ def numbered(number: int, of: int, read: Callable[[T], R], partial: T) -> R:
         return read(partial)
     except SynopsisError as exc:
         raise type(exc)(f"partial {number + 1} of {of}: {exc}") from exc
+
+
+@lru_cache(maxsize=256)
+def _layout(keys: tuple[str, ...]) -> Layout:
+    return Layout.of(_GROUPS, *(Field(f"key {name}", (KEYS,), (("groups",),)) for name in keys))
 
 
 def require_readable(stack: Any, message: SynopsisMessage) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
-from edgewater.wire.nesting import Nesting, check_nesting
+from edgewater.wire.nesting import MAX_PACKED, Nesting, check_nesting
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -38,7 +38,27 @@ MAX_DEPTH = 4
 """Levels of nested synopses: a manager of managers of wavelets has three."""
 _BYTES_PER_MESSAGE = 16
 """Fewer bytes than any nested message that was written has; in memory each takes about 100."""
-_ARRAY = Nesting({6: Nesting(packed=frozenset({4}))}, frozenset({4}))
+
+
+def _is_plain(data: bytes, at: int, end: int) -> bool:
+    """Returns whether this is an array of numbers as `encode` writes it: types of three characters, a short shape, and
+    data up to the end."""
+    begin = at + 14
+    if end - at < 18 or data[at : at + 4] != b"\x08\x01\x12\x03" or data[at + 12] != 0x22:
+        return False
+    begin += data[at + 13]
+    if data[at + 13] > MAX_PACKED or end - begin < 5 or data[begin] != 0x2A:
+        return False
+    length, shift, begin = 0, 0, begin + 1
+    while shift < 35 and begin < end:
+        length |= (data[begin] & 127) << shift
+        begin, shift = begin + 1, shift + 7
+        if data[begin - 1] < 128:
+            return begin + length == end
+    return False
+
+
+_ARRAY = Nesting({6: Nesting(packed=frozenset({4}))}, frozenset({4}), _is_plain)
 _STACK = Nesting({6: _ARRAY})
 _SYNOPSIS = Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: _STACK})})})
 _SHOWN = 100
@@ -58,8 +78,8 @@ def seal(message: SynopsisMessage) -> bytes:
     return _HEADER.pack(MAGIC, google_crc32c.value(body)) + body
 
 
-def unseal(data: bytes) -> SynopsisMessage:
-    """Reads the bytes that `seal` wrote. Raises CorruptSynopsis for any others."""
+def unseal(data: bytes, max_messages: int = 1 << 20) -> SynopsisMessage:
+    """Reads the bytes that `seal` wrote. Raises CorruptSynopsis for any others, and for more nested messages."""
     if len(data) < _HEADER.size or len(data) > MAX_BYTES:
         raise CorruptSynopsis(f"{len(data)} bytes cannot be a synopsis (at least {_HEADER.size})")
     magic, checksum = _HEADER.unpack_from(data)
@@ -70,7 +90,7 @@ def unseal(data: bytes) -> SynopsisMessage:
     if actual != checksum:
         raise CorruptSynopsis(f"damaged bytes: CRC32C is {actual:#010x}, the header says {checksum:#010x}")
     try:
-        check_nesting(body, _SYNOPSIS, _BYTES_PER_MESSAGE, MAX_DEPTH + 2)
+        check_nesting(body, _SYNOPSIS, _BYTES_PER_MESSAGE, MAX_DEPTH + 2, max_messages)
         return SynopsisMessage.FromString(body)
     except (DecodeError, ValueError) as exc:
         raise CorruptSynopsis(f"the checksum holds but the body is no Synopsis message: {exc}") from exc
@@ -277,9 +297,15 @@ def encode_keys(values: pa.Array) -> ArrayMessage:
     return message
 
 
-def decode_keys(message: ArrayMessage) -> pa.Array:
-    """Returns the Arrow array that `encode_keys` encoded. Raises CorruptSynopsis."""
-    result = decode_strings(message) if message.encoding == ArrayMessage.UTF8 else pa.array(decode(message))
+def decode_keys(message: ArrayMessage, *, checked: bool = False) -> pa.Array:
+    """Returns the Arrow array that `encode_keys` encoded. Raises CorruptSynopsis.
+
+    Args:
+        checked: the lengths of strings are known to fit.
+    """
+    result = (
+        decode_strings(message, checked=checked) if message.encoding == ArrayMessage.UTF8 else pa.array(decode(message))
+    )
     if message.valid:
         if len(message.valid) != len(result):
             raise CorruptSynopsis(f"{len(message.valid)} validity bytes for {len(result)} keys")
@@ -288,10 +314,11 @@ def decode_keys(message: ArrayMessage) -> pa.Array:
     return result
 
 
-def decode_strings(message: ArrayMessage) -> pa.Array:
+def decode_strings(message: ArrayMessage, *, checked: bool = False) -> pa.Array:
     """Returns strings without nulls. Raises CorruptSynopsis."""
     lengths = decode(message.lengths)
-    if lengths.ndim != 1 or (lengths.size and lengths.min() < 0) or int(lengths.sum()) != len(message.data):
+    fit = checked or (lengths.ndim == 1 and lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= MAX_BYTES)
+    if not fit or (not checked and int(lengths.sum()) != len(message.data)):
         raise CorruptSynopsis(f"string lengths do not add up to {len(message.data)} bytes")
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])

@@ -127,7 +127,7 @@ class Layout:
             found = _checked(kind, field, array, known)
             size += found[-1]
             if found[0] == STRINGS and not found[2].isascii():
-                codec.decode_strings(array)
+                codec.decode_strings(array, checked=True)
         return size
 
     def may_overflow(self, arrays: Sequence[ArrayMessage]) -> bool:
@@ -145,7 +145,7 @@ class Layout:
         for field, array in zip(self.fields, arrays, strict=True):
             type_, shape, data, stored, _ = _checked(kind, field, array, known)
             if type_ == STRINGS or field.types == _KEYS:
-                result.append(codec.decode_keys(array))
+                result.append(codec.decode_keys(array, checked=True))
                 continue
             numbers = np.frombuffer(data, _TYPES[stored]).astype(_TYPES[type_])
             result.append(numbers if len(shape) == 1 else numbers.reshape(shape))
