@@ -321,8 +321,10 @@ class Quality:
             predicted = self.accuracy.prediction
             if predicted is not None:
                 result["prediction"] = self.accuracy.to_prediction()
-                expected = max(round(predicted.expected), self.observed) if predicted.bounded else None
-                result["records"] |= {"expected": expected, "sampled": round(predicted.sampled)}
+                known = predicted.bounded and math.isfinite(predicted.expected)
+                expected = max(round(predicted.expected), self.observed) if known else None
+                sampled = round(predicted.sampled) if math.isfinite(predicted.sampled) else None
+                result["records"] |= {"expected": expected, "sampled": sampled}
                 parts = {"sampling": predicted.sampling, "straggler": predicted.straggler, "missing": predicted.missing}
                 result["error"] |= {name: _finite(width) for name, width in parts.items()}
             elif self.accuracy.unknown_sample:

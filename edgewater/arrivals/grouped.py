@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.arrivals.schedule import SlotGrid, lag_groups
+from edgewater.arrivals.substream import require_sampled
 from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
 from edgewater.synopses import FloatArray, IntArray, KeyTable
 from edgewater.synopses.checks import check_whole
@@ -144,6 +145,7 @@ class GroupedSubstream:
         *keys, steps, counts, jumps, value_sums = layout.decode(_KIND, message.arrays)
         made = cls(grid, index, keys, np.cumsum(steps), counts, np.cumsum(jumps), value_sums, unattributed)
         made._check(steps, jumps)
+        require_sampled(value_sums)
         return made
 
     def _check(self, steps: IntArray, jumps: IntArray) -> None:

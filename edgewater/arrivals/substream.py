@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from edgewater.arrivals.schedule import SlotGrid
+from edgewater.arrivals.schedule import SlotGrid, lag_groups
 from edgewater.errors import CorruptSynopsis, InvalidRecord, UnsupportedVersion
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.layout import MAX_SHIPPED
@@ -145,6 +145,9 @@ class SubstreamStatistics:
         if not inside or (cells and (positions[-1] >= limit or (steps[1:] == 0).any())):
             raise CorruptSynopsis(f"sub-stream statistics have cells that are not ascending, or above {limit}")
         require_counts(counts, (index, skewed, future))
+        if groups not in (0, int(lag_groups(grid.lags)[-1]) + 1):
+            raise CorruptSynopsis(f"sub-stream statistics of values in {groups} lag groups")
+        require_sampled(sums)
         if not all(0 <= count <= MAX_SHIPPED for count in m[::3]):
             raise CorruptSynopsis(f"sub-stream statistics of {m[::3]} events")
         delay, gap, value = (Moments(*m[i : i + 3]) for i in (0, 3, 6))
@@ -155,6 +158,12 @@ def require_counts(counts: IntArray, numbers: Sequence[int]) -> None:
     """Raises CorruptSynopsis unless counts of cells are above 0, and numbers are so small that they add up."""
     if (counts <= 0).any() or (counts > MAX_SHIPPED).any() or any(abs(number) > _MAX_NUMBER for number in numbers):
         raise CorruptSynopsis(f"sub-stream statistics have counts from 1 to {MAX_SHIPPED}, or numbers {numbers}")
+
+
+def require_sampled(value_sums: FloatArray) -> None:
+    """Raises CorruptSynopsis unless the numbers of sampled values can be such. Sums of values may overflow."""
+    if not ((value_sums[0] >= 0) & (value_sums[0] <= MAX_SHIPPED)).all():
+        raise CorruptSynopsis(f"sub-stream statistics have numbers of sampled values from 0 to {MAX_SHIPPED}")
 
 
 def _packed(values: IntArray) -> bytes:

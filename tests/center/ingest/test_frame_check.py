@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -17,6 +19,7 @@ from center.ingest.frame_check import (
     CheckedFrame,
     FrameCheck,
 )
+from edgewater.arrivals import SubstreamStatistics, lag_groups
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
@@ -174,6 +177,29 @@ def test_arrivals_that_cannot_be_read_are_stated_as_lost() -> None:
     assert "arrivals: corrupt-synopsis" in kept.message
     assert kept.frame.unpack() == FrameBody(120_000, losses=(InputLoss("frames", "frame-damaged"),))
     assert "not answered early" in checked(FrameBody(120_000, arrivals=arrivals)).message
+
+
+@pytest.mark.parametrize(
+    ("sums", "said"),
+    [
+        (np.zeros((3, 7)), "values in 7 lag groups"),
+        ([[np.nan], [0.0], [0.0]], "numbers of sampled values"),
+        ([[-1.0], [0.0], [0.0]], "numbers of sampled values"),
+        ([[1.0], [np.inf], [np.inf]], ""),  # values of honest edges may be as large
+    ],
+)
+def test_arrivals_that_the_estimates_of_no_query_can_use_are_stated_as_lost(sums: Any, said: str) -> None:
+    """They were found when a window was estimated, with the reports of all edges."""
+    early = spec(accuracy={"error": "5%", "measure": "miles"}, group_by=[], window={"tumbling": "1s"}, lateness="1s")
+    check = FrameCheck(early)
+    assert check._schedule is not None
+    statistics = SubstreamStatistics(check._schedule.grid, 10)
+    width = int(lag_groups(statistics.grid.lags)[-1]) + 1
+    statistics.value_sums = sums if isinstance(sums, np.ndarray) else np.tile(np.array(sums), (1, width))
+    body = FrameBody(0, arrivals=Arrivals(NOW_MS, (statistics.to_state(),)))
+    kept = check.check(Frame.pack(3, MILES, body), NOW_MS)
+    assert said in kept.message and (kept.reason is None) == (not said)
+    assert (kept.frame.unpack().arrivals is None) == bool(said)
 
 
 @on_a_loop
