@@ -61,6 +61,7 @@ def _is_plain(data: bytes, at: int, end: int) -> bool:
 _ARRAY = Nesting({6: Nesting(packed=frozenset({4}))}, frozenset({4}), _is_plain)
 _STACK = Nesting({6: _ARRAY})
 _SYNOPSIS = Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: _STACK})})})
+_MAX_AXES = 8
 _SHOWN = 100
 _CACHED = 1 << 10  # characters of parameters that are parsed once
 _NARROWER = {
@@ -203,9 +204,15 @@ def decode(message: ArrayMessage) -> npt.NDArray[Any]:
         raise CorruptSynopsis(f"an array of type {message.type!r} has another encoding than numbers")
     require_exact(message.type, message.stored)
     shape, stored = tuple(message.shape), TYPES[message.stored]
-    if math.prod(shape) * stored.itemsize != len(message.data):
-        raise CorruptSynopsis(f"an array of shape {shape} has {len(message.data)} bytes of {message.stored}")
-    return np.frombuffer(message.data, stored).reshape(shape).astype(TYPES[message.type])
+    data = message.data
+    if math.prod(shape) * stored.itemsize != len(data) or (not data and not _is_short(shape)):
+        raise CorruptSynopsis(f"an array of shape {shape[:_MAX_AXES]} has {len(data)} bytes of {message.stored}")
+    return np.frombuffer(data, stored).reshape(shape).astype(TYPES[message.type])
+
+
+def _is_short(shape: tuple[int, ...]) -> bool:
+    """Returns whether NumPy represents an array without numbers of this shape."""
+    return len(shape) <= _MAX_AXES and math.prod(max(length, 1) for length in shape) <= MAX_BYTES
 
 
 def require_exact(declared: str, stored: str) -> None:

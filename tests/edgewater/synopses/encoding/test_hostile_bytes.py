@@ -171,3 +171,10 @@ def test_a_sum_that_could_not_be_read_again_is_refused(name: str) -> None:
     with pytest.raises(IncompatibleSynopses):
         GroupedAggregate.merge_bytes([largest] * 2)
     GroupedAggregate.merge_bytes([codec.seal(partial(name))] * 2)
+
+
+@pytest.mark.parametrize("shape", [(0, 1 << 62), (1 << 40, 0), (1 << 20, 1 << 20, 0), (0,) * 65])
+def test_an_array_without_numbers_has_a_shape_that_numpy_represents(shape: tuple[int, ...]) -> None:
+    with pytest.raises(SynopsisError):
+        codec.decode(Array(encoding=Array.FIXED, type="<i8", stored="<i8", shape=shape))
+    assert codec.decode(Array(encoding=Array.FIXED, type="<i8", stored="<i8", shape=(3, 0))).shape == (3, 0)
