@@ -203,16 +203,15 @@ def decode(message: ArrayMessage) -> npt.NDArray[Any]:
     if message.encoding != ArrayMessage.FIXED:
         raise CorruptSynopsis(f"an array of type {message.type!r} has another encoding than numbers")
     require_exact(message.type, message.stored)
-    shape, stored = tuple(message.shape), TYPES[message.stored]
-    data = message.data
-    if math.prod(shape) * stored.itemsize != len(data) or (not data and not _is_short(shape)):
+    shape, stored, data = tuple(message.shape), TYPES[message.stored], message.data
+    if len(shape) > _MAX_AXES or math.prod(shape) * stored.itemsize != len(data) or (not data and not _is_short(shape)):
         raise CorruptSynopsis(f"an array of shape {shape[:_MAX_AXES]} has {len(data)} bytes of {message.stored}")
     return np.frombuffer(data, stored).reshape(shape).astype(TYPES[message.type])
 
 
 def _is_short(shape: tuple[int, ...]) -> bool:
     """Returns whether NumPy represents an array without numbers of this shape."""
-    return len(shape) <= _MAX_AXES and math.prod(max(length, 1) for length in shape) <= MAX_BYTES
+    return math.prod(max(length, 1) for length in shape) <= MAX_BYTES
 
 
 def require_exact(declared: str, stored: str) -> None:
