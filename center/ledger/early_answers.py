@@ -21,7 +21,7 @@ from center.estimation import EarlyAnswerEstimator, Prediction
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.quality import Phase, Quality, with_accuracy
 from center.ledger.query import MAX_AHEAD_MS
-from center.ledger.state import EntryKind, EstimatorLogEntry, QueryState, StateEntry, StateTable
+from center.ledger.state import EntryKind, EstimatorLogEntry, QueryState, StateEntry, StateTable, WindowState
 from center.ledger.time_windows import TimeWindowLedger
 from center.sampling import needed_rate
 from edgewater.accuracy import report_schedule
@@ -133,6 +133,9 @@ class EarlyAnswerLedger(TimeWindowLedger):
         return not answered and self._estimator.has_observed(start_ms)
 
     # Answers
+
+    def _gets_answer(self, start_ms: int, state: WindowState) -> bool:
+        return True  # the estimator decides
 
     def _emit_due(self, dirty: set[int], now_ms: int) -> list[Emission]:
         estimator = self._estimator

@@ -373,13 +373,19 @@ class QueryLedger(ABC):
     def _postpone(self, dirty: set[int], most: int) -> set[int]:
         """The changed windows that are answered now, the earliest first; the others are marked."""
         waiting = {start for start in self._outdated if (w := self._windows.get(start)) is not None and w.outdated}
-        now = set(nsmallest(max(0, most), waiting | {start for start in dirty if start in self._windows}))
-        for start in dirty - now - waiting:
+        changed = {start for start in dirty if (w := self._windows.get(start)) and self._gets_answer(start, w)}
+        now = set(nsmallest(max(0, most), waiting | changed))
+        for start in changed - now - waiting:
             if (state := self._windows.get(start)) is not None:
                 self._windows.put(start, replace(state, outdated=True))
                 waiting.add(start)
         self._outdated = waiting - now
         return now
+
+    def _gets_answer(self, start_ms: int, state: WindowState) -> bool:
+        """Whether a changed window may get an answer now; one that waits for its close or its deadline gets none."""
+        waits = not state.is_answered and state.first_staleness_ms is None
+        return not waits or self._required_span(start_ms)[1] <= self._closed_ms
 
     def _has_backlog(self, now_ms: int) -> bool:
         """Whether windows are left that could be answered now."""
