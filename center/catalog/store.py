@@ -307,19 +307,23 @@ class Catalog:
         return found[0]
 
     def record_query_status(self, edge: EdgeId, ref: QueryRef, accepted: bool, code: str, message: str) -> None:
-        """Records whether an edge runs a query, replacing its last status. Ignored if the query is not live."""
-        c = t.statuses.c
-        row = (c.name == ref.name) & (c.version == ref.version) & (c.edge == edge)
-        values: dict[str, Any] = {"accepted": accepted, "code": code[:64], "message": message[:4_000]}
+        """As `record_query_statuses`, of one."""
+        self.record_query_statuses([QueryStatusRecord(ref, edge, accepted, code, message)])
+
+    def record_query_statuses(self, statuses: Iterable[QueryStatusRecord]) -> None:
+        """Records whether edges run queries, replacing their last statuses, in one transaction; those of queries that
+        are not live are ignored."""
+        c, q = t.statuses.c, t.queries.c
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
-            q = t.queries.c
-            live = (q.name == ref.name) & (q.version == ref.version) & q.deleted_at_ms.is_(None)
-            if connection.execute(select(q.name).where(live)).first() is None:
-                return
-            if connection.execute(update(t.statuses).where(row).values(**values)).rowcount == 0:
-                values |= {"name": ref.name, "version": ref.version, "edge": edge}
-                connection.execute(insert(t.statuses).values(**values))
+            rows = connection.execute(select(q.name, q.version).where(q.deleted_at_ms.is_(None)))
+            live = {QueryRef(name, version) for name, version in rows}
+            for status in (s for s in statuses if s.query in live):
+                key = {"name": status.query.name, "version": status.query.version, "edge": status.edge}
+                values = {"accepted": status.accepted, "code": status.code[:64], "message": status.message[:4_000]}
+                row = (c.name == key["name"]) & (c.version == key["version"]) & (c.edge == key["edge"])
+                if connection.execute(update(t.statuses).where(row).values(**values)).rowcount == 0:
+                    connection.execute(insert(t.statuses).values(**key, **values))
 
     def query_statuses(self, ref: QueryRef) -> dict[EdgeId, QueryStatusRecord]:
         """The status of a query by edge, for the edges that have reported one."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from itertools import islice
 
 from center.catalog import Catalog, HeartbeatRecord, QueryStatusRecord
 from center.ingest.metrics import GatewayMetrics
@@ -18,6 +19,9 @@ from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)
+
+MAX_STATUSES = 500
+"""Of one write, 0.1 to 0.3 s; the others are in the next one, after the heartbeats of all edges."""
 
 
 @dataclass(slots=True)
@@ -73,6 +77,11 @@ class StatusWriter:
         """Writes the buffered updates. Those that the catalog refuses stay in the buffer."""
         self._changed.clear()
         taken, self._pending = self._pending, _Pending()
+        if len(taken.statuses) > MAX_STATUSES:
+            statuses = iter(taken.statuses.items())
+            taken.statuses = dict(islice(statuses, MAX_STATUSES))
+            self._pending.statuses = dict(statuses)
+            self._changed.set()
         try:
             await asyncio.to_thread(self._write, taken)
         except StorageError as exc:
@@ -91,7 +100,7 @@ class StatusWriter:
             self._catalog.add_alarm(kind, message, edge, now_ms)
         if taken.heartbeats:
             self._catalog.record_heartbeats(taken.heartbeats.values())
-        for status in taken.statuses.values():
-            self._catalog.record_query_status(status.edge, status.query, status.accepted, status.code, status.message)
+        if taken.statuses:
+            self._catalog.record_query_statuses(taken.statuses.values())
         for edge, (session, now_ms) in taken.ends.items():
             self._catalog.end_session(edge, now_ms, session)

@@ -9,7 +9,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from center.catalog import Catalog, QueryStatusRecord
 from center.ingest import limits
+from center.ingest.metrics import GatewayMetrics
+from center.ingest.status_writer import MAX_STATUSES, StatusWriter
+from edgewater.streams import EdgeId
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire import uplink_pb2_grpc
 from tests.center.gateway_world import Center, RawEdge, center, eventually, on_a_loop, spec, tokens
@@ -120,3 +124,19 @@ async def test_a_hello_is_bounded_in_size_and_in_number(tmp_path: Path, monkeypa
         c.clock[0] += limits.WINDOW_MS
         async with RawEdge(c.port) as edge:
             await edge.hello()
+
+
+@on_a_loop
+async def test_statuses_of_many_queries_do_not_keep_heartbeats_waiting(tmp_path: Path) -> None:
+    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
+    ref = catalog.register(spec(), 1).ref
+    writer = StatusWriter(catalog, GatewayMetrics(), 1.0)
+    edges = [EdgeId(f"e{n}") for n in range(2 * MAX_STATUSES + 7)]
+    for edge in edges:
+        writer.status(QueryStatusRecord(ref, edge, True, "", ""))
+    written = []
+    for _ in range(4):
+        await writer.flush()
+        written.append(len(catalog.query_statuses(ref)))
+    assert written == [MAX_STATUSES, 2 * MAX_STATUSES, len(edges), len(edges)]
+    catalog.close()
