@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from center.edge_access import without_secret
-from edgewater.configuration import Duration, Instant, Section, read_yaml, refusal, validate
+from edgewater.configuration import Duration, Instant, Section, is_loopback, read_yaml, refusal, validate
 from edgewater.errors import InvalidConfig
 
 Role = Literal["reader", "editor", "admin"]
@@ -102,6 +103,14 @@ class OidcSection(Section):
     roles: Annotated[dict[str, Annotated[GrantEntry, BeforeValidator(_grant)]], Field(min_length=1)]
     """Value of the claim -> role, or ``{role: editor, queries: [sales_*]}``. A token without any of them is refused."""
     leeway: Annotated[Duration, Field(le=300_000)] = 30_000
+
+    @model_validator(mode="after")
+    def _authentic(self) -> Self:
+        for url in (self.issuer, self.jwks_url):
+            parts = urlsplit(url or "")
+            if parts.scheme == "http" and not is_loopback(f"{parts.hostname}:0"):
+                raise refusal("https:// of the issuer and of its keys", "whoever is in between could sign any token")
+        return self
 
 
 class _PrincipalsFile(Section):

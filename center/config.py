@@ -101,7 +101,7 @@ class ApiLimitsSection(Section):
     """Beyond it, the connection that has been without a request the longest is closed."""
     live: Count = 2000
     """Live streams."""
-    live_per_principal: Count = 2000
+    live_per_principal: Count = 500
     evaluate: Count = 64
     """Streams of questions."""
     evaluate_per_principal: Count = 16
@@ -141,6 +141,10 @@ class ApiSection(Section):
     def authenticates(self) -> bool:
         """Whether a request without credentials is refused."""
         return any((self.token, self.principals, self.tokens_file, self.oidc))
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls is None else "https"
 
     def require_credentials(self) -> None:
         """Raises InvalidConfig if whoever reaches the address could do everything."""

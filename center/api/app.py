@@ -79,11 +79,11 @@ def create_app(
     )
     app.state.services = services
     # The last one is the outermost.
+    problems.install(app)
     app.add_middleware(PendingResponses, most_bytes=config.limits.responses, on_refused=services.metrics.on_refused)
     app.add_middleware(SecurityHeaders, over_tls=config.tls is not None)
     app.add_middleware(AuditMiddleware, audit=audit)
     app.add_middleware(MetricsMiddleware, metrics=services.metrics)
-    problems.install(app)
     for router in ROUTERS:
         assert not list(unguarded(router)), (
             f"{list(unguarded(router))}: each route states what it requires of its caller"

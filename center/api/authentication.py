@@ -203,7 +203,10 @@ class _JwtVerifier:
                     document = json.loads(response.read(MAX_DOCUMENT_BYTES))
                 if document.get("issuer") != self._config.issuer:
                     raise jwt.PyJWKClientConnectionError(f"{url} is of another issuer")
-                self._jwks_url = str(document["jwks_uri"])
+                found = str(document["jwks_uri"])
+                if self._config.issuer.startswith("https://") and not found.startswith("https://"):
+                    raise jwt.PyJWKClientConnectionError(f"{url} names keys without https")
+                self._jwks_url = found
             return self._jwks_url
 
 

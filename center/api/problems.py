@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgewater.errors import EdgewaterError, InvalidInput
 
@@ -49,6 +50,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "protocol": ProblemType(400, "Protocol violation"),
     "corrupt-frame": ProblemType(400, "Corrupt frame"),
     "retired": ProblemType(410, "Edge retired"),
+    "limit-exceeded": ProblemType(429, "Limit exceeded"),
     "unauthenticated": ProblemType(401, "Authentication required"),
     "not-found": ProblemType(404, "Not found"),
     "conflict": ProblemType(409, "Conflict with existing content"),
@@ -195,10 +197,32 @@ def _fault(request: Request, exc: Exception) -> Response:
     return problem_response("internal", INTERNAL_ERROR, instance=request.url.path)
 
 
+class FaultMiddleware:
+    """Middleware: answers internal errors inside the others, which add headers, counters and audit lines."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def noted_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted_send)
+        except Exception as exc:
+            if has_started or scope["type"] != "http":
+                raise
+            await _fault(Request(scope), exc)(scope, receive, send)
+
+
 def install(app: FastAPI) -> None:
-    """Installs handlers that turn every error of an app into problem details."""
+    """Installs handlers that turn every error of an app into problem details. Other middleware is added after it."""
+    app.add_middleware(FaultMiddleware)
     app.add_exception_handler(EdgewaterError, _edgewater_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(HttpProblem, _http_problem)
-    app.add_exception_handler(Exception, _fault)

@@ -34,7 +34,6 @@ def server_config(app: ASGIApp, config: ApiSection, on_closed: Callable[[str], N
     connections = ConnectionLimits(limits.connections, limits.headers / 1000, limits.body / 1000)
     return uvicorn.Config(
         app,
-        proxy_headers=False,  # the audit log's remote address is the peer's, never the client's word
         timeout_graceful_shutdown=GRACE_S,
         **guarded(connections, on_closed),
         **options,

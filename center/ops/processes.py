@@ -124,7 +124,6 @@ def run_api(config: CenterConfig) -> None:
     )
     services, api = app.state.services, config.api
     server = ApiServer(server_config(app, api, services.metrics.on_refused), api)
-    scheme = "https" if api.tls is not None else "http"
     if api.authenticates and api.tls is None and not is_loopback(api.listen):
         log.warning("tokens cross the network as they are: set api.tls, or let a proxy end TLS before the API")
     with contextlib.ExitStack() as stack:
@@ -133,7 +132,7 @@ def run_api(config: CenterConfig) -> None:
             address = stack.enter_context(health_server(services.metrics.registry, ready, api.metrics, "api.metrics"))
             log.info("metrics are served at http://%s/metrics", address)
         stack.enter_context(_heartbeat(config, "api", address=bound_address(listener)))
-        log.info("the API is served at %s://%s", scheme, bound_address(listener))
+        log.info("the API is served at %s://%s", api.scheme, bound_address(listener))
         server.run(sockets=[listener])
 
 

@@ -88,7 +88,7 @@ class Startup:
         return [f"{s.component}: {s.reason}" for s in statuses if not s.ready]
 
     def _print_ready(self, supervisor: Supervisor, took_s: float) -> None:
-        gateway, api = self._addresses["gateway"], f"http://{self._addresses['api']}"
+        gateway, api = self._addresses["gateway"], f"{self._config.api.scheme}://{self._addresses['api']}"
         if self._as_json:
             ready: dict[str, Any] = {"ready": True, "gateway": gateway, "api": api, "pids": dict(supervisor.pids)}
             click.echo(json.dumps(ready))

@@ -196,6 +196,13 @@ def issuer() -> Iterator[Issuer]:
         yield issuer
 
 
+@pytest.mark.parametrize("changes", [{"issuer": "http://login.example.com"}, {"jwks_url": "http://10.0.0.1/keys"}])
+def test_keys_do_not_come_over_a_network_without_tls(changes):
+    section = {"issuer": "https://login.example.com", "audience": "a", "roles": {"x": "admin"}, **changes}
+    with pytest.raises(InvalidConfig, match="https://"):
+        CenterConfig.from_mapping({"api": {"oidc": section}})
+
+
 def oidc(issuer: Issuer, **changes) -> dict:
     roles = {"analysts": {"role": "reader", "queries": ["sales_*"]}, "operators": "admin"}
     return {"issuer": issuer.url, "audience": "edgewater", "leeway": "0s", "roles": roles, **changes}
@@ -321,6 +328,20 @@ def test_changes_and_refusals_are_in_the_audit_log_without_secrets(desk, tmp_pat
     assert lines[0]["time"] == "2013-02-11T16:00:00Z"
     assert "secret" not in text and "a-parameter" not in text
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_change_that_fails_in_the_center_is_in_the_audit_log_too(desk, tmp_path: Path, monkeypatch):
+    path = tmp_path / "audit.jsonl"
+    app = desk.app(audit=str(path))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no table")
+
+    monkeypatch.setattr(desk.catalog, "delete", fail)
+    failed = desk.ask("DELETE", "/v1/queries/n", app=app)
+    assert (failed.status_code, failed.headers["x-content-type-options"]) == (500, "nosniff")
+    line = json.loads(path.read_text())
+    assert (line["action"], line["outcome"], line["status"]) == ("delete", "failed", 500)
 
 
 def test_refusals_do_not_fill_the_disk(desk, tmp_path: Path):

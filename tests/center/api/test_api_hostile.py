@@ -24,36 +24,34 @@ def post(desk, body: Any, content_type: str = "application/yaml"):
     return desk.ask("POST", "/v1/queries", content=content, headers={"Content-Type": content_type})
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        pytest.param("[" * 500_000, 413, id="500 KB of ["),
-        pytest.param("[" * 65_000, 422, id="64 KB of ["),
-        pytest.param("[\n" * 32_000, 422, id="[ in lines"),
-        pytest.param("- " * 32_000, 422, id="nested sequences"),
-        pytest.param("? " * 32_000, 422, id="nested keys"),
-        pytest.param("1" + ":59" * 21_000, 422, id="a number to the base of 60"),
-        pytest.param("[" + "2013-01-01," * 5_900 + "]", 422, id="dates"),
-        pytest.param({**SPEC, "where": "a in (" + ",".join(["1"] * 20_000) + ")"}, 422, id="a long list"),
-        pytest.param({**SPEC, "where": "struct(" * 40 + "a" + ")" * 40}, 422, id="struct(struct("),
-        pytest.param({**SPEC, "where": "char(a," * 40}, 422, id="char(a,char(a,"),
-        pytest.param(
-            {**SPEC, "measures": {f"m{i}": f"sum(coalesce({','.join('a' * 900)}))" for i in range(32)}},
-            422,
-            id="many expressions",
-        ),
-        pytest.param({**SPEC, "measures": {"n": "sum(" + "a ( TANH LIMIT " * 30}}, 422, id="LIMIT"),
-        pytest.param({**SPEC, "measures": {"n": "count_min(a, width=" + "9" * 5_000 + ")"}}, 422, id="digits"),
-        pytest.param({**SPEC, "where": "a > 1e"}, 422, id="half a number"),
-        pytest.param({**SPEC, "measures": {"n": "sum(a + " + "9" * 5_000 + ")"}}, 422, id="digits in an expression"),
-    ],
-)
-def test_a_query_that_is_made_to_cost_is_refused_in_bounded_time(desk, body, status):
-    began = time.perf_counter()
-    refused = post(desk, body)
-    assert time.perf_counter() - began < LIMIT_S
-    assert refused.status_code == status
-    assert len(refused.content) < 2_000
+COSTLY: dict[str, tuple[Any, int]] = {
+    "500 KB of [": ("[" * 500_000, 413),
+    "64 KB of [": ("[" * 65_000, 422),
+    "[ in lines": ("[\n" * 32_000, 422),
+    "nested sequences": ("- " * 32_000, 422),
+    "nested keys": ("? " * 32_000, 422),
+    "a number to the base of 60": ("1" + ":59" * 21_000, 422),
+    "dates": ("[" + "2013-01-01," * 5_900 + "]", 422),
+    "a long list": ({**SPEC, "where": "a in (" + ",".join(["1"] * 20_000) + ")"}, 422),
+    "struct(struct(": ({**SPEC, "where": "struct(" * 40 + "a" + ")" * 40}, 422),
+    "char(a,char(a,": ({**SPEC, "where": "char(a," * 40}, 422),
+    "many expressions": (
+        {**SPEC, "measures": {f"m{i}": f"sum(coalesce({','.join('a' * 900)}))" for i in range(32)}},
+        422,
+    ),
+    "LIMIT": ({**SPEC, "measures": {"n": "sum(" + "a ( TANH LIMIT " * 30}}, 422),
+    "digits": ({**SPEC, "measures": {"n": "count_min(a, width=" + "9" * 5_000 + ")"}}, 422),
+    "half a number": ({**SPEC, "where": "a > 1e"}, 422),
+    "digits in an expression": ({**SPEC, "measures": {"n": "sum(a + " + "9" * 5_000 + ")"}}, 422),
+}
+
+
+def test_a_query_that_is_made_to_cost_is_refused_in_bounded_time(desk):
+    for name, (body, status) in COSTLY.items():
+        began = time.perf_counter()
+        refused = post(desk, body)
+        assert time.perf_counter() - began < LIMIT_S, name
+        assert (refused.status_code, len(refused.content) < 2_000) == (status, True), name
 
 
 @pytest.mark.parametrize("name", ["query/json", "query/yaml", "query/expression", "request"])

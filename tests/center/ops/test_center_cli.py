@@ -52,6 +52,7 @@ def test_the_keys_in_the_help_are_keys_that_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
+        (("api", "--set", "api.listen=0.0.0.0:0"), "api.listen 0.0.0.0:0 can be reached from other machines"),
         (("check", "--set", "api.listen=7480"), "api.listen: '7480' is not accepted"),
         (("api", "--set", "api.prot=1"), "api.prot: '1' is not accepted; unknown key"),
         (("gateway", "--set", "nothing"), "--set: 'nothing' is not accepted; expected key=value"),
