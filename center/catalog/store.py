@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, delete, exists, func, insert, or_, select, update
 
 from center.catalog import budget_rows, frame_index, quarantine
 from center.catalog import schema as t
@@ -51,6 +51,11 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 MAX_QUERIES = 10_000
+"""Queries that are live, or were deleted less than `FORGET_AFTER_MS` ago, or have frames that are kept."""
+FORGET_AFTER_MS = 86_400_000
+"""Time after which a deleted query may be forgotten: the job has dropped its state by then."""
+FORGOTTEN = "forgotten"
+"""The counter of the highest version of a query that was forgotten."""
 MAX_MESSAGES = 20
 """Alarms of one kind at one edge that are distinguished by their message."""
 MAX_ALARMS = 1_000
@@ -121,9 +126,15 @@ class Catalog:
                 )
             spec.window.require_affordable()
             if count_rows(connection, t.queries) >= MAX_QUERIES:
-                raise Conflict(f"query {spec.name}: {MAX_QUERIES} queries have been registered, which is the limit")
+                _forget_ended(connection, now_ms - FORGET_AFTER_MS)
+            if count_rows(connection, t.queries) >= MAX_QUERIES:
+                raise Conflict(
+                    f"query {spec.name}: {MAX_QUERIES} queries are registered or were deleted within a day, which is"
+                    " the limit"
+                )
             _check_columns(spec, select_edges(connection))
-            version = max((r.version for r in rows), default=0) + 1
+            version = max([r.version for r in rows], default=0)
+            version = max(version, _counter(connection, FORGOTTEN)) + 1
             row = {"name": spec.name, "version": version, "spec": mapping, "registered_at_ms": now_ms}
             connection.execute(insert(t.queries).values(**row, last_position=0))
             increment_version(connection)
@@ -457,6 +468,29 @@ class Catalog:
                 AlarmRecord(r.kind, EdgeId(r.edge), r.message, r.first_at_ms, r.last_at_ms, r.times)
                 for r in connection.execute(rows)
             ]
+
+
+def _counter(connection: Connection, name: str) -> int:
+    value = select(t.counters.c.value).where(t.counters.c.name == name)
+    return int(connection.execute(value).scalar_one_or_none() or 0)
+
+
+def _forget_ended(connection: Connection, before_ms: int) -> None:
+    """Deletes the rows of queries that were deleted before a time and have no frames left.
+
+    No later query gets a version of theirs, under any name: edges may still have frames of them.
+    """
+    c = t.queries.c
+    kept = (exists().where(table.c.name == c.name, table.c.version == c.version) for table in (t.frames, t.quarantine))
+    ended = (c.deleted_at_ms < before_ms) & ~or_(*kept)
+    version = connection.execute(select(func.max(c.version)).where(ended)).scalar_one()
+    if version is None:
+        return
+    version = max(int(version), _counter(connection, FORGOTTEN))
+    counter = t.counters.c.name == FORGOTTEN
+    if connection.execute(update(t.counters).where(counter).values(value=version)).rowcount == 0:
+        connection.execute(insert(t.counters).values(name=FORGOTTEN, value=version))
+    connection.execute(delete(t.queries).where(ended))
 
 
 def _readable(row: Row[Any]) -> RegisteredQuery | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from center.catalog import Catalog
-from center.catalog.store import MAX_MESSAGES
+from center.catalog import Catalog, store
+from center.catalog.store import FORGET_AFTER_MS, MAX_MESSAGES
 from center.storage.frame_log import FrameLocation
 from edgewater import windows
-from edgewater.errors import InvalidQuery
+from edgewater.errors import Conflict, InvalidQuery
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, frame, hello, spec
 
@@ -76,3 +76,25 @@ def test_a_query_that_was_registered_before_the_limit_is_read_and_found_again(
         registered = catalog.register(costly, 1)
     assert catalog.queries() == [registered]
     assert catalog.register(costly, 2) == registered
+
+
+def test_deleted_queries_do_not_use_up_the_names_for_ever(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MAX_QUERIES", 4)
+    hello(catalog)
+    kept = catalog.register(spec("kept"), 1).ref
+    catalog.index([frame(kept, 0)])
+    catalog.delete("kept", 2)
+    catalog.register(spec("live"), 1)
+    for _ in range(2):
+        catalog.register(spec(), 1)
+        catalog.delete("miles", 2)
+    with pytest.raises(Conflict, match="within a day"):
+        catalog.register(spec("other"), 2 + FORGET_AFTER_MS)
+    # Later they are forgotten, but for what has frames; no version comes twice.
+    later_ms = 3 + FORGET_AFTER_MS
+    assert catalog.register(spec("other"), later_ms).ref == QueryRef("other", 3)
+    assert catalog.register(spec(), later_ms).ref == QueryRef("miles", 3)
+    assert sorted(q.ref.name for q in catalog.queries(deleted=True)) == ["kept", "live", "miles", "other"]
+    assert catalog.last_positions()["kept@1"] == 1
+    with pytest.raises(Conflict):
+        catalog.register(spec("more"), later_ms)
