@@ -213,7 +213,7 @@ def fault_of(monkeypatch: pytest.MonkeyPatch, evil: str, fault: Exception) -> No
     monkeypatch.setattr(QueryLedger, "report", faulty)
 
 
-@pytest.mark.parametrize("fault", [ValueError("odd"), OverflowError("int too large"), RecursionError("too deep")])
+@pytest.mark.parametrize("fault", [ValueError("odd"), OverflowError("int too large")])
 def test_a_frame_that_the_driver_cannot_apply_is_quarantined_and_the_rest_counts(
     world: World, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
@@ -333,20 +333,20 @@ def test_many_poison_frames_do_not_keep_the_other_queries_waiting(
     ref, other = world.register("a", "b")
     evil, honest, _ = world.edges
     fault_of(monkeypatch, evil, ValueError("odd"))
-    for n in range(24):
+    for n in range(18):
         world.ship(evil, ref, body(synopsis([f"/{n}"], [1]), closes=(SliceClose(0, n + 1, 0),)))
     world.ship_records(honest, other, 0, ["/a"])
     with pytest.raises(microbatch.BatchFailed):
         job.run()
-    assert 0 < len(world.catalog.quarantined()) < 24, "a part, and the others' frames are next"
+    assert 0 < len(world.catalog.quarantined()) < 18, "a part, and the others' frames are next"
     assert world.store.consumed()["b@1"] == world.positions_of(other)
-    for _ in range(24):
+    for _ in range(18):
         if world.all_consumed():
             break
         job.restart()
         with suppress(microbatch.BatchFailed):
             job.run()
-    assert world.all_consumed() and len(world.catalog.quarantined()) == 24
+    assert world.all_consumed() and len(world.catalog.quarantined()) == 18
 
 
 # A query whose state cannot take the time
