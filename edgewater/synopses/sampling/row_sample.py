@@ -114,7 +114,7 @@ class RowSampleStack(RateSampleStack):
     def rates(self) -> FloatArray:
         """Returns the sampling rate per group."""
         self._consolidate()
-        return np.asarray(1.0 - self._thresholds().astype(np.float64) * 2.0**-64)
+        return np.asarray(np.maximum(1.0 - self._thresholds().astype(np.float64) * 2.0**-64, 2.0**-64))
 
     def _thresholds(self) -> WordArray:
         return np.asarray(np.maximum(self._view("cut"), _cut_of(self.input_rate)), np.uint64)
