@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from http import HTTPMethod
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,6 +18,9 @@ from edgewater.errors import StorageError
 from edgewater.streams import MAX_TIME_MS
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+METHODS = frozenset(HTTPMethod)
 
 
 class ApiMetrics:
@@ -131,7 +135,8 @@ class MetricsMiddleware:
         async def measured_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = getattr(scope.get("route"), "path", "(none)")
-                self._metrics.requests.labels(scope["method"], route, message["status"]).inc()
+                method = scope["method"] if scope["method"] in METHODS else "other"  # clients may send any text
+                self._metrics.requests.labels(method, route, message["status"]).inc()
                 self._metrics.seconds.labels(route).observe(self._monotonic() - began)
             await send(message)
 

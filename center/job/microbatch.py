@@ -44,6 +44,9 @@ ledger. The next batch goes on."""
 MAX_CULPRITS = 8
 """Frames of a query, from more than one edge, that may be quarantined without one in between that can be applied. After
 so many the fault is not theirs."""
+REASONS = frozenset(LossReason)
+MAX_ALARMS = 20
+"""Alarms of one kind at one edge in one batch; the catalog keeps no more messages."""
 
 
 class BatchFailed(Exception):
@@ -429,6 +432,7 @@ class BatchProcessor:
 
     def _report_losses(self, summaries: Iterable[FrameSummary]) -> None:
         """Counts stated losses of input and adds alarms; as `_raise_alarms`."""
+        stated: list[tuple[str, EdgeId, str]] = []
         for summary in summaries:
             for loss in summary.losses:
                 if loss.reason == LossReason.BEFORE_QUERY or loss.source == FRAMES:
@@ -437,12 +441,14 @@ class BatchProcessor:
                 message = (
                     f"edge {summary.edge}, source {loss.source}: {count} records are lost or may be: {loss.reason}"
                 )
-                logger.error("%s (query %s)", message, summary.query.name)
-                self._metrics.losses.labels(loss.reason).inc()
-                self._catalog.add_alarm("input-lost", message, summary.edge, self._now_ms())
+                stated.append(("input-lost", summary.edge, message))
+                # An edge may state any text.
+                self._metrics.losses.labels(loss.reason if loss.reason in REASONS else "other").inc()
+        self._add_alarms(stated)
 
     def _raise_alarms(self, skipped: Iterable[FrameRow]) -> None:
         """Counts skipped rows and adds alarms, before the batch is applied: after a crash twice rather than never."""
+        raised: list[tuple[str, EdgeId, str]] = []
         for row in skipped:
             if row.kind is RowKind.QUARANTINED:
                 continue  # `Catalog.quarantine` has added an alarm
@@ -451,6 +457,19 @@ class BatchProcessor:
             if row.kind is RowKind.REFUSED:
                 what += f", slice {row.slice_start_ms}"
             message = f"{what}: {row.payload.decode(errors='replace')}"
-            logger.error("%s: %s", kind, message)
             self._metrics.skipped.labels(kind).inc()
-            self._catalog.add_alarm(kind, message, EdgeId(row.edge), self._now_ms())
+            raised.append((kind, EdgeId(row.edge), message))
+        self._add_alarms(raised)
+
+    def _add_alarms(self, raised: Iterable[tuple[str, EdgeId, str]]) -> None:
+        """Adds alarms (kind, edge, message), of one kind at one edge at most `MAX_ALARMS`: each is a transaction, and
+        one frame may give thousands."""
+        by_source: dict[tuple[str, EdgeId], list[str]] = {}
+        for kind, edge, message in raised:
+            by_source.setdefault((kind, edge), []).append(message)
+        for (kind, edge), messages in by_source.items():
+            if len(messages) > MAX_ALARMS:
+                messages[MAX_ALARMS - 1 :] = [f"{messages[MAX_ALARMS - 1]}, and {len(messages) - MAX_ALARMS} more"]
+            for message in messages:
+                logger.error("%s: %s", kind, message)
+                self._catalog.add_alarm(kind, message, edge, self._now_ms())

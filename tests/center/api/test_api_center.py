@@ -204,3 +204,11 @@ def test_openapi_describes_every_endpoint_with_a_summary_and_problems_only(desk)
     assert references <= set(document["components"]["schemas"])
     answer = document["paths"]["/v1/queries/{name}/latest"]["get"]["responses"]["200"]["content"]
     assert {"application/json", "text/csv", "application/vnd.apache.arrow.stream"} <= set(answer)
+
+
+def test_methods_that_clients_invent_are_one_series(desk):
+    app = desk.app()
+    for n in range(5):
+        assert desk.ask(f"MADEUP{n}", "/v1/queries", app=app).status_code == 405
+    series = [line for line in desk.get("/metrics", app=app).text.splitlines() if "requests_total{" in line]
+    assert not any("MADEUP" in line for line in series) and any('method="other"' in line for line in series)

@@ -17,7 +17,7 @@ from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
-from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
+from edgewater.wire import FrameBody, InputLoss, Partial, QueryRef, SliceClose
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 from tests.center.job.conftest import COLUMNS, World, synopsis
 from tests.center.job.micro_batches import MicroBatches, install_deadly
@@ -164,6 +164,22 @@ def nested_own(message: SynopsisMessage) -> None:
 
 def long_own(message: SynopsisMessage) -> None:
     message.parameters = "9" * 5_000
+
+
+def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, job: MicroBatches) -> None:
+    """Each alarm is a transaction of the driver, for which all queries wait."""
+    (ref,) = world.register("a")
+    evil, *_ = world.edges
+    bad = tuple(Partial(n * 1000, 0, changed(long_integer)) for n in range(100))
+    stated = tuple(InputLoss("file", f"made-up-{n}", 0, 1) for n in range(100))
+    world.ship(evil, ref, FrameBody(0, bad, losses=stated))
+    job.run()
+    assert job.counted("skipped", kind="partial-refused") == 100
+    assert job.counted("input_losses", reason="other") == 100
+    raised = world.catalog.alarms()
+    assert {a.kind for a in raised} == {"partial-refused", "input-lost"}
+    assert sum(a.times for a in raised) == 2 * microbatch.MAX_ALARMS
+    assert sum("and 80 more" in a.message for a in raised) == 2
 
 
 def test_partials_that_claim_more_records_than_can_be_counted_stop_nothing(world: World, job: MicroBatches) -> None:
