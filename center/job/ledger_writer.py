@@ -31,6 +31,8 @@ ALARM_EVERY_MS = 10_000
 """Least time between two alarms about records of one edge that came for final windows."""
 SUSPENDED_MS = 60_000
 """How long time alone does not advance a query whose state or answers raise exceptions."""
+MAX_ALARMS = 20
+"""Alarms about refused partials of one transaction; the catalog keeps no more messages."""
 MAX_MESSAGE = 2_000
 YIELD_S = 0.002
 """Pause between two transactions when more is due at once: a micro-batch that waits for the lock gets it."""
@@ -198,11 +200,13 @@ class LedgerWriter:
 
     def _report_refused(self) -> None:
         """Counts merged partials that the store has refused, and adds alarms; the answers state them."""
-        for refused in self._store.take_refused():
+        for number, refused in enumerate(self._store.take_refused()):
+            self._metrics.skipped.labels("partial-refused").inc()
+            if number >= MAX_ALARMS:
+                continue  # each is a transaction, for which all queries wait
             delta = refused.delta
             message = f"query {delta.query}, slice {delta.slice_start_ms}: {refused.reason}"[:MAX_MESSAGE]
             logger.error("partial-refused: %s", message)
-            self._metrics.skipped.labels("partial-refused").inc()
             try:
                 self._catalog_events.alarm("partial-refused", message, EdgeId(""), self._now_ms())
             except StorageError as exc:
