@@ -17,7 +17,7 @@ MESSAGES_PER_QUERY = 20
 """More, per assigned query: statuses and budget reports."""
 LOGGED_REFUSALS = 200
 """Lines of the log about refused and ended sessions, per `WINDOW_MS`; metrics count all."""
-HELLOS = 200
+HELLOS = 400
 """Sessions of one edge that begin per `WINDOW_MS`: each is a transaction of the catalog."""
 CALLS_AWAITING_HELLO = 8
 """Of one identity."""

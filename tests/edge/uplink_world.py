@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import functools
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -16,9 +17,10 @@ import numpy as np
 from center.catalog import Catalog
 from center.ingest import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLog
+from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
 from edgewater.query import QuerySpec
-from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SamplingReason, uplink_pb2_grpc
+from edgewater.wire import Frame, FrameBody, InputLoss, QueryRef, SamplingReason, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 
 PATIENCE_S = 30
@@ -32,6 +34,8 @@ SPEC = QuerySpec.from_mapping(
         "budget": {"error": {"miles": 100}},
     }
 )
+
+
 QUICK = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.05)
 
 SCRIPTED = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.05, goodbye_s=0.01)
@@ -52,7 +56,10 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 def frame(seq: int, size: int = 200) -> Frame:
-    return Frame.pack(seq, MILES, FrameBody(seq, (Partial(0, 0, np.random.default_rng(seq).bytes(size)),)))
+    """A frame of about `size` bytes, which the gateway keeps as it is."""
+    text = base64.b64encode(np.random.default_rng(seq).bytes(size)).decode()
+    losses = tuple(InputLoss(text[at : at + 4_000], "restart") for at in range(0, len(text), 4_000))
+    return Frame.pack(seq, MILES, FrameBody(seq, losses=losses))
 
 
 class Agent:
@@ -142,6 +149,7 @@ class Agent:
     def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         self.link = (bandwidth_bytes_s, rtt_ms)
         self._received.set()
+        self._received.set()
 
     def hello(self) -> pb.Hello:
         following = max([self.acked, *(f.seq for f in self.journal)]) + 1
@@ -157,7 +165,7 @@ class Agent:
         )
 
     def heartbeat(self) -> pb.Heartbeat:
-        return pb.Heartbeat(sent_at_ms=time.monotonic_ns())
+        return pb.Heartbeat(sent_at_ms=now_ms())
 
     async def until(self, test: Callable[[], object]) -> None:
         """Waits until a received message makes the test true."""
@@ -231,7 +239,7 @@ class Proxy:
 async def gateway(path: Path, address: str = "127.0.0.1:0", **settings: Any) -> AsyncIterator[tuple[int, Catalog]]:
     catalog = Catalog(f"sqlite:///{path}/catalog.db")
     quick = {"poll_ms": 20, "heartbeat_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
-    serving = Gateway(catalog, FrameLog(path / "log"), GatewayConfig(**(quick | settings)), lambda: 1_000)
+    serving = Gateway(catalog, FrameLog(path / "log"), GatewayConfig(**(quick | settings)), now_ms)
     port = await serving.start(address)
     try:
         yield port, catalog
