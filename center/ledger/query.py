@@ -270,6 +270,7 @@ class QueryLedger(ABC):
     def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Iterable[EdgeId]) -> list[int]:
         """Applies frames and returns the slices, not final, that they changed."""
         through, gaps = dict(self._state.through_ms), dict(self._state.gaps)
+        reach, lost = dict(self._state.reach), dict(self._state.lost_states)
         late_before = sum(self._late.values())
         touched: set[int] = set()
         closes_by_slice: dict[int, dict[EdgeIncarnation, SliceClose]] = {}
@@ -281,6 +282,13 @@ class QueryLedger(ABC):
                 open_gap = gap_to > self._state.final_through_ms  # windows that are not final lack the earlier records
                 gaps[frame.edge] = min(gap_from, closed) if open_gap else closed, frame.since_ms
             through[frame.edge] = max(closed, frame.through_ms)
+            incarnation, furthest = reach.get(frame.edge, (frame.incarnation, MIN_TIME_MS))
+            if frame.incarnation != incarnation:
+                # What the lost incarnation has added ahead of the clock may be counted again.
+                at_ms, until = lost.get(frame.edge, (0, MIN_TIME_MS))
+                lost[frame.edge] = at_ms, max(until, furthest)
+            added = (*frame.touched, *(c.slice_start_ms for c in frame.closes if c.observed))
+            reach[frame.edge] = frame.incarnation, max(furthest, *added, MIN_TIME_MS)
             for drop in frame.dropped:
                 self._add_late(frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records)
             touched.update(frame.touched)
@@ -300,7 +308,17 @@ class QueryLedger(ABC):
         if self._spec.edges is None:
             expected = tuple(sorted({*expected, *unlisted}))
         after_final = self._state.after_final + sum(self._late.values()) - late_before
-        self._set_state(replace(self._state, through_ms=through, gaps=gaps, expected=expected, after_final=after_final))
+        self._set_state(
+            replace(
+                self._state,
+                through_ms=through,
+                gaps=gaps,
+                expected=expected,
+                after_final=after_final,
+                reach=reach,
+                lost_states=lost,
+            )
+        )
         return changed
 
     def _add_late(self, edge: EdgeId, start_ms: int, through_ms: int, reason: str, records: int) -> None:

@@ -52,6 +52,7 @@ class QueryState:
         lost_states: per edge that has lost its state, the wall time at which that was noticed and the stream's event
             time then. Windows that begin by the latter, and were not final, may lack records of the edge or, if
             it has read its sources again, count them twice.
+        reach: per edge, the incarnation of its last frame, and the start of the last slice with records of it.
         left: per edge that was expected and is not any more, an event time up to which it may have accepted records.
     """
 
@@ -70,6 +71,7 @@ class QueryState:
     losses: Mapping[str, tuple[InputLoss, ...]] = field(default_factory=dict)
     at_most_once: tuple[EdgeId, ...] = ()
     left: Mapping[str, int] = field(default_factory=dict)
+    reach: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         query = self.query
@@ -95,6 +97,7 @@ class QueryState:
                 "losses": {edge: [astuple(loss) for loss in losses] for edge, losses in self.losses.items()},
                 "at_most_once": self.at_most_once,
                 "left": dict(self.left),
+                "reach": dict(self.reach),
             }
         )
 
@@ -120,6 +123,7 @@ class QueryState:
             {edge: tuple(InputLoss(*loss) for loss in losses) for edge, losses in value.get("losses", {}).items()},
             tuple(map(EdgeId, value.get("at_most_once", ()))),
             value.get("left", {}),
+            {edge: (incarnation, start_ms) for edge, (incarnation, start_ms) in value.get("reach", {}).items()},
         )
 
     @property

@@ -308,7 +308,8 @@ class _QueryCheck:
             self._exactly(answer, measure, group, cell, bounds, whole)
             return
         confidence = answer["confidence"] if is_predicted else 1.0
-        self._interval(answer, measure, group, cell, bounds, confidence, whole)
+        # An answer without rows has no confidence; that a group is not in it is said for certain.
+        self._interval(answer, measure, group, cell, bounds, 1.0 if confidence is None else confidence, whole)
         self._exactly(answer, measure, group, cell, bounds, whole)
         self._within_budget(answer, measure, group, cell, bounds)
 
@@ -341,7 +342,10 @@ class _QueryCheck:
                 self._say("interval", answer, shown)
             return
         if not math.isfinite(bounds.low):
-            if whole or bounds.is_one:
+            # Of an infinite truth the finite bound may be stated.
+            one = math.copysign(1, bounds.low) > 0
+            held = math.isinf(bounds.low) and (upper is None if one else lower is None)
+            if (whole or bounds.is_one) and not held:
                 self._say("not-a-number", answer, shown)
             return
         # What edges withhold is a float64.
