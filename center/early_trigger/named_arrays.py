@@ -61,7 +61,8 @@ def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], Arrays]:
     names, numbers = parameters.get("names"), parameters.get("numbers")
     if not isinstance(names, list) or not isinstance(numbers, dict) or len(names) != len(message.arrays):
         raise CorruptSynopsis(f"{kind} state names {names!r} for {len(message.arrays)} arrays")
-    return numbers, {str(n): codec.decode(a) for n, a in zip(names, message.arrays, strict=True)}
+    # A copy: parameters are parsed once for equal messages.
+    return dict(numbers), {str(n): codec.decode(a) for n, a in zip(names, message.arrays, strict=True)}
 
 
 def with_prefix(prefix: str, arrays: Arrays) -> Arrays:

@@ -124,7 +124,11 @@ def open_message(message: SynopsisMessage, kind: str, version: int, arrays: int,
 
 
 def parameters(kind: str, text: str) -> dict[str, Any]:
-    """Returns a message's parameters. Raises CorruptSynopsis."""
+    """Returns a message's parameters, whose lists and mappings may be shared and must not be changed.
+
+    Raises:
+        CorruptSynopsis: they are not a mapping in JSON, or too large.
+    """
     if len(text) <= _CACHED:
         return dict(_cached_parameters(kind, text))
     return _parameters(kind, text)
