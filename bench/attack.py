@@ -234,7 +234,7 @@ def measure(demo: Demo, phase_s: float, phases: int) -> dict[str, Any]:
     listener = LiveListener(demo.url)
     listener.start()
     begin_ms = (now_ms() // WINDOW_MS + 1) * WINDOW_MS
-    seconds = WARM_UP + phase_s * phases
+    seconds = WARM_UP + phase_s * phases + 2  # the last window is closed by records after it
     schedules = [PushSchedule.make(begin_ms, seconds, RATE, MEAN_DELAY_MS, seed) for seed in range(len(EDGES))]
     pushers = [Pusher(f"http://127.0.0.1:{p}/v1/streams/trips", s) for p, s in zip(ports, schedules, strict=True)]
     for pusher in pushers:
