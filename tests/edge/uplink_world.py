@@ -149,7 +149,6 @@ class Agent:
     def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         self.link = (bandwidth_bytes_s, rtt_ms)
         self._received.set()
-        self._received.set()
 
     def hello(self) -> pb.Hello:
         following = max([self.acked, *(f.seq for f in self.journal)]) + 1
