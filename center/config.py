@@ -7,6 +7,7 @@ is an `InvalidConfig` that names the key by its path in the file. In the environ
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -80,6 +81,14 @@ class StreamSection(Section):
     that only this machine can reach takes edges' clocks."""
     ahead: Annotated[Duration, Field(ge=0)] = 86_400_000
     """How far the event time of a record may be ahead of the stream's clock."""
+
+
+def load_certificate(context: ssl.SSLContext, cert: Path, key: Path, field: str) -> None:
+    """Loads a certificate and its key. Raises InvalidConfig, which names the key `field`, if they cannot be used."""
+    try:
+        context.load_cert_chain(cert, key)
+    except (ssl.SSLError, OSError) as exc:
+        raise InvalidConfig(field, str(cert), f"a certificate with its key in {key}", str(exc)) from exc
 
 
 class ApiTlsSection(Section):

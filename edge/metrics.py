@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -45,49 +46,30 @@ class EdgeCollector:
                 watermark.add_metric([name], stream.watermark_ms / 1000)
         yield records
         yield watermark
-        dropped = CounterMetricFamily(
-            "edgewater_edge_dropped_records", "Records not counted in a query, by reason.", labels=["reason"]
-        )
-        for reason, count in self._durable.drops.items():
-            dropped.add_metric([reason], count)
-        yield dropped
-        failed = CounterMetricFamily(
-            "edgewater_edge_function_failures",
+        durable = self._durable
+        yield _counter("dropped_records", "Records not counted in a query, by reason.", ["reason"], durable.drops)
+        yield _counter(
+            "function_failures",
             "Failed calls of user-defined functions in queries; their value is null.",
-            labels=["function"],
+            ["function"],
+            durable.function_failures,
         )
-        for name, calls in self._durable.function_failures.items():
-            failed.add_metric([name], calls)
-        yield failed
-        rejected = CounterMetricFamily(
-            "edgewater_edge_rejected_records", "Records that could not be decoded.", labels=["stream", "reason"]
-        )
-        for (stream_name, reason), count in self._rejected.items():
-            rejected.add_metric([stream_name, reason], count)
-        yield rejected
-        requests = CounterMetricFamily(
-            "edgewater_edge_refused",
+        yield _counter("rejected_records", "Records that could not be decoded.", ["stream", "reason"], self._rejected)
+        yield _counter(
+            "refused",
             "Pushed requests that were refused and connections that were closed, by reason.",
-            labels=["reason"],
+            ["reason"],
+            self._refused,
         )
-        for reason, count in self._refused.items():
-            requests.add_metric([reason], count)
-        yield requests
-        lost = CounterMetricFamily(
-            "edgewater_edge_input_losses", "Stated losses of input, by reason.", labels=["stream", "reason"]
-        )
-        for kind, count in self._durable.losses.items():
-            lost.add_metric(kind.split("/", 1), count)
-        yield lost
+        losses = {tuple(kind.split("/", 1)): count for kind, count in durable.losses.items()}
+        yield _counter("input_losses", "Stated losses of input, by reason.", ["stream", "reason"], losses)
         yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", core.next_seq - 1)
-        refused = CounterMetricFamily(
-            "edgewater_edge_refused_frames",
+        yield _counter(
+            "refused_frames",
             "Frames that the center has refused, in whole or in part, by reason.",
-            labels=["reason"],
+            ["reason"],
+            self._refused_frames,
         )
-        for reason, count in self._refused_frames.items():
-            refused.add_metric([reason], count)
-        yield refused
         yield CounterMetricFamily(
             "edgewater_edge_journal_damaged_records",
             "Damaged journal records that were skipped.",
@@ -100,3 +82,15 @@ class EdgeCollector:
         )
         for name, (text, value) in self._gauges().items():
             yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
+
+
+def _counter(name: str, text: str, labels: list[str], counts: Mapping[Any, int]) -> CounterMetricFamily:
+    """Returns the counter ``edgewater_edge_<name>``.
+
+    Args:
+        counts: by the value of the only label, or by a tuple of the labels' values.
+    """
+    family = CounterMetricFamily(f"edgewater_edge_{name}", text, labels=labels)
+    for values, count in counts.items():
+        family.add_metric([values] if isinstance(values, str) else list(values), count)
+    return family

@@ -55,6 +55,15 @@ def read_yaml(path: str | Path, field: str, *, secret: bool = False) -> object:
         raise InvalidConfig(field, str(path), "YAML", reason) from (None if secret else exc)
 
 
+def file_signature(path: Path | None) -> tuple[int, int, int] | None:
+    """Changes with a file: with its content, or with a link on the way to it. None: there is no file."""
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_ino, found.st_size)
+
+
 def validate(model: type[M], document: object, context: Mapping[str, Any] | None = None) -> M:
     """Validates the content of a file, or None for an empty one.
 

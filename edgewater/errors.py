@@ -138,3 +138,8 @@ class Conflict(EdgewaterError):
 
 class StorageError(EdgewaterError):
     code = "storage"
+
+
+def named(exc: Exception) -> str:
+    """An exception's code, or its class if it has none, and its message."""
+    return f"{exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__}: {exc}"

@@ -9,7 +9,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jwt
@@ -19,6 +18,7 @@ from cachetools import LRUCache
 
 from center.api_access import ANYONE, Grant, OidcSection, Principal, PrincipalEntry, read_principals_file
 from center.config import ApiSection
+from edgewater.configuration import file_signature
 from edgewater.errors import InvalidConfig, StorageError, Unauthenticated
 from edgewater.timestamps import rfc3339
 
@@ -53,7 +53,7 @@ class Authenticator:
     def __init__(self, config: ApiSection, now_ms: Callable[[], int]) -> None:
         self._config = config
         self._now_ms = now_ms
-        self._signature = _signature(config.tokens_file)
+        self._signature = file_signature(config.tokens_file)
         self._static = self._read()
         self._jwts = _JwtVerifier(config.oidc) if config.oidc is not None else None
         self._verified: LRUCache[bytes, tuple[Principal, int]] = LRUCache(VERIFIED)
@@ -87,7 +87,7 @@ class Authenticator:
 
     def refresh(self) -> bool:
         """Reads the tokens' file if it has changed; one that cannot be used changes nothing. Blocks."""
-        signature = _signature(self._config.tokens_file)
+        signature = file_signature(self._config.tokens_file)
         if signature == self._signature:
             return False
         try:
@@ -122,15 +122,6 @@ def _digest(entry: PrincipalEntry) -> bytes:
         return bytes.fromhex(entry.sha256)
     assert entry.token is not None
     return hashlib.sha256(entry.token.get_secret_value().encode()).digest()
-
-
-def _signature(path: Path | None) -> tuple[int, int, int] | None:
-    """Changes with a file: with its content, or with a link on the way to it."""
-    try:
-        found = path.stat() if path is not None else None
-    except OSError:
-        return None
-    return None if found is None else (found.st_mtime_ns, found.st_ino, found.st_size)
 
 
 class _Keys(jwt.PyJWKClient):  # type: ignore[misc]  # not typed where it is not installed

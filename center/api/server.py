@@ -13,7 +13,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from center.config import ApiSection, ApiTlsSection
+from center.config import ApiSection, ApiTlsSection, load_certificate
+from edgewater.configuration import file_signature
 from edgewater.connections import ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig
 
@@ -43,17 +44,8 @@ def server_config(app: ASGIApp, config: ApiSection, on_closed: Callable[[str], N
 def _context(tls: ApiTlsSection) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load(context, tls)
+    load_certificate(context, tls.cert, tls.key, "api.tls.cert")
     return context
-
-
-def _load(context: ssl.SSLContext, tls: ApiTlsSection) -> None:
-    try:
-        context.load_cert_chain(tls.cert, tls.key)
-    except (OSError, ssl.SSLError) as exc:
-        raise InvalidConfig(
-            "api.tls.cert", str(tls.cert), f"a certificate with its key in {tls.key}", str(exc)
-        ) from exc
 
 
 class ApiServer(uvicorn.Server):
@@ -93,14 +85,14 @@ class ApiServer(uvicorn.Server):
         """Lets handshakes use a changed certificate, until cancelled."""
         context = self.config.ssl
         assert context is not None
-        seen = await asyncio.to_thread(_times, tls)
+        seen = await asyncio.to_thread(_signatures, tls)
         while True:
             await asyncio.sleep(self._reload_s)
-            if (now := await asyncio.to_thread(_times, tls)) == seen:
+            if (now := await asyncio.to_thread(_signatures, tls)) == seen:
                 continue
             try:
                 await asyncio.to_thread(_context, tls)  # half a renewal must not take the place of a pair that fits
-                await asyncio.to_thread(_load, context, tls)
+                await asyncio.to_thread(load_certificate, context, tls.cert, tls.key, "api.tls.cert")
             except InvalidConfig as exc:
                 log.error("a changed certificate is not used, the one read before stays: %s", exc.message)
                 continue
@@ -108,5 +100,5 @@ class ApiServer(uvicorn.Server):
             log.info("%s has been read again", tls.cert)
 
 
-def _times(tls: ApiTlsSection) -> list[int]:
-    return [path.stat().st_mtime_ns for path in (tls.cert, tls.key) if path.exists()]
+def _signatures(tls: ApiTlsSection) -> tuple[tuple[int, int, int] | None, ...]:
+    return file_signature(tls.cert), file_signature(tls.key)

@@ -54,9 +54,6 @@ class Credentials:
 
     Raises:
         InvalidConfig: an empty token, or one that two edges share.
-
-    Attributes:
-        next_end_ms: wall time at which the next token expires.
     """
 
     def __init__(self, access: Mapping[str, EdgeAccess], *, by_certificate: bool = False) -> None:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from center.config import TlsSection
+from center.config import TlsSection, load_certificate
 from center.edge_access import EdgeAccess, read_tokens_file
 from center.ingest.authentication import Credentials, Presented
+from edgewater.configuration import file_signature
 from edgewater.errors import InvalidConfig
 from edgewater.streams import EdgeId
 
@@ -138,15 +139,7 @@ class CredentialFiles:
 
     def _sign(self) -> Signature:
         """Changes with the files: with their content, or with a link on the way to them."""
-        return tuple(_stat(path) for path in self._paths)
-
-
-def _stat(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+        return tuple(map(file_signature, self._paths))
 
 
 def _read(path: Path, field: str) -> bytes:
@@ -163,10 +156,7 @@ def _require_usable(tls: TlsSection) -> None:
         if path is not None:
             _read(path, f"tls.{name}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(tls.cert, tls.key)
-    except (ssl.SSLError, OSError) as exc:
-        raise InvalidConfig("tls.cert", str(tls.cert), f"a certificate with its key in {tls.key}", str(exc)) from exc
+    load_certificate(context, tls.cert, tls.key, "tls.cert")
     if tls.client_ca is not None:
         try:
             context.load_verify_locations(tls.client_ca)

@@ -19,7 +19,7 @@ from center.ingest.validation import bounded_text
 from center.ledger.events import FRAMES, refusal
 from edgewater.accuracy import report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
-from edgewater.errors import EdgewaterError, InvalidQuery
+from edgewater.errors import InvalidQuery, named
 from edgewater.partial_check import PartialCheck
 from edgewater.query import MAX_MEASURES, QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
@@ -27,8 +27,8 @@ from edgewater.timestamps import EARLIEST_MS
 from edgewater.windows import SlicedWindow, SlidingWindow
 from edgewater.wire import Frame, FrameBody, InputLoss, LossReason, body_from_wire
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import loss_from_wire
-from edgewater.wire.nesting import Nesting, check_nesting
+from edgewater.wire.frames import BODY_NESTING, MAX_SHARD, loss_from_wire
+from edgewater.wire.nesting import check_nesting
 
 MAX_MESSAGES = 1 << 16
 """Partials, closes and statements of a frame."""
@@ -43,12 +43,8 @@ MAX_STATEMENTS = 4_096
 MAX_LOSSES = 512
 """Losses that a frame states; more are united. An edge has a few of each source."""
 MAX_COUNT = 1 << 53
-MAX_SHARD = (1 << 31) - 1
 MAX_SOURCE = 4_096
 _SHOWN = 500
-_BODY = Nesting(
-    {n: Nesting({4: Nesting()} if n == 2 else {}) for n in (1, 2, 5, 6, 7)}  # a close has nested messages
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +115,7 @@ class FrameCheck:
         """
         plain = frame.plain_body()
         try:
-            check_nesting(plain, _BODY, max(8, len(plain) // MAX_MESSAGES), 2)
+            check_nesting(plain, BODY_NESTING, max(8, len(plain) // MAX_MESSAGES), 2)
             body = pb.FrameBody.FromString(plain)
         except (DecodeError, ValueError) as exc:
             lost = FrameBody(MIN_TIME_MS, losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),))
@@ -195,7 +191,7 @@ class FrameCheck:
         try:
             self._partials.check(partial.synopsis)
         except Exception as exc:  # bytes from outside may find any fault of the decoders
-            return f"{exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__}: {exc}"
+            return named(exc)
         return ""
 
     def _fault_of_close(self, close: pb.SliceClose) -> str:
@@ -228,7 +224,7 @@ class FrameCheck:
                 read = kind.from_state(state, schedule.grid)
                 starts_ms, events = schedule.starts_at(read.index * slots), sum(map(int, read.counts))
             except Exception as exc:  # as of partials
-                return f"{exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__}: {exc}"
+                return named(exc)
             if not EARLIEST_MS <= starts_ms <= latest_ms or events > MAX_COUNT:
                 return f"{events} events from {starts_ms} on; expected at most {MAX_COUNT}, not after {latest_ms}"
         return ""

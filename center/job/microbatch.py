@@ -31,7 +31,7 @@ from center.ledger import FRAMES, Emission, FrameSummary, state_refusal
 from center.results import MergedDelta
 from center.sampling import RATES_EVERY_MS, rates_differ
 from center.storage.frame_log import FrameEntry, FrameLog
-from edgewater.errors import Conflict, EdgewaterError, NotFound, StorageError
+from edgewater.errors import Conflict, NotFound, StorageError, named
 from edgewater.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import InputLoss, LossReason, QueryRef
 
@@ -66,11 +66,6 @@ def _halves(entries: Sequence[FrameEntry]) -> list[Sequence[FrameEntry]]:
     """The two halves of at least two frames; otherwise the one frame, or nothing."""
     middle = len(entries) // 2
     return [half for half in (entries[:middle], entries[middle:]) if half]
-
-
-def named(exc: Exception) -> str:
-    """An exception's class, or its code, and its message."""
-    return f"{exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__}: {exc}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import pyarrow as pa
 from center.storage.frame_log import FrameEntry
 from edgewater.errors import CorruptFrame
 from edgewater.wire import FrameBody, Partial, body_from_wire, body_to_wire
+from edgewater.wire.frames import MAX_SHARD
 from edgewater.wire.uplink_pb2 import FrameBody as FrameBodyMessage
 
-MAX_SHARD = (1 << 31) - 1
 MAX_REASON_BYTES = 2_000
 
 

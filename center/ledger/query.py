@@ -288,7 +288,7 @@ class QueryLedger(ABC):
                 at_ms, until = lost.get(frame.edge, (0, MIN_TIME_MS))
                 lost[frame.edge] = at_ms, max(until, furthest)
             added = (*frame.touched, *(c.slice_start_ms for c in frame.closes if c.observed))
-            reach[frame.edge] = frame.incarnation, max(furthest, *added, MIN_TIME_MS)
+            reach[frame.edge] = frame.incarnation, max((furthest, *added))
             for drop in frame.dropped:
                 self._add_late(frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records)
             touched.update(frame.touched)

@@ -16,11 +16,13 @@ from edgewater.wire.nesting import Nesting, check_nesting
 
 MAX_BODY_BYTES = 64 << 20
 """Bytes of a frame's body before compression that a reader accepts."""
+MAX_SHARD = (1 << 31) - 1
+"""The greatest number of a partial's shard that a reader accepts."""
 
 _ZSTD_MIN_BLOCK, _ZSTD_MAX_BLOCK = 4, 128 << 10
 """A block of zstd takes at least 4 bytes, and is at most 128 KiB when it is decompressed (RFC 8878, 3.1.1.2)."""
 
-_BODY = Nesting({1: Nesting(), 2: Nesting({4: Nesting()}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
+BODY_NESTING = Nesting({1: Nesting(), 2: Nesting({4: Nesting()}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
 _MAX_MESSAGES = 1 << 16
 _BYTES_PER_MESSAGE = 4
 """A close of a slice without records has the slice's start, which is more; others are longer."""
@@ -288,7 +290,7 @@ class Frame:
         """Decodes the body. Raises CorruptFrame like `plain_body`, and for bytes that are not a FrameBody."""
         plain = self.plain_body()
         try:
-            check_nesting(plain, _BODY, _BYTES_PER_MESSAGE, depth=2, max_messages=_MAX_MESSAGES)
+            check_nesting(plain, BODY_NESTING, _BYTES_PER_MESSAGE, depth=2, max_messages=_MAX_MESSAGES)
             return body_from_wire(pb.FrameBody.FromString(plain))
         except (DecodeError, ValueError) as exc:
             raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
