@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from sqlalchemy import make_url
 
 from center.catalog import Catalog, QuarantinedFrame
 from center.config import CenterConfig
 from center.job.examination import Examiner
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog
-from edgewater.errors import Conflict, EdgewaterError
+from edgewater.errors import Conflict, EdgewaterError, InvalidConfig
 from edgewater.timestamps import rfc3339
 
 
 class Quarantine:
-    """The quarantine of a center, whose processes may run. A context manager; methods raise StorageError."""
+    """The quarantine of a center, whose processes may run. A context manager; methods raise StorageError.
+
+    Raises:
+        InvalidConfig: there is no catalog, which opening it would create.
+    """
 
     def __init__(self, config: CenterConfig) -> None:
+        url = make_url(config.catalog)
+        if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+            raise InvalidConfig("data_dir", str(config.data_dir), f"that of a center that has run, with {url.database}")
         self._catalog = Catalog(config.catalog)
         self._results_url, self._log_dir = config.results, config.frames_dir
 

@@ -180,3 +180,11 @@ def test_one_edge_keeps_a_bounded_number_of_frames(world: World, monkeypatch: py
         world.catalog.quarantine(entry, "odd", entry.position)
     assert [f.entry.position for f in world.catalog.quarantined()] == [6, 5, 4, 1]
     assert sum(a.times for a in world.catalog.alarms()) == 6
+
+
+def test_a_directory_without_a_center_is_named_and_not_created(tmp_path: Path) -> None:
+    """It was said that no frame was in quarantine, and a catalog was made."""
+    result = CliRunner().invoke(main, ["center", "quarantine", "ls", "--data-dir", str(tmp_path / "typo")])
+    assert result.exit_code == 2
+    assert f"data_dir: '{tmp_path / 'typo'}' is not accepted; expected that of a center that has run" in result.output
+    assert not (tmp_path / "typo").exists()
