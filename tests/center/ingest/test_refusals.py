@@ -70,16 +70,6 @@ async def test_what_an_edge_built_before_it_was_retired_or_ceased_to_serve_a_str
 
 
 @on_a_loop
-async def test_an_edge_and_a_query_that_another_gateway_has_just_registered_are_known(tmp_path: Path) -> None:
-    async with center(tmp_path, poll_ms=60_000) as c, RawEdge(c.port) as edge:
-        await edge.hello()
-        c.catalog.register(spec(), 1)
-        await edge.send(frame(0))
-        await edge.acked(0)
-        assert c.entries() == [("jfk", 0)]
-
-
-@on_a_loop
 async def test_an_agent_hears_of_a_refusal_before_it_lets_go_of_the_frame(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
         c.catalog.register(spec(edges=["lga"]), 1)
