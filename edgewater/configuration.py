@@ -22,7 +22,7 @@ from edgewater.plain_yaml import load_yaml
 from edgewater.quantities import duration_ms, size_bytes
 
 PRIVATE_UMASK = 0o077
-"""Of the long-running processes: state and secrets that they write are readable by their own user only."""
+"""The umask of long-running processes: only their user can read the state and the secrets that they write."""
 
 M = TypeVar("M", bound=BaseModel)
 

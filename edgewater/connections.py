@@ -20,7 +20,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES = 16 << 10
-"""Of a request's line and headers: beyond it the answer is 400."""
+"""Size of a request's line and headers; a longer one is answered with 400."""
 DESCRIPTORS = 256
 """File descriptors of a process besides its connections: databases, files, the log."""
 

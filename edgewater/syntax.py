@@ -16,9 +16,9 @@ from edgewater.quantities import is_number
 
 MAX_DEPTH = 100
 MAX_TOKENS = 4_000
-"""Of an expression: a list of 2,000 values. The parser takes 3 to 15 µs per token."""
+"""The most tokens of an expression: a list of 2,000 values. The parser takes 3 to 15 µs per token."""
 MAX_DIGITS = 400
-"""Of a number. The largest float has 309, and Python converts at most 4,300."""
+"""The most digits of a number. The largest float has 309, and Python converts at most 4,300."""
 STEPS_PER_TOKEN = 6
 """How often the parser may read a token. Expressions that can be used need 1 to 3."""
 logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements, with their text; they are refused

@@ -64,7 +64,7 @@ def require(request: Request, role: Role, query: str) -> None:
 
 
 async def require_still(request: Request) -> None:
-    """Raises Unauthenticated if the caller of a request that lasts is no longer who it was."""
+    """Raises Unauthenticated if the credential of a long request is no longer accepted, or grants something else."""
     center: Services = request.app.state.services
     if await center.authenticator.identify(request.headers.get("authorization")) != caller(request):
         raise Unauthenticated("the credential is no longer accepted")

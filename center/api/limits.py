@@ -26,7 +26,7 @@ RETRY_AFTER = {"Retry-After": "5"}
 PART_BYTES = 64 << 10
 """Responses are passed to the transport in such parts, so that a slow client holds one of them twice."""
 MAX_PARAMETERS = 1_000
-"""Of a query string; FastAPI validates them on the event loop."""
+"""The most parameters in a query string; FastAPI validates them on the event loop."""
 
 
 class Rates:

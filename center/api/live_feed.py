@@ -41,7 +41,7 @@ POLL_S = 0.03
 AT_ONCE = 8
 """Clients that are woken per turn of the event loop: each takes about 0.2 ms of it."""
 SHARED_BYTES = 16 << 20
-"""Of the results of shared reads that are kept for those who ask a moment later."""
+"""Bytes of the results of shared reads that are kept for clients that ask a moment later."""
 
 log = logging.getLogger(__name__)
 

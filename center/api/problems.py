@@ -23,7 +23,7 @@ from edgewater.errors import EdgewaterError, InvalidInput
 MEDIA_TYPE = "application/problem+json"
 TYPE_BASE = "https://edgewater.dev/problems/"
 MAX_ERRORS = 20
-"""A problem lists so many errors of a request."""
+"""The most errors of a request that a problem lists."""
 INTERNAL_ERROR = "internal error; see the center's log"
 
 log = logging.getLogger(__name__)

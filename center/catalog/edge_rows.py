@@ -114,7 +114,7 @@ def upsert_edge(
 
 
 def _former(streams: Sequence[Mapping[str, Any]], served: set[str], access: EdgeAccess) -> list[dict[str, Any]]:
-    """Of an edge's streams in the catalog, those that it no longer serves and still might, without their columns; the
+    """The streams in the catalog that an edge no longer serves and still might, without their columns; the
     ones given up last first."""
     given_up = (s for s in streams if s["name"] not in served and access.may_serve(s["name"]))
     latest = sorted(given_up, key=lambda s: bool(s.get("former")))[:MAX_FORMER_STREAMS]

@@ -72,7 +72,7 @@ class _Faults:
     unknown: bool = False
 
     def add(self, why: str, slice_start_ms: int | None = None) -> None:
-        """Adds a fault; without a slice, of what it lacks nothing is known."""
+        """Adds a fault. Without a slice it is unknown which records the frame lacks."""
         self.first = self.first or why[:_SHOWN]
         self.count += 1
         if slice_start_ms is None:
@@ -81,7 +81,7 @@ class _Faults:
             self.slices.add(slice_start_ms)
 
     def note(self, why: str) -> None:
-        """Adds a fault by which no answer lacks anything."""
+        """Adds a fault that costs no answer any records."""
         self.first = self.first or why[:_SHOWN]
         self.count += 1
 
@@ -138,7 +138,7 @@ class FrameCheck:
         return max(len(body.partials), len(starts_ms)) + windows // WINDOWS_PER_WORK
 
     def _take_out(self, body: pb.FrameBody, latest_ms: int) -> _Faults:
-        """Takes out of a body what cannot be right, and states in it what it lacks by that."""
+        """Removes invalid parts from a body, and adds the losses that this causes."""
         faults = _Faults()
         self._bound_times(body, latest_ms, faults)
         starts_ms = {p.slice_start_ms for p in body.partials} | {c.slice_start_ms for c in body.closes}
@@ -177,12 +177,12 @@ class FrameCheck:
                 wrong[start_ms] = f"is not between {EARLIEST_MS} and {latest_ms}, the latest event time by now"
                 continue
             if self._window.slice_start(start_ms) != start_ms:
-                wrong[start_ms] = f"is none; expected {self._window.slice_start(start_ms)}"
+                wrong[start_ms] = f"is not the start of a slice; expected {self._window.slice_start(start_ms)}"
                 continue
             windows += min(start_ms - after_ms, longest_ms) // slice_ms
             after_ms = start_ms
             if windows > MAX_WINDOWS:
-                wrong[start_ms] = f"the slices of the frame belong to {windows} windows; expected {MAX_WINDOWS}"
+                wrong[start_ms] = f"the slices of the frame belong to {windows} windows; expected at most {MAX_WINDOWS}"
         return wrong
 
     def _fault_of_partial(self, partial: pb.Partial) -> str:
@@ -206,7 +206,8 @@ class FrameCheck:
         for w in close.withheld:
             amounts = (w.largest_above, w.largest_below, w.total_above, w.total_below)
             if w.measure not in self._measures or min(amounts) < 0 or w.groups > MAX_COUNT:
-                return f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups; expected a measure, from 0 on"
+                accepted = f"a measure of the query, amounts from 0 and at most {MAX_COUNT} groups"
+                return f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups; expected {accepted}"
         return ""
 
     def _fault_of_arrivals(self, arrivals: pb.Arrivals, latest_ms: int) -> str:

@@ -9,18 +9,18 @@ from edgewater.errors import LimitExceeded
 
 HELLO_BYTES = 1 << 20
 CONTROL_BYTES = 128 << 10
-"""Of any other message that is no frame."""
+"""Size of a message that is neither a Hello nor a frame."""
 WINDOW_MS = 10_000
 MESSAGES = 1_000
 """Messages of a session that are no frames, per `WINDOW_MS`; its edge sends a heartbeat a second."""
 MESSAGES_PER_QUERY = 20
-"""More, per assigned query: statuses and budget reports."""
+"""Further messages for each assigned query: statuses and budget reports."""
 LOGGED_REFUSALS = 200
 """Lines of the log about refused and ended sessions, per `WINDOW_MS`; metrics count all."""
 HELLOS = 400
 """Sessions of one edge that begin per `WINDOW_MS`: each is a transaction of the catalog."""
 CALLS_AWAITING_HELLO = 8
-"""Of one identity."""
+"""Calls of one identity that have not sent a Hello."""
 SPARE_CONNECTIONS = 16
 """Beyond twice the number of sessions: edges that connect again do so before their old connection is closed."""
 STREAMS_PER_CONNECTION = 16

@@ -21,7 +21,7 @@ from edgewater.wire import QueryRef
 logger = logging.getLogger(__name__)
 
 MAX_STATUSES = 500
-"""Of one write, 0.1 to 0.3 s; the others are in the next one, after the heartbeats of all edges."""
+"""The most statuses in one write, which takes 0.1 to 0.3 s. The others follow after the heartbeats of all edges."""
 
 
 @dataclass(slots=True)
