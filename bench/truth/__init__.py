@@ -1,0 +1,1 @@
+"""Coverage of stated intervals: for every measure, data, state and path, how often the true value is inside."""

@@ -1,0 +1,83 @@
+"""The tables of docs/coverage.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.truth.cases import PATHS, STATES, is_below, is_fault
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/coverage.md"
+BEGIN, END = "<!-- begin: python -m bench.truth --write -->", "<!-- end -->"
+
+Row = dict[str, Any]
+
+
+def written(page: str, rows: Sequence[Row]) -> str:
+    """Returns the page with the tables of these rows."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{render(rows)}\n\n{END}{rest.split(END)[1]}"
+
+
+def render(rows: Sequence[Row]) -> str:
+    """Returns Markdown: tables per path and state, with a line per measure and a column per population.
+
+    A population is what `data` says up to its first comma; of the cases of one population, a cell shows the one whose
+    coverage is least. Every case below its band has a line of its own.
+    """
+    blocks = []
+    for path in PATHS:
+        for state in STATES:
+            chosen = [row for row in rows if row["path"] == path and row["state"] == state]
+            if chosen:
+                most = max(row["trials"] + row["unstated"] for row in chosen)
+                cells = f"{len(chosen):,} cells of up to {most:,} trials"
+                blocks += [f"### {path.capitalize()}, {state}", f"{cells}.", *_matrices(chosen), *_below(chosen)]
+    return "\n\n".join(blocks)
+
+
+def _matrices(rows: Sequence[Row]) -> list[str]:
+    """Returns a table for all measures that have the same populations."""
+    populations: dict[str, list[str]] = {}
+    for row in rows:
+        names = populations.setdefault(row["measure"], [])
+        if _population(row) not in names:
+            names.append(_population(row))
+    tables = []
+    for columns in dict.fromkeys(map(tuple, populations.values())):
+        lines = [f"| measure | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+        for measure in sorted(name for name, names in populations.items() if tuple(names) == columns):
+            each = [[r for r in rows if r["measure"] == measure and _population(r) == name] for name in columns]
+            lines.append(f"| {measure} | {' | '.join(map(_cell, each))} |")
+        tables.append("\n".join(lines))
+    return tables
+
+
+def _population(row: Row) -> str:
+    return str(row["data"]).split(",")[0]
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    """Returns the least coverage, in percent, per confidence; a dash where nothing is stated."""
+    shown = []
+    for confidence in sorted({row["confidence"] for row in rows}):
+        of = [row for row in rows if row["confidence"] == confidence and row["coverage"] is not None]
+        least = f"{100 * min(row['coverage'] for row in of):.4g}" if of else "–"
+        shown.append(f"**{least}**" if any(map(is_below, of)) else least)
+    return " ".join(shown)
+
+
+def _below(rows: Sequence[Row]) -> list[str]:
+    below = [row for row in rows if is_below(row)]
+    if not below:
+        return []
+    lines = ["| below its band | data | confidence | coverage | band | trials | listed |", "|---" * 7 + "|"]
+    for row in below:
+        low, high = row["band"]
+        listed = "**no**" if is_fault(row) else row["listed"]
+        lines.append(
+            f"| {row['measure']} | {row['data']} | {row['confidence']} | {row['coverage']:.3f} | {low:.3f}–{high:.3f} "
+            f"| {row['trials']} | {listed} |"
+        )
+    return ["\n".join(lines)]
