@@ -120,6 +120,7 @@ def center() -> None:
       gateway: {listen: "0.0.0.0:7400"}    # edges connect to it
       api: {listen: "127.0.0.1:7480", token: a-secret}
       tokens: {jfk: another-secret}        # one per edge; needed off loopback. Or tokens_file: tokens.yaml
+      streams: {flights: {columns: {carrier: string, miles: int64}}}  # see docs/reference/center.md
       tls: {cert: center.pem, key: center.key, client_ca: edges.pem}
       catalog_url: postgresql+psycopg://…  # SQLite in data_dir if not given; results_url likewise
       log_dir: /mnt/frames                 # the frame log

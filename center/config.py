@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from center.api_access import OidcSection, PrincipalEntry
 from center.edge_access import AccessEntry, EdgeAccess, read_tokens_file, without_secret
@@ -73,8 +73,30 @@ class ReplaySection(Section):
     at: Instant
 
 
+class ColumnEntry(Section):
+    """A column of a stream."""
+
+    type: Literal["string", "int64", "float64", "bool"]
+    description: Annotated[str, Field(max_length=400)] = ""
+
+
+def _column(value: object) -> object:
+    return {"type": value} if isinstance(value, str) else value
+
+
+Columns = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=256)], Annotated[ColumnEntry, BeforeValidator(_column)]],
+    Field(min_length=1, max_length=1_024),
+]
+"""Name -> type, or ``{type: int64, description: …}``."""
+
+
 class StreamSection(Section):
     """What the center accepts of a stream."""
+
+    columns: Columns | None = None
+    """The columns that its edges may have, and their types. None: those that an admin has set at the API; else, the
+    first edge that has a column decides its type."""
 
     replay: ReplaySection | Literal["edges"] | None = None
     """The replay's clock, or `edges`: the one that edges state. None: event time is wall time, except that a gateway
@@ -208,7 +230,7 @@ class CenterConfig(Section):
     changes."""
     tls: TlsSection | None = None
     streams: dict[str, StreamSection] = {}
-    """Only the streams that need it: a replay, or event time that is ahead of the clock."""
+    """Only the streams that need it: their columns, a replay, or event time that is ahead of the clock."""
     spark: SparkSection = SparkSection()
     retention: RetentionSection = RetentionSection()
 
@@ -221,6 +243,11 @@ class CenterConfig(Section):
     def results(self) -> str:
         """URL of the result store's database: a file of its own, so that the two never wait for one lock."""
         return self.results_url or f"sqlite:///{self.data_dir.resolve() / 'results.db'}"
+
+    @property
+    def columns(self) -> dict[str, Columns]:
+        """The columns of the streams that have them in the configuration."""
+        return {name: section.columns for name, section in self.streams.items() if section.columns is not None}
 
     @property
     def frames_dir(self) -> Path:

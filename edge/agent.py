@@ -60,7 +60,7 @@ UNREAD_INPUT_S = 0.1
 """A source that has not been idle for longer than this may have unread input. Input that is read sooner is late by at
 most about this much, which is within the usual lateness of records."""
 LIMITS = ConnectionLimits()
-RETIRED = "retired: the center has retired this edge; restart the agent to register it again"
+RETIRED = "retired: the center has retired this edge; an admin of the center can reinstate it, then restart the agent"
 LONG_BACKPRESSURE_MS = 500
 """After a longer backpressured wait the idle rule restarts for the source: records may have queued up in it."""
 LONG_PAUSE_MS = 500

@@ -5,6 +5,7 @@ Answers are rendered as bytes by `center/serving/render.py`; `Answer` describes 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from center.api.edge_progress import EdgeState, edge_state, watermark
 from center.api.measure_models import AnswerRow, Rfc3339, WindowRange
 from center.api.waiting import EdgeCause, QueryState, QueryWait
-from center.catalog import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
+from center.catalog import AlarmRecord, DeclaredStream, EdgeRecord, QueryStatusRecord, RegisteredQuery
 from center.catalog import QuarantinedFrame as QuarantinedRecord
 from edgewater.streams import Delivery, type_name
 from edgewater.timestamps import rfc3339
@@ -220,6 +221,45 @@ class QueryStatus(BaseModel):
 class Column(BaseModel):
     name: str
     type: str = Field(examples=["string", "int64", "float64", "bool"])
+
+
+class DescribedColumn(Column):
+    description: str = ""
+
+
+class StreamColumns(BaseModel):
+    """The columns of a stream."""
+
+    stream: str
+    source: Literal["configuration", "admin", "edges"] = Field(
+        description="Who says so. `edges`: the first edge that had a column has decided its type."
+    )
+    columns: list[DescribedColumn]
+    differing: list[str] = Field(description="Why edges that are known are refused now.")
+
+
+class StreamList(BaseModel):
+    streams: list[StreamColumns]
+
+    @classmethod
+    def of(cls, declared: Mapping[str, DeclaredStream], edges: Sequence[EdgeRecord]) -> Self:
+        served = [(e.edge, s) for e in edges if not e.retired for s in e.streams]
+        found: dict[str, dict[str, str]] = {}
+        for _, stream in served:
+            found.setdefault(stream.name, {}).update({n: type_name(t) for n, t in stream.columns.items()})
+        streams = []
+        for name in sorted({*found, *declared}):
+            known = declared.get(name)
+            columns = [DescribedColumn(name=n, type=k) for n, k in found.get(name, {}).items()]
+            differing = []
+            if known is not None:
+                columns = [
+                    DescribedColumn(name=n, type=c.type, description=c.description) for n, c in known.columns.items()
+                ]
+                differing = [text for edge, s in served if s.name == name and (text := known.difference(edge, s))]
+            source = "edges" if known is None else known.source
+            streams.append(StreamColumns(stream=name, source=source, columns=columns, differing=differing))
+        return cls(streams=streams)
 
 
 class Stream(BaseModel):

@@ -24,7 +24,9 @@ from center.catalog.liveness import (
     component_status,
 )
 from center.catalog.quarantine import QuarantinedFrame
-from center.catalog.store import Catalog, RegisteredQuery
+from center.catalog.query_rows import RegisteredQuery
+from center.catalog.store import Catalog
+from center.catalog.stream_rows import DeclaredStream
 
 __all__ = [
     "COMPONENTS",
@@ -35,6 +37,7 @@ __all__ = [
     "ComponentHeartbeat",
     "ComponentRegistry",
     "ComponentStatus",
+    "DeclaredStream",
     "EdgeRecord",
     "HeartbeatRecord",
     "HeartbeatThread",

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, insert, select, update
+from sqlalchemy import Connection, Table, delete, func, insert, select, update
 
 from center.catalog import schema as t
 from center.catalog.edges import NO_PROGRESS, EdgeRecord, StreamRecord, edge_from_row, streams_to_json
 from center.edge_access import EdgeAccess
-from edgewater.errors import Conflict
+from edgewater.errors import Conflict, LimitExceeded, ProtocolError
 from edgewater.streams import EdgeId
 
 MAX_EDGES = 100_000
+MAX_INCARNATIONS = 500
+"""Incarnations of one edge that are remembered."""
+REMEMBER_MS = 86_400_000
+Refusal = tuple[str, ProtocolError]
+"""An alarm's kind, and the error whose message it has."""
 MAX_FORMER_STREAMS = 64
 """Streams that are kept of each edge after it has ceased to serve them."""
 
@@ -68,12 +73,41 @@ def select_incarnation(
     return None if row is None else (int(row[0]), int(row[1]))
 
 
-def upsert_incarnation(connection: Connection, edge: EdgeId, incarnation: str, first: int, awaited: int) -> None:
+def upsert_incarnation(
+    connection: Connection, edge: EdgeId, incarnation: str, first: int, awaited: int, now_ms: int
+) -> None:
     c = t.incarnations.c
     row = (c.edge == edge) & (c.incarnation == incarnation)
-    if connection.execute(update(t.incarnations).where(row).values(awaited_seq=awaited)).rowcount == 0:
-        values = {"edge": edge, "incarnation": incarnation, "first_seq": first, "awaited_seq": awaited}
-        connection.execute(insert(t.incarnations).values(**values))
+    values = {"awaited_seq": awaited, "hello_at_ms": now_ms}
+    if connection.execute(update(t.incarnations).where(row).values(**values)).rowcount == 0:
+        values |= {"first_seq": first}
+        connection.execute(insert(t.incarnations).values(edge=edge, incarnation=incarnation, **values))
+
+
+def forget_incarnations(connection: Connection, edge: EdgeId, now_ms: int) -> Refusal | None:
+    """Makes room for a new incarnation of an edge that has had `MAX_INCARNATIONS`.
+
+    Those go that never had a frame indexed, and those that have not connected for `REMEMBER_MS`, the last one excepted:
+    frames that a forgotten incarnation sends again, because it never received their acknowledgement, count twice.
+
+    Returns:
+        The refusal of a further incarnation, if too many have sent frames within that time.
+    """
+    c = t.incarnations.c
+    of_edge = select(func.count()).where(c.edge == edge)
+    if connection.execute(of_edge).scalar_one() < MAX_INCARNATIONS:
+        return None
+    unused = (c.awaited_seq == c.first_seq) | (c.hello_at_ms < now_ms - REMEMBER_MS)
+    last = incarnation_in_use(connection, edge)
+    connection.execute(delete(t.incarnations).where(c.edge == edge, c.incarnation != last, unused))
+    count = connection.execute(of_edge).scalar_one()
+    if count < MAX_INCARNATIONS:
+        return None
+    message = (
+        f"edge {edge}: {count} incarnations have sent frames within {REMEMBER_MS // 3_600_000} h, which is the limit;"
+        " expected one as long as the edge's state directory exists: keep it from one start to the next"
+    )
+    return "too-many-incarnations", LimitExceeded(message, "incarnations")
 
 
 def upsert_edge(
@@ -94,7 +128,6 @@ def upsert_edge(
         "last_seen_ms": now_ms,
         "connected": True,
         "session": session,
-        "retired": False,
     }
     reset = {"progress": NO_PROGRESS, "backlog_bytes": 0}
     this = t.edges.c.edge == edge
@@ -103,13 +136,14 @@ def upsert_edge(
         if count_rows(connection, t.edges) >= MAX_EDGES:
             raise Conflict(f"edge {edge}: {MAX_EDGES} edges are known, which is the limit")
         link = {"bandwidth_bytes_s": 0.0, "rtt_ms": 0.0, "clock_offset_ms": 0.0}
-        connection.execute(insert(t.edges).values(edge=edge, first_seen_ms=now_ms, **values, **reset, **link))
+        row = {"edge": edge, "first_seen_ms": now_ms, "retired": False, **values, **reset, **link}
+        connection.execute(insert(t.edges).values(**row))
     else:
         if known.incarnation != incarnation:
             values |= reset
         values["streams"] += _former(known.streams, {s.name for s in streams}, access)
         connection.execute(update(t.edges).where(this).values(**values))
-    if known is None or known.retired or known.streams != values["streams"]:
+    if known is None or known.streams != values["streams"]:
         increment_version(connection)
 
 

@@ -207,7 +207,7 @@ def edge_from_row(row: Row[Any], incarnations: int, state_lost_at_ms: int | None
 
 
 def require_consistent_schema(edge: EdgeId, streams: Iterable[StreamRecord], edges: Iterable[EdgeRecord]) -> None:
-    """Checks that a stream's columns have one type at all edges. A column may be missing at some edges.
+    """Checks that columns of streams without declared ones have one type at all edges. Some edges may lack a column.
 
     Raises:
         ProtocolError: names the column, both types and both edges.
@@ -223,6 +223,6 @@ def require_consistent_schema(edge: EdgeId, streams: Iterable[StreamRecord], edg
                 if known_kind != kind:
                     raise ProtocolError(
                         f"Hello: column {stream.name}.{column} is {type_name(kind)} at edge {edge} and"
-                        f" {type_name(known_kind)} at edge {other.edge}; give it one type everywhere,"
-                        f" or retire {other.edge}"
+                        f" {type_name(known_kind)} at edge {other.edge}; give it one type everywhere, or declare it at"
+                        f" the center (streams.{stream.name}.columns), or retire {other.edge}"
                     )

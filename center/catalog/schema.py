@@ -56,6 +56,14 @@ edges = Table(
 )
 """One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops."""
 
+stream_columns = Table(
+    "stream_columns",
+    metadata,
+    Column("stream", Identifier(63), primary_key=True),
+    Column("columns", JSON, nullable=False),
+)
+"""Columns of streams that an admin has set, as lists of name, type and description."""
+
 lost_states = Table(
     "lost_states",
     metadata,
@@ -71,8 +79,10 @@ incarnations = Table(
     Column("incarnation", Identifier(128), primary_key=True),
     Column("first_seq", BigInteger, nullable=False),
     Column("awaited_seq", BigInteger, nullable=False),
+    Column("hello_at_ms", BigInteger, nullable=False, server_default="0"),
 )
-"""``first_seq … awaited_seq - 1`` are durable. The row is the lock under which its frames are indexed."""
+"""``first_seq … awaited_seq - 1`` are durable. ``hello_at_ms``: its last Hello. The row is the lock under which its
+frames are indexed."""
 
 statuses = Table(
     "query_statuses",

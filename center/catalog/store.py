@@ -6,20 +6,18 @@ Every method is one transaction and blocks: call it off the event loop.
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from center.catalog import budget_rows, frame_index, quarantine
 from center.catalog import schema as t
 from center.catalog.budget_rows import ComputeBudgetUpdate
 from center.catalog.edge_rows import (
+    Refusal,
     count_rows,
+    forget_incarnations,
     incarnation_in_use,
     increment_version,
     lock_catalog,
@@ -39,41 +37,33 @@ from center.catalog.edges import (
 )
 from center.catalog.frame_index import IndexOutcome, UnindexedFrame, query_key
 from center.catalog.quarantine import QuarantinedFrame
+from center.catalog.query_rows import (
+    FORGET_AFTER_MS,
+    FORGOTTEN,
+    MAX_QUERIES,
+    RegisteredQuery,
+    counter,
+    forget_ended,
+    query_from_row,
+    readable,
+    require_fit,
+    require_fit_at_edges,
+)
+from center.catalog.stream_rows import DeclaredStream, delete_columns, select_declared, write_columns
+from center.config import ColumnEntry
 from center.edge_access import UNLIMITED, EdgeAccess
 from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
 from center.storage.frame_log import FrameEntry
-from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
+from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, Retired, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 
-logger = logging.getLogger(__name__)
-
 SCHEMA_VERSION = 1
-MAX_QUERIES = 10_000
-"""Queries that are live, or were deleted less than `FORGET_AFTER_MS` ago, or have frames that are kept."""
-FORGET_AFTER_MS = 86_400_000
-"""Time after which a deleted query may be forgotten: the job has dropped its state by then."""
-FORGOTTEN = "forgotten"
-"""The counter of the highest version of a query that was forgotten."""
 MAX_MESSAGES = 20
 """Alarms of one kind at one edge that are distinguished by their message."""
 MAX_ALARMS = 1_000
 """Alarms that one call reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredQuery:
-    """A query with the version that registration gave it."""
-
-    ref: QueryRef
-    spec: QuerySpec
-    registered_at_ms: int
-    deleted_at_ms: int | None
-
-    @property
-    def key(self) -> str:
-        return query_key(self.ref)
 
 
 class Catalog:
@@ -81,13 +71,15 @@ class Catalog:
 
     Args:
         url: SQLAlchemy URL, ``sqlite:////path/to/catalog.db`` or ``postgresql+psycopg://…``.
+        columns: those of the streams that have them in the configuration.
 
     Raises:
         InvalidConfig: not a URL of SQLite or PostgreSQL.
         StorageError: the database cannot be used, or belongs to a newer release. So does every method.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, columns: Mapping[str, Mapping[str, ColumnEntry]] | None = None) -> None:
+        self._configured = columns or {}
         self._engine = open_engine(url)
         with schema_transaction(self._engine, t.metadata) as connection:
             rows = select(t.counters.c.name, t.counters.c.value)
@@ -110,14 +102,14 @@ class Catalog:
 
         Raises:
             Conflict: another query is live under that name, or there are `MAX_QUERIES`.
-            InvalidQuery: it does not fit the stream as an edge serves it; names the edge. Or a record of it costs too
-                much.
+            InvalidQuery: it does not fit the stream's declared columns or, without any, the stream as an edge serves
+                it; names the edge. Or a record of it costs too much.
         """
         mapping = spec.to_mapping()
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
             rows = connection.execute(select(t.queries).where(t.queries.c.name == spec.name)).all()
-            for live in (_query_from_row(r) for r in rows if r.deleted_at_ms is None):
+            for live in (query_from_row(r) for r in rows if r.deleted_at_ms is None):
                 if live.spec == spec:
                     return live
                 raise Conflict(
@@ -126,15 +118,19 @@ class Catalog:
                 )
             spec.window.require_affordable()
             if count_rows(connection, t.queries) >= MAX_QUERIES:
-                _forget_ended(connection, now_ms - FORGET_AFTER_MS)
+                forget_ended(connection, now_ms - FORGET_AFTER_MS)
             if count_rows(connection, t.queries) >= MAX_QUERIES:
                 raise Conflict(
                     f"query {spec.name}: {MAX_QUERIES} queries are registered or were deleted within a day, which is"
                     " the limit"
                 )
-            _check_columns(spec, select_edges(connection))
+            declared = select_declared(connection, self._configured).get(spec.stream)
+            if declared is not None:
+                require_fit(spec, declared.types, f"by the columns of stream {spec.stream} at the center")
+            else:
+                require_fit_at_edges(spec, select_edges(connection))
             version = max([r.version for r in rows], default=0)
-            version = max(version, _counter(connection, FORGOTTEN)) + 1
+            version = max(version, counter(connection, FORGOTTEN)) + 1
             row = {"name": spec.name, "version": version, "spec": mapping, "registered_at_ms": now_ms}
             connection.execute(insert(t.queries).values(**row, last_position=0))
             increment_version(connection)
@@ -157,7 +153,7 @@ class Catalog:
             row = connection.execute(live).first()
         if row is None:
             raise NotFound(f"query {name} is not registered")
-        return _query_from_row(row)
+        return query_from_row(row)
 
     def queries(self, *, deleted: bool = False) -> list[RegisteredQuery]:
         """The live queries by name and version, with `deleted` also the deleted ones.
@@ -169,13 +165,14 @@ class Catalog:
         if not deleted:
             rows = rows.where(t.queries.c.deleted_at_ms.is_(None))
         with read_transaction(self._engine) as connection:
-            read = [_readable(row) for row in connection.execute(rows)]
+            read = [readable(row) for row in connection.execute(rows)]
         return [query for query in read if query is not None]
 
     def version(self) -> int:
         """A number that increases with every change of queries and edges that assignments depend on. Cheap to poll.
 
-        That is: a query registered or deleted; an edge that is new, retired, or serves other streams.
+        That is: a query registered or deleted; an edge that is new, retired, or serves other streams; a stream with
+        other columns.
         """
         with read_transaction(self._engine) as connection:
             return int(
@@ -236,7 +233,7 @@ class Catalog:
     ) -> int | None:
         """Records the start of a session; returns the highest durable seq of this incarnation, or None.
 
-        A retired edge is no longer retired. An alarm is added, and `EdgeRecord.state_lost_at_ms` set, if frames are
+        An alarm is added, and `EdgeRecord.state_lost_at_ms` set, if frames are
         lost on both sides (the center's state is older than what it acknowledged), or if another incarnation of the
         edge was in use: what that one had accepted and not shipped is unknown. If two incarnations take turns, the
         alarm says that two agents have one id.
@@ -247,23 +244,31 @@ class Catalog:
             access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
 
         Raises:
+            Retired: it stays retired until it is reinstated.
             ProtocolError: the center has more frames of this incarnation than the edge has built: the edge runs from an
-                old copy of its state (also adds an alarm). Or a column has another type than at another edge that
-                serves the stream, so that their partials would not merge.
+                old copy of its state. Or a column differs from the declared one or, where none is declared, from that
+                of another edge that serves the stream, so that their partials would not merge. Also adds an alarm.
+            LimitExceeded: see `edge_rows.forget_incarnations`; also adds an alarm.
         """
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
             # Under the lock: the second of two concurrent first Hellos must see the first.
-            require_consistent_schema(edge, streams, select_edges(connection))
+            edges = select_edges(connection)
+            if any(e.retired for e in edges if e.edge == edge):
+                raise Retired(f"edge {edge} is retired: an admin of the center can reinstate it")
             known = select_incarnation(connection, edge, incarnation, locked=True)
             first, awaited = known or (oldest_seq, oldest_seq)
-            behind = next_seq < awaited
-            if behind:
+            refused = self._refusal(connection, edge, streams, edges) or (
+                forget_incarnations(connection, edge, now_ms) if known is None else None
+            )
+            if refused is None and next_seq < awaited:
                 message = (
                     f"edge {edge}: incarnation {incarnation} is about to build frame {next_seq}, but the center has"
                     f" its frames up to {awaited - 1}; its state is older than what it sent: give it a new incarnation"
                 )
-                _alarm(connection, "edge-state-behind", message, edge, now_ms)
+                refused = "edge-state-behind", ProtocolError(message)
+            if refused is not None:
+                _alarm(connection, refused[0], refused[1].message, edge, now_ms)
             else:
                 if oldest_seq > awaited:
                     lost = f"edge {edge}: frames {awaited} to {oldest_seq - 1} of incarnation {incarnation} are lost"
@@ -274,11 +279,23 @@ class Catalog:
                 if previous is not None and previous != incarnation:
                     _alarm(connection, *_state_lost(edge, incarnation, previous, known is not None), edge, now_ms)
                     record_lost_state(connection, edge, now_ms)
-                upsert_incarnation(connection, edge, incarnation, first, awaited)
+                upsert_incarnation(connection, edge, incarnation, first, awaited, now_ms)
                 upsert_edge(connection, edge, incarnation, labels, streams, now_ms, session, access)
-        if behind:
-            raise ProtocolError(message)
+        if refused is not None:
+            raise refused[1]
         return awaited - 1 if awaited > first else None
+
+    def _refusal(
+        self, connection: Connection, edge: EdgeId, streams: Sequence[StreamRecord], edges: Sequence[EdgeRecord]
+    ) -> Refusal | None:
+        declared = select_declared(connection, self._configured)
+        try:
+            for stream in (s for s in streams if s.name in declared):
+                declared[stream.name].require(edge, stream)
+            require_consistent_schema(edge, [s for s in streams if s.name not in declared], edges)
+        except ProtocolError as exc:
+            return "columns-differ", exc
+        return None
 
     def record_heartbeats(self, records: Iterable[HeartbeatRecord]) -> None:
         """Records heartbeats of any number of edges in one transaction; unknown edges are ignored."""
@@ -296,11 +313,18 @@ class Catalog:
             connection.execute(update(t.edges).where(row).values(connected=False, last_seen_ms=now_ms))
 
     def retire(self, edge: EdgeId) -> None:
-        """Declares an edge gone for good: answers no longer wait for it. Raises NotFound."""
+        """Declares an edge gone for good: answers no longer wait for it, and it has no session. Raises NotFound."""
+        self._set_retired(edge, True)
+
+    def reinstate(self, edge: EdgeId) -> None:
+        """Takes a retirement back: queries expect the edge again. Raises NotFound."""
+        self._set_retired(edge, False)
+
+    def _set_retired(self, edge: EdgeId, retired: bool) -> None:
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
-            retired = update(t.edges).where(t.edges.c.edge == edge).values(retired=True)
-            if connection.execute(retired).rowcount == 0:
+            row = update(t.edges).where(t.edges.c.edge == edge).values(retired=retired)
+            if connection.execute(row).rowcount == 0:
                 raise NotFound(f"edge {edge} has never connected")
             increment_version(connection)
 
@@ -316,6 +340,54 @@ class Catalog:
         if not found:
             raise NotFound(f"edge {edge} has never connected")
         return found[0]
+
+    # Streams
+
+    def declared_streams(self) -> dict[str, DeclaredStream]:
+        """The streams whose columns the configuration or an admin declares, by name."""
+        with read_transaction(self._engine) as connection:
+            return select_declared(connection, self._configured)
+
+    def declare_columns(self, stream: str, columns: Mapping[str, ColumnEntry]) -> None:
+        """Declares the columns that a stream's edges may have; the sessions of edges that differ end.
+
+        Raises:
+            Conflict: the configuration declares them, or a live query does not fit them.
+        """
+        with write_transaction(self._engine) as connection:
+            lock_catalog(connection)
+            self._require_not_configured(stream)
+            write_columns(connection, stream, columns)
+            types = select_declared(connection, self._configured)[stream].types
+            live = select(t.queries).where(t.queries.c.deleted_at_ms.is_(None))
+            queries = [q for row in connection.execute(live) if (q := readable(row)) is not None]
+            for query in (q for q in queries if q.spec.stream == stream):
+                try:
+                    query.spec.bind(types)
+                except InvalidQuery as exc:
+                    raise Conflict(
+                        f"stream {stream}: the live query {query.ref.name} does not fit these columns ({exc.message});"
+                        " delete it first"
+                    ) from exc
+            increment_version(connection)
+
+    def undeclare_columns(self, stream: str) -> None:
+        """Lets a stream's edges decide its columns again.
+
+        Raises:
+            Conflict: the configuration declares them.
+            NotFound: nobody does.
+        """
+        with write_transaction(self._engine) as connection:
+            lock_catalog(connection)
+            self._require_not_configured(stream)
+            if not delete_columns(connection, stream):
+                raise NotFound(f"nobody has declared columns of stream {stream}")
+            increment_version(connection)
+
+    def _require_not_configured(self, stream: str) -> None:
+        if stream in self._configured:
+            raise Conflict(f"stream {stream}: its columns are in the center's configuration, streams.{stream}.columns")
 
     def record_query_status(self, edge: EdgeId, ref: QueryRef, accepted: bool, code: str, message: str) -> None:
         """As `record_query_statuses`, of one."""
@@ -468,69 +540,6 @@ class Catalog:
                 AlarmRecord(r.kind, EdgeId(r.edge), r.message, r.first_at_ms, r.last_at_ms, r.times)
                 for r in connection.execute(rows)
             ]
-
-
-def _counter(connection: Connection, name: str) -> int:
-    value = select(t.counters.c.value).where(t.counters.c.name == name)
-    return int(connection.execute(value).scalar_one_or_none() or 0)
-
-
-def _forget_ended(connection: Connection, before_ms: int) -> None:
-    """Deletes the rows of queries that were deleted before a time and have no frames left.
-
-    No later query gets a version of theirs, under any name: edges may still have frames of them.
-    """
-    c = t.queries.c
-    kept = (exists().where(table.c.name == c.name, table.c.version == c.version) for table in (t.frames, t.quarantine))
-    ended = (c.deleted_at_ms < before_ms) & ~or_(*kept)
-    version = connection.execute(select(func.max(c.version)).where(ended)).scalar_one()
-    if version is None:
-        return
-    version = max(int(version), _counter(connection, FORGOTTEN))
-    counter = t.counters.c.name == FORGOTTEN
-    if connection.execute(update(t.counters).where(counter).values(value=version)).rowcount == 0:
-        connection.execute(insert(t.counters).values(name=FORGOTTEN, value=version))
-    connection.execute(delete(t.queries).where(ended))
-
-
-def _readable(row: Row[Any]) -> RegisteredQuery | None:
-    try:
-        return _query_from_row(row)
-    except StorageError as exc:
-        _log_once(exc.message)
-        return None
-
-
-@lru_cache(maxsize=MAX_QUERIES)
-def _log_once(message: str) -> None:
-    logger.error("%s; the query is ignored until it can be read", message)
-
-
-def _query_from_row(row: Row[Any]) -> RegisteredQuery:
-    try:
-        spec = _read_spec(json.dumps(row.spec))
-    except InvalidQuery as exc:
-        raise StorageError(f"query {row.name}@{row.version} in the catalog cannot be read here: {exc.message}") from exc
-    return RegisteredQuery(QueryRef(row.name, row.version), spec, row.registered_at_ms, row.deleted_at_ms)
-
-
-@lru_cache(maxsize=MAX_QUERIES)
-def _read_spec(mapping: str) -> QuerySpec:
-    """Cached: parsing SQL takes a millisecond, and every process reads all queries whenever one changes."""
-    return QuerySpec.from_mapping(json.loads(mapping))
-
-
-def _check_columns(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> None:
-    """Binds the spec to its stream as each expected edge serves it."""
-    for edge in edges:
-        stream = edge.stream(spec.stream)
-        if stream is None or edge.retired or (spec.edges is not None and edge.edge not in spec.edges):
-            continue
-        try:
-            spec.bind(stream.columns)
-        except InvalidQuery as exc:
-            where = f"at edge {edge.edge}" + (f", {exc.reason}" if exc.reason else "")
-            raise InvalidQuery(exc.field, exc.value, exc.accepted, where) from exc
 
 
 def _state_lost(edge: EdgeId, incarnation: str, previous: str, returned: bool) -> tuple[str, str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 import pyarrow as pa
 
 from center.budgets import Grant, MembersChanged
-from center.catalog import EdgeRecord, RegisteredQuery, contributes, expected_edges
+from center.catalog import DeclaredStream, EdgeRecord, RegisteredQuery, StreamRecord, contributes, expected_edges
 from center.sampling import SamplingRequirement, is_expensive
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
@@ -83,7 +83,9 @@ class AssignmentPlan:
     """The live queries and the edges as of one version of the catalog.
 
     Attributes:
-        columns: by stream, the columns that edges declare, but for retired ones; the catalog keeps their types equal.
+        declared: by stream, the columns that the center declares.
+        columns: by stream, those or, without any, the columns of its edges, but for retired ones; the catalog keeps
+            their types equal.
     """
 
     version: int
@@ -91,10 +93,18 @@ class AssignmentPlan:
     edges: Mapping[EdgeId, EdgeRecord] = field(default_factory=dict)
     specs: Mapping[QueryRef, QuerySpec] = field(default_factory=dict)
     columns: Mapping[str, Mapping[str, pa.DataType]] = field(default_factory=dict)
+    declared: Mapping[str, DeclaredStream] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, version: int, queries: Sequence[RegisteredQuery], edges: Sequence[EdgeRecord]) -> AssignmentPlan:
+    def of(
+        cls,
+        version: int,
+        queries: Sequence[RegisteredQuery],
+        edges: Sequence[EdgeRecord],
+        declared: Mapping[str, DeclaredStream] | None = None,
+    ) -> AssignmentPlan:
         columns: dict[str, dict[str, pa.DataType]] = {}
+        declared = declared or {}
         for stream in (s for e in edges if not e.retired for s in e.streams):
             columns.setdefault(stream.name, {}).update(stream.columns)
         return cls(
@@ -102,8 +112,15 @@ class AssignmentPlan:
             tuple(QueryAssignment.of(q, edges) for q in queries),
             {e.edge: e for e in edges},
             {q.ref: q.spec for q in queries},
-            columns,
+            columns | {name: stream.types for name, stream in declared.items()},
+            declared,
         )
+
+    def require_columns(self, edge: EdgeId, streams: Iterable[StreamRecord]) -> None:
+        """Raises ProtocolError if an edge's columns differ from the declared ones."""
+        for stream in streams:
+            if stream.name in self.declared:
+                self.declared[stream.name].require(edge, stream)
 
     def is_retired(self, edge: EdgeId) -> bool:
         return edge in self.edges and self.edges[edge].retired

@@ -42,6 +42,7 @@ from edgewater.errors import (
     Conflict,
     EdgewaterError,
     InvalidConfig,
+    LimitExceeded,
     ProtocolError,
     Retired,
     StorageError,
@@ -320,18 +321,22 @@ class Gateway:
 
     async def _open(self, hello: Hello, presented: Presented, access: EdgeAccess) -> GatewaySession:
         name = uuid.uuid4().hex
-        acked_through = await asyncio.to_thread(
-            self._catalog.begin_session,
-            hello.edge,
-            hello.incarnation,
-            labels=hello.labels,
-            streams=hello.streams,
-            oldest_seq=hello.oldest_seq,
-            next_seq=hello.next_seq,
-            now_ms=self._now_ms(),
-            session=name,
-            access=access,
-        )
+        try:
+            acked_through = await asyncio.to_thread(
+                self._catalog.begin_session,
+                hello.edge,
+                hello.incarnation,
+                labels=hello.labels,
+                streams=hello.streams,
+                oldest_seq=hello.oldest_seq,
+                next_seq=hello.next_seq,
+                now_ms=self._now_ms(),
+                session=name,
+                access=access,
+            )
+        except LimitExceeded as exc:
+            self.metrics.limited.labels(exc.limit).inc()
+            raise
         return GatewaySession(
             name,
             hello,
@@ -440,12 +445,18 @@ class Gateway:
                 self._unsent = False
 
     def _assign(self, session: GatewaySession) -> None:
-        """Sends a session its assignment; ends that of an edge that has been retired since its Hello.
+        """Sends a session its assignment; ends that of an edge that has been retired since its Hello, or whose columns
+        are not the declared ones any more.
 
         The edge keeps its queries then: an empty assignment would drop what it has accepted and not shipped.
         """
+        try:
+            self._plan.require_columns(session.edge, session.hello.streams)
+        except ProtocolError as exc:
+            session.fail(exc)
+            return
         if self._plan.is_retired(session.edge):
-            session.fail(Retired(f"edge {session.edge} has been retired; restart its agent to register it again"))
+            session.fail(Retired(f"edge {session.edge} is retired: an admin of the center can reinstate it"))
         else:
             session.assign(self._plan.assignment(session.edge, self._budget_sync.snapshot))
 
@@ -454,7 +465,8 @@ class Gateway:
         version = self._catalog.version()
         if version == current.version:
             return current
-        return AssignmentPlan.of(version, self._catalog.queries(), self._catalog.edges())
+        catalog = self._catalog
+        return AssignmentPlan.of(version, catalog.queries(), catalog.edges(), catalog.declared_streams())
 
     def _sweep(self) -> None:
         """Removes segments that retention misses: left by a crash, or of deleted queries and never indexed."""

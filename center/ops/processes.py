@@ -116,7 +116,7 @@ def run_api(config: CenterConfig) -> None:
     sys.setswitchinterval(SWITCH_S)
     listener = listen(config.api.listen, "api.listen")
     app = create_app(
-        opened(lambda: Catalog(config.catalog)),
+        opened(lambda: Catalog(config.catalog, config.columns)),
         opened(lambda: ResultStore(config.results)),
         opened(lambda: ComponentRegistry(config.catalog)),
         config.api,
@@ -144,7 +144,7 @@ def run_gateway(config: CenterConfig) -> None:
     # another edge's ack took 41 ms at the 99th percentile, and 258 ms with Python's 5 ms; frames/s were the same.
     sys.setswitchinterval(GATEWAY_SWITCH_S)
     # Before the loop: until then a signal ends the process.
-    asyncio.run(_gateway(config, opened(lambda: Catalog(config.catalog))))
+    asyncio.run(_gateway(config, opened(lambda: Catalog(config.catalog, config.columns))))
 
 
 async def _gateway(config: CenterConfig, catalog: Catalog) -> None:

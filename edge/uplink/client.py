@@ -90,8 +90,8 @@ class Uplink:
         self.connected = False
         """Whether a session is open: the center has answered Hello with Welcome."""
         self.retired = asyncio.Event()
-        """Set when the center has ended a session because the edge has been retired. There is no further session: a
-        Hello would register the edge again."""
+        """Set when the center has ended or refused a session because the edge is retired. There is no further one: only
+        an admin of the center can reinstate the edge."""
 
     async def run(self) -> None:
         """Connects, and reconnects with full jitter, until cancelled; then sends Goodbye. Returns if retired.

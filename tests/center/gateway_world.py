@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from center.catalog import Catalog, IndexOutcome, UnindexedFrame
+from center.config import Columns
 from center.edge_access import EdgeAccess
 from center.ingest import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
@@ -110,8 +111,8 @@ class WatchedLog(FrameLog):
 class WatchedCatalog(Catalog):
     """A real catalog that notes what is indexed, and that can be held up or broken."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    def __init__(self, url: str, columns: Mapping[str, Columns] | None = None) -> None:
+        super().__init__(url, columns)
         self.batches: list[int] = []
         self.indexed: set[int] = set()
         self.refuse = False
@@ -145,9 +146,14 @@ class Center:
 
 @asynccontextmanager
 async def center(
-    path: Path, log: str = "log", url: str | None = None, listen: str = "127.0.0.1:0", **settings: Any
+    path: Path,
+    log: str = "log",
+    url: str | None = None,
+    listen: str = "127.0.0.1:0",
+    columns: Mapping[str, Columns] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Center]:
-    catalog = WatchedCatalog(url or f"sqlite:///{path}/catalog.db")
+    catalog = WatchedCatalog(url or f"sqlite:///{path}/catalog.db", columns)
     catalog.loop = asyncio.get_running_loop()
     frame_log = WatchedLog(path / log)
     clock = [1_000_000]

@@ -448,7 +448,7 @@ def test_an_edge_that_is_retired_while_it_is_connected_accepts_no_more_records(t
             while (reply := await push()).status_code == 200:
                 await asyncio.sleep(0)
             assert (reply.status_code, reply.json()["type"]) == (410, "https://edgewater.dev/problems/retired")
-            assert "restart the agent" in reply.json()["detail"]
+            assert "reinstate it, then restart the agent" in reply.json()["detail"]
             ready = await client.get("/readyz")
             assert (ready.status_code, ready.json()["missing"]) == (503, [RETIRED])
             assert "edgewater_edge_retired 1.0" in (await client.get("/metrics")).text
@@ -459,8 +459,12 @@ def test_an_edge_that_is_retired_while_it_is_connected_accepts_no_more_records(t
             assert agent.durable.core.queries, "what has not been shipped is kept"
         again = open_agent(settings)
         async with running(again) as task:
+            await until(lambda: again.uplink.retired.is_set(), "the refusal", task)
+            assert center.catalog.edge("jfk").retired, "a restart is no reinstatement"
+        await asyncio.to_thread(center.catalog.reinstate, EdgeId("jfk"))
+        again = open_agent(settings)
+        async with running(again) as task:
             await until(lambda: again.durable.core.streams["flights"].records == 100 + accepted, "the rest", task)
-            await until(lambda: not center.catalog.edge("jfk").retired, "a session", task)
             want = expected(range(accepted))
             closed = {key: groups for key, groups in want.items() if key[1] < max(want)[1]}
             await until(lambda: merged(center.bodies()) == closed, "all closed days", task)

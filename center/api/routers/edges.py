@@ -29,9 +29,21 @@ def edge(edge: str, center: Center) -> Edge:
     "/{edge}", dependencies=[ADMINISTERS], status_code=204, summary="Retire an edge", responses=problems(403, 404)
 )
 def retire(edge: str, center: Center) -> None:
-    """Declares an edge gone: answers no longer need it.
+    """Declares an edge gone: answers no longer need it, and the center takes nothing from it.
 
-    An edge that is connected learns it, accepts no more records, and keeps what it has not shipped until its agent is
-    restarted. An edge that connects again, after a restart or because it was not connected, is expected again.
+    An edge that is connected, or connects again, learns it: it accepts no more records, and keeps what it has not
+    shipped.
     """
     center.catalog.retire(EdgeId(edge))
+
+
+@router.post(
+    "/{edge}/reinstate",
+    dependencies=[ADMINISTERS],
+    status_code=204,
+    summary="Take a retirement back",
+    responses=problems(403, 404),
+)
+def reinstate(edge: str, center: Center) -> None:
+    """Answers need the edge again. An agent that has learned of the retirement has to be restarted."""
+    center.catalog.reinstate(EdgeId(edge))

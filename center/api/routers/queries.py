@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections import Counter
 from typing import Any
 
-import yaml
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from center.api.access import EDITS, EDITS_QUERY, READS, READS_QUERY, Caller, require
+from center.api.bodies import read_body, read_document
 from center.api.edge_progress import edge_progress
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, Query, QueryDetail, QueryEdge, QueryList, QueryStatus
 from center.api.openapi import problems
-from center.api.problems import HttpProblem
 from center.api.services import Center, Services
 from center.api.waiting import explain
 from center.api_access import Principal
 from center.catalog import COMPONENTS, RegisteredQuery, component_status, expected_edges
-from edgewater.errors import InvalidQuery
-from edgewater.plain_yaml import load_yaml
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.synopses import require_fit
 from edgewater.timestamps import rfc3339
-
-MAX_SPEC_BYTES = 64 << 10
-CLOSE = {"Connection": "close"}
-"""The rest of the body is not read."""
-YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
-READ_TYPES = ("application/json", *YAML_TYPES)
 
 router = APIRouter(prefix="/v1/queries", tags=["queries"])
 
@@ -72,7 +60,7 @@ async def register(request: Request, center: Center) -> Response:
 
     An invalid query is refused with the field, its value and what is accepted.
     """
-    body, content_type = await _body(request, center.limits.body / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_body(request, center.limits.body / 1000), request.headers.get("content-type", "")
     # Never on the event loop, and one after the other: parsing takes up to a second of pure Python.
     spec = await run_sync(read_query, body, content_type, limiter=center.parsing)
     request.state.target = f"/v1/queries/{spec.name}"
@@ -80,56 +68,11 @@ async def register(request: Request, center: Center) -> Response:
     return await run_sync(_register, center, spec)
 
 
-async def _body(request: Request, timeout_s: float) -> bytes:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(timeout_s):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_SPEC_BYTES:
-                    raise HttpProblem("too-large", f"a query has at most {MAX_SPEC_BYTES} bytes", CLOSE)
-    except TimeoutError:
-        raise HttpProblem("timeout", f"the query did not arrive within {timeout_s:g} s", CLOSE) from None
-    return bytes(body)
-
-
 def read_query(body: bytes, content_type: str) -> QuerySpec:
     """The query of a body. Raises InvalidQuery and HttpProblem; takes time that is linear in the body."""
-    spec = QuerySpec.from_mapping(_read(body, content_type))
+    spec = QuerySpec.from_mapping(read_document(body, content_type, "a query"))
     require_fit({m.name: m.entry_bytes for m in spec.measures})
     return spec
-
-
-def _read(body: bytes, content_type: str) -> object:
-    media_type = content_type.partition(";")[0].strip().lower()
-    if media_type not in READ_TYPES:
-        accepted = ", ".join(READ_TYPES)
-        raise HttpProblem(
-            "unsupported-media-type",
-            f"Content-Type: {content_type or '(none)'} is not one of {accepted}",
-            {"Accept-Post": accepted},
-        )
-    try:
-        given = _json_or_yaml(body.decode(), media_type)
-        repr(given)  # fails here for values that an error message could not name
-        return given
-    except (ValueError, yaml.YAMLError, RecursionError) as exc:
-        shown, kind = body[:200].decode(errors="replace"), "JSON" if media_type == "application/json" else "YAML"
-        raise InvalidQuery("", shown, f"a query as {kind}", str(exc).replace("\n", " ")) from exc
-
-
-def _json_or_yaml(text: str, media_type: str) -> object:
-    if media_type == "application/json":
-        return json.loads(text, object_pairs_hook=_unique)
-    return load_yaml(text, aliases=False)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuses duplicate keys: the second entry would silently replace the first."""
-    for key, count in Counter(key for key, _ in pairs).items():
-        if count > 1:
-            raise ValueError(f"duplicate key {key}")
-    return dict(pairs)
 
 
 def _register(center: Services, spec: QuerySpec) -> Response:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from center.api.bodies import MAX_BODY_BYTES
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, QueryDetail
-from center.api.routers.queries import MAX_SPEC_BYTES
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 
@@ -131,7 +131,7 @@ def test_yaml_aliases_cannot_expand_a_small_body(desk):
 
 
 def test_a_body_that_is_too_large_or_of_another_type_is_refused(desk):
-    assert post(desk, " " * (MAX_SPEC_BYTES + 1)).status_code == 413
+    assert post(desk, " " * (MAX_BODY_BYTES + 1)).status_code == 413
     refused = post(desk, SPEC, "text/plain")
     assert refused.status_code == 415
     assert refused.json()["type"] == "https://edgewater.dev/problems/unsupported-media-type"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from center.catalog import Catalog, store
-from center.catalog.store import FORGET_AFTER_MS, MAX_MESSAGES
+from center.catalog import Catalog, IndexOutcome, edge_rows, store
+from center.catalog import schema as t
+from center.catalog.edge_rows import REMEMBER_MS
+from center.catalog.query_rows import FORGET_AFTER_MS
+from center.catalog.store import MAX_MESSAGES
 from center.storage.frame_log import FrameLocation
 from edgewater import windows
-from edgewater.errors import Conflict, InvalidQuery
+from edgewater.errors import Conflict, InvalidQuery, LimitExceeded
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, frame, hello, spec
 
@@ -98,3 +101,40 @@ def test_deleted_queries_do_not_use_up_the_names_for_ever(catalog: Catalog, monk
     assert catalog.last_positions()["kept@1"] == 1
     with pytest.raises(Conflict):
         catalog.register(spec("more"), later_ms)
+
+
+def test_ten_thousand_incarnations_of_one_edge_are_forgotten_but_the_last(catalog: Catalog) -> None:
+    query = catalog.register(spec(), 1).ref
+    hello(catalog, incarnation="last", now_ms=1_000)
+    rows = [
+        {"edge": JFK, "incarnation": f"i{n}", "first_seq": 0, "awaited_seq": 1, "hello_at_ms": 0} for n in range(10_000)
+    ]
+    with catalog._engine.begin() as connection:
+        connection.execute(t.incarnations.insert(), rows)
+    assert hello(catalog, incarnation="new", now_ms=REMEMBER_MS + 500) is None
+    assert catalog.edge(JFK).incarnations == 2
+    assert catalog.index([frame(query, 0, incarnation="last")]) == [IndexOutcome.NEW], "its session may still be open"
+
+
+def test_an_edge_that_makes_incarnations_in_a_loop_is_refused_and_another_is_not(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge_rows, "MAX_INCARNATIONS", 5)
+    query = catalog.register(spec(), 1).ref
+    for n in range(20):
+        hello(catalog, incarnation=f"unused{n}")
+    assert catalog.edge(JFK).incarnations <= 5, "those that never sent a frame go at once"
+    refused = 0
+    for n in range(20):
+        try:
+            hello(catalog, incarnation=f"i{n}", now_ms=2_000)
+            catalog.index([frame(query, 0, incarnation=f"i{n}")])
+        except LimitExceeded as exc:
+            refused += 1
+            assert "5 incarnations have sent frames within 24 h" in exc.message
+    assert (refused, catalog.edge(JFK).incarnations, catalog.edge(JFK).incarnation) == (15, 5, "i4")
+    assert sum(a.times for a in catalog.alarms() if a.kind == "too-many-incarnations") == 15
+    hello(catalog, LGA, incarnation="honest", now_ms=2_000)
+    assert hello(catalog, incarnation="i2", next_seq=1, now_ms=2_000) == 0, "one that is remembered may go on"
+    hello(catalog, incarnation="tomorrow", now_ms=2_001 + REMEMBER_MS)
+    assert catalog.edge(JFK).incarnations == 2

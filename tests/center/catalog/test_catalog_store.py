@@ -20,7 +20,8 @@ from center.catalog import (
     query_from_key,
     query_key,
 )
-from center.catalog.store import _log_once, _read_spec
+from center.catalog.query_rows import _log_once, _read_spec
+from center.config import ColumnEntry
 from center.storage.frame_log import FrameLocation
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
 from edgewater.streams import LIVE, EdgeId, StreamClock
@@ -87,6 +88,9 @@ def test_a_query_is_checked_against_the_streams_of_known_edges(catalog: Catalog)
     assert catalog.queries() == []
 
 
+DISTANCE = {"carrier": "string", "distance": "int64"}
+
+
 def test_the_version_rises_with_queries_and_with_who_is_expected(catalog: Catalog) -> None:
     versions = [catalog.version()]
     for change in (
@@ -94,7 +98,9 @@ def test_the_version_rises_with_queries_and_with_who_is_expected(catalog: Catalo
         lambda: hello(catalog),
         lambda: hello(catalog, streams=()),
         lambda: catalog.retire(JFK),
-        lambda: hello(catalog, streams=()),
+        lambda: catalog.reinstate(JFK),
+        lambda: catalog.declare_columns("flights", {n: ColumnEntry(type=k) for n, k in DISTANCE.items()}),
+        lambda: catalog.undeclare_columns("flights"),
         lambda: catalog.delete("miles", 2),
     ):
         change()

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import grpc
+import pytest
 
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
@@ -60,6 +61,11 @@ async def test_what_an_edge_built_before_it_was_retired_or_ceased_to_serve_a_str
             await edge.send(frame(0))
             with suppress(grpc.aio.AioRpcError):  # the session may end first; the frame is then sent again
                 await edge.acked(0)
+        async with RawEdge(c.port) as edge:
+            with pytest.raises(grpc.aio.AioRpcError, match="edge jfk is retired: an admin of the center can reinstate"):
+                await edge.hello(oldest=0, following=2)
+        assert c.catalog.edge(JFK).retired
+        c.catalog.reinstate(JFK)
         async with RawEdge(c.port) as edge:
             await edge.hello(oldest=0, following=2, streams=[pb.Stream(name="trains")])
             await edge.send(frame(0))

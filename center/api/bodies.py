@@ -1,0 +1,68 @@
+"""Bodies of requests: how long they may be and take to arrive, and how they are read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import yaml
+from fastapi import Request
+
+from center.api.problems import HttpProblem
+from edgewater.errors import InvalidQuery
+from edgewater.plain_yaml import load_yaml
+
+MAX_BODY_BYTES = 64 << 10
+CLOSE = {"Connection": "close"}
+"""The rest of the body is not read."""
+YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
+READ_TYPES = ("application/json", *YAML_TYPES)
+
+
+async def read_body(request: Request, timeout_s: float) -> bytes:
+    """Raises HttpProblem for a body that is too long or too slow."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise HttpProblem("too-large", f"a body has at most {MAX_BODY_BYTES} bytes", CLOSE)
+    except TimeoutError:
+        raise HttpProblem("timeout", f"the body did not arrive within {timeout_s:g} s", CLOSE) from None
+    return bytes(body)
+
+
+def read_document(body: bytes, content_type: str, what: str) -> object:
+    """The content of a JSON or YAML body. Raises InvalidQuery, which names `what` it should be, and HttpProblem."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type not in READ_TYPES:
+        accepted = ", ".join(READ_TYPES)
+        raise HttpProblem(
+            "unsupported-media-type",
+            f"Content-Type: {content_type or '(none)'} is not one of {accepted}",
+            {"Accept-Post": accepted},
+        )
+    try:
+        given = _json_or_yaml(body.decode(), media_type)
+        repr(given)  # fails here for values that an error message could not name
+        return given
+    except (ValueError, yaml.YAMLError, RecursionError) as exc:
+        shown, kind = body[:200].decode(errors="replace"), "JSON" if media_type == "application/json" else "YAML"
+        raise InvalidQuery("", shown, f"{what} as {kind}", str(exc).replace("\n", " ")) from exc
+
+
+def _json_or_yaml(text: str, media_type: str) -> object:
+    if media_type == "application/json":
+        return json.loads(text, object_pairs_hook=_unique)
+    return load_yaml(text, aliases=False)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuses duplicate keys: the second entry would silently replace the first."""
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"duplicate key {key}")
+    return dict(pairs)

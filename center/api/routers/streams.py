@@ -1,0 +1,81 @@
+"""Streams: the columns that their edges have or, where the configuration or an admin declares them, may have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Request
+
+from center.api.access import ADMINISTERS, READS
+from center.api.bodies import read_body, read_document
+from center.api.models import StreamColumns, StreamList
+from center.api.openapi import problems
+from center.api.services import Center, Services
+from center.config import Columns
+from edgewater.configuration import Section, validate
+from edgewater.errors import InvalidConfig, InvalidRequest
+from edgewater.measure import NAME
+
+_EXAMPLE = {"columns": {"carrier": "string", "distance": {"type": "int64", "description": "miles"}}}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
+    }
+}
+
+
+class DeclaredColumns(Section):
+    """The body of a declaration."""
+
+    columns: Columns
+
+
+router = APIRouter(prefix="/v1/streams", tags=["edges"])
+
+
+@router.get("", dependencies=[READS], summary="The streams, and their columns")
+def streams(center: Center) -> StreamList:
+    """Of edges that are not retired, and those with declared columns."""
+    return StreamList.of(center.catalog.declared_streams(), center.catalog.edges())
+
+
+@router.put(
+    "/{stream}/columns",
+    dependencies=[ADMINISTERS],
+    summary="Declare a stream's columns",
+    responses=problems(403, 408, 409, 413, 415, 422),
+    openapi_extra=_BODY,
+)
+async def declare_columns(stream: str, request: Request, center: Center) -> StreamColumns:
+    """Edges with another column, or another type, are refused until they are set right.
+
+    A stream in the configuration has the columns that are written there (409).
+    """
+    body, content_type = await read_body(request, center.limits.body / 1000), request.headers.get("content-type", "")
+    return await run_sync(_declare, center, stream, body, content_type, limiter=center.parsing)
+
+
+def _declare(center: Services, stream: str, body: bytes, content_type: str) -> StreamColumns:
+    if not NAME.fullmatch(stream):
+        raise InvalidRequest("stream", stream, "a stream's name")
+    try:
+        columns = validate(DeclaredColumns, read_document(body, content_type, "columns of a stream")).columns
+    except InvalidConfig as exc:
+        raise InvalidRequest(exc.field, exc.value, exc.accepted, exc.reason) from None
+    center.catalog.declare_columns(stream, columns)
+    listed = StreamList.of(center.catalog.declared_streams(), center.catalog.edges())
+    return next(s for s in listed.streams if s.stream == stream)
+
+
+@router.delete(
+    "/{stream}/columns",
+    dependencies=[ADMINISTERS],
+    status_code=204,
+    summary="Let the edges decide again",
+    responses=problems(403, 404, 409),
+)
+def undeclare_columns(stream: str, center: Center) -> None:
+    """The columns are then those of its edges; the first one that has a column decides its type."""
+    center.catalog.undeclare_columns(stream)

@@ -1,0 +1,110 @@
+"""Rows of queries, and whether a query fits its stream; each function runs inside a transaction of the catalog."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import Connection, Row, delete, exists, func, insert, or_, select, update
+
+from center.catalog import schema as t
+from center.catalog.edges import EdgeRecord
+from center.catalog.frame_index import query_key
+from edgewater.errors import InvalidQuery, StorageError
+from edgewater.query import QuerySpec
+from edgewater.wire import QueryRef
+
+logger = logging.getLogger(__name__)
+
+MAX_QUERIES = 10_000
+"""Queries that are live, or were deleted less than `FORGET_AFTER_MS` ago, or have frames that are kept."""
+FORGET_AFTER_MS = 86_400_000
+"""Time after which a deleted query may be forgotten: the job has dropped its state by then."""
+FORGOTTEN = "forgotten"
+"""The counter of the highest version of a query that was forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredQuery:
+    """A query with the version that registration gave it."""
+
+    ref: QueryRef
+    spec: QuerySpec
+    registered_at_ms: int
+    deleted_at_ms: int | None
+
+    @property
+    def key(self) -> str:
+        return query_key(self.ref)
+
+
+def counter(connection: Connection, name: str) -> int:
+    value = select(t.counters.c.value).where(t.counters.c.name == name)
+    return int(connection.execute(value).scalar_one_or_none() or 0)
+
+
+def forget_ended(connection: Connection, before_ms: int) -> None:
+    """Deletes the rows of queries that were deleted before a time and have no frames left.
+
+    No later query gets a version of theirs, under any name: edges may still have frames of them.
+    """
+    c = t.queries.c
+    kept = (exists().where(table.c.name == c.name, table.c.version == c.version) for table in (t.frames, t.quarantine))
+    ended = (c.deleted_at_ms < before_ms) & ~or_(*kept)
+    version = connection.execute(select(func.max(c.version)).where(ended)).scalar_one()
+    if version is None:
+        return
+    version = max(int(version), counter(connection, FORGOTTEN))
+    forgotten = t.counters.c.name == FORGOTTEN
+    if connection.execute(update(t.counters).where(forgotten).values(value=version)).rowcount == 0:
+        connection.execute(insert(t.counters).values(name=FORGOTTEN, value=version))
+    connection.execute(delete(t.queries).where(ended))
+
+
+def readable(row: Row[Any]) -> RegisteredQuery | None:
+    try:
+        return query_from_row(row)
+    except StorageError as exc:
+        _log_once(exc.message)
+        return None
+
+
+@lru_cache(maxsize=MAX_QUERIES)
+def _log_once(message: str) -> None:
+    logger.error("%s; the query is ignored until it can be read", message)
+
+
+def query_from_row(row: Row[Any]) -> RegisteredQuery:
+    try:
+        spec = _read_spec(json.dumps(row.spec))
+    except InvalidQuery as exc:
+        raise StorageError(f"query {row.name}@{row.version} in the catalog cannot be read here: {exc.message}") from exc
+    return RegisteredQuery(QueryRef(row.name, row.version), spec, row.registered_at_ms, row.deleted_at_ms)
+
+
+@lru_cache(maxsize=MAX_QUERIES)
+def _read_spec(mapping: str) -> QuerySpec:
+    """Cached: parsing SQL takes a millisecond, and every process reads all queries whenever one changes."""
+    return QuerySpec.from_mapping(json.loads(mapping))
+
+
+def require_fit_at_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> None:
+    """Binds the spec to its stream as each expected edge serves it."""
+    for edge in edges:
+        stream = edge.stream(spec.stream)
+        if stream is None or edge.retired or (spec.edges is not None and edge.edge not in spec.edges):
+            continue
+        require_fit(spec, stream.columns, f"at edge {edge.edge}")
+
+
+def require_fit(spec: QuerySpec, columns: Mapping[str, pa.DataType], where: str) -> None:
+    try:
+        spec.bind(columns)
+    except InvalidQuery as exc:
+        where += f", {exc.reason}" if exc.reason else ""
+        raise InvalidQuery(exc.field, exc.value, exc.accepted, where) from exc
