@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, func, insert, select, update
+from sqlalchemy import Connection, Table, Text, cast, delete, func, insert, select, update
 
 from center.catalog import schema as t
-from center.catalog.edges import NO_PROGRESS, EdgeRecord, StreamRecord, edge_from_row, streams_to_json
+from center.catalog.edges import (
+    NO_PROGRESS,
+    EdgeRecord,
+    StreamRecord,
+    edge_from_row,
+    streams_from_json,
+    streams_to_json,
+)
 from center.edge_access import EdgeAccess
 from edgewater.errors import Conflict, LimitExceeded, ProtocolError
 from edgewater.streams import EdgeId
@@ -48,6 +56,18 @@ def select_edges(connection: Connection, edge: str | None = None) -> list[EdgeRe
     incarnations: dict[str, int] = dict(connection.execute(counts).all())
     lost_at_ms: dict[str, int] = dict(connection.execute(lost).all())
     return [edge_from_row(r, incarnations.get(r.edge, 0), lost_at_ms.get(r.edge)) for r in connection.execute(rows)]
+
+
+def select_shapes(connection: Connection, but: EdgeId) -> list[tuple[EdgeId, tuple[StreamRecord, ...]]]:
+    """The distinct lists of streams that edges serve, each with the first of these edges by id; without the edge `but`
+    and retired ones."""
+    streams = cast(t.edges.c.streams, Text)
+    first = func.min(t.edges.c.edge)
+    others = select(first, streams).where(t.edges.c.edge != but, t.edges.c.retired.is_(False))
+    rows = connection.execute(others.group_by(streams).order_by(first))
+    return [
+        (EdgeId(edge), streams_from_json(s for s in json.loads(served) if not s.get("former"))) for edge, served in rows
+    ]
 
 
 def incarnation_in_use(connection: Connection, edge: EdgeId) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -206,16 +206,20 @@ def edge_from_row(row: Row[Any], incarnations: int, state_lost_at_ms: int | None
     )
 
 
-def require_consistent_schema(edge: EdgeId, streams: Iterable[StreamRecord], edges: Iterable[EdgeRecord]) -> None:
+def require_consistent_schema(
+    edge: EdgeId, streams: Iterable[StreamRecord], others: Sequence[tuple[EdgeId, Sequence[StreamRecord]]]
+) -> None:
     """Checks that columns of streams without declared ones have one type at all edges. Some edges may lack a column.
+
+    Args:
+        others: other edges that are not retired, each with its streams; one of those with equal streams suffices.
 
     Raises:
         ProtocolError: names the column, both types and both edges.
     """
-    others = [other for other in edges if other.edge != edge and not other.retired]
     for stream in streams:
-        for other in others:
-            known = other.stream(stream.name)
+        for other, theirs in others:
+            known = next((s for s in theirs if s.name == stream.name), None)
             if known is None:
                 continue
             for column, kind in stream.columns.items():
@@ -223,6 +227,6 @@ def require_consistent_schema(edge: EdgeId, streams: Iterable[StreamRecord], edg
                 if known_kind != kind:
                     raise ProtocolError(
                         f"Hello: column {stream.name}.{column} is {type_name(kind)} at edge {edge} and"
-                        f" {type_name(known_kind)} at edge {other.edge}; give it one type everywhere, or declare it at"
-                        f" the center (streams.{stream.name}.columns), or retire {other.edge}"
+                        f" {type_name(known_kind)} at edge {other}; give it one type everywhere, or declare it at"
+                        f" the center (streams.{stream.name}.columns), or retire {other}"
                     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from center.catalog import budget_rows, frame_index, quarantine
 from center.catalog import schema as t
@@ -24,6 +24,7 @@ from center.catalog.edge_rows import (
     record_lost_state,
     select_edges,
     select_incarnation,
+    select_shapes,
     upsert_edge,
     upsert_incarnation,
 )
@@ -52,7 +53,7 @@ from center.catalog.query_rows import (
 from center.catalog.stream_rows import DeclaredStream, delete_columns, select_declared, write_columns
 from center.config import ColumnEntry
 from center.edge_access import UNLIMITED, EdgeAccess
-from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
+from center.storage.database import open_engine, read_transaction, schema_transaction, upsert, write_transaction
 from center.storage.frame_log import FrameEntry
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, Retired, StorageError
 from edgewater.query import QuerySpec
@@ -253,12 +254,12 @@ class Catalog:
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
             # Under the lock: the second of two concurrent first Hellos must see the first.
-            edges = select_edges(connection)
-            if any(e.retired for e in edges if e.edge == edge):
+            retired = select(t.edges.c.retired).where(t.edges.c.edge == edge)
+            if connection.execute(retired).scalar_one_or_none():
                 raise Retired(f"edge {edge} is retired: an admin of the center can reinstate it")
             known = select_incarnation(connection, edge, incarnation, locked=True)
             first, awaited = known or (oldest_seq, oldest_seq)
-            refused = self._refusal(connection, edge, streams, edges) or (
+            refused = self._refusal(connection, edge, streams) or (
                 forget_incarnations(connection, edge, now_ms) if known is None else None
             )
             if refused is None and next_seq < awaited:
@@ -285,14 +286,13 @@ class Catalog:
             raise refused[1]
         return awaited - 1 if awaited > first else None
 
-    def _refusal(
-        self, connection: Connection, edge: EdgeId, streams: Sequence[StreamRecord], edges: Sequence[EdgeRecord]
-    ) -> Refusal | None:
+    def _refusal(self, connection: Connection, edge: EdgeId, streams: Sequence[StreamRecord]) -> Refusal | None:
         declared = select_declared(connection, self._configured)
         try:
             for stream in (s for s in streams if s.name in declared):
                 declared[stream.name].require(edge, stream)
-            require_consistent_schema(edge, [s for s in streams if s.name not in declared], edges)
+            undeclared = [s for s in streams if s.name not in declared]
+            require_consistent_schema(edge, undeclared, select_shapes(connection, edge) if undeclared else [])
         except ProtocolError as exc:
             return "columns-differ", exc
         return None
@@ -301,8 +301,9 @@ class Catalog:
         """Records heartbeats of any number of edges in one transaction; unknown edges are ignored."""
         with write_transaction(self._engine) as connection:
             # Sorted, or two gateways that each hold a row lock could deadlock.
-            for record in sorted(records, key=lambda r: r.edge):
-                connection.execute(update(t.edges).where(t.edges.c.edge == record.edge).values(**record.to_row()))
+            rows = [{"this": r.edge, **r.to_row()} for r in sorted(records, key=lambda r: r.edge)]
+            if rows:
+                connection.execute(update(t.edges).where(t.edges.c.edge == bindparam("this")), rows)
 
     def end_session(self, edge: EdgeId, now_ms: int, session: str | None = None) -> None:
         """Records the end of a session, unless a newer one than `session` has begun."""
@@ -396,17 +397,24 @@ class Catalog:
     def record_query_statuses(self, statuses: Iterable[QueryStatusRecord]) -> None:
         """Records whether edges run queries, replacing their last statuses, in one transaction; those of queries that
         are not live are ignored."""
-        c, q = t.statuses.c, t.queries.c
+        q = t.queries.c
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
-            rows = connection.execute(select(q.name, q.version).where(q.deleted_at_ms.is_(None)))
-            live = {QueryRef(name, version) for name, version in rows}
-            for status in (s for s in statuses if s.query in live):
-                key = {"name": status.query.name, "version": status.query.version, "edge": status.edge}
-                values = {"accepted": status.accepted, "code": status.code[:64], "message": status.message[:4_000]}
-                row = (c.name == key["name"]) & (c.version == key["version"]) & (c.edge == key["edge"])
-                if connection.execute(update(t.statuses).where(row).values(**values)).rowcount == 0:
-                    connection.execute(insert(t.statuses).values(**key, **values))
+            found = connection.execute(select(q.name, q.version).where(q.deleted_at_ms.is_(None)))
+            live = {QueryRef(name, version) for name, version in found}
+            rows = [
+                {
+                    "name": status.query.name,
+                    "version": status.query.version,
+                    "edge": status.edge,
+                    "accepted": status.accepted,
+                    "code": status.code[:64],
+                    "message": status.message[:4_000],
+                }
+                for status in statuses
+                if status.query in live
+            ]
+            upsert(connection, t.statuses, rows)
 
     def query_statuses(self, ref: QueryRef) -> dict[EdgeId, QueryStatusRecord]:
         """The status of a query by edge, for the edges that have reported one."""

@@ -125,7 +125,8 @@ class QueryLedger(ABC):
     def _leaving(self, edges: Sequence[EdgeRecord], expected: Collection[EdgeId]) -> dict[str, int]:
         """The edges that are no longer expected, each with an event time up to which it may have accepted records."""
         clock = self._state.running_clock
-        gone = (e for e in edges if e.edge in self._state.expected and e.edge not in expected)
+        before = frozenset(self._state.expected)
+        gone = (e for e in edges if e.edge in before and e.edge not in expected)
         return {e.edge: clock.to_event_ms(_by_own_clock(e, e.last_seen_ms + LEAVING_MS)) for e in gone}
 
     def _lost_states(self, edges: Sequence[EdgeRecord], clock: StreamClock | None) -> Mapping[str, tuple[int, int]]:
@@ -484,7 +485,8 @@ class QueryLedger(ABC):
     def _left(self, start_ms: int) -> tuple[EdgeId, ...]:
         """The edges that left when the window had begun, without having closed it."""
         state, (begin, end) = self._state, self._required_span(start_ms)
-        left = (e for e, until in sorted(state.left.items()) if begin <= until and e not in state.expected)
+        expected = frozenset(state.expected) if state.left else ()
+        left = (e for e, until in sorted(state.left.items()) if begin <= until and e not in expected)
         return tuple(EdgeId(e) for e in left if state.through_ms.get(e, MIN_TIME_MS) < end)
 
     def _lacks_records(self, start_ms: int) -> bool:

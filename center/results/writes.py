@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, insert, or_, select, update
 
 from center.catalog import query_from_key, query_key
 from center.ledger import (
@@ -21,6 +21,7 @@ from center.ledger import (
     with_late_records,
 )
 from center.results import schema as t
+from center.storage.database import upsert
 from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate, merge_what_fits
 from edgewater.synopses.encoding import codec
@@ -118,33 +119,27 @@ def _fold(connection: Connection, key: str, slices: Sequence[int]) -> None:
 
 def write_ledger(connection: Connection, changes: Iterable[QueryChanges]) -> None:
     """Writes the changes of the ledger's state in a transaction."""
+    changes = list(changes)
+    upsert(connection, t.ledger_queries, [{"query": query_key(c.ref), "state": c.state} for c in changes])
+    entries: dict[tuple[str, str, int], str | None] = {}
     for change in changes:
         key = query_key(change.ref)
-        connection.execute(delete(t.ledger_queries).where(t.ledger_queries.c.query == key))
-        connection.execute(insert(t.ledger_queries).values(query=key, state=change.state))
         if change.state is None:
             for table in (t.ledger_entries, t.deltas, t.shapes):
                 connection.execute(delete(table).where(table.c.query == key))
             continue
-        by_kind: dict[str, dict[int, str | None]] = {}
-        for part_kind, start, state in change.entries:
-            by_kind.setdefault(part_kind, {})[start] = state
-        for kind, states in by_kind.items():
-            _replace_parts(connection, key, kind, states)
+        entries.update({(key, kind, start): state for kind, start, state in change.entries})
         if change.late:
             add_late_records(connection, key, change.late, change.open_from_ms)
-
-
-def _replace_parts(connection: Connection, key: str, kind: str, states: Mapping[int, str | None]) -> None:
-    starts = list(states)
-    for at in range(0, len(starts), _CHUNK):
-        chunk = t.ledger_entries.c.start_ms.in_(starts[at : at + _CHUNK])
-        connection.execute(
-            delete(t.ledger_entries).where(t.ledger_entries.c.query == key, t.ledger_entries.c.kind == kind, chunk)
-        )
-    rows = [{"query": key, "kind": kind, "start_ms": s, "state": state} for s, state in states.items() if state]
-    if rows:
-        connection.execute(insert(t.ledger_entries), rows)
+    kept = [
+        {"query": q, "kind": kind, "start_ms": s, "state": state} for (q, kind, s), state in entries.items() if state
+    ]
+    upsert(connection, t.ledger_entries, kept)
+    gone = [{"q": q, "k": kind, "s": start} for (q, kind, start), state in entries.items() if not state]
+    if gone:
+        c = t.ledger_entries.c
+        this = (c.query == bindparam("q")) & (c.kind == bindparam("k")) & (c.start_ms == bindparam("s"))
+        connection.execute(delete(t.ledger_entries).where(this), gone)
 
 
 def add_late_records(connection: Connection, key: str, late: Mapping[LateSlice, int], open_from_ms: int) -> None:
@@ -166,11 +161,8 @@ def add_late_records(connection: Connection, key: str, late: Mapping[LateSlice, 
             counts[kind] = counts.get(kind, 0) + records
     counter = t.counters.c.name == "late"
     connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + 1))
-    table = t.late_records
-    for (edge, reason), records in totals.items():
-        row = (table.c.query == key) & (table.c.edge == edge) & (table.c.reason == reason)
-        if connection.execute(update(table).where(row).values(records=table.c.records + records)).rowcount == 0:
-            connection.execute(insert(table).values(query=key, edge=edge, reason=reason, records=records))
+    rows = [{"query": key, "edge": edge, "reason": reason, "records": n} for (edge, reason), n in totals.items()]
+    upsert(connection, t.late_records, rows, added=["records"])
     starts = list(slices)
     for at in range(0, len(starts), _CHUNK):
         _add_late_slices(connection, key, {start: slices[start] for start in starts[at : at + _CHUNK]})
@@ -312,17 +304,12 @@ def add_shipped(connection: Connection, frames: Iterable[FrameSummary]) -> None:
         at = (query_key(summary.query), str(summary.edge))
         count, size = totals.get(at, (0, 0))
         totals[at] = (count + 1, size + summary.wire_bytes)
-    for (key, edge), (count, size) in totals.items():
-        row = update(t.shipped).where(t.shipped.c.query == key, t.shipped.c.edge == edge)
-        more = {"frames": t.shipped.c.frames + count, "wire_bytes": t.shipped.c.wire_bytes + size}
-        if connection.execute(row.values(**more)).rowcount == 0:
-            connection.execute(insert(t.shipped).values(query=key, edge=edge, frames=count, wire_bytes=size))
+    rows = [{"query": q, "edge": e, "frames": count, "wire_bytes": size} for (q, e), (count, size) in totals.items()]
+    upsert(connection, t.shipped, rows, added=["frames", "wire_bytes"])
 
 
 def set_consumed(connection: Connection, through: Mapping[str, int]) -> None:
-    for key, position in through.items():
-        connection.execute(delete(t.consumed).where(t.consumed.c.query == key))
-        connection.execute(insert(t.consumed).values(query=key, position=position))
+    upsert(connection, t.consumed, [{"query": key, "position": position} for key, position in through.items()])
 
 
 def drop_answers(connection: Connection, before_ms: int) -> int:

@@ -67,7 +67,7 @@ class MeasureQuestions:
         values: include the values in samples.
         confidence: of the intervals.
         measures: the measures to include; (): all.
-        groups: (column, accepted values as text, see `matches_text`); groups must match every column named, and
+        groups: (column, accepted values as text; `render.denoted_values`); groups must match all columns named, and
             others are not rendered.
     """
 

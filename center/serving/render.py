@@ -7,7 +7,7 @@ are withheld, the bounds are null.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.results import AnswerRecord
-from center.serving.cells import Cell, CellPart, not_finite, plain_key, without_lists
+from center.serving.cells import NOT_FINITE, Cell, CellPart, plain_key, without_lists
 from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
 from center.serving.measures import (
     DEFAULT_QUANTILES,
@@ -41,12 +41,13 @@ from edgewater.timestamps import rfc3339
 
 _UNSTATED = (None, None, None)
 _PREDICTION_ROUNDING = 2.0**-44
+_NOTHING = object()
 
 __all__ = [
     "DEFAULT_QUANTILES",
     "NO_QUESTIONS",
     "MeasureQuestions",
-    "matches_text",
+    "denoted_values",
     "render",
     "to_csv",
     "to_table",
@@ -263,23 +264,26 @@ def _select_groups(aggregate: GroupedAggregate, order: IntArray, questions: Meas
     columns = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True)) if questions.groups else {}
     keep = np.ones(len(order), bool)
     for name, texts in questions.groups:
-        codes = columns[name].dictionary_encode(null_encoding="encode")
-        meant = np.array([any(matches_text(v, text) for text in texts) for v in codes.dictionary.to_pylist()], bool)
-        keep &= meant[np.asarray(codes.indices)] if len(meant) else keep
+        keep &= pc.is_in(columns[name], denoted_values(texts, columns[name].type)).to_numpy(zero_copy_only=False)
     return order[keep]
 
 
-def matches_text(value: object, text: str) -> bool:
-    """Whether a group's value equals the value that a URL's text denotes."""
-    if isinstance(value, str):
-        return value == text
-    if value is None:
-        return text == "null"
-    if isinstance(value, bool):
-        return text == ("true" if value else "false")
+def denoted_values(texts: Iterable[str], key_type: pa.DataType) -> pa.Array:
+    """Returns the keys of this type that the texts of a URL denote; ``null`` denotes the null of any type."""
+    values = [value for text in texts for value in (_denoted(text, key_type), None if text == "null" else _NOTHING)]
+    return pa.array([value for value in values if value is not _NOTHING], key_type)
+
+
+def _denoted(text: str, key_type: pa.DataType) -> Any:
+    if pa.types.is_string(key_type):
+        return text
+    if pa.types.is_boolean(key_type):
+        return {"true": True, "false": False}.get(text, _NOTHING)
     try:
-        if isinstance(value, float):
-            return text == not_finite(value) if not math.isfinite(value) else float(text) == value
-        return int(text) == value
+        if pa.types.is_floating(key_type):
+            number = float(text) + 0.0  # keys have one zero, and -0.0 + 0.0 is 0.0
+            return number if math.isfinite(number) or text in NOT_FINITE else _NOTHING
+        whole = int(text)
+        return whole if -(1 << 63) <= whole < 1 << 63 else _NOTHING
     except ValueError:
-        return False
+        return _NOTHING

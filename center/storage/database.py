@@ -13,7 +13,7 @@ What the stores rely on:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from sqlalchemy import (
     Engine,
     MetaData,
     String,
+    Table,
     Text,
     create_engine,
     event,
@@ -33,6 +34,7 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.schema import CreateColumn
@@ -223,6 +225,26 @@ def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]
     except BaseException:
         engine.dispose()
         raise
+
+
+def upsert(
+    connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *, added: Collection[str] = ()
+) -> None:
+    """Inserts rows, or updates those with the same primary key, by one statement that the driver repeats.
+
+    Args:
+        rows: of equal columns. They are written in the order of their keys, so that two writers do not deadlock.
+        added: columns whose values are added to those of an existing row; others replace them.
+    """
+    if not rows:
+        return
+    keys = [column.name for column in table.primary_key]
+    make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = make(table)
+    new = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+    changed = {name: table.c[name] + value if name in added else value for name, value in new.items()}
+    ordered = sorted(rows, key=lambda row: [row[key] for key in keys])
+    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), ordered)
 
 
 def _add_columns(connection: Connection, tables: MetaData) -> None:

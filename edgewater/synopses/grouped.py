@@ -28,6 +28,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 _NO_GROUPS = np.zeros(0, np.int64)
 _GROUPS = Field("number of groups", ("<i8",), ((1,),), total="groups")
+_MERGE_PARAMETERS = ("parameters", "seed", "item_type")
 _MERGE_BYTES = 256 << 20
 """Memory of partials that are merged at a time."""
 
@@ -179,7 +180,7 @@ class GroupedAggregate:
             theirs = other._measures[name]
             if theirs.kind != stack.kind:
                 raise IncompatibleSynopses(f"measure {name}: {stack.kind} and {theirs.kind} do not merge")
-            if _merge_parameters(stack) != _merge_parameters(theirs):
+            if not _may_merge(stack, theirs):
                 # Before anything changes: a merge of stacks without groups raises the error, if there is one.
                 stack.take(_NO_GROUPS).merge(theirs.take(_NO_GROUPS), _NO_GROUPS)
 
@@ -329,9 +330,12 @@ def _check_state_bytes(groups: int, parts: Sequence[SynopsisMessage]) -> None:
         )
 
 
-def _merge_parameters(stack: Stack) -> tuple[Any, ...]:
-    """Returns the attributes that are equal if two stacks of one kind merge."""
-    return tuple(getattr(stack, name, stack) for name in ("parameters", "seed", "item_type"))
+def _may_merge(stack: Stack, other: Stack) -> bool:
+    """Returns whether two stacks of one kind merge for certain, since what built-in kinds require is equal; what a
+    third-party kind requires is not known."""
+    if not type(stack).__module__.startswith("edgewater."):
+        return False
+    return all(getattr(stack, name, None) == getattr(other, name, None) for name in _MERGE_PARAMETERS)
 
 
 def _update(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from center.ledger import Phase
 from center.ledger.quality import Totals, WithheldBound, assess
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, render, to_csv, to_table
+from center.serving.render import denoted_values
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
 from edgewater.synopses import Estimates, GroupedAggregate, MeanStack, Quantile
@@ -255,3 +257,20 @@ def test_times_are_rfc_3339_with_milliseconds_only_where_there_are_any() -> None
     assert rfc3339(-1) == "1969-12-31T23:59:59.999Z"
     assert rfc3339(1_357_020_000_250) == "2013-01-01T06:00:00.250Z"
     assert rfc3339(400_000_000_000_000).startswith("14645-"), "a wrong unit at the source must not break the answer"
+
+
+@pytest.mark.parametrize(
+    ("key_type", "texts", "expected"),
+    [
+        (pa.string(), ["null", "a", ""], ["null", None, "a", ""]),
+        (pa.int64(), ["7", "null", "x", "1.0", str(1 << 63), str(-(1 << 63))], [7, None, -(1 << 63)]),
+        (pa.bool_(), ["true", "False", "1", "null"], [True, None]),
+        (pa.float64(), ["-0.0", "1e400", "inf", "-Infinity", "1.5"], [0.0, -math.inf, 1.5]),
+    ],
+)
+def test_texts_of_a_url_denote_keys_of_the_columns_type(
+    key_type: pa.DataType, texts: list[str], expected: list[object]
+) -> None:
+    found = denoted_values(texts, key_type).to_pylist()
+
+    assert [repr(value) for value in found] == [repr(value) for value in expected]
