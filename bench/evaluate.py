@@ -150,7 +150,7 @@ async def _measure(
             yield json.dumps({"id": i, **question(i)}).encode() + b"\n"
 
     transport = httpx.ASGITransport(center.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://center", timeout=None) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as client:
         path = f"/v1/queries/{query}/evaluate"
         await client.post(path, content=b"".join(body(range(1))))  # decodes the window
         questions_body = b"".join(body(range(count)))

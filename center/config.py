@@ -144,6 +144,8 @@ class ApiLimitsSection(Section):
     """Time in which a query must arrive, and in which a client must take a part of its response."""
     idle: Duration = 300_000
     """Time without a question after which a stream of questions is ended."""
+    answers_per_principal: Count = 8
+    """Answers that are read at once; further ones wait."""
     reads: Rate = "200/second"
     """Requests per principal that change nothing."""
     changes: Rate = "20/second"
@@ -153,6 +155,8 @@ class ApiSection(Section):
     """The REST API. Off loopback it needs credentials: `token`, `principals`, `tokens_file` or `oidc`."""
 
     listen: Address = "127.0.0.1:7480"
+    hosts: tuple[str, ...] = ()
+    """Names besides those of loopback by which requests without credentials may address it: of a proxy, say."""
     token: SecretStr | None = None
     """The token of the principal `admin`."""
     principals: dict[str, PrincipalEntry] = {}

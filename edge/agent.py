@@ -21,7 +21,10 @@ import pyarrow as pa
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from edge import metrics
 from edge.backfill import BackfillRunner
@@ -30,12 +33,13 @@ from edge.core import EdgeCore, Ingested, InputLost, SourceEnded, SourcesOpened,
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, load_identity
 from edge.process import now_ms, release_free_memory
 from edge.records import Chunk, Position, Source
-from edge.sources import Unavailable, build_sources, push_routes, replay_clock
+from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edgewater.connections import ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig, InvalidInput, Retired, StorageError
 from edgewater.health import EmbeddedServer, health_routes, listen
+from edgewater.host_check import LocalHosts
 from edgewater.streams import Delivery, StreamClock
 from edgewater.synopses import source_of
 from edgewater.wire import LossReason
@@ -102,12 +106,14 @@ class Agent:
         """
         http = self.config.http
         health = self._health_routes()
-        apps = [(http.listen, "http.listen", self._push_routes() + ([] if http.metrics else health), http.tls)]
+        push = self._push_routes() + ([] if http.metrics else health)
+        guard = Middleware(LocalHosts, hosts=http.hosts, key="http.hosts", refuse=self._misdirected)
+        apps = [(http.listen, "http.listen", Starlette(False, push, [] if http.authenticates else [guard]), http.tls)]
         if http.metrics is not None:
-            apps.append((http.metrics, "http.metrics", health, None))
+            apps.append((http.metrics, "http.metrics", Starlette(False, health), None))
         with contextlib.ExitStack() as sockets:
             listening = [sockets.enter_context(listen(address, field)) for address, field, _, _ in apps]
-            servers = [_server(routes, tls, self._count_refused) for _, _, routes, tls in apps]
+            servers = [_server(app, tls, self._count_refused) for _, _, app, tls in apps]
             serving = [
                 asyncio.create_task(server.serve([socket])) for server, socket in zip(servers, listening, strict=True)
             ]
@@ -160,6 +166,10 @@ class Agent:
             self.config, self.accept, self.unavailable, now_ms,
             self.meter.busy, self.meter.on_refused, self._count_refused,
         )  # fmt: skip
+
+    def _misdirected(self, _: Scope, detail: str) -> Response:
+        self._count_refused("host")
+        return problem(421, "misdirected", detail)
 
     def _gauges(self) -> dict[str, tuple[str, float]]:
         core = self.durable.core
@@ -366,14 +376,14 @@ class Agent:
                 release_free_memory()
 
 
-def _server(routes: list[Route], tls: HttpTlsConfig | None, on_closed: Callable[[str], None]) -> EmbeddedServer:
+def _server(app: Starlette, tls: HttpTlsConfig | None, on_closed: Callable[[str], None]) -> EmbeddedServer:
     """Raises InvalidConfig: a file of `http.tls` cannot be used."""
     options: dict[str, Any] = {}
     if tls is not None:
         options = {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.client_ca}
         options["ssl_cert_reqs"] = ssl.CERT_NONE if tls.client_ca is None else ssl.CERT_REQUIRED
     config = uvicorn.Config(
-        Starlette(routes=routes), lifespan="off", timeout_graceful_shutdown=STOP_GRACE_S,
+        app, lifespan="off", timeout_graceful_shutdown=STOP_GRACE_S,
         **guarded(LIMITS, on_closed), **options,
     )  # fmt: skip
     try:

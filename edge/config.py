@@ -122,9 +122,11 @@ class HttpConfig(Model):
     Attributes:
         tokens: bearer tokens of the clients that push; several are valid at once, so that one can replace another.
         metrics: address of /livez, /readyz and /metrics, without TLS and token; None: they are served at `listen`.
+        hosts: names besides those of loopback by which requests without credentials may address it: of a proxy, say.
     """
 
     listen: Address = "127.0.0.1:7410"
+    hosts: list[str] = []
     tokens: list[SecretStr] = []
     tls: HttpTlsConfig | None = None
     metrics: Address | None = None

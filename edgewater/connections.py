@@ -1,9 +1,10 @@
 """Limits of the connections of an HTTP server, which uvicorn has no options for.
 
 uvicorn waits for ever for the first byte of a connection and for the end of a request's headers (its keep-alive
-time-out begins after a response, and any byte ends it), and for a client that takes nothing of its response.
-`GuardedProtocol` closes such connections. When there are too many, the one that has been without a request the longest
-is closed for the new one, so that silent connections never keep others out.
+time-out begins after a response, and any byte ends it), and for a client that takes nothing of its response; and
+asyncio counts no TLS handshakes. `GuardedProtocol` closes such connections, `GuardedServer` such handshakes. When there
+are too many, the one that has been without a request the longest is closed for the new one, so that silent connections
+never keep others out.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Callable
+import ssl
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES = 16 << 10
@@ -33,7 +36,7 @@ class ConnectionLimits:
 
     Attributes:
         connections: how many may be open.
-        headers_s: time in which a request's headers must arrive.
+        headers_s: time in which a TLS handshake must end, and in which a request's headers must arrive.
         stall_s: time in which a client must take a part of its response.
     """
 
@@ -48,11 +51,23 @@ class Connections:
 
     Attributes:
         on_closed: called with the reason for which a connection was closed.
+        handshakes: connections whose TLS handshake has not ended.
     """
 
     limits: ConnectionLimits
     on_closed: Callable[[str], None]
-    waiting: dict[GuardedProtocol, None] = field(default_factory=dict)
+    waiting: dict[GuardedProtocol | Handshake, None] = field(default_factory=dict)
+    handshakes: int = 0
+
+    def admit(self, count: int) -> bool:
+        """Makes room for the newest of `count` connections with a whole handshake; returns whether there is."""
+        if count + self.handshakes <= self.limits.connections:
+            return True
+        self.on_closed("connections")
+        oldest = next(iter(self.waiting), None)
+        if oldest is not None:
+            oldest.abort()
+        return oldest is not None
 
 
 class GuardedProtocol(H11Protocol):
@@ -71,13 +86,9 @@ class GuardedProtocol(H11Protocol):
         # Headers and body are two writes: without it the second waits 40 ms for the client's delayed acknowledgement.
         # asyncio sets it only on sockets whose protocol number is given.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self.connections) > guard.limits.connections:
-            oldest = next(iter(guard.waiting), None)
-            guard.on_closed("connections")
-            if oldest is None:
-                self._reply(503)
-                return
-            oldest._abort()
+        if not guard.admit(len(self.connections)):
+            self._reply(503)
+            return
         self._update()
 
     def data_received(self, data: bytes) -> None:
@@ -134,9 +145,9 @@ class GuardedProtocol(H11Protocol):
 
     def _close(self, reason: str) -> None:
         self._guard.on_closed(reason)
-        self._abort()
+        self.abort()
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         """Closes without waiting for the client to take what is in the buffer."""
         self._guard.waiting.pop(self, None)
         self.transport.abort()
@@ -148,12 +159,94 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
 
+class Handshake(asyncio.Protocol):
+    """A connection until its TLS handshake has ended. Then an HTTP protocol goes on with it.
+
+    Args:
+        make_protocol: makes the HTTP protocol.
+    """
+
+    def __init__(
+        self, guard: Connections, make_protocol: Callable[[], GuardedProtocol], context: ssl.SSLContext
+    ) -> None:
+        self._guard = guard
+        self._make_protocol = make_protocol
+        self._context = context
+        self._transport: asyncio.Transport
+        self._task: asyncio.Task[None]
+        self._received = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.pause_reading()  # the handshake reads
+        self._task = asyncio.ensure_future(self._run())
+
+    def data_received(self, data: bytes) -> None:
+        """Data that has come right behind the handshake."""
+        self._received += data
+
+    def abort(self) -> None:
+        self._guard.waiting.pop(self, None)
+        self._transport.abort()
+
+    async def _run(self) -> None:
+        guard, protocol = self._guard, self._make_protocol()
+        guard.waiting[self] = None
+        guard.handshakes += 1
+        guard.admit(len(protocol.connections))
+        try:
+            encrypted = await asyncio.get_running_loop().start_tls(
+                self._transport, self, self._context, server_side=True, ssl_handshake_timeout=guard.limits.headers_s
+            )
+        except OSError:  # ssl.SSLError is one
+            guard.on_closed("handshake")
+            return
+        finally:
+            guard.waiting.pop(self, None)
+            guard.handshakes -= 1
+        if encrypted is None or encrypted.is_closing():
+            return
+        encrypted.set_protocol(protocol)
+        protocol.connection_made(encrypted)
+        if self._received:
+            protocol.data_received(bytes(self._received))
+
+
+class GuardedServer(uvicorn.Server):
+    """uvicorn that counts TLS handshakes as connections, and ends those that take too long.
+
+    The options of its configuration are those of `guarded`.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop: Any = asyncio.get_running_loop()
+        loop.create_server = partial(self._create_server, loop.create_server)
+        try:
+            await super().startup(sockets)
+        finally:
+            del loop.create_server  # the class' method is back
+
+    async def _create_server(
+        self,
+        create_server: Callable[..., Awaitable[asyncio.Server]],
+        make_protocol: Callable[[], GuardedProtocol],
+        *,
+        ssl: ssl.SSLContext | None,
+        **options: Any,
+    ) -> asyncio.Server:
+        if ssl is None:
+            return await create_server(make_protocol, **options)
+        (guard,) = self.config.http.args  # type: ignore[union-attr]  # see `guarded`
+        return await create_server(partial(Handshake, guard, make_protocol, ssl), **options)
+
+
 def guarded(limits: ConnectionLimits, on_closed: Callable[[str], None]) -> dict[str, Any]:
     """Returns options of `uvicorn.Config` that hold the limits.
 
     Args:
         on_closed: called with the reason for which a connection was closed: silent, slow-headers, slow-reader,
-            connections (there were too many), malformed.
+            handshake (of TLS, failed or not in time), connections (there were too many), malformed.
     """
     _allow_descriptors(limits.connections + DESCRIPTORS)
     return {

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from edgewater.configuration import split_address
-from edgewater.connections import ConnectionLimits, guarded
+from edgewater.connections import ConnectionLimits, GuardedServer, guarded
 from edgewater.errors import InvalidConfig
 
 
@@ -64,7 +64,7 @@ def bound_address(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class EmbeddedServer(uvicorn.Server):
+class EmbeddedServer(GuardedServer):
     """uvicorn without its signal handlers: the process has its own."""
 
     @contextlib.contextmanager

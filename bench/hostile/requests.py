@@ -177,12 +177,12 @@ def requests() -> list[bytes]:
     heads += [f"GET {path}" for path in ("/v1/quarantine", "/v1/quarantine/n@1/7", "/readyz", "/docs", "/openapi.json")]
     heads += ["DELETE /v1/queries/n", "DELETE /v1/edges/e"]
     extra = 'Accept: text/csv;q=0.5, */*\r\nIf-None-Match: "x"\r\nLast-Event-ID: 1\r\nX-Request-ID: a\r\n'
-    whole = [f"{head} HTTP/1.1\r\nHost: c\r\n{extra}\r\n".encode() for head in heads]
+    whole = [f"{head} HTTP/1.1\r\nHost: localhost\r\n{extra}\r\n".encode() for head in heads]
     bodies = [("/v1/queries", "application/json", json.dumps({**SPEC, "name": "m"}))]
     bodies += [("/v1/queries", "application/yaml", EXAMPLE_SPEC_YAML)]
     bodies += [("/v1/queries/n/evaluate", "application/x-ndjson", "\n".join(QUESTIONS))]
     for path, kind, body in bodies:
-        head = f"POST {path} HTTP/1.1\r\nHost: c\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
         whole.append(head.encode() + f"{len(body.encode()):x}\r\n{body}\r\n0\r\n\r\n".encode())
     application()
     return whole

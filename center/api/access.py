@@ -6,7 +6,7 @@ not change is forbidden to it (403).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -75,6 +75,12 @@ def _forbidden(principal: Principal, role: Role, query: str | None) -> HttpProbl
     return HttpProblem("forbidden", f"{principal.name} does not have the role {role}{what}")
 
 
+async def _turn(request: Request) -> AsyncIterator[None]:
+    center: Services = request.app.state.services
+    async with center.turns.taken(caller(request)):
+        yield
+
+
 def caller(request: Request) -> Principal:
     """The principal that `Requires` has identified."""
     principal: Principal = request.state.principal
@@ -85,6 +91,8 @@ Caller = Annotated[Principal, Depends(caller)]
 OPEN = Depends(Requires(None))
 """For everyone."""
 READS_QUERY = Depends(Requires("reader", "query"))
+IN_TURN = Depends(_turn, scope="function")
+"""For requests that read and render answers, until the response is rendered; after what the route requires."""
 READS = Depends(Requires("reader"))
 READS_ALL = Depends(Requires("reader", "all"))
 EDITS = Depends(Requires("editor"))

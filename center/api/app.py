@@ -15,6 +15,7 @@ from typing import Any
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Scope
 
 from center.api import pages, problems
 from center.api.access import unguarded
@@ -22,7 +23,7 @@ from center.api.answer_cache import AnswerRenderer
 from center.api.audit import AuditLog, AuditMiddleware
 from center.api.authentication import Authenticator
 from center.api.edge_progress import EdgeProgress
-from center.api.limits import PendingResponses, Rates, Slots
+from center.api.limits import PendingResponses, Rates, Slots, Turns
 from center.api.live_feed import AnswerPoller, LiveFeed
 from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
 from center.api.models import ProblemDetails
@@ -33,6 +34,7 @@ from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.results import ResultStore
 from center.serving import SynopsisCache
+from edgewater.host_check import LocalHosts
 
 DESCRIPTION = """
 Streaming queries over data from many places. Every answer states its error, its completeness and its age.
@@ -81,6 +83,8 @@ def create_app(
     # The last one is the outermost.
     problems.install(app)
     app.add_middleware(PendingResponses, most_bytes=config.limits.responses, on_refused=services.metrics.on_refused)
+    if not config.authenticates:
+        app.add_middleware(LocalHosts, hosts=config.hosts, key="api.hosts", refuse=_misdirected(services))
     app.add_middleware(SecurityHeaders, over_tls=config.tls is not None)
     app.add_middleware(AuditMiddleware, audit=audit)
     app.add_middleware(MetricsMiddleware, metrics=services.metrics)
@@ -112,8 +116,17 @@ def _services(
         catalog, results, components, now_ms, renderer, progress, feed, metrics, SynopsisCache(config.cache),
         CapacityLimiter(1), Authenticator(config, now_ms), Rates(limits, metrics.on_refused),
         Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
-        Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused), limits,
+        Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused),
+        Turns(limits.answers_per_principal, metrics.on_refused), limits,
     )  # fmt: skip
+
+
+def _misdirected(services: Services) -> Callable[[Scope, str], ASGIApp]:
+    def refuse(scope: Scope, detail: str) -> ASGIApp:
+        services.metrics.on_refused("host")
+        return problems.problem_response("misdirected", detail, instance=scope["path"])
+
+    return refuse
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgewater.errors import InvalidConfig
 from edgewater.timestamps import rfc3339
 
-REFUSED = (401, 403, 429)
+REFUSED = (401, 403, 421, 429)
 REFUSED_PER_MINUTE = 60
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

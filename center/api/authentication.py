@@ -33,6 +33,10 @@ FETCH_TIMEOUT_S = 3.0
 FETCH_PAUSE_S = 5.0
 """Time between a failed fetch and the next: an issuer out of reach must not cost each request the time-out."""
 MAX_DOCUMENT_BYTES = 1 << 20
+MAX_SUBJECT = 255
+"""Characters of a subject (OpenID Connect Core, section 2)."""
+OIDC_PREFIX = "oidc:"
+"""Begins the names of principals that a JWT has, and of no others: limits and the audit log go by name."""
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +113,8 @@ class Authenticator:
             entries["admin"] = PrincipalEntry(token=config.token, role="admin")
         static: dict[bytes, tuple[Principal, int]] = {}
         for name, entry in entries.items():
+            if name.startswith(OIDC_PREFIX):
+                raise InvalidConfig(f"api.principals.{name}", "…", f"a name that does not begin with {OIDC_PREFIX}")
             digest = _digest(entry)
             if digest in static:
                 raise InvalidConfig(f"api.principals.{name}", "…", "a token that no other principal has")
@@ -184,7 +190,10 @@ class _JwtVerifier:
         grants = tuple(config.roles[v].grant for v in _values(claims, config.claim) if v in config.roles)
         if not grants:
             raise Unauthenticated(f"no value of the token's claim {config.claim} has a role")
-        return Principal(str(claims["sub"])[:200], grants), int(claims["exp"]) * 1000 + config.leeway
+        subject = str(claims["sub"])
+        if len(subject) > MAX_SUBJECT:
+            raise Unauthenticated(f"the token's sub has {len(subject)} characters; expected at most {MAX_SUBJECT}")
+        return Principal(OIDC_PREFIX + subject, grants), int(claims["exp"]) * 1000 + config.leeway
 
     def _locate(self) -> str:
         with self._lock:

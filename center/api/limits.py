@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from weakref import WeakValueDictionary
 
 import limits
 from limits.aio.storage import MemoryStorage
@@ -23,6 +25,8 @@ from center.config import ApiLimitsSection
 OnRefused = Callable[[str], None]
 """Called with the reason of each refusal."""
 RETRY_AFTER = {"Retry-After": "5"}
+MAX_WAITING = 256
+"""Requests for answers of one principal that are read or wait for their turn."""
 PART_BYTES = 64 << 10
 """Responses are passed to the transport in such parts, so that a slow client holds one of them twice."""
 MAX_PARAMETERS = 1_000
@@ -79,6 +83,29 @@ class Slots:
         finally:
             self._held[principal.name] -= 1
             self._held += Counter()  # forgets principals without a stream
+
+
+class Turns:
+    """Lets each principal read a number of answers at once; the others of its requests wait for their turn.
+
+    So one principal does not take all of the threads that read and render.
+    """
+
+    def __init__(self, most_per_principal: int, on_refused: OnRefused) -> None:
+        self._most = most_per_principal
+        self._semaphores: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._requests = Slots("answers", MAX_WAITING * MAX_WAITING, MAX_WAITING, on_refused)
+
+    @contextlib.asynccontextmanager
+    async def taken(self, principal: Principal) -> AsyncIterator[None]:
+        """Holds a turn while entered. Raises HttpProblem: too-many-requests if too many wait."""
+        if principal is ANYONE:
+            yield
+            return
+        with self._requests.held(principal):
+            semaphore = self._semaphores.setdefault(principal.name, asyncio.Semaphore(self._most))
+            async with semaphore:
+                yield
 
 
 class InSlot(Response):

@@ -65,6 +65,7 @@ HTTP_PROBLEMS: dict[str, ProblemType] = {
     "not-acceptable": ProblemType(406, "Not acceptable"),
     "timeout": ProblemType(408, "Request timeout"),
     "too-large": ProblemType(413, "Body too large"),
+    "misdirected": ProblemType(421, "Misdirected request"),
     "unsupported-media-type": ProblemType(415, "Unsupported media type"),
     "too-many-requests": ProblemType(429, "Too many requests"),
     "unavailable": ProblemType(503, "Unavailable for now"),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import uvicorn
@@ -15,7 +13,7 @@ from starlette.types import ASGIApp
 
 from center.config import ApiSection, ApiTlsSection, load_certificate
 from edgewater.configuration import file_signature
-from edgewater.connections import ConnectionLimits, guarded
+from edgewater.connections import ConnectionLimits, GuardedServer, guarded
 from edgewater.errors import InvalidConfig
 
 GRACE_S = 5
@@ -48,27 +46,13 @@ def _context(tls: ApiTlsSection) -> ssl.SSLContext:
     return context
 
 
-class ApiServer(uvicorn.Server):
-    """uvicorn with a deadline for TLS handshakes, and with certificates that are read again when they change.
-
-    asyncio's deadline is 60 s, and uvicorn has no option for it.
-    """
+class ApiServer(GuardedServer):
+    """A server whose certificates are read again when they change."""
 
     def __init__(self, config: uvicorn.Config, api: ApiSection, reload_s: float = RELOAD_S) -> None:
         super().__init__(config)
         self._api = api
         self._reload_s = reload_s
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        loop: Any = asyncio.get_running_loop()
-        if self._api.tls is None:
-            await super().startup(sockets)
-            return
-        loop.create_server = partial(loop.create_server, ssl_handshake_timeout=self._api.limits.headers / 1000)
-        try:
-            await super().startup(sockets)
-        finally:
-            del loop.create_server  # the class' method is back
 
     async def main_loop(self) -> None:
         if self._api.tls is None:

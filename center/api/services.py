@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 from center.api.answer_cache import AnswerRenderer
 from center.api.authentication import Authenticator
 from center.api.edge_progress import EdgeProgress
-from center.api.limits import Rates, Slots
+from center.api.limits import Rates, Slots, Turns
 from center.api.live_feed import LiveFeed
 from center.api.metrics import ApiMetrics
 from center.catalog import Catalog, ComponentRegistry
@@ -44,6 +44,7 @@ class Services:
     rates: Rates
     live_slots: Slots
     evaluate_slots: Slots
+    turns: Turns
     limits: ApiLimitsSection
 
 

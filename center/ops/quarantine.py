@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pwd
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -9,9 +13,11 @@ from typing import Any, Self
 
 from sqlalchemy import make_url
 
+from center.api.audit import AuditLog
 from center.catalog import Catalog, QuarantinedFrame
 from center.config import CenterConfig
 from center.job.examination import Examiner
+from center.ops.processes import now_ms
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog
 from edgewater.errors import Conflict, EdgewaterError, InvalidConfig
@@ -21,6 +27,8 @@ from edgewater.timestamps import rfc3339
 class Quarantine:
     """The quarantine of a center, whose processes may run. A context manager; methods raise StorageError.
 
+    Changes are in the API's audit log.
+
     Raises:
         InvalidConfig: there is no catalog, which opening it would create.
     """
@@ -29,6 +37,7 @@ class Quarantine:
         url = make_url(config.catalog)
         if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
             raise InvalidConfig("data_dir", str(config.data_dir), f"that of a center that has run, with {url.database}")
+        self._audit = AuditLog(config.api.audit, now_ms, lambda: None)
         self._catalog = Catalog(config.catalog)
         self._results_url, self._log_dir = config.results, config.frames_dir
 
@@ -53,6 +62,18 @@ class Quarantine:
             contents = {"problem": exc.message}
         return _mapping(frame) | {"contents": contents}
 
+    @contextlib.contextmanager
+    def _audited(self, action: str, key: str, position: int) -> Iterator[None]:
+        """Records a change and its outcome, by whoever runs this process."""
+        outcome = "failed"
+        try:
+            yield
+            outcome = "done"
+        finally:
+            target = f"/v1/quarantine/{key}/{position}"[:200]
+            entry = {"principal": f"cli:{_user()}", "remote": None, "action": action, "target": target}
+            self._audit.write({**entry, "outcome": outcome, "status": None, "request": None}, is_refusal=False)
+
     def retry(self, key: str, position: int) -> int:
         """Lets the job apply a frame as new data; returns its new position.
 
@@ -60,20 +81,26 @@ class Quarantine:
             NotFound: it is not in quarantine.
             Conflict: its query is deleted, or the job has not yet stated it as lost.
         """
-        self._catalog.quarantined_frame(key, position)
-        store = ResultStore(self._results_url)
-        try:
-            if store.consumed().get(key, 0) < position:
-                raise Conflict(f"the job has not passed frame {position} of query {key} yet: try again when it has")
-        finally:
-            store.close()
-        return self._catalog.retry_quarantined(key, position)
+        with self._audited("retry_quarantined", key, position):
+            self._catalog.quarantined_frame(key, position)
+            with contextlib.closing(ResultStore(self._results_url)) as store:
+                if store.consumed().get(key, 0) < position:
+                    raise Conflict(f"the job has not passed frame {position} of query {key} yet: try again when it has")
+            return self._catalog.retry_quarantined(key, position)
 
     def drop(self, key: str, position: int) -> None:
         """Gives up a frame and its bytes. Raises NotFound."""
-        segment = self._catalog.drop_quarantined(key, position)
-        if segment is not None:
-            FrameLog(self._log_dir).remove(segment)
+        with self._audited("drop_quarantined", key, position):
+            segment = self._catalog.drop_quarantined(key, position)
+            if segment is not None:
+                FrameLog(self._log_dir).remove(segment)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container the user may have no name
+        return str(os.getuid())
 
 
 def _mapping(frame: QuarantinedFrame) -> dict[str, Any]:

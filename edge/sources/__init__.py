@@ -5,7 +5,7 @@ chunks with positions; it never touches the core or the journal.
 """
 
 from edge.sources.factory import build_sources, file_opener
-from edge.sources.http import HttpSource, Unavailable, push_routes
+from edge.sources.http import HttpSource, Unavailable, problem, push_routes
 from edge.sources.pacing import PacedSource, replay_clock
 from edge.sources.stdin import StdinSource
 
@@ -16,6 +16,7 @@ __all__ = [
     "Unavailable",
     "build_sources",
     "file_opener",
+    "problem",
     "push_routes",
     "replay_clock",
 ]

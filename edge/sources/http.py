@@ -304,7 +304,19 @@ class _PushEndpoint:
         headers: Mapping[str, str] | None = None,
         members: Mapping[str, object] | None = None,
     ) -> Response:
-        """Returns an RFC 9457 reply with the stable error code `code` and the extension `members`, and counts it."""
+        """As `problem`; counts it."""
         self._count_refused(code)
-        body = {"type": TYPE_BASE + code, "title": code.replace("-", " "), "status": status, "detail": detail}
-        return JSONResponse(body | dict(members or {}), status, headers, media_type="application/problem+json")
+        return problem(status, code, detail, headers=headers, members=members)
+
+
+def problem(
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    members: Mapping[str, object] | None = None,
+) -> Response:
+    """Returns an RFC 9457 reply with the stable error code `code` and the extension `members`."""
+    body = {"type": TYPE_BASE + code, "title": code.replace("-", " "), "status": status, "detail": detail}
+    return JSONResponse(body | dict(members or {}), status, headers, media_type="application/problem+json")

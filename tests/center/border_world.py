@@ -79,7 +79,7 @@ class Border:
         app = create_app(self.catalog, self.results, self.components, ApiSection(), now_ms=lambda: self.now_ms)
 
         async def once() -> httpx.Response:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://center") as client:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
                 return await client.get(path, headers={"accept": accept})
 
         return asyncio.run(once())

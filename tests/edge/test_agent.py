@@ -425,6 +425,22 @@ def test_a_full_disk_holds_the_reply_until_the_records_are_safe(
     run(test, tmp_path)
 
 
+def test_a_page_in_a_browser_of_this_machine_cannot_push_to_an_edge_without_credentials(tmp_path: Path) -> None:
+    async def test(center: Center) -> None:
+        settings = config(tmp_path, center, [{"http": {}}])
+        agent = open_agent(settings)
+        async with running(agent) as task, httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
+            await until(lambda: agent.uplink.connected, "a session", task)
+            for headers in ({"Host": "rebound.example.com"}, {"Origin": "https://page.example.com"}):
+                reply = await client.post("/v1/streams/flights", content=lines(range(3)), headers=NDJSON | headers)
+                assert (reply.status_code, "http.hosts" in reply.json()["detail"]) == (421, True)
+            assert 'edgewater_edge_refused_total{reason="host"} 2.0' in (await client.get("/metrics")).text
+            reply = await client.post("/v1/streams/flights", content=lines(range(3)), headers=NDJSON)
+            assert reply.status_code == 200
+
+    run(test, tmp_path)
+
+
 def test_an_edge_that_is_retired_while_it_is_connected_accepts_no_more_records(tmp_path: Path) -> None:
     (tmp_path / "live.ndjson").write_text(lines(range(20_000, 20_050)))
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from center.api.access import READS_QUERY, caller
+from center.api.access import IN_TURN, READS_QUERY, caller
 from center.api.answer_cache import Page, entity_tag
 from center.api.models import Answer, AnswerList, AnswerPage, Revisions
 from center.api.negotiation import JSON, matches, negotiate
@@ -70,7 +70,7 @@ class RevisionParams(QuestionParams):
 
 @router.get(
     "/windows",
-    dependencies=[READS_QUERY],
+    dependencies=[READS_QUERY, IN_TURN],
     response_model=None,
     responses=answer_responses(AnswerPage, 422),
     summary="A range of windows",
@@ -95,7 +95,7 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
 
 @router.get(
     "/latest",
-    dependencies=[READS_QUERY],
+    dependencies=[READS_QUERY, IN_TURN],
     response_model=None,
     responses=answer_responses(Answer, 422),
     summary="The last window",
@@ -126,7 +126,7 @@ def _no_answer(request: Request, center: Services, query: RegisteredQuery) -> Re
 
 @router.get(
     "/at",
-    dependencies=[READS_QUERY],
+    dependencies=[READS_QUERY, IN_TURN],
     response_model=None,
     responses=answer_responses(AnswerList, 422),
     summary="At a moment",
@@ -142,7 +142,7 @@ def at(name: str, params: Annotated[AtParams, Query()], request: Request, center
 
 @router.get(
     "/windows/{start}",
-    dependencies=[READS_QUERY],
+    dependencies=[READS_QUERY, IN_TURN],
     response_model=None,
     responses=answer_responses(Answer, 422),
     summary="One window",
@@ -169,7 +169,7 @@ def window(
 
 @router.get(
     "/windows/{start}/revisions",
-    dependencies=[READS_QUERY],
+    dependencies=[READS_QUERY, IN_TURN],
     responses=problems(404, 422),
     summary="A window's revisions",
 )

@@ -59,7 +59,7 @@ class Desk:
     def ask(self, method: str, path: str, *, app: FastAPI | None = None, **request: Any) -> httpx.Response:
         async def once() -> httpx.Response:
             transport = httpx.ASGITransport(app or self.app(), raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://center") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return await client.request(method, path, **request)
 
         return asyncio.run(once())

@@ -6,11 +6,13 @@ import asyncio
 import hashlib
 import json
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -249,6 +251,21 @@ def test_a_jwt_that_is_not_of_the_issuer_or_not_valid_now_is_refused(desk, issue
         assert token not in given.text
 
 
+def test_a_subject_is_never_taken_for_the_principal_of_a_static_token(desk, issuer, tmp_path: Path):
+    path = tmp_path / "audit.jsonl"
+    limits = {"reads": "2/day"}
+    app = desk.app(oidc=oidc(issuer), principals={"ann": {"token": "ann-secret"}}, limits=limits, audit=str(path))
+    jwt_of_ann = {"Authorization": f"Bearer {issuer.token()}"}
+    spent = [desk.get("/v1/queries", app=app, headers=jwt_of_ann).status_code for _ in range(3)]
+    assert spent == [200, 200, 429]
+    assert desk.get("/v1/queries", app=app, headers=bearer("ann")).status_code == 200
+    assert json.loads(path.read_text())["principal"] == "oidc:ann"
+    with pytest.raises(InvalidConfig, match=r"principals\.oidc:ann.*does not begin with oidc:"):
+        desk.app(principals={"oidc:ann": {"token": "a"}})
+    too_long = {"Authorization": f"Bearer {issuer.token(sub='x' * 256)}"}
+    assert "at most 255" in desk.get("/v1/queries", app=app, headers=too_long).json()["detail"]
+
+
 def test_rotated_keys_are_fetched_once_and_an_issuer_out_of_reach_costs_no_time(desk, issuer, monkeypatch):
     app = desk.app(oidc=oidc(issuer))
     verifier = app.state.services.authenticator._jwts
@@ -265,7 +282,7 @@ def test_rotated_keys_are_fetched_once_and_an_issuer_out_of_reach_costs_no_time(
     clock = SimpleNamespace(monotonic=lambda: later)
     monkeypatch.setattr("jwt.jwks_client.time", clock)
     monkeypatch.setattr("center.api.authentication.time", clock)
-    assert verifier.verify(issuer.token("k2"))[0].name == "ann"
+    assert verifier.verify(issuer.token("k2"))[0].name == "oidc:ann"
     assert issuer.fetches == 2
     issuer.is_down = True
     later += 31
@@ -273,11 +290,11 @@ def test_rotated_keys_are_fetched_once_and_an_issuer_out_of_reach_costs_no_time(
         with pytest.raises((StorageError, Unauthenticated)):
             verifier.verify(issuer.token("k3", key=issuer.keys["k1"]))
     assert issuer.fetches == 3
-    assert verifier.verify(issuer.token("k1"))[0].name == "ann", "known keys are still used"
+    assert verifier.verify(issuer.token("k1"))[0].name == "oidc:ann", "known keys are still used"
     issuer.is_down = False
     later += FETCH_PAUSE_S + 31
     issuer.add_key("k3")
-    assert verifier.verify(issuer.token("k3"))[0].name == "ann"
+    assert verifier.verify(issuer.token("k3"))[0].name == "oidc:ann"
 
 
 def test_requests_are_limited_per_principal(desk):
@@ -344,14 +361,88 @@ def test_a_change_that_fails_in_the_center_is_in_the_audit_log_too(desk, tmp_pat
     assert (line["action"], line["outcome"], line["status"]) == ("delete", "failed", 500)
 
 
+def test_one_principal_does_not_take_the_threads_of_all(two_hours, monkeypatch):
+    desk, _ = two_hours
+    app = desk.app(principals=PRINCIPALS, limits={"answers_per_principal": 2})
+    reading, most, hold = 0, 0, threading.Event()
+    latest = desk.results.latest
+
+    def slow(ref):
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        assert hold.wait(20)
+        reading -= 1
+        return latest(ref)
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+
+            async def status(name: str) -> int:
+                return (await client.get("/v1/queries/flights/latest", headers=bearer(name))).status_code
+
+            monkeypatch.setattr(desk.results, "latest", slow)
+            greedy = [asyncio.create_task(status("root")) for _ in range(60)]  # more than there are threads
+            while reading < 2:
+                await asyncio.sleep(0.001)
+            monkeypatch.setattr(desk.results, "latest", latest)
+            assert await status("watcher") == 200
+            hold.set()
+            assert await asyncio.gather(*greedy) == [200] * 60
+            assert most == 2
+
+    asyncio.run(ask())
+
+
+def test_a_principal_whose_requests_wait_in_a_long_line_is_told_so(two_hours, monkeypatch):
+    desk, _ = two_hours
+    monkeypatch.setattr("center.api.limits.MAX_WAITING", 3)
+    app = desk.app(principals=PRINCIPALS, limits={"answers_per_principal": 1})
+
+    async def ask() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            asked = (client.get("/v1/queries/flights/latest", headers=bearer("root")) for _ in range(9))
+            return [given.status_code for given in await asyncio.gather(*asked)]
+
+    statuses = asyncio.run(ask())
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 3
+
+
+def test_a_page_in_a_browser_of_this_machine_cannot_use_an_api_without_credentials(desk):
+    app = desk.app()
+
+    def status(path: str = "/v1/queries", method: str = "GET", app=app, **headers: str) -> int:
+        return desk.ask(method, path, app=app, headers=headers).status_code
+
+    for host in ("localhost", "LOCALHOST:7480", "127.0.0.1:7480", "127.9.9.9", "[::1]:7480"):
+        assert status(host=host) == 200, host
+    for host in ("rebound.example.com", "rebound.example.com:7480", "10.0.0.1", "localhost.example.com", "x@y:z"):
+        assert status(host=host) == 421, host
+    refused = desk.get("/v1/queries", app=app, headers={"Host": "rebound.example.com"})
+    assert refused.json()["detail"] == (
+        "Host 'rebound.example.com' is not this machine; without credentials expected localhost, a loopback address or"
+        " one of api.hosts"
+    )
+    assert refused.headers["x-content-type-options"] == "nosniff"
+    assert 'edgewater_api_refused_total{reason="host"} 6.0' in desk.get("/metrics", app=app).text
+    desk.connect("jfk")
+    undo = "/v1/edges/jfk/reinstate"  # without a body a browser asks nobody before it sends this
+    assert status(undo, "POST", origin="https://page.example.com") == 421
+    assert status(undo, "POST", origin="null") == 421
+    assert status(undo, "POST", origin="http://localhost:7480") == 204
+    assert status(undo, "POST") == 204
+    behind_a_proxy = desk.app(hosts=["center.example.com"])
+    assert status(app=behind_a_proxy, host="center.example.com") == 200
+    with_tokens = desk.app(principals=PRINCIPALS)
+    assert status(app=with_tokens, host="center.example.com", **bearer("root")) == 200
+
+
 def test_refusals_do_not_fill_the_disk(desk, tmp_path: Path):
     path = tmp_path / "audit.jsonl"
     app = desk.app(principals=PRINCIPALS, audit=str(path))
 
     async def many() -> None:
-        import httpx
-
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://center") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             for _ in range(100):
                 await client.get("/v1/queries")
             desk.now += 60_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -22,7 +23,7 @@ from center.api.pages import PAGE_POLICY, SWAGGER_FILES
 from tests.certificates import make_certificates
 
 WAIT_S = 20.0
-REQUEST = b"GET /v1/queries HTTP/1.1\r\nHost: center\r\n"
+REQUEST = b"GET /v1/queries HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_a_connection_that_sends_nothing_or_never_a_whole_header_is_closed(desk,
         silent, slow, done, kept = (connect(url) for _ in range(4))
         slow.sendall(REQUEST)
         done.sendall(REQUEST + b"\r\n")
-        kept.sendall(b"POST /v1/edges HTTP/1.1\r\nHost: center\r\nContent-Length: 99999\r\n\r\n")
+        kept.sendall(b"POST /v1/edges HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n")
         slow.settimeout(0.02)
         began = time.monotonic()
         answer = b""
@@ -89,7 +90,7 @@ def test_silent_connections_never_keep_others_out(desk, connect):
 
 def test_a_body_that_does_not_arrive_is_answered_in_time(desk, connect):
     with desk.served(limits={"body": "100ms"}) as url:
-        head = "POST /v1/queries HTTP/1.1\r\nHost: c\r\nContent-Type: application/yaml\r\nContent-Length: 99\r\n\r\n"
+        head = "POST /v1/queries HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/yaml\r\nContent-Length: 99\r\n\r\n"
         connection = connect(url)
         connection.sendall(head.encode())
         answer = read_all(connection)
@@ -100,7 +101,7 @@ def test_a_stream_of_questions_without_questions_is_ended(two_hours, connect):
     desk, _ = two_hours
     with desk.served(limits={"idle": "100ms"}) as url:
         connection = connect(url)
-        head = "POST /v1/queries/flights/evaluate HTTP/1.1\r\nHost: c\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = "POST /v1/queries/flights/evaluate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         question = json.dumps({"id": 7, "latest": 1, "measure": "n", "global": True}).encode() + b"\n"
         connection.sendall(head.encode() + b"%x\r\n%s\r\n" % (len(question), question))
         answer = b""
@@ -121,7 +122,7 @@ def test_a_client_that_takes_nothing_is_closed_and_its_response_with_it(desk, co
     """The body is larger than any buffer between the two: a page of Swagger UI, many times."""
     with desk.served(limits={"body": "150ms", "headers": "150ms"}) as url:
         reader = connect(url, window=4096)
-        request = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: center\r\n\r\n"
+        request = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
         reader.sendall(request * 20)
         wait_until(lambda: refused(url).get("slow-reader", 0) >= 1)
         assert len(read_all(reader)) < 20 * 1_400_000
@@ -226,6 +227,52 @@ def test_over_tls_a_renewed_certificate_is_used_without_a_restart(desk, tmp_path
                 return False
 
         wait_until(trusted)
+
+
+CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01"
+"""The beginning of one of 512 bytes."""
+
+
+def test_tls_handshakes_that_never_end_keep_nobody_out_and_are_closed(desk, connect, tmp_path: Path):
+    make_certificates(tmp_path, {"center": "IP:127.0.0.1"})
+    tls = {"cert": str(tmp_path / "center.pem"), "key": str(tmp_path / "center.key")}
+    trusting = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    with desk.served(tls=tls, limits={"connections": 20, "headers": "300ms"}) as url:
+        begun = [connect(url) for _ in range(60)]
+        for connection in begun[::2]:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(CLIENT_HELLO)
+        with httpx.Client(verify=trusting) as client:
+            assert client.get(f"{url}/livez").status_code == 200
+        assert [read_all(connection) for connection in begun] == [b""] * 60
+        text = httpx.get(f"{url}/metrics", verify=trusting).text
+        ended = {r: float(n) for r, n in re.findall(r'api_refused_total\{reason="([^"]+)"\} (\S+)', text)}
+        assert ended["connections"] >= 41 and ended["connections"] + ended["handshake"] >= 60
+
+
+def test_a_request_that_comes_in_one_piece_with_the_end_of_the_handshake_is_answered(desk, connect, tmp_path: Path):
+    make_certificates(tmp_path, {"center": "IP:127.0.0.1"})
+    context = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    tls = {"cert": str(tmp_path / "center.pem"), "key": str(tmp_path / "center.key")}
+    with desk.served(tls=tls) as url:
+        connection, received, to_send = connect(url), ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = context.wrap_bio(received, to_send, server_hostname="127.0.0.1")
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                connection.sendall(to_send.read())
+                received.write(connection.recv(1 << 16))
+        client.write(REQUEST + b"\r\n")
+        connection.sendall(to_send.read())
+        answer = b""
+        while not answer:
+            received.write(connection.recv(1 << 16))
+            with contextlib.suppress(ssl.SSLWantReadError):  # a session ticket
+                answer = client.read(1 << 16)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        connection.close()
 
 
 @pytest.mark.parametrize("path", ["/v1/queries", "/livez", "/nowhere", "/metrics", "/openapi.json"])

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from center.catalog import Catalog, QueryStatusRecord
+from center.config import TlsSection
 from center.ingest import limits
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import MAX_STATUSES, StatusWriter
@@ -17,6 +18,7 @@ from edgewater.streams import EdgeId
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire import uplink_pb2_grpc
 from tests.center.gateway_world import Center, RawEdge, center, eventually, on_a_loop, spec, tokens
+from tests.certificates import make_certificates
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 """HTTP/2's, and empty settings."""
@@ -40,6 +42,22 @@ async def test_connections_that_say_nothing_are_closed_and_an_edge_connects_mean
         # The edge, whose call is open, is still there.
         await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=5)))
         await edge.until("time_echo")
+
+
+@on_a_loop
+async def test_tls_handshakes_that_never_end_are_closed_and_an_edge_connects_meanwhile(tmp_path: Path) -> None:
+    make_certificates(tmp_path, {"center": "IP:127.0.0.1"})
+    tls = TlsSection(cert=tmp_path / "center.pem", key=tmp_path / "center.key")
+    async with center(tmp_path, hello_timeout_ms=300, tls=tls) as c:
+        begun = [await asyncio.open_connection("127.0.0.1", c.port) for _ in range(60)]
+        for _, writer in begun[::2]:
+            writer.write(b"\x16\x03\x01\x02\x00\x01")  # a part of a ClientHello
+        credentials = grpc.ssl_channel_credentials((tmp_path / "ca.pem").read_bytes())
+        async with grpc.aio.secure_channel(f"127.0.0.1:{c.port}", credentials) as channel:
+            await channel.channel_ready()
+            for reader, writer in begun:
+                await _closed(reader)
+                writer.close()
 
 
 @on_a_loop

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def command(world: World, *args: str) -> Any:
     where = ("catalog_url", world.catalog_url), ("results_url", world.results_url), ("log_dir", str(world.log_dir))
     options = [part for key, value in where for part in ("--set", f"{key}={value}")]
+    options += ["--set", f"api.audit={world.log_dir}.audit"]
     result = CliRunner().invoke(main, ["center", "quarantine", *args[:1], *options, "--json", *args[1:]])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -89,6 +92,9 @@ def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(
     assert command(world, "ls") == {"frames": []}
     with pytest.raises(NotFound):
         world.catalog.drop_quarantined("a@1", 1)
+    (line,) = map(json.loads, Path(f"{world.log_dir}.audit").read_text().splitlines())
+    assert (line["action"], line["target"], line["outcome"]) == ("drop_quarantined", "/v1/quarantine/a@1/1", "done")
+    assert line["principal"] == f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
 
 
 def test_a_frame_that_is_retried_counts_once_as_new_data(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +159,7 @@ def test_a_retried_frame_that_fails_again_is_back(world: World, monkeypatch: pyt
 
 
 def test_a_frame_that_has_not_been_passed_or_whose_query_is_deleted_is_not_retried(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path
 ) -> None:
     (ref,) = world.register("a")
     world.ship_records(world.edges[0], ref, 0, ["/a"])
@@ -162,8 +168,9 @@ def test_a_frame_that_has_not_been_passed_or_whose_query_is_deleted_is_not_retri
     failed = CliRunner().invoke(
         main,
         ["center", "quarantine", "retry", "--set", f"catalog_url={world.catalog_url}", "--set",
-         f"results_url={world.results_url}", "a@1", "1"],
+         f"results_url={world.results_url}", "--set", f"api.audit={tmp_path}/audit", "a@1", "1"],
     )  # fmt: skip
+    assert json.loads((tmp_path / "audit").read_text())["outcome"] == "failed"
     assert failed.exit_code != 0 and "has not passed frame 1" in failed.output
     world.catalog.delete("a", world.now)
     with pytest.raises(Conflict, match="deleted"):

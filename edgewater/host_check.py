@@ -1,0 +1,56 @@
+"""Protects servers that ask nobody who they are, on loopback, from web pages in a browser of the same machine.
+
+A page whose name is made to resolve to 127.0.0.1 (DNS rebinding) has the browser send that name as `Host`. A page of
+another origin has it send that origin as `Origin` with a request that changes something. Neither is a name of this
+machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+READS = ("GET", "HEAD", "OPTIONS")
+
+
+class LocalHosts:
+    """Middleware: refuses requests that name another host than this machine, or come from a page of another one.
+
+    Args:
+        hosts: names that are accepted besides those of loopback.
+        key: the configuration's key of them, for the message.
+        refuse: makes the response from a message.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str], key: str, refuse: Callable[[Scope, str], ASGIApp]) -> None:
+        self._app = app
+        self._hosts = {host.lower() for host in hosts}
+        self._key = key
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            named = [("Host", f"//{headers['host']}")] if headers.get("host") else []  # browsers always send it
+            if scope["method"] not in READS and "origin" in headers:
+                named.append(("Origin", headers["origin"]))
+            for header, url in named:
+                if not self._is_accepted(url):
+                    app = self._refuse(
+                        scope,
+                        f"{header} {url.removeprefix('//')[:200]!r} is not this machine; without credentials expected"
+                        f" localhost, a loopback address or one of {self._key}",
+                    )
+        await app(scope, receive, send)
+
+    def _is_accepted(self, url: str) -> bool:
+        try:
+            host = urlsplit(url).hostname or ""
+            return host in self._hosts or host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
