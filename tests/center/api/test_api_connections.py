@@ -54,7 +54,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def refused(url: str, headers: dict[str, str] | None = None) -> dict[str, float]:
-    text = httpx.get(f"{url}/metrics", headers=headers).text
+    text = httpx.get(f"{url}/metrics", headers=headers, timeout=WAIT_S).text
     found = re.findall(r'^edgewater_api_refused_total\{reason="([^"]+)"\} (\S+)', text, re.MULTILINE)
     return {reason: float(count) for reason, count in found}
 
