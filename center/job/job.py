@@ -119,6 +119,7 @@ class Job:
         planner = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics)
         self._functions = FunctionRateThread(planner, self._stopping)
         self._stream_problem = "Spark is starting"
+        self._warm = threading.Event()
         self._failed_attempts = 0
 
     def problem(self) -> str:
@@ -148,10 +149,19 @@ class Job:
             stack.callback(_stop_quietly, spark.stop)
             spark.dataSource.register(FrameSource)
             logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
-            warm_up(spark, self._config.session.cores)
-            logger.info("Spark's workers are warm after %.1f s", time.monotonic() - began_s)
+            # Spark starts the stream's own Python processes meanwhile.
+            threading.Thread(target=self._warm_up, args=(spark, began_s), name="warm-up", daemon=True).start()
             self.count_start()
             self._keep_streaming(spark, stop, began_s)
+
+    def _warm_up(self, spark: Any, began_s: float) -> None:
+        try:
+            warm_up(spark, self._config.session.cores)
+            logger.info("Spark's workers are warm after %.1f s", time.monotonic() - began_s)
+        except (PySparkException, Py4JError, OSError) as exc:
+            logger.warning("Spark's workers are not warmed up: %s", _reason(exc))
+        finally:
+            self._warm.set()
 
     def _keep_streaming(self, spark: Any, stop: threading.Event, began_s: float) -> None:
         """Restarts the stream whenever it fails, until `stop` is set or the Spark context is lost."""
@@ -182,7 +192,8 @@ class Job:
             while not stop.is_set():
                 if query.awaitTermination(STOP_POLL_S) and not stop.is_set():
                     raise StreamStopped("the stream stopped without a request")
-                if self._stream_problem and (self.processor.applied > applied or self._is_done(query)):
+                read = self.processor.applied > applied or self._is_done(query)
+                if self._stream_problem and read and self._warm.is_set():
                     self._stream_problem = self.processor.problem = ""
                     self._failed_attempts = 0
                     self._store.reset_starts()

@@ -2,11 +2,20 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from center.spark.session import SessionConfig, java_version, off_the_command_line, require_java, spark_settings
+from center.spark.session import (
+    SessionConfig,
+    java_version,
+    local_interpreter,
+    off_the_command_line,
+    require_java,
+    spark_settings,
+)
 from edgewater.errors import InvalidConfig
 
 
@@ -89,3 +98,12 @@ def test_a_users_settings_win() -> None:
     config = SessionConfig(settings={"spark.ui.enabled": "true"})
 
     assert spark_settings(config)["spark.ui.enabled"] == "true"
+
+
+@pytest.mark.parametrize("path", ["/spark/python/lib/pyspark.zip:/spark/python/lib/py4j-src.zip:/mine", "/mine", ""])
+def test_python_processes_of_spark_are_this_interpreter_without_the_zipped_pyspark(path: str) -> None:
+    code = "import os, sys; print(sys.prefix, os.environ['PYTHONPATH'])"
+    said = subprocess.run(
+        [local_interpreter(), "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip("\n") == f"{sys.prefix} {path.partition('pyspark.zip:')[2] or path}"
