@@ -80,18 +80,15 @@ class Center:
         assert set(self.frames) == set(range(1, len(self.frames) + 1)), "frames must come without gaps"
         return len(self.frames)
 
-    def answers(self) -> dict[tuple[str, int], dict[Any, dict[str, float]]]:
-        """(query, slice) -> group -> measure -> value."""
-        merged: dict[tuple[str, int], GroupedAggregate] = {}
+    def answers(self, query: str | None = None) -> dict[tuple[str, int], dict[Any, dict[str, float]]]:
+        """(query, slice) -> group -> measure -> value, of one query or of all."""
+        partials: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
         for _, frame in sorted(self.frames.items()):
-            for partial in frame.unpack().partials:
-                key = (frame.query.name, partial.slice_start_ms)
-                part = GroupedAggregate.from_bytes(partial.synopsis)
-                if key in merged:
-                    merged[key].merge(part)
-                else:
-                    merged[key] = part
-        return {key: values_of(aggregate) for key, aggregate in merged.items()}
+            if query in (None, frame.query.name):
+                for partial in frame.unpack().partials:
+                    partials[frame.query.name, partial.slice_start_ms].append(partial.synopsis)
+        merged = {key: GroupedAggregate.merge_bytes(parts) for key, parts in partials.items()}
+        return {key: values_of(GroupedAggregate.from_bytes(data)) for key, data in merged.items()}
 
 
 def values_of(aggregate: GroupedAggregate) -> dict[Any, dict[str, float]]:
