@@ -29,7 +29,7 @@ from starlette.types import Scope
 from edge import metrics
 from edge.backfill import BackfillRunner
 from edge.config import EdgeConfig, HttpTlsConfig, StreamConfig, TlsConfig
-from edge.core import EdgeCore, Ingested, InputLost, SourceEnded, SourcesOpened, StreamSpec, TickEvent
+from edge.core import EdgeCore, Ingested, InputLost, MemoryLimits, SourceEnded, SourcesOpened, StreamSpec, TickEvent
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, load_identity
 from edge.process import now_ms, release_free_memory
 from edge.records import Chunk, Position, Source
@@ -181,6 +181,10 @@ class Agent:
             "bandwidth_bytes_per_second": ("Measured bandwidth to the center.", self.outbox.bandwidth_bytes_s),
             "rtt_seconds": ("Measured round-trip time.", self.outbox.rtt_ms / 1000),
             "queries": ("Number of queries.", len(core.queries)),
+            "limited_queries": (
+                "Queries of which open windows take no more records, for lack of memory.",
+                sum(bool(p.full) for p in core.queries.values()),
+            ),
             "retired": ("1 once the center has retired this edge.", float(self.uplink.retired.is_set())),
             "backfill_records": (
                 "Records that backfills of queries have not read again yet.",
@@ -434,11 +438,13 @@ def open_agent(config: EdgeConfig) -> Agent:
 
         return reread
 
+    memory = MemoryLimits.of(config.limits.max_pending_bytes, config.limits.max_query_bytes)
     # Backfills read the same files at other positions, so they have sources of their own.
     backfilled = build_sources(config, clocks, now_ms=now_ms)
     durable = DurableCore(
         directory, make_core, reread_from(sources), identity["incarnation"],
         reread_backfill=reread_from(backfilled), now_ms=now_ms(),
+        memory=memory,
     )  # fmt: skip
     if durable.core.configured:
         # Until the first queries nothing was read.
@@ -447,7 +453,7 @@ def open_agent(config: EdgeConfig) -> Agent:
                 log.warning("source %s cannot be read again: records may be lost since the last stop", source.name)
                 durable.handle(InputLost(source.stream, source.name, LossReason.RESTART, now_ms()))
     replayable = tuple(s.name for s in sources if s.replayable)
-    durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources), replayable))
+    durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources), replayable, memory.state_bytes))
     commit = JournalGroupCommit(durable)
     daily_quota = _daily_quota(config, directory)
     streams = {source.name: source.stream for source in sources}

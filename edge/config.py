@@ -148,6 +148,8 @@ class LimitsConfig(Model):
 
     Attributes:
         max_pending_bytes: memory of groups and unacknowledged frames above which sources are backpressured.
+        max_query_bytes: memory of the groups of one query's open windows, beyond which they take no more records; None:
+            half of `max_pending_bytes`.
         max_push_bytes: size of one pushed body, both as sent and decompressed.
         push_timeout_ms: time in which a pushed body must arrive.
         push_cpu_ms: CPU time that decoding one pushed body may take.
@@ -155,6 +157,7 @@ class LimitsConfig(Model):
     """
 
     max_pending_bytes: Size = Field(default=64 << 20, ge=1 << 20)
+    max_query_bytes: Size | None = Field(default=None, ge=1 << 10)
     max_push_bytes: Size = Field(default=8 << 20, ge=1, le=MAX_PUSH_BYTES)
     push_timeout_ms: Duration = Field(default=60_000, alias="push_timeout", ge=100)
     push_cpu_ms: Duration = Field(default=5_000, alias="push_cpu", ge=10)

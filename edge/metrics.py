@@ -80,6 +80,14 @@ class EdgeCollector:
             "Frames that recovery, on another platform, would have built with other bodies.",
             len(self._durable.diverged),
         )
+        held = GaugeMetricFamily(
+            "edgewater_edge_query_bytes",
+            "Memory of the groups of a query's open windows; limits.max_query_bytes bounds it.",
+            labels=["query"],
+        )
+        for ref, memory in core.held_memory().items():
+            held.add_metric([ref.name], memory.nbytes)
+        yield held
         for name, (text, value) in self._gauges().items():
             yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
 

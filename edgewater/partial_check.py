@@ -81,11 +81,15 @@ class StackHeader:
         return f"{self.kind} {self.parameters} with seed {self.seed}"
 
 
-def max_groups(bound: BoundQuery) -> int:
-    """Returns how many groups a partial of a query may have, at least one."""
+def group_bytes(bound: BoundQuery) -> int:
+    """Returns the memory of one group's states that are of fixed size."""
     headers = (StackHeader.of(_stack(m.measure, m.argument.type if m.argument else None)) for m in bound.measures)
-    size = sum(header.group_bytes for header in headers)
-    return max(min(MAX_STATE_BYTES // max(size, 1), MAX_GROUPS), 1)
+    return sum(header.group_bytes for header in headers)
+
+
+def max_groups(group_bytes: int) -> int:
+    """Returns how many groups a partial may have, at least one."""
+    return max(min(MAX_STATE_BYTES // max(group_bytes, 1), MAX_GROUPS), 1)
 
 
 def _stack(measure: Measure, argument: pa.DataType | None) -> Stack:

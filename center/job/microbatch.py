@@ -432,11 +432,19 @@ class BatchProcessor:
             for loss in summary.losses:
                 if loss.reason == LossReason.BEFORE_QUERY or loss.source == FRAMES:
                     continue  # no assumption is violated, or the skipped row has an alarm: the answers state both
-                count = "an unknown number of" if loss.records is None else f"{loss.records}"
-                message = (
-                    f"edge {summary.edge}, source {loss.source}: {count} records are lost or may be: {loss.reason}"
-                )
-                stated.append(("input-lost", summary.edge, message))
+                if loss.reason == LossReason.QUERY_MEMORY:
+                    kind = str(LossReason.QUERY_MEMORY)
+                    message = (
+                        f"query {query_key(summary.query)}: edge {summary.edge} does not count all records: the groups "
+                        "of open windows take more memory than a query may have (limits.max_query_bytes)"
+                    )
+                else:
+                    kind = "input-lost"
+                    count = "an unknown number of" if loss.records is None else f"{loss.records}"
+                    message = (
+                        f"edge {summary.edge}, source {loss.source}: {count} records are lost or may be: {loss.reason}"
+                    )
+                stated.append((kind, summary.edge, message))
                 # An edge may state any text.
                 self._metrics.losses.labels(loss.reason if loss.reason in REASONS else "other").inc()
         self._add_alarms(stated)

@@ -22,6 +22,7 @@ from edge.core.events import (
     FunctionFailed,
     Ingested,
     InputLost,
+    MemoryLimited,
     PullEvent,
     PullReplayed,
     QueryAccepted,
@@ -31,6 +32,7 @@ from edge.core.events import (
     SourcesOpened,
     TickEvent,
 )
+from edge.core.memory import MemoryAction, MemoryLimits, next_limit
 from edge.core.query import QueryPipeline
 from edge.core.streams import StreamSpec
 
@@ -51,6 +53,9 @@ __all__ = [
     "FunctionFailed",
     "Ingested",
     "InputLost",
+    "MemoryAction",
+    "MemoryLimited",
+    "MemoryLimits",
     "PullEvent",
     "PullReplayed",
     "QueryAccepted",
@@ -62,4 +67,5 @@ __all__ = [
     "SourcesOpened",
     "StreamSpec",
     "TickEvent",
+    "next_limit",
 ]

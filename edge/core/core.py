@@ -31,6 +31,7 @@ from edge.core.events import (
     FunctionFailed,
     Ingested,
     InputLost,
+    MemoryLimited,
     PullEvent,
     PullReplayed,
     QueryAccepted,
@@ -40,6 +41,7 @@ from edge.core.events import (
     SourcesOpened,
     TickEvent,
 )
+from edge.core.memory import HeldMemory
 from edge.core.query import NO_DRAIN_WINDOW, QueryPipeline
 from edge.core.selection import PullResult, RecordedPull
 from edge.core.slices import LinkEstimate
@@ -98,6 +100,7 @@ class EdgeCore:
         self.next_seq = 1
         self.unacked: deque[Frame] = deque()
         self._batch_number = 0
+        self._max_state_bytes: int | None = None
         # Event time per stream. Not part of the state: it only determines when the next pull is made.
         self._no_pull_before_ms: dict[str, int] = {}
         self._now_ms = 0
@@ -118,7 +121,9 @@ class EdgeCore:
             self.queries.pop(ref, None)
             self.refused.pop(ref, None)
         added = [(ref, spec) for ref, spec in wanted.items() if ref not in self.queries and ref not in self.refused]
-        return [self._add(ref, spec) for ref, spec in added]
+        effects = [self._add(ref, spec) for ref, spec in added]
+        self._set_max_state_bytes(self._max_state_bytes)
+        return effects
 
     def _add(self, ref: QueryRef, spec: QuerySpec) -> Effect:
         stream = self.streams.get(spec.stream)
@@ -176,9 +181,15 @@ class EdgeCore:
             for pipeline in self._queries_of(name):
                 if pipeline.backfill is not None:
                     pipeline.end_backfill(pipeline.backfill.unread.keys() - state.replayable)
+        self._set_max_state_bytes(event.max_state_bytes)
         # The previous configuration may have been the reason of a refusal.
         self.refused.clear()
         return []
+
+    def _set_max_state_bytes(self, value: int | None) -> None:
+        self._max_state_bytes = value
+        for pipeline in self.queries.values():
+            pipeline.max_state_bytes = value
 
     def _stream(self, name: str, source: str) -> StreamState:
         if name not in self.streams:
@@ -296,7 +307,7 @@ class EdgeCore:
         stream = pipeline.spec.stream
         return pipeline.pull(
             min(event.capacity_bytes, MAX_FRAME_BYTES),
-            pipeline.watermark_ms(self.streams[stream].watermark_ms),
+            self._watermark_ms(pipeline),
             event.drain_windows.get(stream, NO_DRAIN_WINDOW),
             self._link_estimate(stream, event),
             stream in event.unread,
@@ -358,6 +369,20 @@ class EdgeCore:
         elif pipeline is not None and pipeline.ships_rows and event.rate > 0:
             pipeline.sampling_rate = event.rate
         return []
+
+    @_handle.register
+    def _(self, event: MemoryLimited) -> list[Effect]:
+        pipeline = self.queries.get(event.query)
+        if pipeline is not None:
+            pipeline.limit_memory(event.action, self._watermark_ms(pipeline))
+        return []
+
+    def held_memory(self) -> dict[QueryRef, HeldMemory]:
+        """Returns, by query, the memory that no link frees: see `edge.core.memory`."""
+        return {ref: pipeline.held_memory(self._watermark_ms(pipeline)) for ref, pipeline in self.queries.items()}
+
+    def _watermark_ms(self, pipeline: QueryPipeline) -> int:
+        return pipeline.watermark_ms(self.streams[pipeline.spec.stream].watermark_ms)
 
     def _queries_of(self, stream: str) -> list[QueryPipeline]:
         return [p for p in self.queries.values() if p.spec.stream == stream]
@@ -451,6 +476,7 @@ class EdgeCore:
             "source": self.source,
             "batch_number": self._batch_number,
             "now_ms": self._now_ms,
+            "max_state_bytes": self._max_state_bytes,
             "streams": {name: stream.to_state() for name, stream in self.streams.items()},
             "refused": [[r.query.name, r.query.version, r.code, r.message] for r in self.refused.values()],
         }
@@ -483,3 +509,4 @@ class EdgeCore:
             pipeline = QueryPipeline.from_state(query, self.streams, self.source, self._encode)
             if pipeline is not None:
                 self.queries[pipeline.ref] = pipeline
+        self._set_max_state_bytes(numbers.get("max_state_bytes"))

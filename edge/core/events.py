@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from edge.core.memory import MemoryAction
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS
 from edgewater.wire import Frame, QueryRef, SamplingReason
@@ -30,10 +31,13 @@ class SourcesOpened:
     Attributes:
         sources: all (stream, source) pairs.
         replayable: names of the sources whose records can be read again.
+        max_state_bytes: memory that a query's groups may be known to take before a batch is applied, which is not
+            counted otherwise; None: unbounded.
     """
 
     sources: tuple[tuple[str, str], ...]
     replayable: tuple[str, ...] = ()
+    max_state_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,14 @@ class BackfillEnded:
 
     query: QueryRef
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimited:
+    """The open slices of a query, or of all queries, hold more memory than they may, or no longer do."""
+
+    query: QueryRef
+    action: MemoryAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +208,7 @@ Event = (
     | Acked
     | BudgetSet
     | SamplingSet
+    | MemoryLimited
 )
 
 

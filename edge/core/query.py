@@ -32,20 +32,25 @@ from edge.core.budget_schedule import ShareSchedule
 from edge.core.drift import estimate_drift
 from edge.core.dropped import UnreportedDrops
 from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
+from edge.core.memory import FullSlices, HeldMemory, MemoryAction
 from edge.core.selection import PullContext, PullResult, RecordedPull, limit_to_capacity, remaining_slots, select_groups
 from edge.core.slices import UNKNOWN_LINK, LinkEstimate, Progress, Slice
-from edge.core.streams import StreamState, add_loss
+from edge.core.streams import MAX_LOSSES, StreamState, add_loss
 from edgewater.accuracy import report_schedule
 from edgewater.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.errors import InvalidQuery, StorageError
-from edgewater.partial_check import max_groups
+from edgewater.partial_check import group_bytes, max_groups
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
-from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, is_sampled
+from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, count_distinct, is_sampled
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SessionWindow
 from edgewater.wire import Arrivals, FrameBody, InputLoss, LossReason, Partial, QueryRef, SliceClose
 
+MEMORY = "memory"
+"""The source of losses of records that were read, and that the query had no memory for."""
+GROUP_BYTES = 32
+"""What a group takes at least, besides its states: counters, and its place in the table of keys."""
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 EAGER_MARGIN = 0.5
 """With the eviction `gain`, entries that have used up this fraction of their limit count as pending."""
@@ -64,6 +69,7 @@ class QueryPipeline:
         drift: per measure, the sum of `estimate_drift` since this process began.
         accuracy_measure: the measure of the query's accuracy, if it has one.
         max_groups: groups that a partial may have.
+        max_state_bytes: as in `SourcesOpened`.
         history: the history of groups over closed slices.
         monitor: the arrival statistics of a query with early answers.
         encode: serialises a partial. The simulator replaces it where bytes are not measured.
@@ -71,6 +77,7 @@ class QueryPipeline:
         losses: losses of input that have not been sent.
         unreported_drops: records that came too late, which the center has not been told of.
         backfill: while records from before the registration are read again.
+        full: the slices that take no more records, as open slices hold too much memory.
     """
 
     ref: QueryRef
@@ -85,6 +92,8 @@ class QueryPipeline:
     late_record_policy: LateRecordPolicy = field(init=False)
     accuracy_measure: AccuracyMeasure | None = field(init=False)
     max_groups: int = field(init=False)
+    max_state_bytes: int | None = None
+    _state_bytes: int = field(init=False)
     history: GroupHistory = field(default_factory=GroupHistory)
     monitor: ArrivalMonitor | None = None
     encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes
@@ -92,6 +101,7 @@ class QueryPipeline:
     losses: tuple[InputLoss, ...] = ()
     unreported_drops: UnreportedDrops = field(default_factory=UnreportedDrops)
     backfill: Backfill | None = None
+    full: FullSlices = field(default_factory=FullSlices)
 
     def __post_init__(self) -> None:
         if self.bounded_measures and not self.history.measures:
@@ -101,7 +111,8 @@ class QueryPipeline:
         if clock is not None and self.monitor is None:
             self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types)
         self.accuracy_measure = AccuracyMeasure(self.bound) if self.spec.accuracy is not None else None
-        self.max_groups = max_groups(self.bound)
+        self._state_bytes = group_bytes(self.bound)
+        self.max_groups = max_groups(self._state_bytes)
 
     @property
     def spec(self) -> QuerySpec:
@@ -147,10 +158,12 @@ class QueryPipeline:
         for start in distinct.tolist():
             rows = None if len(distinct) == 1 else np.flatnonzero(starts == start)
             records = batch if rows is None else batch.take(pa.array(rows))
-            reason = self._drop_reason(start, watermark_ms)
+            reason = self._drop_reason(start, watermark_ms) or self._too_large(start, records)
             if reason:
                 dropped[reason] = dropped.get(reason, 0) + records.num_rows
                 self.unreported_drops.add(start, reason, records.num_rows)
+                if reason == LossReason.QUERY_MEMORY:
+                    self._state_full(start)
                 continue
             when, numbers = (times, ids) if rows is None else (times[rows], ids[rows])
             keys = [records.column(name) for name in self.spec.group_by]
@@ -218,7 +231,88 @@ class QueryPipeline:
             return "before-query"
         if self.late_record_policy is LateRecordPolicy.DROPPED and self._end(start) <= watermark_ms:
             return "out-of-order"
-        return "too-late" if self._final(start, watermark_ms) else ""
+        if self._final(start, watermark_ms):
+            return "too-late"
+        is_full = self.full.refuses(start, is_open=self._end(start) > watermark_ms)
+        return LossReason.QUERY_MEMORY if is_full else ""
+
+    def _too_large(self, start: int, records: pa.RecordBatch) -> str:
+        """Returns the reason not to count these records, if their new groups would take too much memory.
+
+        A state of fixed size is up to 3 MiB a measure, so a batch of a few hundred groups may take more than there is.
+        """
+        size, limit = self._state_bytes + GROUP_BYTES, self.max_state_bytes
+        if limit is None or records.num_rows * size <= limit // 8 or not self.spec.group_by:
+            return ""
+        keys = [records.column(name) for name in self.spec.group_by]
+        if start in self.slices:
+            known = self.slices[start].entries.pending.rows()
+            keys = [pa.concat_arrays([*pair]) for pair in zip(known, keys, strict=True)]
+        others = sum(len(slice_.entries) for other, slice_ in self.slices.items() if other != start)
+        return LossReason.QUERY_MEMORY if (others + count_distinct(keys)) * size > limit else ""
+
+    def held_memory(self, watermark_ms: int) -> HeldMemory:
+        """Returns the memory that slices hold, and whether it grows and is limited."""
+        held = self._holding(watermark_ms)
+        open_ = [start for start in held if self._end(start) > watermark_ms]
+        return HeldMemory(
+            sum(slice_.entries.nbytes for slice_ in held.values()),
+            sum(slice_.entries.nbytes for slice_ in held.values() if slice_.close_reported),
+            any(not self.full.refuses(start, is_open=True) for start in open_),
+            any(start in self.full.suspended for start in open_),
+        )
+
+    def _holding(self, watermark_ms: int) -> dict[int, Slice]:
+        """Returns the slices with groups that no link frees: open ones, and those kept for late records."""
+        return {
+            start: slice_
+            for start, slice_ in sorted(self.slices.items())
+            if len(slice_.entries) and (slice_.close_reported or self._end(start) > watermark_ms)
+        }
+
+    def limit_memory(self, action: MemoryAction, watermark_ms: int) -> None:
+        """Applies a decision about the memory that slices hold."""
+        held = self._holding(watermark_ms)
+        match action:
+            case MemoryAction.SUSPEND:
+                self.full.suspended.update(start for start in held if self._end(start) > watermark_ms)
+            case MemoryAction.RESUME:
+                self.full.suspended.clear()
+            case MemoryAction.DISCARD:
+                for start, slice_ in held.items():
+                    self._discard(start, slice_)
+            case MemoryAction.FORGET:
+                for start, slice_ in held.items():
+                    if slice_.close_reported:
+                        self._discard(start, slice_)
+
+    def _discard(self, start: int, slice_: Slice) -> None:
+        """Drops the groups of a slice. What was sent of it stays counted; what a closed one withholds is reported."""
+        self.full.discarded.add(start)
+        if slice_.close_reported:
+            del self.slices[start]
+            return
+        unsent = int(slice_.entries.pending_records.sum())
+        if unsent:
+            self._state_full(start)
+        if slice_.observed > unsent:
+            slice_.observed -= unsent
+            slice_.late = min(slice_.late, slice_.observed)
+            slice_.entries = SliceEntries.for_query(self.bound, self.source, self.bounded_measures)
+            slice_.send_queue, slice_.pending_count = SendQueue(), ((), 0)
+        else:
+            del self.slices[start]
+
+    def _state_full(self, start: int) -> None:
+        """States once that records of a full slice are lost; adjacent slices in one statement."""
+        if start in self.full.stated:
+            return
+        self.full.stated.add(start)
+        loss = InputLoss(MEMORY, LossReason.QUERY_MEMORY, start, self._end(start))
+        last = self.losses[-1] if self.losses else None
+        continues = last is not None and last.reason == loss.reason and last.to_ms == start
+        apart = not continues and len(self.losses) < MAX_LOSSES
+        self.losses = (*self.losses, loss) if apart else add_loss(self.losses, loss)
 
     def _update(
         self,
@@ -590,6 +684,7 @@ class QueryPipeline:
             del self.slices[start]
         for start in [s for s in self.finished_counters if self._final(s, watermark_ms)]:
             del self.finished_counters[start]
+        self.full.forget(lambda start: self._final(start, watermark_ms))
         if done and self.slices:
             self.schedule = self.schedule.without_before(min(self.slices))
 
@@ -606,6 +701,7 @@ class QueryPipeline:
             "finished_counters": sorted(self.finished_counters.items()),
             "unreported_drops": self.unreported_drops.to_state(),
             "backfill": None if self.backfill is None else self.backfill.to_state(),
+            "full": self.full.to_state(),
         }
         slices = {str(start): slice_.to_state() for start, slice_ in sorted(self.slices.items())}
         components = {"history": self.history.to_state(), "slices": State(components=slices)}
@@ -647,6 +743,7 @@ class QueryPipeline:
         result.unreported_drops = UnreportedDrops.from_state(numbers.get("unreported_drops", (None, ())))
         if numbers.get("backfill") is not None:
             result.backfill = Backfill.from_state(numbers["backfill"])
+        result.full = FullSlices.from_state(numbers.get("full", ((), (), ())))
         result.history = GroupHistory.from_state(components["history"])
         if result.monitor is not None:
             reports, key_types = result.monitor.schedule, result.monitor.key_types

@@ -51,12 +51,16 @@ from edge.core import (
     FunctionFailed,
     Ingested,
     InputLost,
+    MemoryAction,
+    MemoryLimited,
+    MemoryLimits,
     PullEvent,
     PullReplayed,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
     TickEvent,
+    next_limit,
 )
 from edge.durability import journal
 from edge.durability.journal import Record, Segment
@@ -76,12 +80,19 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 _CHECKPOINT = "edge-checkpoint"
 # Kinds of journal records. Numbers are never reused.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
-BACKFILL, BACKFILL_ENDED = range(12, 14)
+BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED = range(12, 15)
 KIND_NAMES = {
     CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
     SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
-    LOST: "lost", BACKFILL: "backfill", BACKFILL_ENDED: "backfill-ended",
+    LOST: "lost", BACKFILL: "backfill", BACKFILL_ENDED: "backfill-ended", MEMORY_LIMITED: "memory-limited",
 }  # fmt: skip
+
+
+_LIMITED = {
+    MemoryAction.SUSPEND: "its open windows take no more records",
+    MemoryAction.DISCARD: "what its open windows have not sent is dropped",
+    MemoryAction.FORGET: "its closed windows take no more late records",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +169,7 @@ class DurableCore:
         reread_backfill: the same for the ranges of backfills, which lie elsewhere in the same files; None: `reread`.
         incarnation: identity of a new state; an existing state keeps its own.
         now_ms: wall time at which recovery begins: damaged records arrived before.
+        memory: bounds of the memory that open slices hold; None: there are none.
 
     Attributes:
         positions: by source, the position after the last ingested record.
@@ -178,6 +190,7 @@ class DurableCore:
         *,
         reread_backfill: Reread | None = None,
         now_ms: int = 0,
+        memory: MemoryLimits | None = None,
     ) -> None:
         self.directory = directory
         self.positions: dict[str, Position] = {}
@@ -195,12 +208,14 @@ class DurableCore:
         self.core = make_core()
         self._number = 0
         self._now_ms = now_ms
+        self._memory = memory
         self._has_lost = False
         self._lost_records: dict[str, tuple[int, str]] = {}
         self._segment = self._recover()
         if self._has_lost:
             # The journal cannot be replayed in the same way once more, for example if the input is there again.
             self.checkpoint()
+        self._limit_memory()  # the bounds may be lower than before
 
     def handle(self, event: Event) -> list[Effect]:
         """Journals an event and applies it. For batches use `ingest_range` or `ingest_payload`."""
@@ -216,18 +231,33 @@ class DurableCore:
         """Ingests a batch of a replayable source; the journal stores only its positions."""
         self._segment.append(_range_record(event, start, end))
         self.positions[event.source] = end
-        return self._apply(event)
+        return self._apply_batch(event)
 
     def ingest_backfill(self, event: BackfillIngested, start: Position | None, end: Position) -> list[Effect]:
         """Ingests a batch of a query's backfill; the journal stores only its positions."""
         self._segment.append(_backfill_record(event, start, end))
         self._set_backfill_position(event.query, event.source, end)
-        return self._apply(event)
+        return self._apply_batch(event)
 
     def ingest_payload(self, event: Ingested) -> list[Effect]:
         """Ingests a batch of a source that is not replayable; the journal stores its records."""
         self._segment.append(_payload_record(event))
-        return self._apply(event)
+        return self._apply_batch(event)
+
+    def _apply_batch(self, event: Ingested | BackfillIngested) -> list[Effect]:
+        effects = self._apply(event)
+        self._limit_memory()
+        return effects
+
+    def _limit_memory(self) -> None:
+        """Journals and applies what the bounds of open slices' memory require."""
+        core, limits = self.core, self._memory
+        if limits is None or not (
+            core.pending_bytes > limits.query_bytes or any(p.full.suspended for p in core.queries.values())
+        ):
+            return
+        while (found := next_limit(core.held_memory(), limits)) is not None:
+            self.handle(MemoryLimited(*found))
 
     def _apply(self, event: Event) -> list[Effect]:
         effects = self.core.handle(event)
@@ -236,6 +266,8 @@ class DurableCore:
         if isinstance(event, InputLost):
             kind = f"{event.stream}/{event.reason}"
             self.losses[kind] = self.losses.get(kind, 0) + 1
+        if isinstance(event, MemoryLimited):
+            self._count_limited(event)
         for effect in effects:
             if isinstance(effect, Dropped):
                 self.drops[effect.reason] = self.drops.get(effect.reason, 0) + effect.count
@@ -255,6 +287,23 @@ class DurableCore:
         ranges = self.backfills.get(query, {})
         if source in ranges:
             ranges[source] = replace(ranges[source], position=position)
+
+    def _count_limited(self, event: MemoryLimited) -> None:
+        """Counts how often a query was stopped. The first time is logged: it may happen in every window."""
+        pipeline = self.core.queries.get(event.query)
+        if pipeline is None or event.action is MemoryAction.RESUME:
+            return
+        kind, logged = f"{pipeline.spec.stream}/{LossReason.QUERY_MEMORY}", (event.query.name, event.action)
+        self.losses[kind] = self.losses.get(kind, 0) + 1
+        if logged not in self._logged:
+            self._logged.add(logged)
+            log.error(
+                "query %s: %s: its groups take more memory than limits.max_query_bytes, or than is left beside other "
+                "queries; windows that lack records say so. Use a shorter window, fewer groups or an approximate "
+                "function, or raise limits.max_query_bytes and limits.max_pending_bytes",
+                event.query.name,
+                _LIMITED[event.action],
+            )
 
     def _count_failures(self, effect: FunctionFailed) -> None:
         """Counts failed calls. Each reason of a function is logged once, because it may fail in every batch."""
@@ -493,8 +542,8 @@ def _encode(event: Event) -> Record:
     match event:
         case Configured(queries):
             return _json(CONFIGURED, {"queries": [[r.name, r.version, s.to_mapping()] for r, s in queries]})
-        case SourcesOpened(sources, replayable):
-            return _json(SOURCES_OPENED, {"sources": sources, "replayable": replayable})
+        case SourcesOpened():
+            return _json(SOURCES_OPENED, asdict(event))
         case BackfillEnded(ref, source):
             return _json(BACKFILL_ENDED, {"query": [ref.name, ref.version], "source": source})
         case SourceEnded(stream, source):
@@ -511,6 +560,8 @@ def _encode(event: Event) -> Record:
             return _json(SAMPLING, {"query": [ref.name, ref.version], **sampling})
         case InputLost():
             return _json(LOST, asdict(event))
+        case MemoryLimited(ref, action):
+            return _json(MEMORY_LIMITED, {"query": [ref.name, ref.version], "action": action})
         case PullEvent() | PullReplayed():
             raise TypeError("a pull is journaled with the frame that it built")
         case Ingested() | BackfillIngested():
@@ -523,7 +574,9 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
             tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in fields["queries"])
         ),
         SOURCES_OPENED: lambda: SourcesOpened(
-            tuple((s, n) for s, n in fields["sources"]), tuple(fields.get("replayable", ()))
+            tuple((s, n) for s, n in fields["sources"]),
+            tuple(fields.get("replayable", ())),
+            fields.get("max_state_bytes"),
         ),
         BACKFILL_ENDED: lambda: BackfillEnded(QueryRef(*fields["query"]), fields["source"]),
         SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
@@ -537,6 +590,7 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
             fields["clock_offset_ms"],
             SamplingReason.from_number(fields["reason"]),
         ),
+        MEMORY_LIMITED: lambda: MemoryLimited(QueryRef(*fields["query"]), MemoryAction(fields["action"])),
     }
     return readers[kind]()
 

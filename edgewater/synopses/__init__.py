@@ -40,7 +40,7 @@ from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised, finalised_word, hash_values
 from edgewater.synopses.histograms import EquiDepthHistogram, EquiDepthStack, EquiWidthHistogram, EquiWidthStack
 from edgewater.synopses.intervals import normal_quantile
-from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses.key_table import KeyTable, count_distinct
 from edgewater.synopses.manager import GeneralManager, SliceManager
 from edgewater.synopses.membership import BloomFilter, BloomStack, CountingCuckooFilter, CuckooFilter, CuckooStack
 from edgewater.synopses.quantiles import DDSketch, Kll, KllStack
@@ -173,6 +173,7 @@ __all__ = [
     "TopK",
     "UnionSize",
     "Variance",
+    "count_distinct",
     "finalised",
     "finalised_word",
     "from_bytes",

@@ -100,7 +100,7 @@ class KeyTable:
     def nbytes(self) -> int:
         columns: int = sum(c.values.nbytes for c in self._columns)
         columns += sum(c.nbytes for c in self._loaded or [])
-        ids = sum(chunk.nbytes for chunks in self._ids for chunk in chunks)
+        ids = 0 if self._loaded is not None else 4 * self._length * len(self._ids)  # int32, one a group and column
         return columns + ids + sum(p.nbytes for p in self._pairs)
 
     def encode(self, columns: list[pa.Array], rows: int) -> IntArray:
@@ -187,6 +187,11 @@ def _distinct(columns: list[pa.Array]) -> tuple[IntArray, list[pa.Array]]:
             combined = _dense(combined)[0]
     inverse, first = _dense(combined)
     return inverse, [e.dictionary.take(e.indices.take(pa.array(first))) for e in encoded]
+
+
+def count_distinct(columns: list[pa.Array]) -> int:
+    """Returns the number of distinct rows of key columns, at least one column."""
+    return len(_distinct(columns)[1][0])
 
 
 def _codes(encoded: pa.DictionaryArray) -> IntArray:

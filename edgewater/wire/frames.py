@@ -184,6 +184,9 @@ class LossReason(StrEnum):
     BEFORE_QUERY = "before-query"
     """Records were read before the query was registered, and its edge does not read them again: records ahead of the
     clock, or of a query with `since` those of sources that can no longer be read. They are lost to this query only."""
+    QUERY_MEMORY = "query-memory"
+    """The groups of the query's open windows took more memory than an edge gives it. They are lost to this query
+    only."""
     FRAME_DAMAGED = "frame-damaged"
     """The center cannot read a frame of the edge; stated by the center."""
     PARTIAL_REFUSED = "partial-refused"

@@ -17,6 +17,7 @@ from edge.core import (
     EdgeCore,
     FrameBuilt,
     Ingested,
+    MemoryLimits,
     PullEvent,
     SourceEnded,
     SourcesOpened,
@@ -116,12 +117,21 @@ class World:
 
     now_ms = 1 << 40
 
-    def __init__(self, directory: Path, data: pa.RecordBatch, center: Center, *, pushed: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        data: pa.RecordBatch,
+        center: Center,
+        *,
+        pushed: bool = False,
+        memory: MemoryLimits | None = None,
+    ) -> None:
         self.data, self.center, self.pushed = data, center, pushed
         spec = StreamSpec(COLUMNS, disorder_ms=2000)
         self.edge = DurableCore(
-            directory, lambda: EdgeCore({"flights": spec}), self._reread, "first", now_ms=self.now_ms
-        )
+            directory, lambda: EdgeCore({"flights": spec}), self._reread, "first", now_ms=self.now_ms,
+            memory=memory,
+        )  # fmt: skip
 
     def _reread(self, source: str, start: Position | None, end: Position) -> pa.RecordBatch:
         at = start["row"] if start else 0

@@ -1,0 +1,132 @@
+"""The memory of open slices: how much of it a query may have, and which of its slices take no more records.
+
+Values of closed slices leave as fast as the link carries them, so backpressure on the sources bounds them: it ends when
+the center takes them. Groups of open slices stay until the watermark passes their end, and those that a budget
+withholds until their windows are final. No link frees them, and a source that is held back for them never moves the
+watermark that would. So this memory, which slices *hold*, has bounds of its own: beyond them the query that uses it
+loses records, and no other query or source waits.
+
+The core's decisions have to be the same in a replay, but the memory of a state is not: arrays grow ahead of their use.
+So the decisions are events (`MemoryLimited`), made by `next_limit` and journaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self, TypeVar
+
+Q = TypeVar("Q")
+
+QUERY_SHARE = 2
+"""The default bound of a query is the memory limit divided by this."""
+ROOM_SHARE = 4
+"""The memory limit divided by this is left to frames and closed slices, whatever open slices hold."""
+RESUME_SHARE = 2
+"""A suspended query resumes when its slices hold less than its bound divided by this."""
+
+
+class MemoryAction(StrEnum):
+    """What is done about the memory of a query's open slices; the values are those in the journal."""
+
+    FORGET = "forget"
+    """What closed slices withhold is dropped; they take no more late records."""
+    SUSPEND = "suspend"
+    """The slices that are open now take no more records; what they hold is shipped when they close."""
+    RESUME = "resume"
+    """Suspended slices take records again."""
+    DISCARD = "discard"
+    """What slices hold is dropped, and they take no more records."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """Bounds of the memory that open slices hold.
+
+    Attributes:
+        query_bytes: of one query; at most `all_bytes`.
+        all_bytes: of all queries together.
+    """
+
+    query_bytes: int
+    all_bytes: int
+
+    @property
+    def state_bytes(self) -> int:
+        """What the groups of a query may take with a batch, which is known before it is applied."""
+        return 2 * self.query_bytes
+
+    @classmethod
+    def of(cls, max_pending_bytes: int, max_query_bytes: int | None = None) -> Self:
+        """Returns the bounds for a memory limit; `max_query_bytes`: None: a share of it."""
+        all_bytes = max_pending_bytes - max_pending_bytes // ROOM_SHARE
+        return cls(min(max_query_bytes or max_pending_bytes // QUERY_SHARE, all_bytes), all_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMemory:
+    """What the slices of a query hold.
+
+    Attributes:
+        nbytes: of all.
+        withheld_bytes: of those that are closed and kept for late records.
+        grows: whether open slices with records take more.
+        is_suspended: whether some open slices are suspended.
+    """
+
+    nbytes: int
+    withheld_bytes: int
+    grows: bool
+    is_suspended: bool
+
+
+def next_limit(held: Mapping[Q, HeldMemory], limits: MemoryLimits) -> tuple[Q, MemoryAction] | None:
+    """Returns what has to be done next about the memory of which query; None: nothing, as after a few repetitions.
+
+    Beyond `all_bytes` it is the query with the most, so that a small one never pays for a large one. Discarding is left
+    for that: many queries, and a batch that takes far more than a query may have.
+    """
+    if sum(h.nbytes for h in held.values()) > limits.all_bytes:
+        return max(held, key=lambda q: held[q].nbytes), MemoryAction.DISCARD
+    for query, memory in held.items():
+        if memory.nbytes > limits.query_bytes and memory.withheld_bytes:
+            return query, MemoryAction.FORGET
+        if memory.nbytes > limits.query_bytes and memory.grows:
+            return query, MemoryAction.SUSPEND
+        if memory.is_suspended and memory.nbytes <= limits.query_bytes // RESUME_SHARE:
+            return query, MemoryAction.RESUME
+    return None
+
+
+@dataclass(slots=True)
+class FullSlices:
+    """The slices of a query, by start, that take no more records.
+
+    Attributes:
+        suspended: until they close or the query resumes.
+        discarded: for good.
+        stated: those of which records are stated as lost.
+    """
+
+    suspended: set[int] = field(default_factory=set)
+    discarded: set[int] = field(default_factory=set)
+    stated: set[int] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.suspended or self.discarded)
+
+    def refuses(self, start: int, *, is_open: bool) -> bool:
+        return start in self.discarded or (is_open and start in self.suspended)
+
+    def forget(self, is_final: Callable[[int], bool]) -> None:
+        """Forgets the slices whose windows are final: they take no records anyway."""
+        for starts in (self.suspended, self.discarded, self.stated):
+            starts.difference_update([start for start in starts if is_final(start)])
+
+    def to_state(self) -> list[Any]:
+        return [sorted(starts) for starts in (self.suspended, self.discarded, self.stated)]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Any]) -> FullSlices:
+        return cls(*map(set, state))

@@ -1,0 +1,76 @@
+"""Queries that lack memory, and a crash at any step: what is not stated as lost is counted exactly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge.core import MemoryLimits
+from edge.durability import durable_core
+from edgewater.wire import InputLoss
+from tests.edge.durability.test_recovery import script
+from tests.edge.recovery_world import BUDGETED, EXACT, SHARE, Center, World, flights, truth
+
+DATA = flights(300, seed=1)
+LIMITS = {
+    "one-query": MemoryLimits(query_bytes=300, all_bytes=100_000),
+    "all-queries": MemoryLimits(query_bytes=500, all_bytes=500),
+}
+
+
+def losses(center: Center, query: str) -> list[InputLoss]:
+    frames = [frame for _, frame in sorted(center.frames.items()) if frame.query.name == query]
+    return [loss for frame in frames for loss in frame.unpack().losses]
+
+
+def check(center: Center) -> int:
+    """Returns the number of slices that lack records."""
+    answers, lacking = center.answers(), 0
+    for spec in (EXACT, BUDGETED):
+        stated = losses(center, spec.name)
+        assert {loss.reason for loss in stated} <= {"query-memory"}
+        for (query, start), groups in truth(DATA, spec).items():
+            answer = answers.get((query, start), {})
+            if any(loss.overlaps(start, start + spec.window.slice_ms) for loss in stated):
+                lacking += 1
+                for group, values in answer.items():
+                    assert values["miles"] <= groups[group]["miles"]
+            elif spec is EXACT:
+                assert answer == groups
+            else:
+                for group, values in groups.items():
+                    assert 0 <= values["miles"] - answer.get(group, {"miles": 0.0})["miles"] <= SHARE
+    return lacking
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+def test_a_crash_after_any_step_loses_nothing_that_is_not_stated(tmp_path: Path, limits: MemoryLimits) -> None:
+    lacking = []
+    for steps in range(1, 40, 6):
+        center = Center()
+        directory = tmp_path / str(steps)
+        script(World(directory, DATA, center, memory=limits), steps)
+        World(directory, DATA, center, memory=limits).finish()
+        lacking.append(check(center))
+    assert min(lacking) > 0 and max(lacking) < 14
+
+
+def test_a_recovery_gives_the_identical_state_under_other_limits_too(tmp_path: Path) -> None:
+    world = World(tmp_path, DATA, Center(), memory=LIMITS["one-query"])
+    script(world, 29)
+    world.edge.sync()
+    assert world.edge.losses == {"flights/query-memory": world.edge.losses["flights/query-memory"]}
+    again = World(tmp_path, DATA, Center())
+    assert again.edge.core.to_state() == world.edge.core.to_state()
+    assert again.edge.losses == world.edge.losses and again.edge.drops == world.edge.drops
+
+
+def test_limits_that_were_lowered_hold_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the memory limit no source is read, so that nothing else would make the decision."""
+    world = World(tmp_path, DATA, Center())
+    script(world, 5)
+    world.edge.sync()
+    monkeypatch.setattr(durable_core.log, "error", lambda *_: None)
+    again = World(tmp_path, DATA, Center(), memory=MemoryLimits(100, 200))
+    assert sum(held.nbytes for held in again.edge.core.held_memory().values()) <= 200
