@@ -172,6 +172,7 @@ class QueryDetail(Query):
     edges: list[QueryEdge]
     latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
     after_final: int = Field(description="Accepted records that came for final windows, over all edges.")
+    alarms: list[Alarm] = Field(description="The latest alarms about this query, the latest first.")
 
 
 class WaitedEdge(BaseModel):

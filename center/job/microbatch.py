@@ -427,7 +427,7 @@ class BatchProcessor:
 
     def _report_losses(self, summaries: Iterable[FrameSummary]) -> None:
         """Counts stated losses of input and adds alarms; as `_raise_alarms`."""
-        stated: list[tuple[str, EdgeId, str]] = []
+        stated: dict[tuple[str, EdgeId, str], None] = {}  # an alarm of each, and in this order
         for summary in summaries:
             for loss in summary.losses:
                 if loss.reason == LossReason.BEFORE_QUERY or loss.source == FRAMES:
@@ -444,7 +444,7 @@ class BatchProcessor:
                     message = (
                         f"edge {summary.edge}, source {loss.source}: {count} records are lost or may be: {loss.reason}"
                     )
-                stated.append((kind, summary.edge, message))
+                stated[kind, summary.edge, message] = None
                 # An edge may state any text.
                 self._metrics.losses.labels(loss.reason if loss.reason in REASONS else "other").inc()
         self._add_alarms(stated)

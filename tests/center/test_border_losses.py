@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.core import InputLost
+from edge.core import InputLost, MemoryAction, MemoryLimited
+from edgewater.streams import EdgeId
 from tests.center.border_world import MINUTE, SOURCE, STREAM, T0, Border
 
 
@@ -54,3 +55,26 @@ def test_a_window_whose_only_records_were_lost_has_an_answer(center: Border) -> 
     answer = center.answer(T0 + MINUTE)
     assert (answer["phase"], answer["quality"]["completeness"]["missing"]) == ("final", ["a"])
     assert answer["contract"]["met"] is False
+
+
+def test_a_window_of_a_query_that_lacks_memory_at_an_edge_says_so_and_the_next_one_does_not(center: Border) -> None:
+    full, other = center.edge("a"), center.edge("b")
+    ref = center.register(measures={"n": "count()"}, group_by=["x"])
+    center.now_ms = T0 + 30_000
+    full.accept(T0 + 1_000)
+    full.durable.handle(MemoryLimited(ref, MemoryAction.SUSPEND))
+    full.accept(T0 + 2_000)
+    center.now_ms = T0 + 3 * MINUTE
+    for edge in (full, other):
+        edge.accept(T0 + MINUTE, T0 + 2 * MINUTE)
+        edge.ship()
+    first, second = center.answer(), center.answer(T0 + MINUTE)
+    (loss,) = first["quality"]["completeness"]["losses"]
+    assert (loss["edge"], loss["reason"]) == ("a", "query-memory")
+    assert [row["n"]["estimate"] for row in first["data"]] == [1] and not first["contract"]["met"]
+    assert second["quality"]["completeness"]["ratio"] == 1.0 and second["contract"]["met"]
+    assert center.get("/v1/queries/q")["alarms"] == []
+    center.catalog.add_alarm("query-memory", f"query {ref.name}@{ref.version}: edge a does not", EdgeId("a"), 1)
+    center.catalog.add_alarm("query-memory", f"query {ref.name}@{ref.version}1: edge a does not", EdgeId("a"), 1)
+    (alarm,) = center.get("/v1/queries/q")["alarms"]
+    assert alarm["kind"] == "query-memory"

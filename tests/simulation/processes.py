@@ -23,7 +23,7 @@ from center.ledger import Ledger
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog
 from edge.config import parse_config
-from edge.core import EdgeCore, Effect, Event, Ingested
+from edge.core import EdgeCore, Effect, Event, Ingested, MemoryLimits
 from edge.records import Chunk, Position
 from edge.sources.http import http_source_name
 from edgewater.errors import StorageError
@@ -153,6 +153,8 @@ class EdgeProgram:
         stream |= {"disorder": f"{plan.disorder_ms}ms", "idle": None if plan.idle_ms is None else f"{plan.idle_ms}ms"}
         config = {"edge": plan.name, "state_dir": str(state_dir), "streams": {STREAM: stream}}
         self.agent = edge.agent.open_agent(parse_config({**config, "limits": {"checkpoint": "3s"}}))
+        if plan.memory is not None:  # far below what a configuration may say
+            self.agent.durable._memory = MemoryLimits(*plan.memory)
         for loop in self.agent.loops():
             process.spawn(loop, plan.name)
 

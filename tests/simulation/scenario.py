@@ -39,6 +39,7 @@ class EdgePlan:
         dies_s: it is not started again after this time; None: it lives.
         loses_state_s: it is killed and its state directory is deleted; None: never.
         retired_s: the operator retires it; None: never.
+        memory: bytes that open slices may hold, of one query and of all; None: as configured by default.
     """
 
     name: str
@@ -51,6 +52,7 @@ class EdgePlan:
     dies_s: float | None = None
     loses_state_s: float | None = None
     retired_s: float | None = None
+    memory: tuple[int, int] | None = None
 
     def skew_ms(self, at_s: float) -> int:
         return next((ms for since_s, ms in reversed(self.steps) if since_s <= at_s), 0)
@@ -121,6 +123,10 @@ class _Draw:
         for edge in edges:
             if edge.dies_s is None and self.chance(0.1):
                 edge.loses_state_s = edge.joins_s + rng.uniform(1.0, active_s)
+        memory = random.Random(f"memory {seed}")
+        for edge in edges:
+            if memory.random() < 0.1:
+                edge.memory = memory.choice(((300, 3000), (700, 700), (1200, 1500)))
         count = rng.choice((1, 1, 2, 2, 3))
         queries = [self.query(f"q{i}", [e.name for e in edges], active_s) for i in range(count)]
         links = [self.link_fault(rng.choice(edges).name, active_s) for _ in range(rng.choice((0, 0, 1, 2, 4)))]

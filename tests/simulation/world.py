@@ -451,7 +451,10 @@ class World:
             # Windows that had not begun by the center's clock are not known to lack records that were ahead of it.
             is_ahead = record.event_ms > EPOCH_MS + record.at_s * 1000
             return Fate.UNCERTAIN if unlisted or is_ahead or (rule is not None and rule.too_late) else Fate.LOST
-        if unlisted or (rule is not None and rule.too_late):
+        too_late = rule is not None and rule.too_late
+        if disk.plan.memory is not None:
+            return Fate.UNCERTAIN if unlisted or too_late else Fate.LOST
+        if unlisted or too_late:
             return Fate.EITHER
         return Fate.COUNTED
 

@@ -11,7 +11,16 @@ from starlette.responses import JSONResponse, Response
 from center.api.access import EDITS, EDITS_QUERY, READS, READS_QUERY, Caller, require
 from center.api.bodies import read_body, read_document
 from center.api.edge_progress import edge_progress
-from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, Query, QueryDetail, QueryEdge, QueryList, QueryStatus
+from center.api.models import (
+    EXAMPLE_SPEC,
+    EXAMPLE_SPEC_YAML,
+    Alarm,
+    Query,
+    QueryDetail,
+    QueryEdge,
+    QueryList,
+    QueryStatus,
+)
 from center.api.openapi import problems
 from center.api.services import Center, Services
 from center.api.waiting import explain
@@ -95,7 +104,7 @@ def query(name: str, center: Center) -> QueryDetail:
     late: dict[str, dict[str, int]] = {}
     for (_, edge, reason), records in center.results.late_records(query.ref).items():
         late.setdefault(edge, {})[reason] = records
-    now_ms = center.now_ms()
+    now_ms, about = center.now_ms(), f"query {query.key}"
     return QueryDetail(
         **Query.of(query).model_dump(),
         edges=[
@@ -110,6 +119,7 @@ def query(name: str, center: Center) -> QueryDetail:
         ],
         latest_window=rfc3339(latest.window_start_ms) if latest else None,
         after_final=sum(records for reasons in late.values() for records in reasons.values()),
+        alarms=[Alarm.of(a) for a in center.catalog.alarms() if a.message.startswith((f"{about}:", f"{about},"))],
     )
 
 

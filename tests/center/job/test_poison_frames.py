@@ -182,6 +182,17 @@ def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, j
     assert sum("and 80 more" in a.message for a in raised) == 2
 
 
+def test_a_query_that_lacks_memory_at_an_edge_has_an_alarm_of_its_own(world: World, job: MicroBatches) -> None:
+    (ref,) = world.register("a")
+    stated = tuple(InputLoss("memory", "query-memory", 2_000 * n, 2_000 * n + 1_000) for n in range(30))
+    world.ship(world.edges[0], ref, FrameBody(0, losses=stated))
+    job.run()
+    (alarm,) = world.catalog.alarms()
+    assert (alarm.kind, alarm.edge, alarm.times) == ("query-memory", world.edges[0], 1)
+    assert alarm.message.startswith(f"query {ref.name}@{ref.version}: edge") and "max_query_bytes" in alarm.message
+    assert job.counted("input_losses", reason="query-memory") == 30
+
+
 def test_partials_that_claim_more_records_than_can_be_counted_stop_nothing(world: World, job: MicroBatches) -> None:
     (ref,) = world.register("a")
     message = codec.unseal(synopsis(["/a"], [1]))
