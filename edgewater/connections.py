@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -27,6 +28,7 @@ MAX_HEAD_BYTES = 16 << 10
 DESCRIPTORS = 256
 """File descriptors of a process besides its connections: databases, files, the log."""
 
+_STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 log = logging.getLogger(__name__)
 
 
@@ -221,11 +223,12 @@ class GuardedServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop: Any = asyncio.get_running_loop()
-        loop.create_server = partial(self._create_server, loop.create_server)
-        try:
-            await super().startup(sockets)
-        finally:
-            del loop.create_server  # the class' method is back
+        async with _STARTING.setdefault(loop, asyncio.Lock()):  # two servers may start at the same time
+            loop.create_server = partial(self._create_server, loop.create_server)
+            try:
+                await super().startup(sockets)
+            finally:
+                del loop.create_server  # the class' method is back
 
     async def _create_server(
         self,
