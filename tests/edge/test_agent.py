@@ -430,7 +430,7 @@ def test_a_page_in_a_browser_of_this_machine_cannot_push_to_an_edge_without_cred
         settings = config(tmp_path, center, [{"http": {}}])
         agent = open_agent(settings)
         async with running(agent) as task, httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
-            await until(lambda: agent.uplink.connected, "a session", task)
+            await until(agent.outbox.configured.is_set, "queries", task)
             for headers in ({"Host": "rebound.example.com"}, {"Origin": "https://page.example.com"}):
                 reply = await client.post("/v1/streams/flights", content=lines(range(3)), headers=NDJSON | headers)
                 assert (reply.status_code, "http.hosts" in reply.json()["detail"]) == (421, True)
