@@ -195,11 +195,23 @@ class SlidingWindow(SlicedWindow):
                 f"each record would belong to {windows} windows, more than {MAX_WINDOWS_PER_SLICE}",
             )
 
-    def windows_of_slice(self, slice_start_ms: int) -> list[int]:
-        """Returns the starts of all windows that contain the slice, ascending."""
+    def windows_over(self, slice_start_ms: int) -> range:
+        """Returns the starts of all windows that contain the slice."""
         last = (slice_start_ms - self.offset_ms) // self.every_ms * self.every_ms + self.offset_ms
         count = (last + self.size_ms - slice_start_ms - 1) // self.every_ms + 1
-        return [last - k * self.every_ms for k in range(count - 1, -1, -1)]
+        return range(last - (count - 1) * self.every_ms, last + self.every_ms, self.every_ms)
+
+    def windows_of_slice(self, slice_start_ms: int) -> list[int]:
+        """Returns the starts of all windows that contain the slice, ascending."""
+        return list(self.windows_over(slice_start_ms))
+
+    def windows_of_slices(self, slice_starts_ms: Iterable[int]) -> Iterator[int]:
+        """Yields the starts of all windows that contain one of these slices, which ascend: ascending, each once."""
+        after = None
+        for start in slice_starts_ms:
+            windows = self.windows_over(start)
+            yield from windows if after is None else range(max(windows.start, after), windows.stop, self.every_ms)
+            after = windows.stop
 
     def slices_of_window(self, window_start_ms: int) -> range:
         """Returns the starts of a window's slices, ascending."""
@@ -209,7 +221,7 @@ class SlidingWindow(SlicedWindow):
         return window_start_ms + self.size_ms
 
     def last_window_end(self, slice_start_ms: int) -> int:
-        return self.end(self.windows_of_slice(slice_start_ms)[-1])
+        return self.end(self.windows_over(slice_start_ms)[-1])
 
     def to_mapping(self) -> dict[str, str | int]:
         result: dict[str, str | int]

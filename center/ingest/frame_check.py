@@ -7,6 +7,7 @@ checked, and answers say what they lack.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -20,24 +21,16 @@ from center.ledger.events import FRAMES, refusal
 from edgewater.accuracy import report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.errors import InvalidQuery, named
+from edgewater.frame_work import MAX_FRAME_WORK, FrameWork
 from edgewater.partial_check import PartialCheck
 from edgewater.query import MAX_MEASURES, QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.timestamps import EARLIEST_MS
-from edgewater.windows import SlicedWindow, SlidingWindow
+from edgewater.windows import SlicedWindow
 from edgewater.wire import Frame, FrameBody, InputLoss, LossReason, body_from_wire
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import BODY_NESTING, MAX_SHARD, loss_from_wire
-from edgewater.wire.nesting import check_nesting
+from edgewater.wire.frames import MAX_SHARD, loss_from_wire, parse_body
 
-MAX_MESSAGES = 1 << 16
-"""Partials, closes and statements of a frame."""
-MAX_PARTIALS = 1 << 13
-"""Twice what an edge's frame can have; the check of one takes 50 µs and more."""
-MAX_WINDOWS = 1 << 20
-"""Windows that the slices of a frame belong to."""
-WINDOWS_PER_WORK = 10
-"""Windows that take the job as long as one partial does, 0.4 ms: most of it is merging and storing the partial."""
 MAX_STATEMENTS = 4_096
 """Counts of dropped records of a frame, and sub-streams: of each."""
 MAX_LOSSES = 512
@@ -53,7 +46,7 @@ class CheckedFrame:
 
     Attributes:
         reason, message: what was refused of it; None: nothing.
-        work: the job's work with it, as a number of slices (`WINDOWS_PER_WORK`).
+        work: the job's work with it (`FrameWork`).
     """
 
     frame: Frame
@@ -95,7 +88,7 @@ class FrameCheck:
 
     def __init__(self, spec: QuerySpec, columns: Mapping[str, pa.DataType] | None = None) -> None:
         assert isinstance(spec.window, SlicedWindow), "edges answer no other queries"
-        self._window = spec.window
+        self._spec, self._window = spec, spec.window
         try:
             self._partials = PartialCheck.of(spec, columns)
         except InvalidQuery:
@@ -115,43 +108,32 @@ class FrameCheck:
         """
         plain = frame.plain_body()
         try:
-            check_nesting(plain, BODY_NESTING, max(8, len(plain) // MAX_MESSAGES), 2)
-            body = pb.FrameBody.FromString(plain)
+            body = parse_body(plain)
         except (DecodeError, ValueError) as exc:
             lost = FrameBody(MIN_TIME_MS, losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),))
             why = f"the body cannot be read: {exc}"[:_SHOWN]
             return CheckedFrame(Frame.pack(frame.seq, frame.query, lost), LossReason.FRAME_DAMAGED, why)
-        faults = self._take_out(body, latest_ms)
+        work = FrameWork.of(self._spec)
+        faults = self._take_out(body, latest_ms, work)
         if not faults.count:
-            return CheckedFrame(frame, work=self._work(body))
+            return CheckedFrame(frame, work=work.units)
         kept = Frame.pack(frame.seq, frame.query, body_from_wire(body))
         more = f", and {faults.count - 1} more" if faults.count > 1 else ""
-        return CheckedFrame(kept, LossReason.PARTIAL_REFUSED, faults.first + more, self._work(body))
+        return CheckedFrame(kept, LossReason.PARTIAL_REFUSED, faults.first + more, work.units)
 
-    def _work(self, body: pb.FrameBody) -> int:
-        starts_ms = {p.slice_start_ms for p in body.partials} | {c.slice_start_ms for c in body.closes}
-        windows, after_ms = 0, MIN_TIME_MS
-        if isinstance(self._window, SlidingWindow) and not self._window.is_tumbling:
-            for start_ms in sorted(starts_ms):
-                windows += -(-min(start_ms - after_ms, self._window.size_ms) // self._window.every_ms)
-                after_ms = start_ms
-        return max(len(body.partials), len(starts_ms)) + windows // WINDOWS_PER_WORK
-
-    def _take_out(self, body: pb.FrameBody, latest_ms: int) -> _Faults:
-        """Removes invalid parts from a body, and adds the losses that this causes."""
+    def _take_out(self, body: pb.FrameBody, latest_ms: int, work: FrameWork) -> _Faults:
+        """Removes invalid parts from a body, and adds the losses that this causes. Adds up the work of the others."""
         faults = _Faults()
         self._bound_times(body, latest_ms, faults)
-        starts_ms = {p.slice_start_ms for p in body.partials} | {c.slice_start_ms for c in body.closes}
-        wrong = self._wrong_slices(starts_ms, latest_ms)
-        checks: tuple[tuple[Any, Callable[[Any], str], int], ...] = (
-            (body.partials, self._fault_of_partial, MAX_PARTIALS),
-            (body.closes, self._fault_of_close, MAX_MESSAGES),
-        )
-        for items, fault_of, most in checks:
+        wrong = self._wrong_slices(body, latest_ms, work)
+        checks: tuple[tuple[Any, Callable[[Any], str]], ...] = (
+            (body.partials, self._fault_of_partial), (body.closes, self._fault_of_close)
+        )  # fmt: skip
+        for items, fault_of in checks:
             kept = []
-            for number, item in enumerate(items):
+            for item in items:
                 start_ms = item.slice_start_ms
-                why = wrong.get(start_ms) or (fault_of(item) if number < most else f"more than {most} in a frame")
+                why = wrong.get(start_ms) or fault_of(item)
                 if not why:
                     kept.append(item)
                 elif EARLIEST_MS <= start_ms <= latest_ms:
@@ -167,22 +149,25 @@ class FrameCheck:
             _state(body, loss)
         return faults
 
-    def _wrong_slices(self, starts_ms: set[int], latest_ms: int) -> dict[int, str]:
-        """The slices that the query does not have, or cannot have yet, each with the reason."""
+    def _wrong_slices(self, body: pb.FrameBody, latest_ms: int, work: FrameWork) -> dict[int, str]:
+        """The slices that the query does not have, or cannot have yet, or that are too much work for one frame, each
+        with the reason. Adds up the work of the others."""
+        parts = Counter[int]()
+        for partial in body.partials:
+            parts[partial.slice_start_ms] += work.of_partial(len(partial.synopsis))
+        for close in body.closes:
+            parts[close.slice_start_ms] += work.of_close(len(close.withheld))
         wrong = {}
-        windows, after_ms = 0, MIN_TIME_MS
-        longest_ms, slice_ms = self._window.longest_ms, self._window.slice_ms
-        for start_ms in sorted(starts_ms):
+        for start_ms, units in sorted(parts.items()):
             if not EARLIEST_MS <= start_ms <= latest_ms:
                 wrong[start_ms] = f"is not between {EARLIEST_MS} and {latest_ms}, the latest event time by now"
-                continue
-            if self._window.slice_start(start_ms) != start_ms:
+            elif self._window.slice_start(start_ms) != start_ms:
                 wrong[start_ms] = f"is not the start of a slice; expected {self._window.slice_start(start_ms)}"
-                continue
-            windows += min(start_ms - after_ms, longest_ms) // slice_ms
-            after_ms = start_ms
-            if windows > MAX_WINDOWS:
-                wrong[start_ms] = f"the slices of the frame belong to {windows} windows; expected at most {MAX_WINDOWS}"
+            elif not work.add_slice(start_ms, units, MAX_FRAME_WORK):
+                wrong[start_ms] = (
+                    f"{units} units of work, besides {work.units} of the frame's other slices; expected at most"
+                    f" {MAX_FRAME_WORK} in a frame"
+                )
         return wrong
 
     def _fault_of_partial(self, partial: pb.Partial) -> str:

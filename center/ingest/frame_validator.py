@@ -63,11 +63,10 @@ class FrameValidator:
         if plan.is_retired(hello.edge) or hello.edge not in plan.edges:
             columns = {**stream.columns, **columns}
         held = self._checks.get(frame.query)
-        if held is None or (held[0] is not columns and held[0] != columns):
-            self._checks = {ref: c for ref, c in self._checks.items() if ref in plan.specs}
+        if held is None or held[0] != columns:
             held = columns, FrameCheck(spec, columns)
-        if held[0] is not columns or frame.query not in self._checks:
-            self._checks[frame.query] = columns, held[1]
+            # Replaced, not changed: another thread may read it. Checks of deleted queries go.
+            self._checks = {ref: c for ref, c in self._checks.items() if ref in plan.specs} | {frame.query: held}
         return held[1].check(frame, self._rules.latest_ms(stream, now_ms))
 
 

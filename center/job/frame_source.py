@@ -39,6 +39,7 @@ from center.job.rows import ROW_DDL, FrameRow, RowKind, row_of_damage, rows_of_f
 from center.spark.workers import settle
 from center.storage.frame_log import FrameEntry, FrameLog
 from edgewater.errors import CorruptFrame, StorageError
+from edgewater.frame_work import BYTES_PER_UNIT
 
 if TYPE_CHECKING:
     from center.catalog import Catalog
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
 FORMAT = "edgewater_frames"
 MIN_PARTITION_BYTES = 1 << 20
 """A smaller partition costs more as a task than it saves."""
-WORK_BYTES = 16 << 10
-"""Bytes as which a slice of a frame counts in admission: merging and applying it takes 0.4 ms whatever its size. So a
-query's share of a batch, `BatchLimits.bytes_per_query`, is also one of work: 1,024 slices, or 0.4 s."""
 COALESCING_POLL_S = 0.005
 """Interval of polling the catalog while a batch is delayed."""
 
@@ -222,9 +220,9 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             last = self._catalog.last_positions()
 
     def _sizes(self, key: str, after: int, through: int) -> Sequence[tuple[int, int]]:
-        """The frames' sizes as admission counts them: their bytes, and what their work would be in bytes."""
+        """The frames' sizes as admission counts them: their bytes, or what their work would be in bytes."""
         entries = self._catalog.frames(key, after, through)
-        return [(entry.position, entry.plain_bytes + entry.work * WORK_BYTES) for entry in entries]
+        return [(entry.position, max(entry.plain_bytes, entry.work * BYTES_PER_UNIT)) for entry in entries]
 
     def partitions(self, start: Offset, end: Offset) -> list[FramePartition]:
         # A checkpoint may be older than the store. Merged with new frames, applied ones could not be distinguished.

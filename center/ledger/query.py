@@ -223,7 +223,7 @@ class QueryLedger(ABC):
 
     @abstractmethod
     def _affected_windows(self, changed: Sequence[int]) -> set[int]:
-        """The windows, not final, that need a new answer because these slices changed."""
+        """The windows, not final, that need a new answer because these slices, which ascend, changed."""
 
     @abstractmethod
     def _end(self, start_ms: int) -> int: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from center.ledger.query import QueryLedger
@@ -29,15 +29,11 @@ class TimeWindowLedger(QueryLedger):
         return MIN_TIME_MS if final == MIN_TIME_MS else self._first_ending_after(final)
 
     def _affected_windows(self, changed: Sequence[int]) -> set[int]:
-        dirty: set[int] = set()
-        for start in changed:
-            dirty.update(w for w in self._window.windows_of_slice(start) if not self._is_final(self._end(w)))
-            if (state := self._slices.get(start)) and state.has_data:
-                self._open_windows(start)
-        return dirty
+        self._open_windows(start for start in changed if (state := self._slices.get(start)) and state.has_data)
+        return {w for w in self._window.windows_of_slices(changed) if not self._is_final(self._end(w))}
 
-    def _open_windows(self, slice_start_ms: int) -> None:
-        for start in self._window.windows_of_slice(slice_start_ms):
+    def _open_windows(self, slice_starts_ms: Iterable[int]) -> None:
+        for start in self._window.windows_of_slices(slice_starts_ms):
             state = self._windows.get(start)
             if state is not None and not state.has_data:
                 self._windows.put(start, replace(state, has_data=True))
@@ -57,7 +53,7 @@ class TimeWindowLedger(QueryLedger):
     def _lost_through(self, slice_start_ms: int) -> int:
         if slice_start_ms < self.sealed_before():
             return MAX_TIME_MS
-        has_final_window = self._is_final(self._end(self._window.windows_of_slice(slice_start_ms)[0]))
+        has_final_window = self._is_final(self._end(self._window.windows_over(slice_start_ms).start))
         return self._state.final_through_ms if has_final_window else MIN_TIME_MS
 
     # Windows without data
@@ -119,4 +115,4 @@ class TimeWindowLedger(QueryLedger):
         begins = clock.to_event_ms(max(self._state.query.registered_at_ms, first_seen_ms))
         if not clock.is_live:
             begins = max(begins, clock.event_origin_ms)
-        return self._window.windows_of_slice(self._window.slice_start(begins))[0]
+        return self._window.windows_over(self._window.slice_start(begins)).start

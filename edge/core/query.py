@@ -39,6 +39,7 @@ from edge.core.streams import MAX_LOSSES, StreamState, add_loss
 from edgewater.accuracy import report_schedule
 from edgewater.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.errors import InvalidQuery, StorageError
+from edgewater.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.partial_check import group_bytes, max_groups
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
@@ -466,7 +467,7 @@ class QueryPipeline:
 
         Args:
             capacity_bytes: approximate size of the body before compression. At least one entry is sent, so that a
-                small capacity delays but never blocks.
+                small capacity delays but never blocks. The body's work is bounded too (`FULL_FRAME_WORK`).
             drain_window_ms: as in `PullEvent.drain_windows`. Slices that end after now may be sent from early;
                 under a staleness budget also slices that should have closed.
             link: the measured link, for staleness budgets.
@@ -478,9 +479,14 @@ class QueryPipeline:
         closes: list[SliceClose] = []
         closed: list[int] = []
         through, room, closing = self._close_barrier_ms(watermark_ms), capacity_bytes, False
+        work = FrameWork.of(self.spec)
+        work.units = sum(work.of_partial(len(p.synopsis)) for p in partials)
         for start in sorted(self.slices):
             slice_ = self.slices[start]
             end = self._end(start)
+            if recorded is None and work.units >= FULL_FRAME_WORK:
+                through = min(through, end - 1)
+                break
             if end > watermark_ms and (closing or not self._may_send_early(end, drain_window_ms)):
                 continue  # a frame that closes a slice is sent at once, not filled with early sends
             if end <= watermark_ms and (end > through or self._is_unreported(slice_)):
@@ -494,6 +500,7 @@ class QueryPipeline:
                 made = [self._partial(start, slice_, selection.groups, recorded)]
                 partials += made
                 room -= sum(len(p.synopsis) for p in made)
+                work.units += sum(work.of_partial(len(p.synopsis)) for p in made)
             if made and self._has_session_windows and (end > watermark_ms or not selection.drained):
                 closes.append(self._slice_close(start, slice_))
             if end > watermark_ms:
@@ -505,6 +512,7 @@ class QueryPipeline:
                 closes.append(self._close(start, slice_))
                 closed.append(start)
                 closing = True
+                work.add_slice(start, work.of_close(len(closes[-1].withheld)))
         if recorded is not None:
             if recorded.result is None:
                 return None

@@ -22,8 +22,9 @@ MAX_SHARD = (1 << 31) - 1
 _ZSTD_MIN_BLOCK, _ZSTD_MAX_BLOCK = 4, 128 << 10
 """A block of zstd takes at least 4 bytes, and is at most 128 KiB when it is decompressed (RFC 8878, 3.1.1.2)."""
 
-BODY_NESTING = Nesting({1: Nesting(), 2: Nesting({4: Nesting()}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
-_MAX_MESSAGES = 1 << 16
+_BODY_NESTING = Nesting({1: Nesting(), 2: Nesting({4: Nesting()}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
+MAX_MESSAGES = 1 << 16
+"""Messages in a body that a reader accepts; a third more than a center applies (`edgewater.frame_work`)."""
 _BYTES_PER_MESSAGE = 4
 """A close of a slice without records has the slice's start, which is more; others are longer."""
 
@@ -293,8 +294,7 @@ class Frame:
         """Decodes the body. Raises CorruptFrame like `plain_body`, and for bytes that are not a FrameBody."""
         plain = self.plain_body()
         try:
-            check_nesting(plain, BODY_NESTING, _BYTES_PER_MESSAGE, depth=2, max_messages=_MAX_MESSAGES)
-            return body_from_wire(pb.FrameBody.FromString(plain))
+            return body_from_wire(parse_body(plain))
         except (DecodeError, ValueError) as exc:
             raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
 
@@ -363,6 +363,12 @@ class Frame:
 def encode_body(body: FrameBody) -> bytes:
     """Encodes a body; the frame's checksum covers these bytes. Equal bodies give equal bytes."""
     return body_to_wire(body).SerializeToString(deterministic=True)
+
+
+def parse_body(plain: bytes) -> pb.FrameBody:
+    """Parses an encoded body of at most `MAX_MESSAGES`, which are counted first. Raises DecodeError, ValueError."""
+    check_nesting(plain, _BODY_NESTING, _BYTES_PER_MESSAGE, depth=2, max_messages=MAX_MESSAGES)
+    return pb.FrameBody.FromString(plain)
 
 
 def body_to_wire(body: FrameBody) -> pb.FrameBody:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from center.ingest.frame_check import FrameCheck
@@ -20,8 +21,9 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
+from edgewater.frame_work import FULL_FRAME_WORK
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE
+from edgewater.streams import LIVE, TIME_COLUMN
 from edgewater.wire import QueryRef
 from tests.edge.core.test_shipped_partials import COLUMNS, MEASURES, OTHERS, batch
 
@@ -62,3 +64,33 @@ def test_an_edges_frames_pass(name: str) -> None:
                 assert (checked.frame, checked.reason, checked.message) == (frame, None, "")
                 shipped += 1
     assert shipped > 1
+
+
+def test_the_slices_of_a_long_outage_come_in_frames_that_no_query_waits_long_for() -> None:
+    slices, every_ms, windows = 200, 1_000_000, 500
+    spec = QuerySpec.from_mapping(
+        {"name": "q", "from": "s", "measures": {"n": "count()"}, "window": {"sliding": "500s", "every": "1s"}}
+    )
+    core = EdgeCore({"s": replace(StreamSpec({"x": pa.int64()}), clock=LIVE)})
+    core.handle(SourcesOpened((("s", "file"),)))
+    core.handle(Configured(((REF, spec),)))
+    starts = np.arange(slices) * every_ms
+    records = pa.record_batch({"x": pa.array(starts), TIME_COLUMN: pa.array(starts)})
+    now_ms = int(starts[-1]) + every_ms
+    core.handle(Ingested("s", "file", records, now_ms))
+    core.handle(SourceEnded("s", "file"))
+    check, partials, closes, through_ms = FrameCheck(spec), list[int](), list[int](), 0
+    while frames := [
+        e.frame for e in core.handle(PullEvent(1 << 20, {"s": (now_ms, now_ms)})) if isinstance(e, FrameBuilt)
+    ]:
+        for frame in frames:
+            checked, body = check.check(frame, now_ms), frame.unpack()
+            assert (checked.frame, checked.reason) == (frame, None)
+            assert checked.work < FULL_FRAME_WORK + 2 * windows
+            assert max(c.slice_start_ms for c in body.closes) < body.through_ms
+            partials += [p.slice_start_ms for p in body.partials]
+            closes += [c.slice_start_ms for c in body.closes]
+            assert through_ms < body.through_ms and closes == starts[: len(closes)].tolist()
+            through_ms = body.through_ms
+            assert len(closes) == slices or through_ms < starts[len(closes)] + every_ms
+    assert partials == closes == starts.tolist()

@@ -15,6 +15,7 @@ from center.catalog import Catalog, StreamRecord, UnindexedFrame, query_key
 from center.ledger import Phase
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog, StoredFrame
+from edgewater.frame_work import PER_CLOSE, PER_MEASURE, PER_PARTIAL
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId
 from edgewater.synopses import GroupedAggregate
@@ -92,7 +93,7 @@ class World:
         frame = Frame.pack(seq, ref, body)
         (location,) = self.log.append([StoredFrame(edge, "i1", frame)])
         self.log.sync()
-        work = len({p.slice_start_ms for p in body.partials} | {c.slice_start_ms for c in body.closes})
+        work = len(body.partials) * (PER_PARTIAL + PER_MEASURE) + len(body.closes) * PER_CLOSE
         row = UnindexedFrame(
             ref, edge, "i1", seq, frame.crc32c, frame.wire_bytes, self.now, location, frame.raw_bytes, work
         )

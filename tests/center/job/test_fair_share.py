@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from center.job.admission import BatchLimits
-from center.job.frame_source import WORK_BYTES
 from center.ledger import query
+from edgewater.frame_work import BYTES_PER_UNIT
 from edgewater.wire import FrameBody, Partial, SliceClose
 from tests.center.job.conftest import WINDOW_MS, World, synopsis
 from tests.center.job.micro_batches import MicroBatches
@@ -54,7 +54,7 @@ def test_a_backlog_of_frames_of_many_slices_is_read_in_portions(world: World) ->
         world.ship(evil, greedy, FrameBody(0, partials))
     for window in range(3):
         world.ship_window(honest, window)
-    job = MicroBatches(world, limits=BatchLimits(bytes_per_query=25 * WORK_BYTES))
+    job = MicroBatches(world, limits=BatchLimits(bytes_per_query=25 * 8 * BYTES_PER_UNIT))
     job.run_one()
     consumed = world.store.consumed()
     assert consumed["a@1"] == 2, "a batch reads at most 25 slices of a query, and not less than a frame"
