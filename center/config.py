@@ -29,6 +29,7 @@ from edgewater.configuration import (
     validate,
 )
 from edgewater.errors import InvalidConfig
+from edgewater.frame_work import WORK_PER_S
 from edgewater.quantities import duration_ms
 
 DEFAULT_DATA_DIR = Path(".edgewater/center")
@@ -61,6 +62,8 @@ class GatewaySection(Section):
     credit: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
     """Bytes of frames in flight."""
     max_frame: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
+    work: Annotated[int, Field(ge=1_000)] = WORK_PER_S
+    """Units of work per second of an edge's frames; more is delayed."""
     metrics: Address | None = None
     """Address of /livez, /readyz and /metrics; None: not served."""
 

@@ -24,6 +24,10 @@ MAX_FRAME_WORK = 40 << 10
 FULL_FRAME_WORK = MAX_FRAME_WORK * 3 // 4
 """What an edge fills its frames with; the last slice may add to it."""
 
+WORK_PER_S = 25_000
+"""What a gateway takes of one edge, by default: half of what the job can do, so that others' shares stay. An edge that
+catches up after an outage sends 2,000 slices per second by it."""
+
 
 @dataclass(slots=True)
 class FrameWork:

@@ -1,7 +1,8 @@
 """Checks frames in threads: the event loop parses nothing.
 
 Each session's frames are checked in order, those that wait together in one turn of at most `TURN_BYTES`; then it is the
-next session's turn. So an edge whose frames take long delays its own.
+next session's turn. So an edge whose frames take long delays its own. What is checked is passed on as fast as the
+edge's share of the center's work allows (`edgewater/frame_work.py`), over all of its sessions.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ from center.ingest.assignments import AssignmentPlan
 from center.ingest.frame_check import CheckedFrame, FrameCheck
 from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import Hello
+from edgewater.errors import StorageError
+from edgewater.frame_work import BYTES_PER_UNIT
+from edgewater.token_bucket import TokenBucket
 from edgewater.wire import Frame, QueryRef
 
 THREADS = 2
 TURN_BYTES = 256 << 10
 """Before compression: a few milliseconds, or one frame."""
+
+REFUSED_BYTES_PER_UNIT = 32
+"""Reading a body that is refused takes the gateway up to so much longer per byte than the job is spared."""
 
 OnChecked = Callable[[Frame, int, CheckedFrame | Exception], None]
 """(frame, wall time of its arrival, the result or the error)"""
@@ -71,24 +78,51 @@ class FrameValidator:
 
 
 class SessionFrames:
-    """The frames of one session that wait for their check.
+    """The frames of one session that wait for their check, or to be passed on.
 
     Args:
+        share: of the edge, in units of work; its time is the event loop's.
         on_checked: called on the event loop for each frame, in order.
+        on_delayed: called with the seconds for which the next frame waits for `share`.
+
+    Attributes:
+        is_delayed: a frame waits for `share`.
     """
 
-    def __init__(self, validator: FrameValidator, hello: Hello, on_checked: OnChecked) -> None:
+    def __init__(
+        self,
+        validator: FrameValidator,
+        hello: Hello,
+        share: TokenBucket,
+        on_checked: OnChecked,
+        on_delayed: Callable[[float], None],
+    ) -> None:
         self._validator = validator
         self._hello = hello
+        self._share = share
         self._on_checked = on_checked
+        self._on_delayed = on_delayed
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[Frame, int]] = deque()
-        self._running = False
+        self._checked: deque[tuple[Frame, int, CheckedFrame | Exception]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._running = self._closed = False
+
+    @property
+    def is_delayed(self) -> bool:
+        return self._timer is not None
 
     def put(self, frame: Frame, now_ms: int) -> None:
         self._waiting.append((frame, now_ms))
         if not self._running:
             self._take_turn()
+
+    def close(self) -> None:
+        """Ends with the session: of its frames, those that would wait for `share` fail."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._pass_on()
 
     def _take_turn(self) -> None:
         self._running = True
@@ -109,13 +143,42 @@ class SessionFrames:
         return done
 
     def _deliver(self, turn: asyncio.Future[list[tuple[Frame, int, CheckedFrame | Exception]]]) -> None:
-        if turn.cancelled():
-            return
-        for frame, now_ms, result in turn.result():
+        if not turn.cancelled():
+            self._checked.extend(turn.result())
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._timer = None
+        while self._checked:
+            delay_s = self._share.delay_s(self._loop.time())
+            if delay_s > 0:
+                self._delay(delay_s)
+                return
+            frame, now_ms, result = self._checked.popleft()
+            self._share.consume(_work(frame, result), self._loop.time())
             self._on_checked(frame, now_ms, result)
         self._running = False
         if self._waiting:
             self._take_turn()
+
+    def _delay(self, delay_s: float) -> None:
+        if not self._closed:
+            self._on_delayed(delay_s)
+            self._timer = self._loop.call_later(delay_s, self._pass_on)
+            return
+        dropped = [*((frame, now_ms) for frame, now_ms, _ in self._checked), *self._waiting]
+        self._checked.clear()
+        self._waiting.clear()
+        self._running = False
+        for frame, now_ms in dropped:
+            self._on_checked(frame, now_ms, StorageError("the session has ended"))
+
+
+def _work(frame: Frame, result: CheckedFrame | Exception) -> int:
+    """The units as which a frame counts in its edge's share."""
+    is_refused = isinstance(result, Exception) or result.reason is not None
+    by_size = frame.raw_bytes // (REFUSED_BYTES_PER_UNIT if is_refused else BYTES_PER_UNIT)
+    return max(1, by_size, 0 if isinstance(result, Exception) else result.work)
 
 
 def _stream(plan: AssignmentPlan, hello: Hello, name: str) -> StreamRecord | None:

@@ -48,7 +48,9 @@ from edgewater.errors import (
     StorageError,
     Unauthenticated,
 )
+from edgewater.frame_work import MAX_FRAME_WORK, WORK_PER_S
 from edgewater.streams import EdgeId
+from edgewater.token_bucket import TokenBucket
 from edgewater.wire import CODE_METADATA, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 
@@ -77,6 +79,8 @@ class GatewayConfig:
             any edge may connect, which is allowed on loopback only.
         max_frame_bytes: the largest accepted frame, by the size of its message.
         credit_bytes: bytes of frames that an edge may have in flight.
+        work_per_s: units of work (`edgewater.frame_work`) that the frames of an edge may make per second, at this
+            gateway; more is delayed.
         max_pending_bytes: bytes of frames not yet committed, over all sessions.
         max_sessions: edges connected at once; as many calls may be waiting for their Hello.
         poll_ms: interval of polling the catalog; a new query reaches its edges within that.
@@ -93,6 +97,7 @@ class GatewayConfig:
     tls: TlsSection | None = None
     max_frame_bytes: int = 4 << 20
     credit_bytes: int = 4 << 20
+    work_per_s: int = WORK_PER_S
     max_pending_bytes: int = 256 << 20
     max_sessions: int = 20_000
     poll_ms: int = 200
@@ -126,6 +131,7 @@ class Gateway:
         self._awaiting_hello: Counter[frozenset[EdgeId] | None] = Counter()
         self._refusals = limits.FixedWindow(now_ms)
         self._hellos: LRUCache[EdgeId, limits.FixedWindow] = LRUCache(config.max_sessions)
+        self._shares: LRUCache[EdgeId, TokenBucket] = LRUCache(config.max_sessions)
         self._plan = AssignmentPlan(-1, ())
         self._unsent = False
         self._refreshing = asyncio.Lock()
@@ -349,10 +355,16 @@ class Gateway:
             metrics=self.metrics,
             budget_sync=self._budget_sync,
             stream_rules=self._stream_rules,
+            share=self._share(hello.edge),
             now_ms=self._now_ms,
             max_frame_bytes=self._config.max_frame_bytes,
             credit_bytes=self._config.credit_bytes,
         )
+
+    def _share(self, edge: EdgeId) -> TokenBucket:
+        """The edge's share of the center's work, kept over its sessions. A second's worth, or a frame's, is free."""
+        rate, now_s = self._config.work_per_s, asyncio.get_running_loop().time()
+        return self._shares.setdefault(edge, TokenBucket(rate, now_s, max(rate, MAX_FRAME_WORK)))
 
     def _replace(self, session: GatewaySession) -> None:
         """Replaces an older session of the edge, which a broken link has left behind."""

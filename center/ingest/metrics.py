@@ -23,6 +23,10 @@ class GatewayMetrics:
             f"{name}_refused_frames", "Frames refused in whole or in part, by reason.", ["reason"],
             registry=self.registry,
         )  # fmt: skip
+        self.delayed_seconds = Counter(
+            f"{name}_delayed_seconds", "Seconds for which frames of an edge waited for its share of the center's work.",
+            registry=self.registry,
+        )  # fmt: skip
         self.bytes = Counter(f"{name}_wire_bytes", "Bytes of frames received.", registry=self.registry)
         self.pending = Gauge(f"{name}_pending_bytes", "Bytes of frames not yet committed.", registry=self.registry)
         self.commits = Counter(f"{name}_commits", "Group commits.", registry=self.registry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from center.storage.frame_log import StoredFrame
 from edgewater.errors import Conflict, CorruptFrame, EdgewaterError, ProtocolError
 from edgewater.measure import NAME
 from edgewater.streams import MAX_TIME_MS, EdgeId
+from edgewater.token_bucket import TokenBucket
 from edgewater.wire import MAX_BODY_BYTES, Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
@@ -32,6 +34,7 @@ PLAIN_CREDITS = 8
 """Bytes of bodies in flight before compression, which usually gives a third, in credits."""
 NOT_EXPECTED = "not-expected"
 """The reason of a refusal: the edge does not contribute to the frame's query."""
+logger = logging.getLogger(__name__)
 
 
 CLOCK_DIFFERS = "clock-differs"
@@ -84,7 +87,8 @@ class GatewaySession:
     Args:
         acked_through: the highest durable seq, from the catalog at Hello; None: no frame is durable.
         credit_bytes: bytes that may be in flight. At twice that, or `PLAIN_CREDITS` times that before compression, the
-            session stops reading.
+            session stops reading; and at one time that before compression, while its frames wait for `share`.
+        share: the edge's share of the center's work.
 
     Attributes:
         presented, access: the call's credential, and what it gave the edge at Hello.
@@ -105,6 +109,7 @@ class GatewaySession:
         metrics: GatewayMetrics,
         budget_sync: BudgetSync,
         stream_rules: StreamRules,
+        share: TokenBucket,
         now_ms: Callable[[], int],
         max_frame_bytes: int,
         credit_bytes: int,
@@ -116,7 +121,7 @@ class GatewaySession:
         self.access = access
         self.outgoing = ConflatingQueue()
         self.opened = False
-        self._frames = SessionFrames(validator, hello, self._on_checked)
+        self._frames = SessionFrames(validator, hello, share, self._on_checked, self._on_delayed)
         self._group_commit = group_commit
         self._status = status
         self._metrics = metrics
@@ -130,7 +135,7 @@ class GatewaySession:
         self._expected = hello.oldest_seq if acked_through is None else acked_through + 1
         self._in_flight_bytes = self._in_flight_plain_bytes = 0
         self._in_flight = 0
-        self._broken = False
+        self._broken = self._was_delayed = False
         self._indexed = asyncio.Event()
         self._finishing = asyncio.Event()
         self._drain = asyncio.Event()
@@ -188,6 +193,7 @@ class GatewaySession:
             await asyncio.gather(*tasks, return_exceptions=True)
             if not self._failed.cancel():
                 self._failed.exception()
+            self._frames.close()
 
     async def _first(self, *tasks: asyncio.Future[Any]) -> None:
         """Waits until one of the tasks ends or `fail` is called, and raises the error of either."""
@@ -260,7 +266,7 @@ class GatewaySession:
         size = max(frame.raw_bytes, frame.wire_bytes)
         while (
             self._in_flight_bytes >= 2 * self._credit_bytes
-            or self._in_flight_plain_bytes >= PLAIN_CREDITS * self._credit_bytes
+            or self._in_flight_plain_bytes >= (1 if self._frames.is_delayed else PLAIN_CREDITS) * self._credit_bytes
         ):
             self._indexed.clear()
             await self._indexed.wait()
@@ -268,6 +274,12 @@ class GatewaySession:
         await self._group_commit.reserve(size)
         self._count_in_flight(frame, 1)
         self._frames.put(frame, received_at_ms)
+
+    def _on_delayed(self, delay_s: float) -> None:
+        self._metrics.delayed_seconds.inc(delay_s)
+        if not self._was_delayed:
+            self._was_delayed = True
+            logger.warning("edge %s makes more work than gateway.work allows: its frames are delayed", self.edge)
 
     def _on_checked(self, frame: Frame, received_at_ms: int, checked: CheckedFrame | Exception) -> None:
         size = max(frame.raw_bytes, frame.wire_bytes)
@@ -365,6 +377,8 @@ class GatewaySession:
 
     def _on_budget_report(self, message: pb.BudgetReport) -> None:
         ref, report = read_budget_report(self.edge, message)
+        if ref not in self._queries:
+            return  # as of statuses
         self._budget_sync.on_report(self.edge, ref, report)
         for budget in self._assignment.budgets if self._assignment is not None else ():
             if (budget.query, budget.query_version) == (ref.name, ref.version) and budget.version > report.version:

@@ -203,6 +203,7 @@ def gateway_config(config: CenterConfig) -> GatewayConfig:
         tls=config.tls,
         max_frame_bytes=config.gateway.max_frame,
         credit_bytes=config.gateway.credit,
+        work_per_s=config.gateway.work,
         streams=config.streams,
     )
 

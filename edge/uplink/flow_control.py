@@ -1,4 +1,4 @@
-"""Flow control of the uplink: estimates of the link, the limit of bytes in flight, and rate limits.
+"""Flow control of the uplink: estimates of the link, the limit of bytes in flight, and the daily quota.
 
 Bytes in flight are fixed, while values in the primary cache are still updated until they are sent. So the
 limit of bytes in flight is just enough to keep the link busy: ``1.25 × bandwidth × round trip``, as in BBR
@@ -205,25 +205,6 @@ class LinkEstimator:
     def on_echo(self, rtt_s: float, now_s: float) -> None:
         """Records the round trip of a heartbeat, without the time that the center held it."""
         self._echo_rtt.add(max(rtt_s, 0.0), now_s)
-
-
-class TokenBucket:
-    """A limit of bytes per second: over any time t at most ``rate × t`` bytes plus one message are sent.
-
-    A message may be sent once the tokens of earlier messages have been refilled, whatever its own size.
-    Unused tokens do not accumulate.
-    """
-
-    def __init__(self, rate_bytes_s: int, now_s: float) -> None:
-        self._rate = rate_bytes_s
-        self._paid_at_s = now_s
-
-    def delay_s(self, now_s: float) -> float:
-        """Returns how long to wait before sending."""
-        return max(0.0, self._paid_at_s - now_s)
-
-    def consume(self, size: int, now_s: float) -> None:
-        self._paid_at_s = max(self._paid_at_s, now_s) + size / self._rate
 
 
 class DailyQuota:

@@ -11,10 +11,11 @@ from typing import Any
 
 import grpc
 
-from edge.uplink.flow_control import DailyQuota, LinkEstimator, LinkLimits, TokenBucket
+from edge.uplink.flow_control import DailyQuota, LinkEstimator, LinkLimits
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
 from edgewater.errors import InvalidQuery, ProtocolError, StorageError
 from edgewater.query import QuerySpec
+from edgewater.token_bucket import TokenBucket
 from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 

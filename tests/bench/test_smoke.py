@@ -19,6 +19,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
     "budgets": (("## policies", "zipf, sum, low, error budget", "cran, sum, low, staleness budget"), None),
     "condor": (("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"), SPARK),
     "evaluate": (("questions/s", "distinct, all groups merged"), None),
+    "frame_work": (("partials", "closes, sliding", "at most 40960 units"), None),
     "first_light": (("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"), E2E),
     "hostile": (("partial/kll", "single/general_manager", "frame", "0 failures"), None),
     "journal": (("small",), None),

@@ -14,10 +14,11 @@ from center.config import TlsSection
 from center.ingest import limits
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import MAX_STATUSES, StatusWriter
+from edgewater.frame_work import MAX_FRAME_WORK
 from edgewater.streams import EdgeId
+from edgewater.wire import Frame, FrameBody, QueryRef, SliceClose, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire import uplink_pb2_grpc
-from tests.center.gateway_world import Center, RawEdge, center, eventually, on_a_loop, spec, tokens
+from tests.center.gateway_world import Center, RawEdge, center, eventually, frame, on_a_loop, spec, tokens
 from tests.certificates import make_certificates
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
@@ -158,3 +159,39 @@ async def test_statuses_of_many_queries_do_not_keep_heartbeats_waiting(tmp_path:
         written.append(len(catalog.query_statuses(ref)))
     assert written == [MAX_STATUSES, 2 * MAX_STATUSES, len(edges), len(edges)]
     catalog.close()
+
+
+def costly(seq: int) -> Frame:
+    """A frame that makes three quarters of the work that one may, by windows of 500 slices."""
+    slices = range(3 * MAX_FRAME_WORK // 4 // 500)
+    return Frame.pack(
+        seq, QueryRef("wide", 1), FrameBody(0, (), tuple(SliceClose(n * 60_000_000, 0, 0) for n in slices))
+    )
+
+
+@on_a_loop
+async def test_an_edge_that_makes_too_much_work_waits_and_nobody_else_does(tmp_path: Path) -> None:
+    """Two frames are its burst; the third has to wait for days at this rate, whatever session it comes by."""
+    async with center(tmp_path, work_per_s=1) as c:
+        c.catalog.register(spec(), 1)
+        c.catalog.register(spec("wide", window={"sliding": "30000s", "every": "60s"}), 1)
+        c.clock[0] = 1 << 41
+        for following in (0, 2):
+            async with RawEdge(c.port) as evil, RawEdge(c.port) as honest:
+                await evil.hello("evil", following=following)
+                await evil.until("queries")
+                await evil.send(*(costly(seq) for seq in range(following, 5)))
+                if not following:
+                    await evil.acked(1)
+                await evil.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=5)))
+                await evil.until("time_echo")
+                await honest.hello(following=following)
+                await honest.until("queries")
+                await honest.send(frame(following), frame(following + 1))
+                await honest.acked(following + 1)
+                await eventually(lambda: c.gateway._sessions[EdgeId("evil")]._frames.is_delayed)
+            await eventually(lambda: not c.gateway._sessions)
+        assert c.entries("wide@1") == [("evil", 0), ("evil", 1)]
+        assert c.gateway.metrics.delayed_seconds._value.get() > 10_000
+        # Frames of ended sessions do not stay.
+        await eventually(lambda: c.gateway.metrics.pending._value.get() == 0)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core import MAX_FRAME_BYTES
 from edge.durability import QuotaFile
 from edge.uplink import MIN_FRAME_BYTES, DailyQuota
 from edge.uplink.flow_control import (
@@ -15,7 +14,6 @@ from edge.uplink.flow_control import (
     IN_FLIGHT_GAIN,
     MIN_IN_FLIGHT_BYTES,
     LinkEstimator,
-    TokenBucket,
     WindowedExtreme,
 )
 
@@ -193,27 +191,6 @@ def test_a_windowed_extreme_is_that_of_the_samples_in_the_window(steps: list[tup
         recent = [v for at, v in samples if at >= now - 5.0]
         assert largest.value == max(recent)
         assert smallest.value == min(recent)
-
-
-@given(
-    rate=st.integers(100, 1_000_000),
-    sizes=st.lists(st.integers(1, MAX_FRAME_BYTES), min_size=1, max_size=50),
-    pauses=st.lists(st.floats(0, 30), min_size=50, max_size=50),
-)
-def test_over_any_time_the_limit_is_exceeded_by_one_frame_at_most(
-    rate: int, sizes: list[int], pauses: list[float]
-) -> None:
-    bucket, now, sent = TokenBucket(rate, 0.0), 0.0, []
-    for size, pause in zip(sizes, pauses, strict=False):
-        now += pause
-        now += bucket.delay_s(now)
-        bucket.consume(size, now)
-        sent.append((now, size))
-    for i, (began, _) in enumerate(sent):
-        for j, (ended, size) in enumerate(sent[i:], i):
-            assert sum(s for _, s in sent[i:j]) <= rate * (ended - began) * (1 + 1e-9) + 1e-3, f"and one of {size}"
-    busy = sum(sizes[:-1]) / rate
-    assert now <= busy + sum(pauses[: len(sizes)]) + 1e-3, "no capacity is lost"
 
 
 def test_the_daily_quota_is_used_up_once_and_restored_at_midnight() -> None:
