@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,7 +25,8 @@ from edgewater.errors import StorageError
 from edgewater.synopses import GroupedAggregate
 
 TIMEOUT_S = 20.0
-"""How long reading and merging one frame may take: tens of milliseconds are usual."""
+"""How long reading and merging one frame may take: tens of milliseconds are usual. Time for which the process waits for
+a core does not count: on a starved machine no frame is at fault."""
 START_TIMEOUT_S = 60.0
 MEMORY_BYTES = 4 << 30
 """Address space that a frame may take, beyond what the process has when it starts."""
@@ -97,7 +99,7 @@ class Examiner:
             self._start()
         try:
             self._pipe.send(entry)
-            if not self._pipe.poll(self._timeout_s):
+            if not self._answers_in_time():
                 self._end()
                 return Trial(f"it takes longer than {self._timeout_s:g} s")
             answer = self._pipe.recv()
@@ -107,6 +109,17 @@ class Examiner:
             raise answer
         assert isinstance(answer, Trial)
         return answer
+
+    def _answers_in_time(self) -> bool:
+        assert self._process is not None
+        began_s, waited_s = time.monotonic(), _waited_s(self._process.pid)
+        left_s = self._timeout_s
+        while left_s > 0:
+            if self._pipe.poll(left_s):
+                return True
+            took_s = time.monotonic() - began_s
+            left_s = self._timeout_s - took_s + min(_waited_s(self._process.pid) - waited_s, took_s)
+        return False
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -133,6 +146,14 @@ class Examiner:
         process.close()
         self._pipe.close()
         return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+
+
+def _waited_s(pid: int | None) -> float:
+    """How long a process has waited for a core since it began; 0 where the kernel does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def deadly_frames(
@@ -203,5 +224,11 @@ def _try_partial(row: FrameRow) -> PartialTrial:
         aggregate = GroupedAggregate.from_bytes(row.payload)
         GroupedAggregate.merge_bytes([row.payload, row.payload])
     except Exception as exc:
-        return PartialTrial(*at, problem=f"{type(exc).__name__}: {str(exc)[:500]}")
+        # Decoders turn what a part raises into errors of their own.
+        kind = MemoryError if _is_for_memory(exc) else type(exc)
+        return PartialTrial(*at, problem=f"{kind.__name__}: {str(exc)[:500]}")
     return PartialTrial(*at, aggregate.records, len(aggregate), tuple(aggregate.measures))
+
+
+def _is_for_memory(exc: BaseException | None) -> bool:
+    return exc is not None and (isinstance(exc, MemoryError) or _is_for_memory(exc.__cause__ or exc.__context__))

@@ -24,7 +24,7 @@ from tests.center.job.conftest import synopsis
 
 FOR_EVER_MS = 1 << 42
 DEADLY = """
-import os, signal
+import os, signal, time
 
 from edgewater.synopses.exact.aggregates import CountStack
 
@@ -34,6 +34,10 @@ class DeadlyStack(CountStack):
 
     @classmethod
     def from_message(cls, message):
+        if message.parameters == "hangs":
+            time.sleep(1 << 20)
+        elif message.parameters == "takes memory":
+            bytes(8 << 30)
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
@@ -43,14 +47,19 @@ ALL = DeadlyStack
 
 def install_deadly(path: Path) -> bytes:
     """Installs a kind of synopsis in a directory, for processes that have it on their path, whose native code is at
-    fault; returns a partial of it."""
+    fault; returns a partial of it, which ends the process."""
     info = path / "deadly-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: deadly\nVersion: 1\n")
     (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\ndeadly = deadly:ALL\n")
     (path / "deadly.py").write_text(DEADLY)
+    return deadly("")
+
+
+def deadly(does: str) -> bytes:
+    """A partial of the kind that `install_deadly` installs, which does something else to the process."""
     message = codec.unseal(synopsis(["/evil"], [1]))
-    message.parts[0].kind = "deadly"
+    message.parts[0].kind, message.parts[0].parameters = "deadly", does
     return codec.seal(message)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.job import microbatch
+from center.job import examination, microbatch
+from center.job.examination import Examiner, Trial
 from center.job.job import Job, JobConfig
 from center.ledger.query import QueryLedger
 from edgewater.errors import StorageError
@@ -20,7 +23,7 @@ from edgewater.synopses.encoding import codec
 from edgewater.wire import FrameBody, InputLoss, Partial, QueryRef, SliceClose
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 from tests.center.job.conftest import COLUMNS, World, synopsis
-from tests.center.job.micro_batches import MicroBatches, install_deadly
+from tests.center.job.micro_batches import MicroBatches, deadly, install_deadly
 
 U64 = (1 << 64) - 1
 
@@ -435,6 +438,41 @@ def test_a_frame_that_kills_processes_is_found_and_set_aside_before_it_is_read(
     MicroBatches(world).run()
     assert world.answers() == world.truth
     assert losses(world, ref) == {(str(evil), "frame-damaged")}
+
+
+@pytest.mark.slow
+def test_a_frame_that_hangs_or_takes_all_memory_is_found_in_time_and_the_next_one_is_tried(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ref,) = world.register("a")
+    monkeypatch.syspath_prepend(world.path / "plugins")
+    install_deadly(world.path / "plugins")
+    for partial in (deadly("takes memory"), deadly("hangs"), synopsis(["/a"], [1])):
+        world.ship(world.edges[0], ref, body(partial))
+    memory, hanging, honest = world.catalog.frames("a@1", 0, 3)
+    with Examiner(world.log_dir, timeout_s=1.0) as examiner:
+        assert examiner.try_frame(memory).death.startswith("MemoryError")
+        began_s = time.monotonic()
+        assert examiner.try_frame(hanging).death == "it takes longer than 1 s"
+        assert time.monotonic() - began_s >= examination.TRIES
+        trial = examiner.try_frame(honest)
+    assert (trial.death, trial.problem, len(trial.partials)) == ("", "", 1)
+
+
+@pytest.mark.slow
+def test_time_for_which_the_examiner_waits_for_a_core_does_not_count(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a starved machine honest frames would be set aside."""
+    (ref,) = world.register("a")
+    world.ship(world.edges[0], ref, body(synopsis(["/a"], [1])))
+    (honest,) = world.catalog.frames("a@1", 0, 1)
+    waited_s = iter(range(0, 1 << 20, 10))
+    monkeypatch.setattr(examination, "_waited_s", lambda _: float(next(waited_s)))
+    monkeypatch.setattr(examination, "TRIES", 1)
+    with Examiner(world.log_dir, timeout_s=1e-9) as examiner:
+        trial = examiner.try_frame(honest)
+    assert trial == replace(trial, death="") and trial != Trial()
 
 
 def test_starts_without_progress_are_counted_for_good(world: World) -> None:
