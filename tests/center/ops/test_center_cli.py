@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from center.catalog import ComponentRegistry
+from center.spark.session import class_archive
 from edgewater.__main__ import main
 
 WAIT_S = 120.0
@@ -90,6 +91,18 @@ def test_check_finds_what_is_there_and_what_is_in_the_way(tmp_path: Path) -> Non
     assert busy in found["gateway.listen"]["message"]
     assert found["api.listen"]["ok"]
     assert found["catalog_url"] == {"name": "catalog_url", "ok": True, "message": "0 queries, 0 edges"}
+
+
+def test_prepare_says_what_to_install_when_java_is_missing_and_keeps_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    class_archive().parent.mkdir(parents=True)
+    class_archive().touch()
+    result = invoke("prepare")
+    assert result.exit_code == 2 and "install it" in result.output
+    assert class_archive().exists()
 
 
 def test_check_says_what_to_install_when_java_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

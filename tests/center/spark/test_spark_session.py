@@ -10,6 +10,7 @@ import pytest
 
 from center.spark.session import (
     SessionConfig,
+    class_archive,
     java_version,
     local_interpreter,
     off_the_command_line,
@@ -98,6 +99,19 @@ def test_a_users_settings_win() -> None:
     config = SessionConfig(settings={"spark.ui.enabled": "true"})
 
     assert spark_settings(config)["spark.ui.enabled"] == "true"
+
+
+def test_micro_batches_use_the_archive_of_classes_if_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert "SharedArchiveFile" not in spark_settings(SessionConfig())["spark.driver.extraJavaOptions"]
+    class_archive().parent.mkdir(parents=True)
+    class_archive().touch()
+    assert (
+        f"-XX:SharedArchiveFile={class_archive()}" in spark_settings(SessionConfig())["spark.driver.extraJavaOptions"]
+    )
+    assert "SharedArchiveFile" not in spark_settings(SessionConfig(work="bulk"))["spark.driver.extraJavaOptions"]
 
 
 @pytest.mark.parametrize("path", ["/spark/python/lib/pyspark.zip:/spark/python/lib/py4j-src.zip:/mine", "/mine", ""])

@@ -1,0 +1,78 @@
+"""`edgewater center prepare`: writes the archive of Spark's classes, with which a center starts in less time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkContext
+
+from center.job.job import Job, JobConfig
+from center.spark.session import QUIET_ARCHIVE, SessionConfig, class_archive, require_java, spark_settings
+from edgewater.errors import StorageError
+
+TIMEOUT_S = 300
+POLL_S = 0.2
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+
+def prepare() -> Path:
+    """Runs a job of its own until it is ready, has its JVM write the classes that it has loaded, and returns the file.
+
+    In a process of its own, because the JVM writes the file when it ends.
+
+    Raises:
+        InvalidConfig: Java is missing or too old.
+        StorageError: the file cannot be written.
+    """
+    require_java(os.environ)
+    archive = class_archive()
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        archive.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
+            done = subprocess.run(
+                [sys.executable, "-m", __name__, directory], stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=False
+            )
+            written = Path(directory, archive.name)
+            if done.returncode or not written.exists():
+                raise StorageError(f"{archive}: Java wrote no archive of classes; code {done.returncode}")
+            written.chmod(0o644)
+            written.replace(archive)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise StorageError(f"{archive}: {exc}") from exc
+    return archive
+
+
+def _run_until_ready(directory: Path) -> None:
+    session = SessionConfig()
+    options = f"{spark_settings(session)[JAVA_OPTIONS]} {QUIET_ARCHIVE}"
+    options += f" -XX:ArchiveClassesAtExit={directory / class_archive().name}"
+    config = JobConfig(
+        catalog_url=f"sqlite:///{directory}/catalog.db",
+        results_url=f"sqlite:///{directory}/results.db",
+        log_dir=directory / "frames",
+        work_dir=directory / "spark",
+        session=SessionConfig(settings={JAVA_OPTIONS: options}),
+    )
+    job, stop = Job(config), threading.Event()
+
+    def wait_until_ready() -> None:
+        while job.problem() and not stop.wait(POLL_S):
+            pass
+        stop.set()
+
+    threading.Thread(target=wait_until_ready, daemon=True).start()
+    job.run(stop)
+    java: Any = SparkContext._gateway.proc
+    java.stdin.close()
+    java.wait(TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    _run_until_ready(Path(sys.argv[1]))
