@@ -22,9 +22,6 @@ DRIFT, DRIFT_SUBSTREAMS = 8.0, 4
 """Standard errors by which the two delay memories must disagree, and for how many consecutive sub-streams, for the long
 memory to be restarted."""
 
-INITIAL_SUBSTREAMS = 5
-"""Sub-streams of history from which predictions are tested. Until there are two windows, they are `initial`."""
-
 SETTLED_SHARE = 0.9995
 """Share of a slot's events that must have arrived for its count to be the truth that predictions are compared with."""
 
@@ -60,11 +57,12 @@ def _predict(selected: Sequence[int], triggers: Sequence[EarlyTrigger], model: S
     def summed(by_source: FloatArray) -> list[float]:
         return [float(x) for x in by_source.reshape(len(triggers), -1).sum(axis=1)]
 
-    # Errors of pauses, in which nothing was expected and nothing arrived, do not show how good later predictions are;
-    # those of the first windows, which had less history than any later one, do until later ones are known.
+    # Errors of pauses, in which nothing was expected and nothing arrived, do not show how good later predictions are.
+    # Nor do those of sources younger than the longest lag, whose delays are not known yet; those of the next window,
+    # which had less history than any later one, do until later ones are known.
     has_arrivals, grid = predicted.arrived.reshape(len(triggers), -1).any(axis=1), triangle.grid
-    tested = _have_history(triggers, triangle, INITIAL_SUBSTREAMS * grid.substream_slots) & has_arrivals
-    initial = ~_have_history(triggers, triangle, 2 * window_slots)
+    tested = _have_history(triggers, triangle, grid.lags) & has_arrivals
+    initial = ~_have_history(triggers, triangle, grid.lags + window_slots)
     expected, total, alarm = summed(predicted.expected), summed(triangle.total(offset)), predicted.alarm.tolist()
     deviation = np.sqrt((predicted.deviation**2).reshape(len(triggers), -1).sum(axis=1)).tolist()
     for i in selected:

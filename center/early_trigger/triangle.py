@@ -19,6 +19,7 @@ disagree, delays have changed, and `stragglers.py` widens the interval by the di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -32,6 +33,7 @@ LONG, SHORT = 0, 1
 LONG_SUBSTREAMS = 50
 SHORT_SUBSTREAMS = 2
 """Sub-streams after which the weight of an arrival has decayed by a factor of e, per memory."""
+_QUADRATURE = (np.arange(32) + 0.5) / 32
 
 
 class ArrivalTriangle(ArrayState):
@@ -156,16 +158,33 @@ class ArrivalTriangle(ArrayState):
         arrivals, at_risk = self.sums
         return np.asarray(arrivals / np.maximum(at_risk, np.float32(1e-12)), np.float64)
 
-    def remembered_events(self) -> FloatArray:
-        """Returns the decayed number of events per source in the long memory."""
-        return np.asarray(self.sums[0, LONG].sum(axis=1), np.float64)
+    def beyond_longest(self, failures: float) -> FloatArray:
+        """Returns the share of events per source whose lag is the last or longer, and what is not known of it.
 
-    def beyond_longest(self) -> FloatArray:
-        """Returns the share of events per source, in either memory the larger, whose lag is the last or longer.
+        The last lag stands for all longer ones, so nothing is known of when such events arrive. And a source of age A
+        has shown only those with a lag of up to A. Without an assumption, a right-truncated sample says nothing of the
+        mass beyond its truncation (Lagakos, Barraj and De Gruttola 1988). The assumption is that the tail is not
+        heavier than that of a distribution with a mean: x·P(lag > x) does not increase beyond the longest lag H. Then
+        a slot of age a has shown at least 1 - H/a of its events beyond H. The sums contain the arrivals of all times
+        from H to A with the weights of the long memory.
 
-        The last lag stands for all longer ones, so nothing is known of when such events arrive.
+        Args:
+            failures: probability that the number of late events, which is Poisson, is larger than `unseen` allows.
+
+        Returns:
+            Three rows by source: the share that has been seen, in either memory the larger; what truncation hides
+            besides, according to the assumption; a bound of the share that has not been seen, infinite if no event was
+            ever at risk.
         """
-        return np.asarray(self.hazards()[:, :, -1].max(axis=0))
+        arrivals, at_risk = np.asarray(self.sums[:, LONG, :, -1], np.float64)
+        longest, memory = self.grid.lags - 1, self.grid.substream_slots * LONG_SUBSTREAMS
+        oldest = np.exp(-np.maximum(self.age - longest, 1e-6) / memory)[:, None]
+        ages = self.age[:, None] + memory * np.log(oldest + (1 - oldest) * _QUADRATURE)
+        shown = np.maximum(1 - (longest / np.maximum(ages, longest)).mean(axis=1), 1e-9)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            hidden = np.where(at_risk > 0, arrivals * (1 / shown - 1) / at_risk, 0.0)
+            unseen = (_poisson_bound(arrivals, failures) / shown - arrivals) / at_risk
+        return np.stack([self.hazards()[:, :, -1].max(axis=0), np.minimum(hidden, 1.0), unseen])
 
     def mean_pause(self) -> FloatArray:
         """Returns the mean number of slots since the last arrival, per source, in the long memory."""
@@ -233,3 +252,15 @@ def _distribution(hazards: FloatArray) -> FloatArray:
     keep = np.ones_like(hazards)
     keep[..., :-1] = 1 - np.minimum(hazards[..., 1:], 1.0)
     return np.asarray(np.cumprod(keep[..., ::-1], axis=-1)[..., ::-1])
+
+
+def _poisson_bound(count: FloatArray, failures: float) -> FloatArray:
+    """The greatest mean m with P(Poisson(m) ≤ count) ≥ failures, or more: Chernoff's m - k - k·ln(m/k) = -ln(failures).
+
+    For a count of 0 it is exact (the rule of three, at 95 %).
+    """
+    log, least = -math.log(failures), np.maximum(count, 1e-300)
+    bound = count + log + np.sqrt(log**2 + 2 * log * count)  # (m - k)²/2m = log is weaker
+    for _ in range(4):  # a concave map, from above its fixed point: each iterate is a bound
+        bound = count + log + count * np.log(bound / least)
+    return bound

@@ -37,6 +37,7 @@ ZERO_MEAN_MIN_ARRIVED = 0.5
 records of a skewed distribution a single large one decides, and waiting brings more."""
 
 TOO_FEW = "too few records for an error bound"
+TOO_YOUNG = "an edge has not been observed for the longest delay and a window more"
 BEYOND_LAGS = "records come later than the longest lag that is resolved, so stragglers cannot be bounded"
 UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
 ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
@@ -117,6 +118,12 @@ class GroupBatch:
         if complete:
             arrived = sample.arrived
             model = replace(model, population=arrived, events=arrived, straggler_width=np.zeros(len(self.groups)))
+        else:
+            beyond = self.triggers.triangle.beyond_longest(1 - self.accuracy.confidence)
+            beyond = beyond.reshape(3, len(self.groups), -1).transpose(0, 2, 1)
+            share = beyond[1] + beyond[0] * self._missing_beyond_lags(start_ms)
+            unmodelled = (share * model.events).sum(axis=0) / np.maximum(model.size, 1e-9) * np.abs(model.estimate)
+            model = replace(model, straggler_width=model.straggler_width + unmodelled)
         sampling = model.sampling_width(sample.count, np.array([g.trigger.quantile for g in self.groups]))
         if widening > 1 and not complete:
             factor = np.where((sample.count >= sample.arrived).all(axis=0), widening, 1.0)
@@ -126,35 +133,51 @@ class GroupBatch:
             stragglers = replace(stragglers, known=np.ones(len(self.groups), bool))
             without_interval = np.where(sample.count.sum(axis=0) > 1, "", TOO_FEW).tolist()
         else:
-            without_interval = self._without_interval(start_ms, stragglers, model, silent)
+            without_interval = self._without_interval(start_ms, stragglers, model, silent, beyond)
         return BatchEvaluation(
             self, start_ms, sample, stragglers, model, sampling, without_interval, np.asarray(silent)
         )  # fmt: skip
 
+    def _missing_beyond_lags(self, start_ms: int) -> float:
+        """Returns the greatest part of a window's events with the longest lag that may not have arrived yet.
+
+        The model takes them as arrived at that lag. By the assumption of `ArrivalTriangle.beyond_longest`, at most the
+        part longest lag/age of them comes later than at an age.
+        """
+        trigger, offset = self.groups[0].trigger, self.groups[0].offset(start_ms)
+        age, longest = offset + np.arange(trigger.window_slots), trigger.grid.lags - 1
+        return float(np.where(age >= longest, longest / np.maximum(age, 1), 0.0).mean())
+
     def _without_interval(
-        self, start_ms: int, stragglers: StragglersByTrigger, model: WindowModel, silent: BoolArray
+        self,
+        start_ms: int,
+        stragglers: StragglersByTrigger,
+        model: WindowModel,
+        silent: BoolArray,
+        beyond: FloatArray,
     ) -> list[str]:
         """Per group, why too little is known for an interval (see the module `group`); empty if enough is."""
         observed = np.array([g.has_observed(start_ms) for g in self.groups])
         error, size, events = self.accuracy.error, model.size, model.events
-        triangle = self.triggers.triangle
-        remembered, beyond = (
-            x.reshape(len(self.groups), -1).T for x in (triangle.remembered_events(), triangle.beyond_longest())
-        )
-        ratio = np.where(remembered > 0, events / np.maximum(remembered, 1e-9), 0.0).sum(axis=0)
-        unseen = -math.log(1 - self.accuracy.confidence) * ratio
-        enough = unseen <= error * size
+        seen, hidden, unseen = beyond
+        enough = (np.where(events > 0, unseen, 0.0) * events).sum(axis=0) <= error * size
         if self.accuracy.scope is None:
             offset, alarms = self.groups[0].offset(start_ms), zip(self.groups, stragglers.alarm.tolist(), strict=True)
             enough |= np.array([g.trigger.calibration.is_tested(offset, alarm) for g, alarm in alarms])
             enough &= size >= 1 / error
         else:
             enough &= size >= max(MIN_EVENTS, 1 / error)
-        has_history = ~((remembered <= 0) & (events > 0.5)).any(axis=0)
-        resolved = (beyond * events).sum(axis=0) <= error * size
+        has_history = ~(np.isinf(unseen) & (events > 0.5)).any(axis=0)
+        resolved = ((seen + hidden) * events).sum(axis=0) <= error * size
         eligible = observed & stragglers.known & has_history & resolved & enough & (np.abs(model.estimate) > 0)
-        causes = [eligible, ~stragglers.known & silent.any(axis=0), ~resolved, has_history & (model.estimate == 0)]
-        reasons: list[str] = np.select(causes, ["", UNKNOWN_SILENCE, BEYOND_LAGS, ZERO_ESTIMATE], TOO_FEW).tolist()
+        causes = {
+            "": eligible,
+            UNKNOWN_SILENCE: ~stragglers.known & silent.any(axis=0),
+            TOO_YOUNG: ~stragglers.known,
+            BEYOND_LAGS: ~resolved,
+            ZERO_ESTIMATE: has_history & (model.estimate == 0),
+        }
+        reasons: list[str] = np.select(list(causes.values()), list(causes), TOO_FEW).tolist()
         return reasons
 
 

@@ -49,6 +49,7 @@ class WindowOutcome:
         missed: number of events that arrived too late for the answer.
         promised: fraction of the groups with events for which the answer has an interval.
         met: whether the answer states that the contract is met.
+        early: whether it was given before the window was complete.
     """
 
     estimate: FloatArray
@@ -60,6 +61,7 @@ class WindowOutcome:
     events: int
     promised: float = 1.0
     met: bool = True
+    early: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,10 @@ def queue_end_ms(arrivals_ms: FloatArray, cost_ms: float, until_ms: float) -> fl
 
 
 def query_spec(
-    workload: Workload, target: AccuracyTarget, measure: MeasureKind, substream_ms: int, latest_ms: int | None
-) -> QuerySpec:
+    workload: Workload, target: AccuracyTarget, measure: MeasureKind, substream_ms: int, latest_ms: int | None,
+    lateness_ms: int | None = None,
+) -> QuerySpec:  # fmt: skip
     """Returns the query of a study. Raises InvalidQuery for what production refuses."""
-    horizon_ms = int(HORIZON_WINDOWS * workload.window_ms)
     given: dict[str, object] = {
         "name": REF.name,
         "from": "events",
@@ -107,7 +109,7 @@ def query_spec(
             "measure": "answer",
             "substream": f"{substream_ms}ms",
         },
-        "lateness": f"{horizon_ms}ms",
+        "lateness": f"{lateness_ms or int(HORIZON_WINDOWS * workload.window_ms)}ms",
     }  # fmt: skip
     if workload.groups > 1:
         given |= {"group_by": ["key"], "accuracy": {**given["accuracy"], "scope": target.scope}}  # type: ignore[dict-item]
@@ -136,21 +138,24 @@ class EarlyAnswerSimulation:
     Args:
         sampling: whether edges sample, as for an expensive measure, or process all events.
         latest_ms: staleness budget.
+        disorder_ms: the edges' watermark delay, before which no window is complete, and the query's lateness. None: the
+            longest lag.
     """
 
     def __init__(
         self, workload: Workload, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
         substream_ms: int, silent: SilentSource | None = None, latest_ms: int | None = None, sampling: bool = True,
+        disorder_ms: int | None = None,
     ) -> None:  # fmt: skip
         self.workload, self.measure, self.event_cost_ms = workload, measure, event_cost_ms
         self.silent, self.sampling = silent, sampling
-        self.spec = query_spec(workload, target, measure, substream_ms, latest_ms)
+        self.spec = query_spec(workload, target, measure, substream_ms, latest_ms, disorder_ms)
         schedule = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
         assert schedule is not None
         self.schedule = schedule
         self.edges = [EdgeId(f"edge{i:03}") for i in range(workload.sources)]
         self._origin_ms = FIRST_WINDOW * workload.window_ms
-        self._disorder_ms = schedule.grid.lags * schedule.grid.slot_ms  # how long an edge keeps a slice open
+        self._disorder_ms = disorder_ms or schedule.grid.lags * schedule.grid.slot_ms
         self._per_window = workload.window_ms // workload.step_ms
         self._steps: dict[int, _Step] = {}
         self._processed: list[int] = []  # per step; _counts: per step and edge
@@ -338,7 +343,10 @@ class EarlyAnswerSimulation:
             promised = len(answered) / max(len(np.unique(group)), 1)
         met = all(v.code != ACCURACY for v in emission.quality.violations)
         latency_ms = max(ready_ms, answered_ms - end_ms)
-        return WindowOutcome(estimate, truth, half, latency_ms, 0, max(events - arrived, 0), events, promised, met)
+        early = emission.phase is Phase.EARLY
+        return WindowOutcome(
+            estimate, truth, half, latency_ms, 0, max(events - arrived, 0), events, promised, met, early
+        )
 
     def _processed_in(self, window: int) -> int:
         return sum(self._processed[window : window + self._per_window])

@@ -57,7 +57,7 @@ def test_the_uncertainty_of_a_new_source_is_large_but_bounded() -> None:
     assert stragglers.deviation[0] < 0.5 * stragglers.expected[0]
 
 
-def test_backtests_begin_with_the_history_of_five_substreams_and_pause_without_events() -> None:
+def test_backtests_begin_with_the_history_of_the_longest_lag_and_pause_without_events() -> None:
     trigger = EarlyTrigger(2, GRID, WINDOW, AccuracyTarget(), "count")
     rows = np.zeros((2, GRID.lags))
 
@@ -67,12 +67,16 @@ def test_backtests_begin_with_the_history_of_five_substreams_and_pause_without_e
             trigger.on_slot(rows)  # the other source reports, but has no events
         return len(trigger.calibration.to_state()["open"]) + int(trigger.calibration.to_state()["lengths"].sum())
 
-    assert recorded_after(5 * WINDOW, 0) == 0
-    assert recorded_after(5 * GRID.substream_slots - 1, 20) == 0
-    initial = recorded_after(2 * WINDOW - 5 * GRID.substream_slots, 20)
+    assert recorded_after(GRID.lags - 1, 20) == 0
+    initial = recorded_after(WINDOW, 20)
     assert initial > 0 and trigger.calibration.to_state()["open"][:, -1].all(), "they have less history than later ones"
     grown = recorded_after(2 * WINDOW, 20)
     assert grown > initial and not trigger.calibration.to_state()["open"][:, -1].any()
-    paused = recorded_after(3 * WINDOW, 0)  # until the predictions are settled and the last window is empty
+    paused = recorded_after(GRID.lags + WINDOW, 0)  # until the predictions are settled and the last window is empty
     assert paused > grown
     assert recorded_after(10 * WINDOW, 0) == paused
+
+    trigger = EarlyTrigger(2, GRID, WINDOW, AccuracyTarget(), "count")
+    assert recorded_after(5 * WINDOW, 0) == 0, "nothing was expected and nothing came"
+    assert recorded_after(GRID.lags - 1, 20) == 0, "the delays of the first events are not known yet"
+    assert recorded_after(WINDOW, 20) > 0

@@ -224,8 +224,8 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
 
 def test_a_staleness_budget_limits_the_wait_and_the_reason_names_groups_beyond_the_error() -> None:
     world = World(grouped(error="1%", budget={"staleness": "300ms"}, lateness="5s"), sites(slower=()))
-    world.run(8)
-    answers = early(world)[2:]
+    world.run(10)
+    answers = early(world)[7:]
     assert answers
     for answer in answers:
         assert wait_ms(answer) <= 300 and not prediction(answer).met

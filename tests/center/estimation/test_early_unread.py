@@ -20,7 +20,7 @@ def world_of(*, reports: bool = True, restarts: bool = False, **parts: object) -
     sites = [Site.make(f"e{i}", i, SECONDS + 4, exponential(60.0)) for i in range(3)]
     sites[0].slow, sites[0].reads, sites[0].reports_unread = slow, 6, reports
     accuracy = {"error": "5%", "measure": "total", "substream": "500ms"}
-    world = World(spec(accuracy=accuracy, lateness="8s", **parts), sites)
+    world = World(spec(accuracy=accuracy, lateness="3s", **parts), sites)
     for _ in range(SECONDS):
         world.run(1.0)
         if restarts:
@@ -35,7 +35,7 @@ def is_off(world: World, answer: Emission) -> bool:
 
 
 def early(world: World) -> list[Emission]:
-    return [e for e in first_answers(world.answers, skip=3) if e.phase is Phase.EARLY]
+    return [e for e in first_answers(world.answers, skip=1) if e.phase is Phase.EARLY]
 
 
 @pytest.fixture(scope="module")
