@@ -5,6 +5,9 @@ intervals drops to 0 %. `LateValues` estimates the mean value by *lag* from the 
 with a long lag that was born early in its window arrives before the window ends, so no estimate waits for a window to
 be complete. Stragglers are weighted by the lags that the current delay distribution predicts, so a change of delays
 does not bias the estimate; a ratio of complete to early window means would be tied to the delays of its own time.
+
+The correlation itself may change. How much the mean values of a lag vary between windows, beyond what chance explains,
+follows from how well each window was predicted (`LateValues.drift`), and widens the interval.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from center.early_trigger.named_arrays import ArrayState
+from center.early_trigger.named_arrays import Arrays, ArrayState
 from edgewater.arrivals import lag_groups
 from edgewater.synopses import FloatArray
 
 MEMORY_SUBSTREAMS = 25.0
+DRIFT_SUBSTREAMS = 100.0
+"""Of the variation between windows: a change that comes every 10 or 20 windows must be remembered until the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +35,14 @@ class LateRatio:
 
 
 class LateValues(ArrayState):
-    """Decayed sums of sampled values: `count`, `total` (Σv) and `squares` (Σv²), float64 [source, lag group]."""
+    """Decayed sums of sampled values: `count`, `total` (Σv) and `squares` (Σv²), float64 [source, lag group].
 
-    STATE = ("count", "total", "squares")
+    Attributes:
+        excess, precision: decayed sums over windows of e²/s² - 1 and of 1/s², where e is the error of the predicted
+            mean of a lag group and s its standard error by chance alone, float64 [source, lag group].
+    """
+
+    STATE = ("count", "total", "squares", "excess", "precision")
 
     def __init__(self, sources: int, lags: int) -> None:
         self.lag_groups = lag_groups(lags)
@@ -40,6 +50,8 @@ class LateValues(ArrayState):
         self.count: FloatArray = np.zeros(shape)
         self.total: FloatArray = np.zeros(shape)
         self.squares: FloatArray = np.zeros(shape)
+        self.excess: FloatArray = np.zeros(shape)
+        self.precision: FloatArray = np.zeros(shape)
 
     @classmethod
     def join(cls, members: Sequence[LateValues]) -> LateValues:
@@ -50,12 +62,38 @@ class LateValues(ArrayState):
             setattr(result, name, np.concatenate([getattr(m, name) for m in members]))
         return result
 
+    def restore(self, arrays: Arrays) -> None:
+        """Restores `to_state`, or what it was without the variation between windows."""
+        super().restore({name: np.zeros(self.count.shape) for name in ("excess", "precision")} | arrays)
+
     def learn(self, count: FloatArray, total: FloatArray, squares: FloatArray, substreams: float = 1.0) -> None:
         """Adds the sampled values of the last `substreams` sub-streams, [source, lag group]."""
+        if self.count.any():
+            self._learn_errors(count, total, squares, substreams)
         decay = float(np.exp(-substreams / MEMORY_SUBSTREAMS))
         self.count = self.count * decay + count
         self.total = self.total * decay + total
         self.squares = self.squares * decay + squares
+
+    def _learn_errors(self, count: FloatArray, total: FloatArray, squares: FloatArray, substreams: float) -> None:
+        """Compares a window's mean values with their prediction."""
+        means, variances = self.means()
+        own = total / np.maximum(count, 1.0)
+        within = np.maximum(squares - count * own**2, 0.0).sum(axis=1) / np.maximum(count.sum(axis=1), 1.0)
+        chance = within[:, None] / np.maximum(count, 1.0) + variances
+        known = (count > 0) & (self.count > 0) & (chance > 0)
+        precision = np.where(known, 1 / np.where(known, chance, 1.0), 0.0)
+        decay = float(np.exp(-substreams / DRIFT_SUBSTREAMS))
+        self.excess = self.excess * decay + np.where(known, (own - means) ** 2 * precision - 1, 0.0)
+        self.precision = self.precision * decay + precision
+
+    def drift(self) -> FloatArray:
+        """Returns the standard deviation of the mean values between windows, [source, lag group].
+
+        The moment estimator of a random effect whose mean is predicted (DerSimonian and Laird 1986).
+        """
+        variance = np.maximum(self.excess, 0.0) / np.where(self.precision > 0, self.precision, 1.0)
+        return np.asarray(np.sqrt(variance))
 
     def means(self) -> tuple[FloatArray, FloatArray]:
         """Returns the mean value by [source, lag group], and its variance.
@@ -96,10 +134,14 @@ class LateValues(ArrayState):
         by_group = np.add.reduceat(late, starts, axis=1)
         numerator, noise = _weighted(means, variances, by_group)
         denominator, _ = _weighted(means, variances, punctual)
+        # A change shifts all lags at once: late values up while punctual ones go down.
+        drift = self.drift()
+        late_drift, punctual_drift = (_weighted(drift, drift, w)[0] for w in (by_group, punctual))
         valid = (denominator != 0) & (by_group.sum(axis=1) > 0) & (punctual.sum(axis=1) > 0)
         divisor = np.where(valid, denominator, 1.0)
         ratio = np.where(valid, numerator / divisor, 1.0)
-        return LateRatio(ratio, np.where(valid, np.sqrt(noise) / np.abs(divisor), 0.0))
+        change = late_drift + np.abs(ratio) * punctual_drift
+        return LateRatio(ratio, np.where(valid, np.sqrt(noise + change**2) / np.abs(divisor), 0.0))
 
 
 def _weighted(means: FloatArray, variances: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -82,11 +82,17 @@ class _Edge:
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """The first and the last answer to a window. `early`: the first was given before the window was complete."""
+    """The first and the last answer to a window.
+
+    Attributes:
+        early: the first was given before the window was complete.
+        settled: the error of the first is recorded, since the window is complete.
+    """
 
     first: Prediction
     last: Prediction
     early: bool
+    settled: bool = False
 
 
 class EarlyAnswerEstimator:
@@ -127,7 +133,8 @@ class EarlyAnswerEstimator:
         kind, *arguments = change
         handlers: dict[str, Callable[..., None]] = {
             "expect": self._expect, "report": self._add_report, "advance": self._advance, "wait": self._wait,
-            "answered": self._add_answer, "final": self._finalize, "remove": self._groups.remove,
+            "answered": self._add_answer, "settled": self._settle, "final": self._finalize,
+            "remove": self._groups.remove,
         }  # fmt: skip
         handlers[kind](*arguments)
         self.log.append(change)
@@ -171,6 +178,15 @@ class EarlyAnswerEstimator:
         """Records an answer. Not early: the window was answered when it was complete."""
         self.apply(["answered", start_ms, early, *prediction.to_list()])
 
+    def settle(self, start_ms: int) -> None:
+        """Records the errors of a window's first early answer when the window is complete.
+
+        Late records may still come: `finalize` corrects the errors.
+        """
+        answered = self._answers.get(start_ms)
+        if answered is not None and answered.early and not answered.settled:
+            self.apply(["settled", start_ms, self._compared(start_ms, answered.first)[1], answered.first.widening])
+
     def finalize(self, start_ms: int) -> bool | None:
         """Records that a window is final.
 
@@ -180,18 +196,31 @@ class EarlyAnswerEstimator:
         answered = self._answers.get(start_ms)
         held: list[bool] = []
         ratios: list[float] = []
-        if answered is not None and answered.early and not self._groups.from_other_edges(start_ms, self.edges)[0]:
-            first = answered.first
-            predicted = [p for p in first.by_group if p.eligible]
-            with self._groups.including(self._unapplied_reports(), self.slot, len(self._edges)):
-                truths = self._groups.true_values(start_ms, self.edges)
-            known = [(p, truth) for p in predicted if (truth := truths.get(p.key)) is not None]
-            if len(known) == len(predicted):
-                held = [_contains(p, truth) for p, truth in known]
-                ratios = [_error_ratio(p, truth, first.widening) for p, truth in known] if first.bounded else []
+        widening = 1.0
+        if answered is not None and answered.early:
+            held, ratios = self._compared(start_ms, answered.first)
+            widening = answered.first.widening
         if answered is not None or start_ms in self._waits:
-            self.apply(["final", start_ms, self._coverage(held), ratios])
+            self.apply(["final", start_ms, self._coverage(held), ratios, widening])
         return all(held) if held else None
+
+    def _compared(self, start_ms: int, first: Prediction) -> tuple[list[bool], list[float]]:
+        """Compares an answer with the reports of all records so far.
+
+        Returns:
+            By group, whether its interval contains the true value, and its error in half-widths of the model; empty if
+            the true values are not known, and without errors if no interval was promised.
+        """
+        if self._groups.from_other_edges(start_ms, self.edges)[0]:
+            return [], []
+        predicted = [p for p in first.by_group if p.eligible]
+        with self._groups.including(self._unapplied_reports(), self.slot, len(self._edges)):
+            truths = self._groups.true_values(start_ms, self.edges)
+        known = [(p, truth) for p in predicted if (truth := truths.get(p.key)) is not None]
+        if len(known) < len(predicted):
+            return [], []
+        ratios = [_error_ratio(p, truth, first.widening) for p, truth in known] if first.bounded else []
+        return [_contains(p, truth) for p, truth in known], ratios
 
     def forget_before(self, start_ms: int) -> None:
         """Drops sub-streams that belong to final windows only. Not logged: it follows from the ledger's state."""
@@ -490,8 +519,14 @@ class EarlyAnswerEstimator:
         if self._slot is not None:
             self._groups.learn(start_ms, self.edges, prediction.by_group)
 
-    def _finalize(self, start_ms: int, covered: float | None, ratios: Sequence[float]) -> None:
-        self._intervals.add(ratios)
+    def _settle(self, start_ms: int, ratios: Sequence[float], widening: float) -> None:
+        self._intervals.add(start_ms, ratios, widening)
+        self._answers[start_ms] = replace(self._answers[start_ms], settled=True)
+
+    def _finalize(
+        self, start_ms: int, covered: float | None, ratios: Sequence[float], widening: float = 1.0
+    ) -> None:  # logs of before errors were recorded when windows are complete have no widening
+        self._intervals.add(start_ms, ratios, widening)
         self._waits.pop(start_ms, None)
         if self._answers.pop(start_ms, None) is not None and covered is not None:
             self._covered.append(covered)
@@ -506,7 +541,9 @@ class EarlyAnswerEstimator:
             "groups": self._groups.to_state(), "reasons": self._reasons.to_state(),
             "intervals": self._intervals.to_state(), "waits": list(self._waits.items()),
             "covered": list(self._covered),
-            "answers": [[s, a.first.to_list(), a.last.to_list(), a.early] for s, a in self._answers.items()],
+            "answers": [
+                [s, a.first.to_list(), a.last.to_list(), a.early, a.settled] for s, a in self._answers.items()
+            ],
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -519,8 +556,8 @@ class EarlyAnswerEstimator:
         self._intervals.restore(state["intervals"])
         self._waits = dict(map(tuple, state["waits"]))
         self._covered.extend(state["covered"])
-        for start_ms, first, last, early in state["answers"]:
-            self._answers[start_ms] = _Answered(Prediction.from_list(first), Prediction.from_list(last), early)
+        for start_ms, first, last, *facts in state["answers"]:
+            self._answers[start_ms] = _Answered(Prediction.from_list(first), Prediction.from_list(last), *facts)
 
     def _edge_to_list(self, edge: _Edge) -> list[Any]:
         reports = [[r.slot, _to_base64(s.to_state() for s in r.substreams), r.unread] for r in edge.reports]

@@ -166,6 +166,7 @@ class EarlyAnswerLedger(TimeWindowLedger):
         observed = estimator.has_observed(start_ms) and estimator.has_ended(start_ms)
         if observed and estimator.last_answer(start_ms) is None:  # the estimator learns from every window
             estimator.on_answered(start_ms, prediction or estimator.predict(start_ms), early=False)
+        estimator.settle(start_ms)
         emission = super()._answer_window(start_ms, dirty, due, now_ms)
         return emission and self._with_prediction(emission, prediction, reasons)
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from center.estimation.conformal import MAX_WIDENING, MIN_WINDOWS, ConformalRecord
+from center.estimation.conformal import MAX_WIDENING, STEP, ConformalRecord
 
 
 def record(ratios: list[list[float]], scope: str | None = None) -> ConformalRecord:
     result = ConformalRecord(0.95, scope)  # type: ignore[arg-type]
-    for each in ratios:
-        result.add(each)
+    for start_ms, each in enumerate(ratios):
+        result.add(start_ms, each, result.widening)
     return result
 
 
@@ -20,10 +20,31 @@ def test_intervals_are_as_wide_as_past_errors_were_and_never_narrower() -> None:
     assert record([[9.0]] * 100).widening == MAX_WIDENING
 
 
-def test_a_few_windows_do_not_widen() -> None:
-    assert record([[3.0]] * (MIN_WINDOWS - 1)).widening == 1.0
-    assert record([[3.0]] * MIN_WINDOWS).widening == 3.0
+def test_a_short_record_widens_to_its_largest_error() -> None:
+    assert record([[0.9], [0.2]]).widening == 1.0
+    assert record([[0.2], [3.0], [0.2]]).widening == 3.0
     assert record([[]] * 100).widening == 1.0
+
+
+def test_misses_that_exceed_the_confidence_are_few_whatever_their_cause() -> None:
+    result = ConformalRecord(0.95, None)
+    misses, errors = 0, [1.0 + 0.008 * n for n in range(300)]  # ever larger: no quantile of the past contains the next
+    for start_ms, error in enumerate(errors):
+        misses += error > result.widening
+        result.add(start_ms, [error], result.widening)
+    assert misses <= 0.05 * len(errors) + 0.05 / STEP + 1
+
+
+def test_a_later_error_of_a_window_replaces_its_first_one() -> None:
+    result = record([[0.5]] * 3)
+    result.add(1, [2.0], 1.0)
+    assert result.widening == 2.0 and len(result.to_state()["windows"]) == 3
+
+
+def test_a_state_without_the_windows_of_errors_is_read() -> None:
+    result = ConformalRecord(0.95, None)
+    result.restore([[1.7], [0.2]] * 30)
+    assert result.widening == 1.7
 
 
 def test_for_all_groups_simultaneously_the_largest_error_of_each_window_counts() -> None:
