@@ -19,7 +19,11 @@ from bench.truth.cases import Case, is_fault, key, rows
 from bench.truth.page import PAGE, render, written
 
 OUT = Path("bench/out/truth.json")
-PARTS = {"samples": "bench.truth.samples", "sketches": "bench.truth.sketches"}
+PARTS = {
+    "samples": "bench.truth.samples",
+    "sketches": "bench.truth.sketches",
+    "early answers": "bench.truth.early_answers",
+}
 """Part -> module with `cases()`."""
 
 

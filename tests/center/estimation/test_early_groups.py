@@ -205,7 +205,7 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
         for site in world.sites:  # a group that appears late
             site.group[(site.group == 3) & (site.born < BEGIN_MS + 3_300)] = 0
         world.sites[1].cut = (BEGIN_MS + 5_000, BEGIN_MS + 7_500)
-        runs.append(world.run(9))
+        runs.append(world.run(9.6))
     for others in runs[1:]:
         assert [(e.window_start_ms, e.revision, e.answered_at_ms, e.phase) for e in others] == [
             (e.window_start_ms, e.revision, e.answered_at_ms, e.phase) for e in runs[0]
@@ -223,7 +223,7 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
 
 
 def test_a_staleness_budget_limits_the_wait_and_the_reason_names_groups_beyond_the_error() -> None:
-    world = World(grouped(error="1%", budget={"staleness": "300ms"}, lateness="5s"), sites(slower=()))
+    world = World(grouped(error="1%", budget={"staleness": "300ms"}), sites(slower=()))
     world.run(10)
     answers = early(world)[7:]
     assert answers
