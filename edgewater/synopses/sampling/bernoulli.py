@@ -37,7 +37,7 @@ from edgewater.synopses.registry import (
 )
 from edgewater.synopses.sampling.estimator import QUESTIONS, SampleEstimator
 from edgewater.synopses.sampling.sample_rows import MAX_TAG, SampleRows
-from edgewater.synopses.sampling.sample_stack import RateSampleStack, SingleSample, sample_layout
+from edgewater.synopses.sampling.sample_stack import RANGE, RateSampleStack, SingleSample, sample_layouts
 
 DEFAULT_LIMIT = 1 << 16
 _MAX_LEVEL = 20
@@ -49,11 +49,12 @@ class BernoulliStack(RateSampleStack):
     """A sample per group with the probability `rate`, halved until at most `limit` records are left."""
 
     kind: ClassVar[str] = "bernoulli"
+    version: ClassVar[int] = 2
     properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
     questions: ClassVar[Questions] = QUESTIONS
-    arrays: ClassVar[dict[str, tuple[str, float]]] = {"halved": ("<i8", 0)}
-    layouts: ClassVar[tuple[Layout, ...]] = sample_layout(
-        RateSampleStack.key_types, own=(field("halved", least=0, most=_MAX_HALVED),)
+    arrays: ClassVar[dict[str, tuple[str, float]]] = {"halved": ("<i8", 0), **RANGE}
+    layouts: ClassVar[tuple[Layout, ...]] = sample_layouts(
+        RateSampleStack.key_types, (field("halved", least=0, most=_MAX_HALVED),)
     )
     threshold: ClassVar[str] = "halved"
     required: ClassVar[tuple[str, ...]] = ("rate", "limit")
@@ -75,6 +76,9 @@ class BernoulliStack(RateSampleStack):
 
     def _rates(self) -> FloatArray:
         return np.asarray(self.rate * 0.5 ** self._thresholds())
+
+    def _complete(self) -> BoolArray:
+        return np.asarray(self.rates() >= 1)
 
     def _limits(self) -> WordArray:
         """Returns the largest sampled tag per group."""
@@ -103,7 +107,10 @@ class BernoulliStack(RateSampleStack):
         """Returns the answer per group; the default question is the mean."""
         self.check(question)
         rows = self._consolidate()
-        return SampleEstimator(rows.groups, rows.values, self.rates(), self.kind).query(question or Mean())
+        estimator = SampleEstimator(
+            rows.groups, rows.values, self.rates(), self.kind, self._view("least"), self._view("greatest")
+        )
+        return estimator.query(question or Mean())
 
 
 class BernoulliSample(SingleSample[BernoulliStack]):

@@ -8,12 +8,13 @@ by the newest record, and the result equals the sample of a single pass, bit for
 A record with r later ones is still in the sample with probability (1 - 1/n)^r; later records of all sources count, so a
 source with more traffic ages the records of the others. With p_in < 1, another hash thins the records first: a fraction
 p_in of the stream is left, records age by p_in/n each, and the same number of slots covers a longer past. r need not be
-known: the expected fraction of the n slots without a newer record than the given one is that probability, and it can be
-counted.
+known: of the records that are older than those in j slots, the next one is in the sample with probability
+p_in·(1 - j/n).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,8 +36,8 @@ from edgewater.synopses.base import (
     Rank,
     Sum,
 )
+from edgewater.synopses.encoding.layout import Layout
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised
-from edgewater.synopses.intervals import around, normal_quantile, poisson_mean, student_t
 from edgewater.synopses.questions import Proportion, Since
 from edgewater.synopses.registry import (
     MAX_SAMPLE_SIZE,
@@ -48,10 +49,14 @@ from edgewater.synopses.registry import (
 )
 from edgewater.synopses.sampling.estimator import SampleEstimator
 from edgewater.synopses.sampling.sample_rows import SampleRows, record_tags
-from edgewater.synopses.sampling.sample_stack import DEFAULT_SIZE, SingleSample, TimedSampleStack
+from edgewater.synopses.sampling.sample_stack import (
+    DEFAULT_SIZE,
+    RANGE,
+    SingleSample,
+    TimedSampleStack,
+    sample_layouts,
+)
 
-_FEW_EMPTY = 8  # empty slots below which their number is taken as Poisson, not as normal
-_LEAST_EMPTY = 5  # empty slots below which sums and means since a time have no bounds
 _THINNING = 2  # number of the hash that thins records; the tag itself chooses the slot
 
 
@@ -63,9 +68,12 @@ class BiasedReservoirStack(TimedSampleStack):
     """
 
     kind: ClassVar[str] = "biased_reservoir"
+    version: ClassVar[int] = 2
     properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True, ordered=True)
     questions: ClassVar[Questions] = (Mean, Proportion, Rank, Quantile, Since)
     options: ClassVar[tuple[str, ...]] = ("p_in",)
+    arrays: ClassVar[dict[str, tuple[str, float]]] = RANGE
+    layouts: ClassVar[tuple[Layout, ...]] = sample_layouts(TimedSampleStack.key_types)
 
     def __init__(self, groups: int = 0, *, p_in: float | None = None, **common: Any) -> None:
         if p_in is not None and (not isinstance(p_in, int | float) or not 0 < p_in <= 1):
@@ -106,65 +114,46 @@ class BiasedReservoirStack(TimedSampleStack):
         match question:
             case Since(time_ms, Count(confidence)):
                 return self._count_since(rows, time_ms, confidence)
-            case Since(time_ms, Sum(confidence) | Mean(confidence) as inner):
-                return self._since(rows, time_ms, isinstance(inner, Sum), confidence)
+            case Since(time_ms, Sum() | Mean() as inner):
+                return self._since(rows, time_ms).query(inner)
             case Since(_, inner):
                 reason = f"{self.kind} cannot answer it since a time"
                 raise InvalidRequest("question", inner, "Count, Sum or Mean", reason)
         # Slots are equivalent to independent samples of an infinite, weighted stream: a rate of 0.
-        return SampleEstimator(rows.groups, rows.values, np.zeros(len(self)), self.kind).query(question or Mean())
+        return self._estimator(rows, np.zeros(len(self))).query(question or Mean())
 
-    def _newer(self, rows: SampleRows) -> IntArray:
-        """Returns per row the number of its group's slots with a newer record."""
+    def _estimator(self, rows: SampleRows, rate: FloatArray, inclusion: FloatArray | None = None) -> SampleEstimator:
+        return SampleEstimator(
+            rows.groups, rows.values, rate, self.kind, self._view("least"), self._view("greatest"), inclusion
+        )
+
+    def _complete(self) -> BoolArray:
+        """Returns that no group is known to have all records: each may have replaced older ones."""
+        return np.zeros(len(self), bool)
+
+    def _since(self, rows: SampleRows, time_ms: int) -> SampleEstimator:
+        """Returns the estimator of the records since a time, which were sampled from the newest to the oldest."""
         starts = rows.starts(len(self))
-        return np.asarray(starts[rows.groups + 1] - 1 - np.arange(len(rows)))
+        newer = starts[rows.groups + 1] - 1 - np.arange(len(rows))  # slots with a newer record
+        chosen = rows.keys[0] >= time_ms
+        hit = np.bincount(rows.groups[chosen], minlength=len(self))
+        inclusion, rate = ((1 - taken / self.capacity) * self.admission_rate for taken in (newer[chosen], hit))
+        return self._estimator(rows.at(chosen), rate, inclusion)
 
     def _count_since(self, rows: SampleRows, time_ms: int, confidence: float) -> Estimates:
-        """Counts the records since a time by linear counting (Whang et al. 1990) of the slots that they occupy."""
-        n = float(self.capacity)
-        hit = np.bincount(rows.groups[rows.keys[0] >= time_ms], minlength=len(self)).astype(np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            value = np.log1p(-hit / n) / np.log1p(-1 / n) if n > 1 else np.where(hit > 0, np.inf, 0.0)
-            load = value / n
-            # The variance of linear counting, and that of thinning, which is a binomial sample.
-            variance = n * (np.expm1(load) - load) + value * (1 - self.admission_rate)
-            value = value / self.admission_rate
-            half = (normal_quantile(confidence) * np.sqrt(variance) + (hit > 0)) / self.admission_rate
-            lower, upper = around(value, half)
-        if self.p_in is None:
-            # Few empty slots: their number is skewed, and nearly Poisson with mean n·exp(-count/n).
-            low, high = poisson_mean(n - hit, confidence)
-            few = n - hit < _FEW_EMPTY
-            with np.errstate(divide="ignore"):
-                lower = np.where(few, n * np.log(n / high), lower)
-                upper = np.where(few, n * np.log(n / low), upper)
-        return Estimates(value, np.maximum(lower, hit), upper, confidence, self.kind)
-
-    def _since(self, rows: SampleRows, time_ms: int, total: bool, confidence: float) -> Estimates:
-        """Estimates a sum by weights 1/P (Horvitz and Thompson), a mean by the ratio of two such sums (Hájek)."""
-        newer = self._newer(rows)
-        chosen = rows.keys[0] >= time_ms
-        estimator = SampleEstimator(rows.groups[chosen], rows.at(chosen).values, np.ones(len(self)), self.kind)
-        groups, values = estimator.groups, estimator.numbers()
-        present = (1 - newer[chosen] / self.capacity) * self.admission_rate
-        weights = 1 / present
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            count, summed, squares = (self._summed(groups, w) for w in (weights, weights * values, weights * weights))
-            mean = summed / count
-            off = values if total else values - mean[groups]
-            variance = self._summed(groups, off * off * (1 - present) * weights * weights)
-            # A few old records have large weights: the degrees of freedom follow the effective sample size (Kish).
-            freedom = np.where(count > 0, count * count / squares, 0.0) - 1
-            half = student_t(confidence, freedom) * np.sqrt(variance) / (1.0 if total else count)
-            value = np.where(count > 0, summed if total else mean, np.nan)
-            # With hardly an empty slot, old records are likely to be replaced altogether: nothing bounds their values.
-            hit = np.bincount(groups, minlength=len(self))
-            half = np.where(self.capacity - hit < _LEAST_EMPTY, np.inf, half)
-            lower, upper = around(value, half)
+        """Counts records as a sum of ones; the bounds invert the distribution of the number of occupied slots."""
+        found, one = self._since(rows, time_ms), np.ones(len(self))
+        ones = replace(found, values=np.ones(len(found.groups)), least=one, greatest=one)
+        counted = ones.sum(confidence)
+        # No slot: all that is known is that none of these records was admitted.
+        none = np.isnan(counted.value)
+        with np.errstate(divide="ignore"):
+            unseen = np.log((1 - confidence) / 2) / np.log1p(-found.rate)
+        value, lower, upper = (
+            np.where(none, empty, each)
+            for each, empty in ((counted.value, 0.0), (counted.lower, 0.0), (counted.upper, unseen))
+        )
         return Estimates(value, lower, upper, confidence, self.kind)
-
-    def _summed(self, groups: IntArray, weights: FloatArray) -> FloatArray:
-        return np.asarray(np.bincount(groups, weights, len(self)), np.float64)
 
 
 class BiasedReservoir(SingleSample[BiasedReservoirStack]):

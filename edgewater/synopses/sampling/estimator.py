@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,8 +24,9 @@ from edgewater.synopses.base import (
     Sum,
 )
 from edgewater.synopses.checks import check_not_nan, check_quantile
-from edgewater.synopses.intervals import around, normal_quantile, student_t, thinned_count, wilson
+from edgewater.synopses.intervals import normal_quantile, thinned_count, wilson
 from edgewater.synopses.questions import Proportion, SubsetCount
+from edgewater.synopses.sampling.bounds import UpperBounds
 
 QUESTIONS: Questions = (Mean, Sum, Count, Proportion, SubsetCount, Rank, Quantile)
 """Questions that every sample answers. A sample of strings answers only `Count`: strings have no mean and no order."""
@@ -41,12 +43,19 @@ class SampleEstimator:
         answers
             are exact; 0: an infinite population. It replaces k/N in the finite population correction.
         basis: the basis of the estimates.
+        least, greatest: float64 per group, the range of the whole population; NaN or infinite: unknown, as all are if
+            they are None.
+        inclusion: float64 per value, the probability with which it was sampled, for means and sums; `rate` is then that
+            of the records after the group's last value. None: `rate`.
     """
 
     groups: IntArray
     values: Any
     rate: FloatArray
     basis: str
+    least: FloatArray | None = None
+    greatest: FloatArray | None = None
+    inclusion: FloatArray | None = None
 
     def query(self, question: Question) -> Estimates:
         """Answers one of `QUESTIONS`. NaN where there are no values. Raises InvalidRequest."""
@@ -90,23 +99,66 @@ class SampleEstimator:
         return Estimates(sampled / self.rate, lower, upper, confidence, self.basis)
 
     def mean(self, confidence: float) -> Estimates:
-        """Estimates the mean; the standard error is s/√n · √(1 - rate), the quantile Student's t."""
-        values, exponent = self._scaled()
-        sampled = self._per_group(None)
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            mean = self._per_group(values) / sampled
-            variance = self._per_group((values - mean[self.groups]) ** 2) / np.maximum(sampled - 1, 1)
-            deviation = np.ldexp(np.sqrt(variance / sampled * (1 - self.rate)), exponent)
-            return self._around(np.ldexp(mean, exponent), deviation, sampled, confidence)
+        """Estimates the mean by that of the sample, each value weighted by 1/inclusion (Hájek); the bounds are those of
+        `UpperBounds`, within the range."""
+        values, least, greatest, exponent = self._scaled()
+        weights = None if self.inclusion is None else 1 / self.inclusion
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = self._per_group(values if weights is None else values * weights) / self._per_group(weights)
+        lower, upper = self._bounds(values, least, greatest, confidence, UpperBounds.of_mean)
+        return self._scaled_back(mean, np.fmax(lower, least), np.fmin(upper, greatest), exponent, confidence)
 
     def sum(self, confidence: float) -> Estimates:
-        """Estimates the sum by Σx/rate (Horvitz and Thompson), its variance by (1 - rate)·Σx²/rate²."""
-        values, exponent = self._scaled()
-        sampled = self._per_group(None)
+        """Estimates the sum by Σx/inclusion (Horvitz and Thompson); the bounds are those of `UpperBounds`."""
+        values, least, greatest, exponent = self._scaled()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            if self.inclusion is None:
+                total = self._per_group(values) / self.rate
+            else:
+                total = self._per_group(values / self.inclusion)
+            total = np.where(self._per_group(None) > 0, total, np.nan)
+        bounds = self._bounds(values, least, greatest, confidence, UpperBounds.of_sum)
+        return self._scaled_back(total, *bounds, exponent, confidence)
+
+    def _bounds(
+        self,
+        values: FloatArray,
+        least: FloatArray,
+        greatest: FloatArray,
+        confidence: float,
+        upper: Callable[[UpperBounds], FloatArray],
+    ) -> tuple[FloatArray, FloatArray]:
+        """Returns lower and upper bounds; infinite without a sample or a range."""
+        z = normal_quantile(confidence)
+        known = np.isfinite(least) & np.isfinite(greatest)
+        chosen = np.flatnonzero(known & (self.rate < 1) & (self._per_group(None) > 0))
+        position = np.full(len(self.rate), -1)
+        position[chosen] = np.arange(len(chosen))
+        inside = position[self.groups] >= 0
+        groups, values = position[self.groups[inside]], values[inside]
+        with np.errstate(divide="ignore"):
+            unseen = -np.log1p(-self.rate[chosen])
+            intensity = unseen[groups] if self.inclusion is None else -np.log1p(-self.inclusion[inside])
+        bounds = []
+        for sign, most in ((-1.0, -least), (1.0, greatest)):
+            bound = np.full(len(self.rate), np.inf)
+            if len(chosen):
+                bound[chosen] = upper(UpperBounds(groups, sign * values, intensity, unseen, most[chosen], z))
+            bounds.append(sign * bound)
+        return bounds[0], bounds[1]
+
+    def _scaled_back(
+        self, value: FloatArray, lower: FloatArray, upper: FloatArray, exponent: IntArray, confidence: float
+    ) -> Estimates:
+        exact, none = self.rate >= 1, np.isnan(value)
         with np.errstate(invalid="ignore", over="ignore"):
-            total = np.where(sampled > 0, self._per_group(values) / self.rate, np.nan)
-            deviation = np.sqrt((1 - self.rate) * self._per_group(values * values)) / self.rate
-            return self._around(np.ldexp(total, exponent), np.ldexp(deviation, exponent), sampled, confidence)
+            # Outside of float64, and NaN, nothing bounds the value.
+            lower = np.where(np.isfinite(value), np.fmin(lower, value), -np.inf)
+            upper = np.where(np.isfinite(value), np.fmax(upper, value), np.inf)
+            value, lower, upper = (np.ldexp(each, exponent) for each in (value, lower, upper))
+        lower, upper = np.where(exact, value, lower), np.where(exact, value, upper)
+        lower, upper = np.where(none, np.nan, lower), np.where(none, np.nan, upper)
+        return Estimates(value, lower, upper, confidence, self.basis)
 
     def proportion(self, low: float, high: float, confidence: float) -> Estimates:
         """Estimates the fraction of the values in [low, high]; ignores NaN."""
@@ -146,27 +198,26 @@ class SampleEstimator:
         value, lower, upper = (np.where(sampled > 0, r, np.nan) for r in results)
         return Estimates(value, lower, upper, confidence, self.basis)
 
-    def _around(self, value: FloatArray, deviation: FloatArray, sampled: FloatArray, confidence: float) -> Estimates:
-        with np.errstate(invalid="ignore", over="ignore"):
-            lower, upper = around(value, student_t(confidence, sampled - 1) * deviation)
-        exact = self.rate >= 1
-        return Estimates(value, np.where(exact, value, lower), np.where(exact, value, upper), confidence, self.basis)
-
     def _per_group(self, weights: npt.NDArray[Any] | None) -> FloatArray:
         return np.bincount(self.groups, weights, len(self.rate)).astype(np.float64)
 
-    def _scaled(self) -> tuple[FloatArray, IntArray]:
-        """Returns the values divided by powers of two, and per group the exponent, int64.
+    def _scaled(self) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
+        """Returns the values and the range divided by powers of two, and per group the exponent, int64.
 
-        The greatest of each group becomes at most 1, so that squares neither underflow nor overflow; nothing is rounded
-        but values that are smaller than the greatest by a factor of 2^1000.
+        The greatest magnitude of each group becomes at most 1, so that squares neither underflow nor overflow; nothing
+        is rounded but values that are smaller than the greatest by a factor of 2^1000.
         """
         values = self.numbers()
-        greatest = np.zeros(len(self.rate))
+        unknown = np.full(len(self.rate), np.nan)
+        extremes = [unknown if e is None else e for e in (self.least, self.greatest)]
+        magnitude = np.zeros(len(self.rate))
         finite = np.isfinite(values)
-        np.maximum.at(greatest, self.groups[finite], np.abs(values[finite]))
-        exponent = np.frexp(greatest)[1].astype(np.int64)
-        return np.ldexp(values, -exponent[self.groups]), exponent
+        np.maximum.at(magnitude, self.groups[finite], np.abs(values[finite]))
+        for extreme in extremes:
+            magnitude = np.where(np.isfinite(extreme), np.maximum(magnitude, np.abs(extreme)), magnitude)
+        exponent = np.frexp(magnitude)[1].astype(np.int64)
+        least, greatest = (np.ldexp(extreme, -exponent) for extreme in extremes)
+        return np.ldexp(values, -exponent[self.groups]), least, greatest, exponent
 
     def numbers(self) -> FloatArray:
         """Returns the values as float64. Raises InvalidRequest for strings."""

@@ -32,6 +32,7 @@ from edgewater.synopses.base import (
     Questions,
 )
 from edgewater.synopses.checks import check_fraction
+from edgewater.synopses.encoding.layout import Layout
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.synopses.registry import (
@@ -44,15 +45,25 @@ from edgewater.synopses.registry import (
 )
 from edgewater.synopses.sampling.estimator import QUESTIONS, SampleEstimator
 from edgewater.synopses.sampling.sample_rows import MAX_TAG, SampleRows
-from edgewater.synopses.sampling.sample_stack import DEFAULT_SIZE, MAX_SIZE, SingleSample, SizedSampleStack
+from edgewater.synopses.sampling.sample_stack import (
+    DEFAULT_SIZE,
+    MAX_SIZE,
+    RANGE,
+    SingleSample,
+    SizedSampleStack,
+    sample_layouts,
+)
 
 
 class ReservoirStack(SizedSampleStack):
     """A uniform sample without replacement of at most `size` records per group."""
 
     kind: ClassVar[str] = "reservoir"
+    version: ClassVar[int] = 2
     properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
     questions: ClassVar[Questions] = QUESTIONS
+    arrays: ClassVar[dict[str, tuple[str, float]]] = RANGE
+    layouts: ClassVar[tuple[Layout, ...]] = sample_layouts(SizedSampleStack.key_types)
 
     def __init__(self, groups: int = 0, **common: Any) -> None:
         super().__init__(groups, **common)
@@ -76,6 +87,9 @@ class ReservoirStack(SizedSampleStack):
     def _candidates(self, rows: SampleRows) -> BoolArray:
         limits = self._max_tags if len(self) == 1 else self._max_tags[rows.groups]
         return np.asarray(rows.keys[0] <= limits)
+
+    def _complete(self) -> BoolArray:
+        return np.asarray(np.diff(self._consolidate().starts(len(self))) <= self.capacity)
 
     def _prefilter(self, stack: Self) -> None:
         tags, wanted = stack._consolidate().keys[0], 2 * (self.capacity + 1)
@@ -103,7 +117,9 @@ class ReservoirStack(SizedSampleStack):
         full = np.diff(rows.starts(len(self))) > self.capacity
         rate = np.where(full, self._max_tags.astype(np.float64) / 2.0**64, 1.0)
         inside = rows.at(~full[rows.groups] | (rows.keys[0] < self._max_tags[rows.groups]))
-        return SampleEstimator(inside.groups, inside.values, rate, self.kind)
+        return SampleEstimator(
+            inside.groups, inside.values, rate, self.kind, self._view("least"), self._view("greatest")
+        )
 
     def items(self, group: int = 0) -> pa.Array:
         return super().items(group)[: self.capacity]

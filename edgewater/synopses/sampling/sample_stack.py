@@ -4,8 +4,8 @@ Which rows stay is a function of the set of identities alone, so samples merge i
 once, with equal bits. Two rows of one identity with different values are an error: two sources have the same number.
 
 - `SampleStack`: the base. `SizedSampleStack` has a fixed number of records, `TimedSampleStack` orders them by event
-time,
-  `RateSampleStack` has a sampling rate per group.
+  time, `RateSampleStack` has a sampling rate per group.
+- `RANGE`: the arrays of a stack that keeps the least and the greatest value of all records, sampled or not.
 - `SingleSample`: a sample as a user holds it.
 """
 
@@ -40,6 +40,11 @@ _MIN_PENDING = 1 << 14
 _DTYPES = {"int64": np.int64, "float64": np.float64, "bool": np.bool_}
 
 
+RANGE: dict[str, tuple[str, float]] = {"least": ("<f8", np.inf), "greatest": ("<f8", -np.inf)}
+"""Of a group without values, the least is +∞ and the greatest -∞; of one with NaN, both are NaN; of one whose range is
+not known (from a release that did not keep it), -∞ and +∞."""
+RANGE_FIELDS = (field("least", "<f8"), field("greatest", "<f8"))
+_EXTREMA = (("least", np.minimum), ("greatest", np.maximum))
 _ITEMS = Field("values", ("<i8", "<f8", "|b1", STRINGS), (("rows",),))
 
 
@@ -53,6 +58,11 @@ def sample_layout(keys: Sequence[str], values: Field = _ITEMS, own: tuple[Field,
     columns = (field(f"key {number}", of, "rows") for number, of in enumerate(keys))
     meta = field("level and next number", "<i8", 2, least=0, most=1 << 62), field("source", "<u8", 1)
     return (Layout.of(*meta, *own, totals("rows per group", "rows"), *columns, values),)
+
+
+def sample_layouts(keys: Sequence[str], own: tuple[Field, ...] = ()) -> tuple[Layout, ...]:
+    """Returns the layouts of a sample with `RANGE`: that of version 2, and that of version 1, which lacks it."""
+    return sample_layout(keys, own=(*own, *RANGE_FIELDS)) + sample_layout(keys, own=own)
 
 
 class SampleStack(ItemStack):
@@ -139,10 +149,45 @@ class SampleStack(ItemStack):
             ids = np.arange(self._next, self._next + len(values))
             self._next += len(values)
         values = self._canonical(values)
+        self._extend_range(codes, values)
         for at in range(0, len(values), _CHUNK):
             chunk = slice(at, at + _CHUNK)
             keys = self._keys(ids[chunk], None if times is None else times[chunk])
             self._add(SampleRows(np.asarray(codes[chunk], np.int64), keys, values[chunk]))
+
+    @property
+    def keeps_range(self) -> bool:
+        """Whether it keeps the least and the greatest value of each group."""
+        return "least" in self.arrays
+
+    def _extend_range(self, codes: IntArray, values: Any) -> None:
+        if not self.keeps_range or isinstance(values, pa.Array) or not len(values):
+            return
+        numbers = values if len(self) == 1 else values.astype(np.float64)
+        for name, extremum in _EXTREMA:
+            held = self._view(name)
+            if len(self) == 1:
+                held[0] = extremum(held[0], extremum.reduce(numbers))
+            else:
+                extremum.at(held, codes, numbers)
+
+    def _merge_range(self, other: Self, codes: IntArray) -> None:
+        if self.keeps_range:
+            for name, extremum in _EXTREMA:
+                extremum.at(self._view(name), codes, other._view(name).copy())  # `other` may be this stack
+
+    def _complete(self) -> BoolArray:
+        """Returns which groups have all records of their population, and so its range."""
+        raise NotImplementedError
+
+    def _range_of_rows(self) -> dict[str, npt.NDArray[Any]]:
+        """Returns the least and the greatest sampled value per group."""
+        rows = self._rows
+        found = {name: np.full(len(self), empty) for name, (_, empty) in RANGE.items()}
+        if not isinstance(rows.values, pa.Array):
+            for name, extremum in _EXTREMA:
+                extremum.at(found[name], rows.groups, rows.values.astype(np.float64))
+        return found
 
     def _canonical(self, values: Any) -> Any:
         """Returns a copy in the type of the sample, with one zero and one NaN."""
@@ -196,6 +241,7 @@ class SampleStack(ItemStack):
 
     def merge(self, other: Self, codes: IntArray) -> None:
         rows = self._prepare_merge(other)
+        self._merge_range(other, codes)
         if len(rows):
             self._runs.append(SampleRows(codes[rows.groups], rows.keys, rows.values))
         self._consolidate()
@@ -204,6 +250,7 @@ class SampleStack(ItemStack):
         """Merges stacks of one group into this stack of one group, and selects the rows that stay once."""
         for other in others:
             self._add(self._prepare_merge(other))
+            self._merge_range(other, np.zeros(1, np.int64))
         self._consolidate()
 
     def _prepare_merge(self, other: Self) -> SampleRows:
@@ -229,6 +276,7 @@ class SampleStack(ItemStack):
         message.arrays[0].CopyFrom(codec.encode(metas[:2]))
         stack = self.from_message(message)
         self._next = max(self._next, int(nexts.max()))
+        self._merge_range(stack, np.zeros(len(stack), np.int64))
         self._prefilter(stack)
         rows = stack._consolidate()
         self._add(SampleRows(np.zeros(len(rows), np.int64), rows.keys, rows.values))
@@ -282,7 +330,10 @@ class SampleStack(ItemStack):
         message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
         counts = np.diff(rows.starts(len(self)))
         meta = (np.array([self.level, self._next]), np.array([self.source], np.uint64))
-        own = (self._view(name) for name in self.arrays)
+        own = [self._view(name) for name in self.arrays]
+        if self.keeps_range:
+            # What the rows show is not written.
+            own[-2:] = [np.where(self._complete(), 0.0, extreme) for extreme in own[-2:]]
         message.arrays.extend(codec.encode(array) for array in (*meta, *own, counts, *rows.keys))
         strings = isinstance(rows.values, pa.Array)
         message.arrays.append(codec.encode_keys(rows.values) if strings else codec.encode(rows.values))
@@ -290,7 +341,7 @@ class SampleStack(ItemStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        own = len(cls.arrays)
+        own = len(message.arrays) - len(cls.key_types) - 4
         parameters, (meta, sources, *columns, values) = cls._open(message)
         item_type = read_item_type(parameters, cls.kind)
         try:
@@ -305,7 +356,8 @@ class SampleStack(ItemStack):
     def _load_rows(self, meta: IntArray, own: list[Key], counts: IntArray, keys: tuple[Key, ...], values: Any) -> None:
         """Sets decoded arrays. Raises ValueError unless they are a valid state."""
         level, self._next = (int(x) for x in meta)
-        self._state.update(zip(self.arrays, own, strict=True))
+        self._state = {name: np.full(len(counts), empty, dtype) for name, (dtype, empty) in self.arrays.items()}
+        self._state.update(zip(self.arrays, own, strict=False))
         wanted = pa.string() if self.item_type == "string" else np.dtype(self._dtype)
         if (values.type if isinstance(values, pa.Array) else values.dtype) != wanted:
             raise ValueError("values of another type")
@@ -315,6 +367,19 @@ class SampleStack(ItemStack):
         rows = SampleRows(np.repeat(np.arange(len(counts)), counts), keys, values)
         self._check_rows(rows)
         self._set_rows(rows)
+        if self.keeps_range:
+            self._load_range(len(own) == len(self.arrays))
+
+    def _load_range(self, known: bool) -> None:
+        """Completes the range of decoded groups. Raises ValueError for a sampled value outside of it."""
+        complete = self._complete()
+        for (name, found), unknown in zip(self._range_of_rows().items(), (-np.inf, np.inf), strict=True):
+            written = self._view(name) if known or self.item_type == "string" else np.full(len(self), unknown)
+            self._state[name] = np.where(complete, found, written)
+            wider = np.minimum if name == "least" else np.maximum
+            held = self._state[name]
+            if not np.array_equal(wider(held, found), held, equal_nan=True):
+                raise ValueError(f"a sampled value beyond the {name} one")
 
     def _check_rows(self, rows: SampleRows) -> None:
         """Raises ValueError unless decoded rows are sorted and all stay."""

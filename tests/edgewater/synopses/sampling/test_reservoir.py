@@ -139,7 +139,7 @@ def test_the_finite_population_correction_narrows_intervals() -> None:
     for population in (250, 10_000_000):
         answer = sample_of(values, 200).query(Mean(), population=population)
         widths.append(answer.upper - answer.lower)
-    assert widths[0] == pytest.approx(widths[1] * math.sqrt(1 - 200 / 250), rel=0.01)
+    assert widths[0] == pytest.approx(widths[1] * math.sqrt(1 - 200 / 250), rel=0.03)
 
 
 def test_a_known_population_makes_sums_as_precise_as_means() -> None:
@@ -193,7 +193,9 @@ def test_special_numbers_do_not_give_wrong_answers() -> None:
     empty = ReservoirSample(5)
     assert math.isnan(empty.query(Mean()).value) and empty.query(Count()).upper == 0
     one = sample_of(np.arange(1000.0), 1)
-    assert (one.query(Mean()).lower, one.query(Quantile(0.5)).upper) == (-math.inf, math.inf), "one value says little"
+    mean = one.query(Mean())
+    assert 0 < mean.lower < 100 and 900 < mean.upper < 999, "one value and the range say little"
+    assert one.query(Quantile(0.5)).upper == math.inf
 
 
 def test_for_error_gives_the_size_that_the_error_needs() -> None:
