@@ -57,7 +57,7 @@ class UpperBounds:
     z: float
 
     def of_sum(self) -> FloatArray:
-        """Returns the upper bound of the sum of the population; infinite where infinitely many records may be unseen."""
+        """Returns the upper bound of the sum of the population; infinite where nothing bounds the unseen records."""
         most = np.maximum(self.greatest, 0.0)
         scale = np.maximum(self.unseen, _SMALL)
 

@@ -87,9 +87,11 @@ class SampleEstimator:
             case Count():
                 return Estimates.exact(population)
             case Sum(confidence):
-                return _times(known.mean(confidence), population)
+                return _times(known._mean(confidence), population)
             case SubsetCount(low, high, confidence):
                 return _times(known.proportion(low, high, confidence), population)
+            case Mean(confidence):
+                return known._mean(confidence)
         return known.query(question)
 
     def count(self, confidence: float) -> Estimates:
@@ -100,7 +102,18 @@ class SampleEstimator:
 
     def mean(self, confidence: float) -> Estimates:
         """Estimates the mean by that of the sample, each value weighted by 1/inclusion (Hájek); the bounds are those of
-        `UpperBounds`, within the range."""
+        `UpperBounds`, within the range.
+
+        The part of the population that was sampled differs from the rate: the bounds take the least that it may be.
+        """
+        if self.inclusion is not None or not self.rate.any():
+            return self._mean(confidence)
+        sampled = self._per_group(None)
+        _, most = thinned_count(sampled, self.rate, normal_quantile(confidence))
+        part = sampled / np.maximum(most, 1)
+        return replace(self, rate=np.where(self.rate < 1, part, self.rate))._mean(confidence)
+
+    def _mean(self, confidence: float) -> Estimates:
         values, least, greatest, exponent = self._scaled()
         weights = None if self.inclusion is None else 1 / self.inclusion
         with np.errstate(invalid="ignore", divide="ignore"):
