@@ -30,7 +30,10 @@ from edgewater.synopses import (
 from edgewater.synopses.sampling import BernoulliStack, BiasedReservoirStack, ReservoirStack
 
 SIZES = (20, 50, 200, 1000)
-RECORDS = 20_000
+_BERNOULLI = (20, 200)
+_LOADS = {64: (0.1, 0.5, 1.0, 2.0, 4.0, 8.0), 1000: (1.0, 4.0)}
+"""Records since a time, as multiples of the slots of a biased reservoir, by its number of slots."""
+RECORDS = 5000
 _AT_A_TIME = 50  # groups
 _KNOWN = "known count"
 
@@ -41,16 +44,18 @@ def cases() -> Iterator[Case]:
     for data in (*NUMBERS, EDGES):
         for size in SIZES:
             few = 5 if data == EDGES and size == SIZES[0] else 0
-            for kind, run in (("reservoir", _reservoir), ("bernoulli", _bernoulli)):
-                yield Case(f"{kind} {size} {data}", f"{data}, n = {size}", "steady", "estimator",
-                           partial(run, data, size), smoke=few)  # fmt: skip
+            yield Case(f"reservoir {size} {data}", f"{data}, n = {size}", "steady", "estimator",
+                       partial(_reservoir, data, size), smoke=few)  # fmt: skip
+            if size in _BERNOULLI:
+                yield Case(f"bernoulli {size} {data}", f"{data}, n = {size}", "steady", "estimator",
+                           partial(_bernoulli, data, size), smoke=few)  # fmt: skip
         # Samples of a quarter of the records, of most, and of all.
         for size in (5, 18, 30):
             yield Case(f"reservoir {size} of 21 {data}", f"{data}, n = {size} of 21", "steady", "estimator",
                        partial(_reservoir, data, size, records=21), smoke=0)  # fmt: skip
-        for size in _SLOTS:
-            for load in _LOADS:
-                few = 5 if data == EDGES and (size, load) == (_SLOTS[0], _LOADS[0]) else 0
+        for size, loads in _LOADS.items():
+            for load in loads:
+                few = 5 if data == EDGES and (size, load) == (64, 0.1) else 0
                 yield Case(f"biased {size} {load} {data}", f"{data}, {load:g} × {size} slots since", "steady",
                            "estimator", partial(_biased, data, size, load), smoke=few)  # fmt: skip
 
@@ -117,6 +122,8 @@ def _reservoir(data: str, size: int, seed: int, trials: int, records: int = RECO
         values = np.concatenate(parts, axis=1)
         stack = updated(ReservoirStack(size=size, seed=int(rng.integers(1 << 62))), parts)
         _ask(tallies, "reservoir", stack.query, truths(values))
+        if size >= SIZES[-1]:
+            continue
         population = np.full(groups, float(values.shape[1]))
         known = (truth for truth in truths(values) if truth[0] in ("mean", "sum", "range"))
         _ask(tallies, f"reservoir, {_KNOWN},", partial(stack.query, population=population), known)
@@ -130,10 +137,6 @@ def _bernoulli(data: str, size: int, seed: int, trials: int) -> Tallies:
         stack = updated(BernoulliStack(rate=size / RECORDS, seed=int(rng.integers(1 << 62))), parts)
         _ask(tallies, "bernoulli", stack.query, truths(np.concatenate(parts, axis=1)))
     return tallies
-
-
-_SLOTS = (64, 1000)
-_LOADS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def _biased(data: str, size: int, load: float, seed: int, trials: int) -> Tallies:
@@ -157,7 +160,7 @@ def _biased(data: str, size: int, load: float, seed: int, trials: int) -> Tallie
             for confidence in CONFIDENCES:
                 question = Since(since, replace(inner, confidence=confidence))  # type: ignore[call-arg]
                 note(tallies, f"biased {name}", confidence, stack.query(question), truth)
-        if load == _LOADS[0]:
+        if load == _LOADS[size][0]:
             age = (1 - 1 / size) ** np.arange(values.shape[1])[::-1]
             weighted = (values * age).sum(axis=1) / age.sum()
             for confidence in CONFIDENCES:
