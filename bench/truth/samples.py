@@ -14,6 +14,7 @@ import numpy as np
 
 from bench.truth.cases import CONFIDENCES, Case, Tallies, Tally
 from bench.truth.data import EDGES, NUMBERS, three_edges
+from center.early_trigger import estimate_function
 from edgewater.synopses import (
     Count,
     Estimates,
@@ -26,6 +27,7 @@ from edgewater.synopses import (
     Since,
     SubsetCount,
     Sum,
+    function_named,
 )
 from edgewater.synopses.sampling import BernoulliStack, BiasedReservoirStack, ReservoirStack
 
@@ -49,6 +51,8 @@ def cases() -> Iterator[Case]:
             if size in _BERNOULLI:
                 yield Case(f"bernoulli {size} {data}", f"{data}, n = {size}", "steady", "estimator",
                            partial(_bernoulli, data, size), smoke=few)  # fmt: skip
+            yield Case(f"function {size} {data}", f"{data}, n = {size}", "steady", "estimator",
+                       partial(_function, data, size), smoke=few)  # fmt: skip
         # Samples of a quarter of the records, of most, and of all.
         for size in (5, 18, 30):
             yield Case(f"reservoir {size} of 21 {data}", f"{data}, n = {size} of 21", "steady", "estimator",
@@ -165,4 +169,24 @@ def _biased(data: str, size: int, load: float, seed: int, trials: int) -> Tallie
             weighted = (values * age).sum(axis=1) / age.sum()
             for confidence in CONFIDENCES:
                 note(tallies, "biased mean", confidence, stack.query(Mean(confidence)), weighted)
+    return tallies
+
+
+def _function(data: str, size: int, seed: int, trials: int) -> Tallies:
+    """Evaluates the quantile function on sampled rows, as the center does."""
+    rng, tallies = np.random.default_rng([seed, size, 3]), Tallies()
+    function = function_named("exact_quantile")
+    assert function is not None and function.sample is not None
+    rate = size / RECORDS
+    for _ in range(trials):
+        values = np.concatenate(_parts(data, rng, 1, RECORDS), axis=1)[0]
+        rows = values[rng.random(len(values)) < rate][:, None]
+        if not len(rows):
+            continue
+        for q in (0.5, 0.99):
+            truth = np.quantile(values, [q], method="inverted_cdf")
+            for confidence in CONFIDENCES:
+                found = estimate_function(function.sample, {"q": q}, rows, rate, rng, confidence=confidence)
+                answer = Estimates(found.value, found.lower, found.upper, confidence)
+                note(tallies, f"exact_quantile {q}", confidence, answer, truth)
     return tallies
