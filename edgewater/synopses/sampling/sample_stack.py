@@ -164,17 +164,19 @@ class SampleStack(ItemStack):
         if not self.keeps_range or isinstance(values, pa.Array) or not len(values):
             return
         numbers = values if len(self) == 1 else values.astype(np.float64)
-        for name, extremum in _EXTREMA:
-            held = self._view(name)
-            if len(self) == 1:
-                held[0] = extremum(held[0], extremum.reduce(numbers))
-            else:
-                extremum.at(held, codes, numbers)
+        with np.errstate(invalid="ignore"):  # NaN
+            for name, extremum in _EXTREMA:
+                held = self._view(name)
+                if len(self) == 1:
+                    held[0] = extremum(held[0], extremum.reduce(numbers))
+                else:
+                    extremum.at(held, codes, numbers)
 
     def _merge_range(self, other: Self, codes: IntArray) -> None:
         if self.keeps_range:
-            for name, extremum in _EXTREMA:
-                extremum.at(self._view(name), codes, other._view(name).copy())  # `other` may be this stack
+            with np.errstate(invalid="ignore"):
+                for name, extremum in _EXTREMA:
+                    extremum.at(self._view(name), codes, other._view(name).copy())  # `other` may be this stack
 
     def _complete(self) -> BoolArray:
         """Returns which groups have all records of their population, and so its range."""
@@ -185,8 +187,9 @@ class SampleStack(ItemStack):
         rows = self._rows
         found = {name: np.full(len(self), empty) for name, (_, empty) in RANGE.items()}
         if not isinstance(rows.values, pa.Array):
-            for name, extremum in _EXTREMA:
-                extremum.at(found[name], rows.groups, rows.values.astype(np.float64))
+            with np.errstate(invalid="ignore"):
+                for name, extremum in _EXTREMA:
+                    extremum.at(found[name], rows.groups, rows.values.astype(np.float64))
         return found
 
     def _canonical(self, values: Any) -> Any:
@@ -376,9 +379,9 @@ class SampleStack(ItemStack):
         for (name, found), unknown in zip(self._range_of_rows().items(), (-np.inf, np.inf), strict=True):
             written = self._view(name) if known or self.item_type == "string" else np.full(len(self), unknown)
             self._state[name] = np.where(complete, found, written)
-            wider = np.minimum if name == "least" else np.maximum
             held = self._state[name]
-            if not np.array_equal(wider(held, found), held, equal_nan=True):
+            beyond = found < held if name == "least" else found > held
+            if (beyond | (np.isnan(found) & ~np.isnan(held))).any():
                 raise ValueError(f"a sampled value beyond the {name} one")
 
     def _check_rows(self, rows: SampleRows) -> None:
