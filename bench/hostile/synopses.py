@@ -7,6 +7,7 @@ have to be readable again; otherwise one partial would cost those of all edges.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,13 +154,21 @@ class Partials:
         except SynopsisError as exc:
             # The job does not get it, but frames that are older than the check may have it.
             error = exc
-        aggregate = GroupedAggregate.from_bytes(data)
-        evaluate(aggregate)
-        _, _, few, many = self.honest[number]
+        _, one, few, many = self.honest[number]
+        partials = [few, data, many, one]
         try:
-            merged = GroupedAggregate.merge_bytes([few, data, many])
+            aggregate = GroupedAggregate.from_bytes(data)
+        except SynopsisError:
+            _require_refused(partials)
+            raise
+        evaluate(aggregate)
+        try:
+            merged = GroupedAggregate.merge_bytes(partials)
         except IncompatibleSynopses:
             return
+        assert merged == GroupedAggregate._merge_one_by_one(partials), (
+            "read as one stack, partials merge to other bytes"
+        )
         try:
             again = GroupedAggregate.from_bytes(merged)
         except SynopsisError as exc:
@@ -168,6 +177,13 @@ class Partials:
         again.take(np.arange(len(again))).to_bytes()
         if error is not None:
             raise error
+
+
+def _require_refused(partials: list[bytes]) -> None:
+    """Raises AssertionError if partials merge of which one is refused by itself."""
+    with suppress(SynopsisError):
+        GroupedAggregate.merge_bytes(partials)
+        raise AssertionError("merged with honest partials, what is refused by itself is accepted")
 
 
 def _header(data: bytes) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from edgewater.errors import InvalidRequest
 from edgewater.synopses.base import BoolArray, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.codec import ArrayRoles
 from edgewater.synopses.encoding.layout import Layout, field, layout_for
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -31,6 +32,9 @@ class ArrayStack:
     arrays: ClassVar[dict[str, tuple[str, float]]]
     layouts: ClassVar[tuple[Layout, ...]] = ()
     """The layouts of its messages, each with another number of arrays; empty: they are not known."""
+    stacking: ClassVar[ArrayRoles | None] = None
+    """The roles of the message's arrays when partials are read as one stack (`encoding.stacking`). Then `merge` takes
+    codes that repeat, and gives the bytes of merging one partial after the other. None: partials merge one by one."""
 
     def __init__(self, groups: int = 0) -> None:
         self._length = groups
@@ -145,6 +149,32 @@ def run_indices(starts: IntArray, counts: IntArray) -> IntArray:
     """Returns the concatenation of ``arange(starts[i], starts[i] + counts[i])`` for all i."""
     ends = np.cumsum(counts)
     return np.arange(int(counts.sum())) + np.repeat(starts - ends + counts, counts)
+
+
+def rounds(codes: IntArray) -> list[IntArray]:
+    """Returns positions in `codes` by occurrence: the first one of each code, then the second one, and so on."""
+    counts = np.bincount(codes)
+    if counts.max(initial=0) <= 1:
+        return [np.arange(len(codes))]
+    order = np.argsort(codes, kind="stable")
+    occurrence = np.empty(len(codes), np.int64)
+    occurrence[order] = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    by_occurrence = np.argsort(occurrence, kind="stable")
+    return np.split(by_occurrence, np.cumsum(np.bincount(occurrence))[:-1])
+
+
+def keep_better(better: np.ufunc, held: npt.NDArray[Any], codes: IntArray, values: npt.NDArray[Any]) -> None:
+    """Keeps, in place, the smaller or the larger of ``held[codes[i]]`` and ``values[i]``, one after the other."""
+    if has_negative_zero(held) or has_negative_zero(values):
+        for at in rounds(codes):
+            held[codes[at]] = better(held[codes[at]], values[at])
+    else:
+        better.at(held, codes, values)
+
+
+def has_negative_zero(values: npt.NDArray[Any]) -> bool:
+    """Returns whether any float64 is -0.0; of both zeros, the smaller one depends on the operation."""
+    return values.dtype.kind == "f" and bool((np.signbit(values) & (values == 0.0)).any())
 
 
 def group_mask(groups: IntArray, length: int) -> BoolArray:

@@ -6,6 +6,7 @@ A query without ``group_by`` has no key columns and at most one group.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -16,8 +17,9 @@ from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisErro
 from edgewater.streams import COLUMN_TYPES, type_name
 from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Stack
 from edgewater.synopses.checks import MAX_DENSE_BYTES
-from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.layout import KEYS, Field, Layout
+from edgewater.synopses.encoding import codec, stacking
+from edgewater.synopses.encoding.layout import KEYS, Field, Layout, layout_for
+from edgewater.synopses.encoding.stacking import require_stackable
 from edgewater.synopses.key_table import KeyTable
 from edgewater.synopses.quantiles.kll import KllStack
 from edgewater.synopses.registry import MAX_STATE_BYTES, kind_named, stack_from_message
@@ -26,6 +28,10 @@ from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 T = TypeVar("T")
 R = TypeVar("R")
+_MIN_STACKED = 4
+"""Partials from which it is faster to read them as one stack."""
+_STACKED_BYTES = 1 << 22
+"""Bytes of partials that are read as one stack: what they become stays in the cache."""
 _NO_GROUPS = np.zeros(0, np.int64)
 _GROUPS = Field("number of groups", ("<i8",), ((1,),), total="groups")
 _MERGE_PARAMETERS = ("parameters", "seed", "item_type")
@@ -154,10 +160,7 @@ class GroupedAggregate:
             for name, stack in self._measures.items():
                 stack.merge(other._measures[name], mine)
             self.records += other.records
-        for stack in self._measures.values():
-            compact = getattr(stack, "compact", None)
-            if compact is not None:
-                compact()
+        self._compact()
         return codes
 
     def _codes_of(self, others: Sequence[Self]) -> IntArray:
@@ -225,8 +228,8 @@ class GroupedAggregate:
         return codec.seal(self.to_message())
 
     @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        """Raises CorruptSynopsis or UnsupportedVersion."""
+    def _open(cls, message: SynopsisMessage) -> tuple[dict[str, pa.DataType], list[str]]:
+        """Returns the keys' types and the measures' names. Raises CorruptSynopsis or UnsupportedVersion."""
         parameters = codec.open_message(message, cls.kind, cls.version, len(message.arrays), len(message.parts))
         try:
             keys = {str(name): COLUMN_TYPES[t] for name, t in parameters["keys"]}
@@ -235,6 +238,12 @@ class GroupedAggregate:
             raise CorruptSynopsis(f"{cls.kind}: parameters {message.parameters!r} lack keys or measures") from exc
         if len(set(names)) != len(message.parts) or len(keys) + 1 != len(message.arrays):
             raise CorruptSynopsis(f"{cls.kind}: {len(message.parts)} states for the measures {names}")
+        return keys, names
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        """Raises CorruptSynopsis or UnsupportedVersion."""
+        keys, names = cls._open(message)
         # First the number of groups, which is last: all keys have as many.
         layout = _layout(tuple(keys))
         (count, *columns) = layout.decode(cls.kind, [message.arrays[-1], *message.arrays[:-1]])
@@ -266,6 +275,13 @@ class GroupedAggregate:
         """
         if not partials:
             raise ValueError("a merge needs at least one partial")
+        if len(partials) >= _MIN_STACKED:
+            with suppress(Exception):  # reading them one by one reports the error and the partial
+                return cls._stacked_union(partials)._sealed()
+        return cls._merge_one_by_one(partials)
+
+    @classmethod
+    def _merge_one_by_one(cls, partials: Sequence[bytes]) -> bytes:
         of = len(partials)
         first = numbered(0, of, cls.from_bytes, partials[0])
         if of == 1:
@@ -281,10 +297,127 @@ class GroupedAggregate:
                 first.merge_all(others)
                 others, held = [], 0
         first.merge_all(others)
-        message = first.to_message()
-        for stack, part in zip(first._measures.values(), message.parts, strict=True):
+        return first._sealed()
+
+    def _sealed(self) -> bytes:
+        """Returns the bytes of a merged aggregate. Raises IncompatibleSynopses if they could not be read again."""
+        message = self.to_message()
+        for stack, part in zip(self._measures.values(), message.parts, strict=True):
             require_readable(stack, part)
         return codec.seal(message)
+
+    @classmethod
+    def _stacked_union(cls, partials: Sequence[bytes]) -> Self:
+        """Returns the union of partials that are read as one stack of all their groups (`encoding.stacking`).
+
+        Raises:
+            Exception: they are to be read one by one.
+        """
+        first = codec.unseal(partials[0])
+        head, heads = _head(first), [_head(part) for part in first.parts]
+        keys, names = cls._open(first)
+        require_stackable(not any(part.parts for part in first.parts))
+        result = cls(keys, {})
+        at = 0
+        while at < len(partials):
+            messages, held = [], 0
+            while at < len(partials) and held < _STACKED_BYTES:
+                message = codec.unseal(partials[at])
+                require_stackable(_head(message) == head and [_head(part) for part in message.parts] == heads)
+                require_stackable(len(message.arrays) == len(keys) + 1)
+                messages.append(message)
+                held += len(partials[at])
+                at += 1
+            result._add_messages(names, messages)
+        result._compact()
+        return result
+
+    def _add_messages(self, names: Sequence[str], messages: Sequence[SynopsisMessage]) -> None:
+        """Merges the messages of aggregates with equal headers; adds measures that are missing. Raises Exception, with
+        anything changed."""
+        groups = stacking.numbers([message.arrays[-1] for message in messages])
+        require_stackable(bool(self._key_names) or groups.max() <= 1)
+        kinds = [kind_named(part.kind) for part in messages[0].parts]
+        require_stackable(all(kind is not None and kind.__module__.startswith("edgewater.") for kind in kinds))
+        if any(hasattr(kind, "state_bytes") for kind in kinds):
+            for message, count in zip(messages, groups.tolist(), strict=True):
+                _check_state_bytes(count, message.parts)
+        codes = self._stacked_codes(messages, groups)
+        for number, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+            parts = [message.parts[number] for message in messages]
+            held = self._measures.get(name)
+            try:
+                stack = _stacked(kind, parts, groups)
+            except stacking.NotStackable:
+                self._measures[name] = self._merged_apart(held, parts, codes, groups)
+                continue
+            held = stack.take(_NO_GROUPS) if held is None else held
+            held.grow(len(self))
+            held.merge(stack, codes)
+            self._measures[name] = held
+        self.records += sum(message.records for message in messages)
+
+    def _merged_apart(
+        self, held: Stack | None, parts: Sequence[SynopsisMessage], codes: IntArray, groups: IntArray
+    ) -> Stack:
+        """Merges the stacks of one measure one after the other; without `held`, into the first one."""
+        starts = np.cumsum(groups) - groups
+        for part, start, count in zip(parts, starts.tolist(), groups.tolist(), strict=True):
+            other = stack_from_message(part)
+            require_stackable(len(other) == count and (held is None or _may_merge(held, other)))
+            if held is None:
+                held = other  # its groups are the first ones here
+                held.grow(len(self))
+            else:
+                held.merge(other, codes[start : start + count])
+        assert held is not None, "there is a message"
+        return held
+
+    def _stacked_codes(self, messages: Sequence[SynopsisMessage], groups: IntArray) -> IntArray:
+        """Returns the codes of the groups of all messages. Messages with equal keys share a look-up."""
+        runs: dict[tuple[Any, ...], int] = {}
+        which = [runs.setdefault(_key_bytes(message), len(runs)) for message in messages]
+        firsts = [which.index(run) for run in range(len(runs))]
+        counts = groups[firsts]
+        found = self.encode(self._stacked_keys([messages[i] for i in firsts], counts), int(counts.sum()))
+        each = np.split(found, np.cumsum(counts)[:-1])
+        require_stackable(all(np.bincount(codes).max(initial=0) <= 1 for codes in each))
+        return found if len(runs) == len(messages) else np.concatenate([each[run] for run in which])
+
+    def _stacked_keys(self, messages: Sequence[SynopsisMessage], groups: IntArray) -> list[pa.Array]:
+        """Returns the key columns of all messages, concatenated."""
+        columns = [stacking.keys(arrays, groups) for arrays in zip(*(m.arrays[:-1] for m in messages), strict=True)]
+        total = codec.encode(groups.sum(keepdims=True))
+        keys: list[pa.Array] = _layout(self._key_names).decode(self.kind, [total, *columns])[1:]
+        require_stackable(all(key.type == of for key, of in zip(keys, self._table.types, strict=True)))
+        return keys
+
+    def _compact(self) -> None:
+        for stack in self._measures.values():
+            compact = getattr(stack, "compact", None)
+            if compact is not None:
+                compact()
+
+
+def _stacked(kind: Any, parts: Sequence[SynopsisMessage], groups: IntArray) -> Stack:
+    """Returns one stack of the groups of all parts. Raises NotStackable, SynopsisError."""
+    roles = getattr(kind, "stacking", None)
+    if roles is None or len({len(part.arrays) for part in parts}) > 1:
+        raise stacking.NotStackable
+    layout = layout_for(parts[0].kind, kind.layouts, parts[0].arrays)
+    stack: Stack = kind.from_message(stacking.stacked(parts, layout, roles, groups))
+    return stack
+
+
+def _head(message: SynopsisMessage) -> tuple[Any, ...]:
+    """Returns what is equal in messages that are read as one stack."""
+    return message.kind, message.version, message.parameters, message.seed, len(message.parts)
+
+
+def _key_bytes(message: SynopsisMessage) -> tuple[bytes, ...]:
+    """Returns what is equal if two aggregates have the same keys in the same order, to the last byte: of equal ones,
+    only the first is checked."""
+    return tuple(array.SerializeToString(deterministic=True) for array in message.arrays)
 
 
 def numbered(number: int, of: int, read: Callable[[T], R], partial: T) -> R:

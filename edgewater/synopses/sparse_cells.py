@@ -7,7 +7,7 @@ O(n · batches). `pack_rows` writes rows of counters, sparse or dense, whichever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
@@ -23,6 +23,13 @@ from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 
 _CELL_BITS = 32
 _MIN_PENDING = 1 << 14
+_DENSE, _DENSE_SMALL, _SMALL = 3, 32, 1 << 20
+"""Cells are combined in an array of all cells if that is at most `_DENSE` times as long as they are, or, of up to
+`_SMALL` cells, which stay in the cache, `_DENSE_SMALL` times."""
+_IDENTITIES: dict[np.ufunc, Callable[[np.dtype[Any]], Any]] = {
+    np.add: lambda dtype: 0,
+    np.maximum: lambda dtype: np.iinfo(dtype).min,
+}
 
 
 def cell_keys(groups: IntArray | int, cells: IntArray) -> IntArray:
@@ -105,10 +112,29 @@ class SparseCells:
         return self._keys, self._values
 
     def _combined(self, keys: IntArray, values: npt.NDArray[Any]) -> tuple[IntArray, npt.NDArray[Any]]:
+        if self._combine in _IDENTITIES:
+            least, groups = int(cells_of(keys).min()), int(groups_of(keys).max()) + 1
+            span = int(cells_of(keys).max()) - least + 1
+            if groups * span <= max(_DENSE * len(keys), min(_SMALL, _DENSE_SMALL * len(keys))):
+                return self._scattered(keys, values, least, (groups, span))
         order = np.argsort(keys, kind="stable")  # stable: runs that are sorted already merge fast
         keys, values = keys[order], values[order]
         first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
         return keys[first], self._combine.reduceat(values, first)
+
+    def _scattered(
+        self, keys: IntArray, values: npt.NDArray[Any], least: int, shape: tuple[int, int]
+    ) -> tuple[IntArray, npt.NDArray[Any]]:
+        """As `_combined`: scatters into an array of all cells from `least` on, which takes a tenth of a sort."""
+        at = groups_of(keys) * shape[1] + (cells_of(keys) - least)
+        used = np.zeros(shape[0] * shape[1], bool)
+        used[at] = True
+        empty = _IDENTITIES[self._combine](values.dtype)
+        combined = np.full(len(used), empty, values.dtype)
+        self._combine.at(combined, at, values)
+        places = np.flatnonzero(used)
+        groups, cells = np.divmod(places, shape[1])
+        return cell_keys(groups, cells + least), combined[places]
 
     def replace(self, keys: IntArray, values: npt.NDArray[Any]) -> None:
         """Replaces all cells by these, in any order."""

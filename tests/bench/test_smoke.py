@@ -23,6 +23,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
     "first_light": (("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"), E2E),
     "hostile": (("partial/kll", "single/general_manager", "frame", "0 failures"), None),
     "journal": (("small",), None),
+    "merging": (("measures ddsketch 1 %  groups 10", "stacked_us_per_partial"), None),
     "sampling_pays": (("times faster: sum", "needed"), None),
     "shares": (("balanced", "1e-02"), None),
     "slicing": (("synopsis ddsketch 1 %  windows 100", "bucketing_m_per_s"), None),

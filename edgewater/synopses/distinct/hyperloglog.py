@@ -55,6 +55,7 @@ STANDARD_ERROR = math.sqrt(3 * math.log(2) - 1)
 
 _DENSE_DIVISOR = 8  # a group is dense if more than 1/8 of its registers are in use
 _NO_ROWS = np.zeros(0, np.int64)
+_ROLES = codec.ArrayRoles(1, equal=(0,), group_numbers=(5,))
 _MOST_GROUPS = 1 << 15  # whose histograms are in memory at a time
 _CHUNK = 1 << 15  # so that a chunk's temporaries stay in the L2 cache
 
@@ -73,6 +74,7 @@ class HyperLogLogStack(ArrayStack):
     questions: ClassVar[Questions] = (Distinct,)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"row": ("<i8", -1)}
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(field("level", "<i8", 1), *row_fields("|u1")),)
+    stacking: ClassVar[codec.ArrayRoles | None] = _ROLES
 
     def __init__(
         self, groups: int = 0, *, precision: int = DEFAULT_PRECISION, level: int = 0, seed: int = DEFAULT_SEED
@@ -210,8 +212,9 @@ class HyperLogLogStack(ArrayStack):
             wanted = np.zeros(len(self), bool)
             wanted[codes[theirs]] = True
             self._make_dense(wanted & (self._view("row") < 0))
-            mine = self._view("row")[codes[theirs]]
-            self._dense[mine] = np.maximum(self._dense[mine], other._dense[other._view("row")[theirs]])
+            mine, rows = self._view("row")[codes[theirs]], other._view("row")[theirs]
+            for at, row in zip(mine.tolist(), rows.tolist(), strict=True):  # codes may repeat
+                np.maximum(self._dense[at], other._dense[row], out=self._dense[at])
         if self._sparse.needs_consolidation:
             self._consolidate()
 
@@ -235,7 +238,7 @@ class HyperLogLogStack(ArrayStack):
 
     def merge_messages(self, batch: MessageBatch) -> None:
         """Merges messages of one group each (`serialized.MessageMerging`)."""
-        stack = self.from_message(batch.stacked(codec.ArrayRoles(1, equal=(0,), group_numbers=(5,))))
+        stack = self.from_message(batch.stacked(_ROLES))
         if stack.level != self.level:
             raise IncompatibleSynopses(f"{self.kind}: levels {self.level} and {stack.level}")
         keys, rho = stack._sparse.consolidated()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis
-from edgewater.synopses.array_stack import ArrayStack
+from edgewater.synopses.array_stack import ArrayStack, keep_better
 from edgewater.synopses.base import (
     ITEM_TYPES,
     BoolArray,
@@ -32,6 +32,7 @@ from edgewater.synopses.base import (
     Sum,
     Variance,
 )
+from edgewater.synopses.encoding.codec import ArrayRoles
 from edgewater.synopses.encoding.layout import Layout, count, field
 from edgewater.synopses.exact import float_sums
 from edgewater.synopses.exact.float_sums import FloatSums, touched, two_sum, weighted_counts
@@ -39,6 +40,7 @@ from edgewater.synopses.registry import Function, Parameters, register_function,
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 _LINEAR = Properties(invertible=True, linear=True)
+_PER_GROUP = ArrayRoles(0)
 
 _HALF = 32
 _ROWS = 1 << 20  # rows whose lower halves add up to less than 2^53
@@ -95,12 +97,13 @@ class CountStack(ArrayStack):
     questions: ClassVar[Questions] = (Count,)
     arrays = {"n": ("<i8", 0)}
     layouts = (Layout.of(count("n")),)
+    stacking = _PER_GROUP
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         self._view("n")[:] += np.bincount(codes, minlength=self._length)
 
     def merge(self, other: Self, codes: IntArray) -> None:
-        self._view("n")[codes] += other._view("n")
+        np.add.at(self._view("n"), codes, other._view("n"))
 
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)
@@ -159,6 +162,7 @@ class IntegerSumStack(SumStack):
     kind = "integer_sum"
     arrays = {"n": ("<i8", 0), "sum": ("<i8", 0), "carry": ("<i8", 0)}
     layouts = (Layout.of(count("n"), field("sum")), Layout.of(count("n"), field("sum"), field("carry")))
+    stacking = _PER_GROUP
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any], counts: IntArray) -> None:
         add_wide(self._wide(), wide_sums(codes, values, self._length))
@@ -173,8 +177,11 @@ class IntegerSumStack(SumStack):
         return Estimates.exact_integers(wide_as_integers(self._wide()), present)
 
     def merge(self, other: Self, codes: IntArray) -> None:
-        self._view("n")[codes] += other._view("n")
-        add_wide(self._wide(), other._wide(), codes)
+        np.add.at(self._view("n"), codes, other._view("n"))
+        low, carry = other._wide()
+        add_wide(self._wide(), wide_sums(codes, low, self._length))
+        if carry.any():
+            np.add.at(self._view("carry"), codes, carry)
 
     def to_message(self) -> SynopsisMessage:
         message = super().to_message()
@@ -249,6 +256,7 @@ class FloatSumStack(_FloatSumsStack, SumStack):
 
     kind = "float_sum"
     layouts = float_sums.layouts(count("n"))
+    stacking = _PER_GROUP
 
     def _total(self) -> FloatArray:
         return self._totals.rounded(self._length)
@@ -258,7 +266,7 @@ class FloatSumStack(_FloatSumsStack, SumStack):
         return Estimates.exact_floats(value, present, rounding)
 
     def merge(self, other: Self, codes: IntArray) -> None:
-        self._view("n")[codes] += other._view("n")
+        np.add.at(self._view("n"), codes, other._view("n"))
         self._totals.merge(other._totals, codes)
 
 
@@ -270,6 +278,7 @@ class ExtremumStack(ArrayStack):
 
     properties = Properties(idempotent=True)
     better: ClassVar[np.ufunc]
+    stacking = _PER_GROUP
 
     @property
     def unsent(self) -> float:
@@ -286,8 +295,9 @@ class ExtremumStack(ArrayStack):
     def merge(self, other: Self, codes: IntArray) -> None:
         best = self._view("best")
         with np.errstate(invalid="ignore"):
-            best[codes] = _one_nan(self.better(best[codes], other._view("best")))
-        self._view("n")[codes] |= other._view("n")
+            keep_better(self.better, best, codes, other._view("best"))
+        _one_nan(best)
+        self._view("n")[codes[other._view("n")]] = True
 
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)
@@ -480,6 +490,7 @@ class MeanStack(_FloatSumsStack):
     questions: ClassVar[Questions] = (Mean, Sum, Count)
     arrays = {"n": ("<i8", 0)}
     layouts = float_sums.layouts(count("n"))
+    stacking = _PER_GROUP
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         counts = np.bincount(codes, minlength=self._length)
@@ -487,7 +498,7 @@ class MeanStack(_FloatSumsStack):
         self._add(codes, values, counts)
 
     def merge(self, other: Self, codes: IntArray) -> None:
-        self._view("n")[codes] += other._view("n")
+        np.add.at(self._view("n"), codes, other._view("n"))
         self._totals.merge(other._totals, codes)
 
     def query(self, question: Question | None = None) -> Estimates:

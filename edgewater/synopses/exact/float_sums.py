@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewater.errors import CorruptSynopsis
+from edgewater.synopses.array_stack import has_negative_zero, rounds
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import AtMost, Field, Layout, field
@@ -178,7 +179,19 @@ class FloatSums:
         return self.huge
 
     def merge(self, other: FloatSums, codes: IntArray) -> None:
-        """Adds `other`'s i-th sum to group ``codes[i]``; codes are distinct."""
+        """Adds `other`'s i-th sum to group ``codes[i]``."""
+        counts = np.bincount(codes)
+        if counts.max(initial=0) > 1:
+            parts = other.parts[:, : len(codes)]
+            usual = other.huge is None and other.odd is None and not has_negative_zero(parts)
+            if usual and np.abs(parts).max() <= _HUGE:
+                # The parts of a sum are values whose exact sum it is, and a sum has one normal form.
+                for part in parts:
+                    self.add_values(codes, part, counts)
+            else:
+                for at in rounds(codes):
+                    self.merge(other.take(at), codes[at])
+            return
         self.add(codes, list(other.parts[:, : len(codes)]))
         if other.huge is not None:
             self._huge().add(codes, list(other.huge.parts[:, : len(codes)]))

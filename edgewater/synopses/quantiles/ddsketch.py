@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
-from edgewater.synopses.array_stack import ArrayStack, group_mask
+from edgewater.synopses.array_stack import ArrayStack, group_mask, keep_better
 from edgewater.synopses.base import (
     NUMBER_TYPES,
     Count,
@@ -71,6 +71,7 @@ _ACCURACY = Parameter.number(
 )
 _MAX_LEVEL = 20  # at this level, two bins cover all values of one sign
 _REDUCTIONS = (("nan", add), ("below", add), ("above", add), ("sum", add), ("min", min), ("max", max))
+_ROLES = codec.ArrayRoles(0)
 CANCELLED = 1e-9
 """A sum of float64 may be off by rounding; beyond this part of it, its bounds say so."""
 _CHUNK = 1 << 15  # a chunk's temporaries stay in the L2 cache
@@ -83,6 +84,7 @@ class DDSketchStack(ArrayStack):
     """
 
     kind: ClassVar[str] = "ddsketch"
+    stacking: ClassVar[codec.ArrayRoles | None] = _ROLES
     properties: ClassVar[Properties] = Properties(foldable=True)
     questions: ClassVar[Questions] = (Quantile, Rank, Count, Sum, Mean, Minimum, Maximum)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {
@@ -217,16 +219,18 @@ class DDSketchStack(ArrayStack):
         keys, counts = other._consolidate()
         theirs = other._view("level").copy()  # `other` may be this stack
         wanted = self._view("level").copy()
-        wanted[codes] = np.maximum(wanted[codes], theirs)
+        np.maximum.at(wanted, codes, theirs)
         self._raise_level(wanted)
         groups = groups_of(keys)
-        steps = (wanted[codes] - theirs)[groups]
-        self._cells.add(cell_keys(codes[groups], SignedBins.of(cells_of(keys)).coarsened(steps)), counts)
+        cells, steps = cells_of(keys), wanted[codes] - theirs
+        if steps.any():
+            cells = SignedBins.of(cells).coarsened(steps[groups])
+        self._cells.add(cell_keys(codes[groups], cells), counts)
         with np.errstate(over="ignore", invalid="ignore"):
             for name in ("nan", "below", "above", "sum"):
-                self._view(name)[codes] += other._view(name)
+                np.add.at(self._view(name), codes, other._view(name))
         for name, better in (("min", np.minimum), ("max", np.maximum)):
-            self._view(name)[codes] = better(self._view(name)[codes], other._view(name))
+            keep_better(better, self._view(name), codes, other._view(name))
         if self._cells.needs_consolidation:
             self._consolidate()
 
@@ -263,7 +267,7 @@ class DDSketchStack(ArrayStack):
 
     def merge_messages(self, batch: MessageBatch) -> None:
         """Merges messages of one group each (`serialized.MessageMerging`)."""
-        stack = self.from_message(batch.stacked(codec.ArrayRoles(0)))
+        stack = self.from_message(batch.stacked(_ROLES))
         level = np.maximum(self._view("level"), stack._view("level").max())
         self._raise_level(level)
         stack._raise_level(np.repeat(level, len(stack)))
@@ -421,8 +425,8 @@ class DDSketchStack(ArrayStack):
         level = self._view("level")
         keys, counts = self._cells.consolidated()
         bins = SignedBins.of(cells_of(keys))
-        levels = level[groups_of(keys)]
-        ends = [coarser(np.full(len(keys), k), levels) for k in (self._bins.lowest, self._bins.highest)]
+        groups = groups_of(keys)
+        ends = [coarser(np.full(len(level), k), level)[groups] for k in (self._bins.lowest, self._bins.highest)]
         inside = (bins.number >= ends[0]) & (bins.number <= ends[1]) | (bins.sign == 0)
         extremes = self._view("min"), self._view("max")
         if not inside.all() or counts.sum(dtype=np.float64) > MAX_COUNT or any(np.isnan(e).any() for e in extremes):

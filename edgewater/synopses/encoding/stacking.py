@@ -1,0 +1,193 @@
+"""Joins the messages of many partials to the message of one stack, which has the groups of all of them in their order.
+
+The stack is then read by the kind's own `from_message`, which checks every number once for all partials. What that
+cannot see, since lengths of different partials could cancel out, is checked here: in each partial, arrays that belong
+together have equal lengths, counts add up to the lengths that they describe, and group numbers are numbers of its own
+groups. Anything else than the output of `codec` raises `NotStackable`; the caller then reads the partials one by one,
+which also reports errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgewater.synopses.base import IntArray
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.codec import ArrayRoles
+from edgewater.synopses.encoding.layout import KEYS, Field, Layout
+from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+_ONE = Field("number", ("<i8",), (("one",),))
+_LENGTHS = Field("lengths", ("<i8",), (("strings",),), total="bytes")
+
+
+class NotStackable(Exception):
+    """Messages that are to be read one by one."""
+
+
+def stacked(
+    messages: Sequence[SynopsisMessage], layout: Layout, roles: ArrayRoles, groups: IntArray
+) -> SynopsisMessage:
+    """Returns the message of a stack of the groups of all messages.
+
+    Args:
+        messages: of one kind, version, parameters and seed, with the arrays of `layout`.
+        groups: numbers of groups of the messages, int64, shape (messages,).
+
+    Raises:
+        NotStackable: they are to be read one by one.
+    """
+    first = messages[0]
+    result = SynopsisMessage(kind=first.kind, version=first.version, parameters=first.parameters, seed=first.seed)
+    lengths = {"groups": groups}
+    for number, field in enumerate(layout.fields):
+        arrays = [message.arrays[number] for message in messages]
+        if number in roles.equal:
+            require_stackable(all(array == arrays[0] for array in arrays))
+            result.arrays.append(arrays[0])
+            continue
+        joined = _joined_sums(field, arrays, groups) if len(field.shapes) > 1 else _joined(field, arrays, lengths)
+        if number in roles.group_numbers:
+            places = lengths[str(field.shapes[0][0])]
+            require_stackable(bool((joined < np.repeat(groups, places)).all()))
+            joined = joined + np.repeat(np.cumsum(groups) - groups, places)
+        result.arrays.append(_message(arrays[0].type, joined))
+    return result
+
+
+def keys(arrays: Sequence[ArrayMessage], groups: IntArray) -> ArrayMessage:
+    """Returns one array of the keys of all partials, from the output of `codec.encode_keys` of each.
+
+    Raises:
+        NotStackable: they are to be read one by one.
+    """
+    first = arrays[0]
+    require_stackable(all(array.encoding == first.encoding for array in arrays))
+    validity = [array.valid for array in arrays]
+    valid = b""
+    if any(validity):
+        require_stackable(all(len(v) in (0, n) for v, n in zip(validity, groups.tolist(), strict=True)))
+        valid = b"".join([v or b"\1" * n for v, n in zip(validity, groups.tolist(), strict=True)])
+    if first.encoding != ArrayMessage.UTF8:
+        field = Field("keys", (first.type,), (("groups",),))
+        result = _message(first.type, _joined(field, arrays, {"groups": groups}, checked_validity=True))
+        result.valid = valid
+        return result
+    data = [array.data for array in arrays]
+    require_stackable([tuple(array.shape) for array in arrays] == [(n,) for n in groups.tolist()])
+    known = {"strings": groups, "bytes": np.array([len(text) for text in data], np.int64)}
+    lengths = _joined(_LENGTHS, [array.lengths for array in arrays], known)
+    return ArrayMessage(
+        encoding=ArrayMessage.UTF8,
+        shape=[int(groups.sum())],
+        data=b"".join(data),
+        lengths=_message("<i8", lengths),
+        valid=valid,
+    )
+
+
+def numbers(arrays: Sequence[ArrayMessage]) -> IntArray:
+    """Returns the numbers of arrays of one int64 each. Raises NotStackable."""
+    one = np.ones(len(arrays), np.int64)
+    return _joined(_ONE, arrays, {"one": one}).astype(np.int64)
+
+
+def require_stackable(condition: bool) -> None:
+    """Raises NotStackable if the condition does not hold."""
+    if not condition:
+        raise NotStackable
+
+
+def _message(declared: str, values: npt.NDArray[Any]) -> ArrayMessage:
+    return ArrayMessage(
+        encoding=ArrayMessage.FIXED,
+        type=declared,
+        stored=values.dtype.str,
+        shape=values.shape,
+        data=values.tobytes(),
+    )
+
+
+def _require_numbers(field: Field, arrays: Sequence[ArrayMessage], checked_validity: bool = False) -> None:
+    """Checks that all are arrays of numbers of one declared type, which the field accepts."""
+    forms = {(array.encoding, array.type) for array in arrays}
+    require_stackable(len(forms) == 1)
+    ((encoding, declared),) = forms
+    require_stackable(encoding == ArrayMessage.FIXED and declared in field.types and KEYS not in field.types)
+    require_stackable(checked_validity or not any(array.valid for array in arrays))
+
+
+def _joined(
+    field: Field, arrays: Sequence[ArrayMessage], lengths: dict[str, IntArray], *, checked_validity: bool = False
+) -> npt.NDArray[Any]:
+    """Returns the numbers of all arrays, concatenated along the first axis, in a type that stores them exactly."""
+    _require_numbers(field, arrays, checked_validity)
+    shapes = [tuple(array.shape) for array in arrays]
+    rest = shapes[0][1:]
+    require_stackable(all(len(shape) == len(field.shapes[0]) and shape[1:] == rest for shape in shapes))
+    counts = np.array([shape[0] for shape in shapes], np.int64)
+    each = int(np.prod(rest, dtype=np.int64))
+    require_stackable(bool((counts >= 0).all()) and 0 < each <= codec.MAX_BYTES)
+    _agree(lengths, field.shapes[0][0], counts)
+    numbers = _numbers(arrays, (counts * each).tolist())
+    if field.total or field.used:
+        ends = np.cumsum(counts)
+        for name, added in ((field.total, numbers), (field.used, numbers != 0)):
+            if name:
+                sums = np.concatenate([[0], np.cumsum(added, dtype=np.int64)])
+                _agree(lengths, name, sums[ends] - sums[ends - counts])
+    return numbers.reshape(-1, *rest) if rest else numbers
+
+
+def _agree(lengths: dict[str, IntArray], name: Any, found: IntArray) -> None:
+    """Checks that arrays that share a length have it in every partial; enters one that was not known."""
+    if isinstance(name, str):
+        require_stackable(np.array_equal(lengths.setdefault(name, found), found))
+
+
+def _numbers(arrays: Sequence[ArrayMessage], items: Sequence[int]) -> npt.NDArray[Any]:
+    """Returns the stored numbers of all arrays, one after the other. NumPy widens them to a common type."""
+    declared, stored = arrays[0].type, {array.stored for array in arrays}
+    require_stackable(all((of, declared) in codec.EXACTLY for of in stored))
+    if len(stored) == 1:
+        of = stored.pop()
+        size, data = codec.TYPES[of].itemsize, [array.data for array in arrays]
+        require_stackable([len(some) for some in data] == [n * size for n in items])
+        return np.frombuffer(b"".join(data), of)
+    require_stackable("|b1" not in stored)  # other bytes than 0 and 1 would be numbers
+    found = [np.frombuffer(array.data, array.stored) for array in arrays]
+    require_stackable([len(some) for some in found] == list(items))
+    joined = np.concatenate(found)
+    if joined.dtype.str not in codec.TYPES or (joined.dtype.str, declared) not in codec.EXACTLY:
+        joined = joined.astype(declared) if joined.dtype.kind == codec.TYPES[declared].kind else _reject()
+    return joined
+
+
+def _reject() -> Any:
+    raise NotStackable
+
+
+def _joined_sums(field: Field, arrays: Sequence[ArrayMessage], groups: IntArray) -> npt.NDArray[Any]:
+    """Returns expansions of sums, shape (parts, groups); each array has the shape (groups,) or (parts, groups)."""
+    _require_numbers(field, arrays)
+    shapes = [tuple(array.shape) for array in arrays]
+    if all(len(shape) == 1 for shape in shapes):
+        return _joined(Field(field.name, field.types, (("groups",),)), arrays, {"groups": groups})
+    most = max(shape[0] if len(shape) == 2 else 1 for shape in shapes)
+    require_stackable(1 <= most <= 64)
+    result = np.zeros((most, int(groups.sum())))
+    at = 0
+    for array, shape, count in zip(arrays, shapes, groups.tolist(), strict=True):
+        parts = shape[0] if len(shape) == 2 else 1
+        require_stackable(len(shape) in (1, 2) and parts >= 1 and shape[-1] == count)
+        require_stackable((array.stored, array.type) in codec.EXACTLY and array.stored != "|b1")
+        numbers = np.frombuffer(array.data, array.stored)
+        require_stackable(len(numbers) == parts * count)
+        result[:parts, at : at + count] = numbers.reshape(parts, count)
+        at += count
+    return result
