@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, wait_random_exponential
 
@@ -45,6 +45,9 @@ STOP_POLL_S = 0.2
 IDLE = ("Waiting for data to arrive", "Waiting for next trigger")
 """Spark's status of a stream that has read the log up to its end. Before the first read it has others."""
 MAX_RESTART_DELAY_S = 10.0
+STARVED = "Python worker failed to connect back"
+"""Spark's message when a Python process has not connected within 10 s, which Spark has as a constant: the machine is
+starved, or out of processes. The attempt is repeated, and no frame is to blame."""
 SUSPICIOUS = 2
 """Failures of the stream in a row, or starts of the job without progress, from which on frames are tried one by one."""
 
@@ -237,7 +240,8 @@ class Job:
         exc = attempt.outcome.exception() if attempt.outcome else None
         reason = _reason(self.processor.failure or exc)
         self.processor.failure = None
-        self._failed_attempts += 1
+        if STARVED not in reason:
+            self._failed_attempts += 1
         self._stream_problem = f"the stream failed and is restarted: {reason}"
         self.metrics.failures.labels("stream").inc()
         logger.error("%s", self._stream_problem)
@@ -285,7 +289,8 @@ def new_checkpoint(work_dir: Path) -> Path:
 def _is_stream_failure(exc: BaseException, spark: Any) -> bool:
     """Whether a new stream on the same JVM may succeed."""
     try:
-        return isinstance(exc, PySparkException | StreamStopped) and not spark.sparkContext._jsc.sc().isStopped()
+        raised = isinstance(exc, PySparkException | Py4JJavaError | StreamStopped)
+        return raised and not spark.sparkContext._jsc.sc().isStopped()
     except (Py4JError, OSError):
         return False
 

@@ -33,7 +33,8 @@ JAVA_ACCEPTED = (
 )
 JAVA_TIMEOUT_S = 30
 WORKER_TIMEOUT_S = 60
-"""How long a Python worker may take for its part of a micro-batch: a second is usual."""
+"""How long a Python worker may take for its part of a micro-batch, and to connect: a second is usual, and Spark's 15 s
+for connecting are not enough on a starved machine."""
 SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
 """Names of Spark properties whose values are secret: Spark's own rule (`spark.redaction.regex`)."""
 _INTERPRETER = """#!/bin/sh
@@ -165,6 +166,7 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
         # A worker that hangs on the bytes of a frame ends its batch as one that dies does.
         settings["spark.python.worker.idleTimeoutSeconds"] = str(WORKER_TIMEOUT_S)
         settings["spark.python.worker.killOnIdleTimeout"] = "true"
+        settings["spark.python.authenticate.socketTimeout"] = f"{WORKER_TIMEOUT_S}s"
     if config.scratch_dir is not None:
         settings["spark.local.dir"] = str(config.scratch_dir)
     return settings | dict(config.settings)

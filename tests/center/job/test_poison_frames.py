@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
+from tenacity import RetryCallState, Retrying
 
 from center.job import examination, microbatch
 from center.job.examination import Examiner, Trial
-from center.job.job import Job, JobConfig
+from center.job.job import SUSPICIOUS, Job, JobConfig
 from center.ledger.query import QueryLedger
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
@@ -473,6 +475,19 @@ def test_time_for_which_the_examiner_waits_for_a_core_does_not_count(
     with Examiner(world.log_dir, timeout_s=1e-9) as examiner:
         trial = examiner.try_frame(honest)
     assert trial == replace(trial, death="") and trial != Trial()
+
+
+def test_python_processes_that_a_starved_machine_starts_too_late_put_no_frame_under_suspicion(world: World) -> None:
+    config = JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock)
+    job = Job(config)
+    late = "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
+    for message in (*[late] * SUSPICIOUS, "a task was ended by SIGSEGV"):
+        attempt = RetryCallState(Retrying(), None, (), {})
+        failure = StreamingQueryException(message)
+        attempt.set_exception((StreamingQueryException, failure, None))
+        job._failed(attempt)
+    assert job._failed_attempts == 1
+    assert "SIGSEGV" in job.problem()
 
 
 def test_starts_without_progress_are_counted_for_good(world: World) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from center.job.admission import BatchLimits
-from center.job.frame_source import FORMAT, FrameSource, SourceOptions
+from center.job.frame_source import FORMAT, FramePartition, FrameReader, FrameSource, SourceOptions
 from center.job.job import JobConfig, start_stream
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
@@ -24,6 +24,8 @@ from center.results import ResultStore
 pytestmark = pytest.mark.spark
 
 WITHIN_S = 60
+IDLE_TIMEOUT = "spark.sql.execution.pyspark.udf.idleTimeoutSeconds"
+"""What a session may set instead of `spark.python.worker.idleTimeoutSeconds`."""
 FOR_EVER_MS = 1 << 42
 Process = Callable[[Any, int], None]
 
@@ -170,19 +172,23 @@ def test_a_batch_that_spark_runs_again_changes_nothing(spark: Any, world: Any) -
 
 
 @contextmanager
-def kept_checkpoint(spark: Any, run: Run, process: Process) -> Iterator[Any]:
+def kept_checkpoint(
+    spark: Any, run: Run, process: Process, source: type[FrameSource] = FrameSource, idle_timeout: str = "60s"
+) -> Iterator[Any]:
     """A stream on a checkpoint that is kept, as the job never has one."""
-    spark.dataSource.register(FrameSource)
+    spark.dataSource.register(source)
     config = run.config
     options = SourceOptions(
         config.catalog_url, config.results_url, str(config.log_dir), config.limits, keep_frames_ms=FOR_EVER_MS
     )
     frames = spark.readStream.format(FORMAT).options(**options.to_options()).load()
     checkpoint = run.world.path / "kept"
+    spark.conf.set(IDLE_TIMEOUT, idle_timeout)
     query = frames.writeStream.foreachBatch(process).option("checkpointLocation", str(checkpoint)).start()
     try:
         yield query
     finally:
+        spark.conf.unset(IDLE_TIMEOUT)
         query.stop()
         run.writer.close()
         run.store.close()
@@ -310,3 +316,30 @@ def test_a_large_batch_is_read_by_several_tasks_and_merged_once(spark: Any, worl
     Run(world).drain(spark)
 
     assert sum(world.answers().values()) == total
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_on_a_frame_is_ended_and_its_batch_fails(spark: Any, world: Any) -> None:
+    """By default after a minute. The frame is then found by trying it (`center/job/examination.py`)."""
+
+    class HangingReader(FrameReader):
+        def read(self, partition: FramePartition) -> Iterator[Any]:
+            time.sleep(1 << 20)
+            return iter(())
+
+    class HangingSource(FrameSource):
+        def streamReader(self, schema: Any) -> FrameReader:  # noqa: N802
+            return HangingReader(SourceOptions.from_options(self.options))
+
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    hanging, began_s = Run(world), time.monotonic()
+    with (
+        pytest.raises(StreamingQueryException),
+        kept_checkpoint(spark, hanging, hanging.process, HangingSource, "1s") as query,
+    ):
+        query.awaitTermination(WITHIN_S)
+    assert time.monotonic() - began_s < WITHIN_S
+    world.end(ref)
+    Run(world).drain(spark)
+    assert world.answers() == world.truth
