@@ -32,6 +32,15 @@ _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0
 """Replaces null in a group's hash. A collision makes a forecast worse and changes no answer."""
 MAX_SIZE = 1e19
 """Values beyond it take no part in forecasts; the square of a smaller one fits into float32."""
+SMALLEST_UNIT = 1e-300
+MAX_RATIO = 1e150
+"""Ranks are at most this, so that sums of them are finite."""
+
+
+def ratio(values: FloatArray, units: FloatArray | float) -> FloatArray:
+    """Returns values, at least 0, in units, for ranks; at most `MAX_RATIO`, also where a unit is 0."""
+    with np.errstate(over="ignore"):
+        return np.minimum(values / np.maximum(units, SMALLEST_UNIT), MAX_RATIO)
 
 
 @dataclass(slots=True)
@@ -250,6 +259,15 @@ class SliceEntries:
         """Returns |F ⊕ V| per group (None: all) for forecasts and ranks: 0 where it is not finite."""
         total = np.abs(self.total(measure, groups))
         return np.where(total <= MAX_SIZE, total, 0.0)
+
+    def largest(self, measure: str) -> float:
+        """Returns the largest `size` of any group: a unit for ranks. If all values are beyond `MAX_SIZE`, the largest
+        finite one; 0 if there is none."""
+        largest = float(self.size(measure).max(initial=0.0))
+        if largest == 0.0:
+            total = np.abs(self.total(measure))
+            largest = float(total[np.isfinite(total)].max(initial=0.0))
+        return largest
 
     def _pending_and_sent(self, measure: str, groups: IntArray | None) -> tuple[BoundedError, npt.NDArray[Any]]:
         stack, sent = self.pending.measures[measure], self._column(f"sent:{measure}")

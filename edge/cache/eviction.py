@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache.entries import SliceEntries
+from edge.cache.entries import SliceEntries, ratio
 from edge.cache.forecast import Forecast, forecast
 from edge.cache.history import GroupHistory
 from edge.cache.partition import ErrorLimits
@@ -71,7 +71,7 @@ def smallest_potential_error(view: SliceView, groups: IntArray) -> FloatArray:
     for measure in _measures(view):
         now = view.entries.size(measure, groups)
         left = np.maximum(past.totals[measure] - now, 0.0)
-        result += left / np.maximum(view.limits.for_values(measure, now), 1e-300)
+        result += ratio(left, view.limits.for_values(measure, now))
     return result
 
 
@@ -81,10 +81,8 @@ def most_accumulated_error(view: SliceView, groups: IntArray) -> FloatArray:
     result = np.zeros(len(groups))
     for measure in _measures(view):
         now = view.entries.total(measure)[groups]
-        limit = (
-            np.ones(len(groups)) if view.limits.is_exact else np.maximum(view.limits.for_values(measure, now), 1e-300)
-        )
-        result -= np.abs(view.entries.accumulated_error(measure)[groups]) / limit
+        limit = np.ones(len(groups)) if view.limits.is_exact else view.limits.for_values(measure, now)
+        result -= ratio(np.abs(view.entries.accumulated_error(measure)[groups]), limit)
     return result
 
 
@@ -96,7 +94,7 @@ def extrapolated_rate(view: SliceView, groups: IntArray) -> FloatArray:
     result = np.zeros(len(groups))
     for measure in _measures(view):
         now = view.entries.size(measure, groups)
-        result += now * left / np.maximum(view.limits.for_values(measure, now), 1e-300)
+        result += ratio(now * left, view.limits.for_values(measure, now))
     return result
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache.entries import SliceEntries
+from edge.cache.entries import SliceEntries, ratio
 from edge.cache.history import GroupHistory
 from edgewater.synopses import CountStack, ExtremumStack, FloatArray, IntArray, SumStack
 
@@ -70,8 +70,8 @@ class Forecast:
             thresholds: float64 per group, each at least 0.
         """
         if measure in self.extrema:
-            probability, scale = self._new_extremum(), np.maximum(self.first[measure], 1e-300)
-            return [probability * np.exp(-threshold / scale) for threshold in thresholds]
+            probability, scale = self._new_extremum(), self.first[measure]
+            return [probability * np.exp(-ratio(threshold, scale)) for threshold in thresholds]
         any_arrival = self.any_arrival()
         with np.errstate(all="ignore"):
             # Moments of the sum, given that any record arrives.

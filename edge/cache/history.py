@@ -41,7 +41,7 @@ class GroupHistory:
 
     Attributes:
         slices: number of slices learned from.
-        scale: per measure, the largest total of any group in the first slice: the unit in which the
+        scale: per measure, the largest total of any group in the first slice with values: the unit in which the
             errors of different measures are compared.
         error_target: under a staleness budget, the error target (in units of `scale`).
         curve: under a staleness budget, how many of the groups with the largest initial prefix errors of
@@ -105,8 +105,9 @@ class GroupHistory:
         values[:, inverse[:known]] = (1.0 - weight) * self._values
         values[:, inverse[known:]] += np.float32(weight) * fresh
         self._hashes, self._values = _bounded(hashes, values)
-        if not self.scale:
-            self.scale = {m: max(float(entries.size(m).max(initial=0.0)), 1e-300) for m in self.measures}
+        for measure in self.measures:
+            if measure not in self.scale and (largest := entries.largest(measure)):
+                self.scale[measure] = largest
         self.slices += 1
         self.groups = len(entries)
         self.max_sends = max(1, int(entries.sends.max(initial=1)))

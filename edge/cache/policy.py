@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache.entries import SliceEntries
+from edge.cache.entries import SliceEntries, ratio
 from edge.cache.error_target import nth_largest
 from edge.cache.eviction import EVICTION_POLICIES, SliceView
 from edge.cache.history import GroupHistory
@@ -80,7 +81,8 @@ def rank_open_by_deadline(
         ranked = errors if spec.estimate == "acc" else explicit_errors(entries, history, groups, elapsed)
         threshold = nth_largest(ranked, size)
         groups = groups[ranked > threshold]
-    limits = ErrorLimits({m: threshold * scale for m, scale in error_scales(entries, history).items()})
+    scales = error_scales(entries, history)
+    limits = ErrorLimits({m: min(threshold * scale, sys.float_info.max) for m, scale in scales.items()})
     view = SliceView(entries, limits, history, elapsed, STALENESS_EAGER_FACTOR * spec.eager)
     return _ranked(view, groups, spec, context)
 
@@ -102,7 +104,7 @@ def learn(entries: SliceEntries, history: GroupHistory, slots: SendSlots | None)
         errors = accumulated_errors(entries, history, np.flatnonzero(entries.has_pending))
         totals = np.zeros(len(entries))
         for measure, scale in error_scales(entries, history).items():
-            totals = np.maximum(totals, entries.size(measure) / scale)
+            totals = np.maximum(totals, ratio(entries.size(measure), scale))
         important = totals > nth_largest(totals, slots.total)
         history.learn_curve(entries.first_seen[important])
         history.error_target.learn(errors, slots.remaining)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache.entries import MAX_SIZE, SliceEntries
+from edge.cache.entries import SMALLEST_UNIT, SliceEntries, ratio
 from edge.cache.error_target import nth_largest
 from edge.cache.forecast import forecast
 from edge.cache.history import GroupHistory
@@ -43,8 +43,8 @@ class SendSlots:
 
 
 def error_scales(entries: SliceEntries, history: GroupHistory) -> Mapping[str, float]:
-    """Returns the unit of each measure's error; without history, the largest values of this slice."""
-    return history.scale or {m: max(float(entries.size(m).max(initial=0.0)), 1e-300) for m in entries.bounded}
+    """Returns the unit of each measure's error; without history, the largest value of this slice."""
+    return {m: history.scale.get(m) or max(entries.largest(m), SMALLEST_UNIT) for m in entries.bounded}
 
 
 def accumulated_errors(entries: SliceEntries, history: GroupHistory, groups: IntArray) -> FloatArray:
@@ -57,8 +57,8 @@ def accumulated_errors(entries: SliceEntries, history: GroupHistory, groups: Int
         errors = np.where(np.isfinite(errors), errors, np.where(finite, np.abs(totals), 0.0))
         # A group that becomes infinite or NaN ranks above all others, by a finite error.
         odd = ~finite & (entries.accumulated_error(measure, groups) != 0.0)
-        errors = np.where(odd, 2.0 * max(float(errors.max(initial=0.0)), scale), np.minimum(errors, MAX_SIZE))
-        result = np.maximum(result, errors / scale)
+        ranks = ratio(errors, scale)
+        result = np.maximum(result, np.where(odd, 2.0 * max(float(ranks.max(initial=0.0)), 1.0), ranks))
     return result
 
 
@@ -67,7 +67,7 @@ def explicit_errors(entries: SliceEntries, history: GroupHistory, groups: IntArr
     expected = forecast(entries, groups, history, elapsed)
     result = np.zeros(len(groups))
     for measure, scale in error_scales(entries, history).items():
-        result = np.maximum(result, (entries.size(measure)[groups] + expected.mean(measure)) / scale)
+        result = np.maximum(result, ratio(entries.size(measure)[groups] + expected.mean(measure), scale))
     return result
 
 
