@@ -28,6 +28,8 @@ from edgewater.streams import MIN_TIME_MS, EdgeId
 
 _RELATIVE_TOLERANCE = 1e-9
 """Shares that went through the wire, and their sums, compare equal within this."""
+MAX_RATE = 1e200
+"""Bytes per second, in units of the budget, that are compared: sums and ratios of more may be infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +267,15 @@ class BudgetAllocator:
         self.targets, self.decided_at_ms = best, now_ms
 
     def _weights(self, present: Iterable[EdgeId], measure: str) -> dict[EdgeId, float]:
-        """sqrt(b·r) per edge; the mean for edges without rates yet."""
+        """sqrt(b·r) per edge, in units of the largest; the mean for edges without rates yet."""
         known: dict[EdgeId, float | None] = {}
         for edge in present:
             held = self.holdings[edge]
-            known[edge] = math.sqrt(held.update_bytes * held.drift.get(measure, 0.0)) if held.is_rated else None
+            # An edge may state any number: the product could be infinite.
+            drift = math.sqrt(held.drift.get(measure, 0.0))
+            known[edge] = math.sqrt(held.update_bytes) * drift if held.is_rated else None
+        largest = max((w for w in known.values() if w), default=1.0)
+        known = {edge: None if w is None else w / largest for edge, w in known.items()}
         rated = [w for w in known.values() if w is not None]
         mean = math.fsum(rated) / len(rated) if rated else 0.0
         mean = mean or 1.0
@@ -282,7 +288,7 @@ class BudgetAllocator:
             now = then = 0.0
             for edge, shares in best.items():
                 held = self.holdings[edge]
-                bytes_per_s = held.update_bytes * held.drift.get(measure, 0.0)
+                bytes_per_s = min(held.update_bytes * held.drift.get(measure, 0.0), MAX_RATE)
                 now += _over(bytes_per_s, self.targets[edge].get(measure, 0.0))
                 then += _over(bytes_per_s, shares[measure])
             ratios.append(_over(now, then) if now and math.isfinite(then) else 1.0)

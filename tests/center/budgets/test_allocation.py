@@ -188,6 +188,17 @@ def test_small_changes_and_quick_ones_move_nothing() -> None:
     assert world.shares() == settled, "not again within the interval"
 
 
+@pytest.mark.parametrize("limit", [10.0, 1.7e308])
+def test_an_edge_whose_rates_are_beyond_any_number_leaves_the_others_their_part(limit: float) -> None:
+    world = ShareWorld(limit, {"a": 1.0, "b": 1.0, "c": 1.0})
+    for edge in ("b", "c"):
+        world.edges[EdgeId(edge)].drift = world.edges[EdgeId(edge)].update_bytes = 1e308
+    world.calm()
+    shares = world.shares()
+    assert shares["b"] == pytest.approx(shares["c"]) and 0 < shares["a"] < shares["b"]
+    assert sum(share / limit for share in shares.values()) == pytest.approx(1.0)
+
+
 def test_a_budget_of_zero_grants_zero() -> None:
     world = ShareWorld(0.0, {"a": 1.0, "b": 1.0})
     world.calm()
