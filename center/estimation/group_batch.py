@@ -160,10 +160,15 @@ class GroupBatch:
         observed = np.array([g.has_observed(start_ms) for g in self.groups])
         error, size, events = self.accuracy.error, model.size, model.events
         seen, hidden, unseen = beyond
-        enough = (np.where(events > 0, unseen, 0.0) * events).sum(axis=0) <= error * size
+        late = np.where(events > 0, unseen, 0.0) * events
+        enough = late.sum(axis=0) <= error * size
         if self.accuracy.scope is None:
+            # Backtests tell of all sources together, but not of one that has begun to send: less of it than of a window
+            # has been at risk.
+            new = (events > MIN_EVENTS) & (late > -math.log(1 - self.accuracy.confidence))
             offset, alarms = self.groups[0].offset(start_ms), zip(self.groups, stragglers.alarm.tolist(), strict=True)
-            enough |= np.array([g.trigger.calibration.is_tested(offset, alarm) for g, alarm in alarms])
+            tested = np.array([g.trigger.calibration.is_tested(offset, alarm) for g, alarm in alarms])
+            enough |= tested & (np.where(new, late, 0.0).sum(axis=0) <= error * size)
             enough &= size >= 1 / error
         else:
             enough &= size >= max(MIN_EVENTS, 1 / error)

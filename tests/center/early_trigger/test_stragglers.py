@@ -50,6 +50,11 @@ def test_a_source_is_predicted_as_well_after_a_pause_as_before(pieces: list[tupl
     assert 0.5 * np.sqrt(stragglers.expected[0]) < stragglers.deviation[0] < 0.3 * stragglers.expected[0]
 
 
+def test_no_number_of_events_makes_a_source_known_that_is_younger_than_the_longest_lag_and_a_window() -> None:
+    assert not observed([(GRID.lags + WINDOW - 1, 200)]).predict(0, WINDOW).known
+    assert observed([(GRID.lags + WINDOW, 0)]).predict(0, WINDOW).known
+
+
 def test_the_uncertainty_of_a_new_source_is_large_but_bounded() -> None:
     stragglers = observed([(10 * WINDOW, 0), (4 * WINDOW, EVENTS_PER_SLOT)]).predict(0, WINDOW)
 

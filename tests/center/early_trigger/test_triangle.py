@@ -31,6 +31,35 @@ def test_truncated_delays_are_estimated_without_the_bias_of_the_histogram():
     assert by_lag[:15].sum() / by_lag.sum() - truth > 0.05
 
 
+def test_what_truncation_hides_beyond_the_longest_lag_is_bounded():
+    grid = SlotGrid(substream_slots=10, lags=51)
+    rng, late, per_slot = np.random.default_rng(6), 0.1, 1000
+    triangle = ArrivalTriangle(1, grid)
+    assert np.isinf(triangle.beyond_longest(0.05)[2]).all(), "nothing has been at risk"
+    table, longest = np.zeros((1000, grid.lags)), grid.lags - 1
+    for born in range(len(table)):
+        # P(lag > x) is proportional to 1/x beyond the longest lag: the heaviest tail that is assumed
+        lags = np.where(rng.random(per_slot) < late, longest / rng.random(per_slot), rng.integers(0, longest, per_slot))
+        lags = lags[born + lags < len(table)].astype(int)
+        np.add.at(table, (born + lags, np.minimum(lags, longest)), 1)
+    for slot, row in enumerate(table, start=1):
+        triangle.advance(row[None])
+        if slot in (75, 150, 1000):
+            seen, hidden, unseen = triangle.beyond_longest(0.05)[:, 0]
+            assert 0.95 * late < seen + hidden < 1.3 * late, slot
+            assert hidden < unseen < 1 and (slot > 75) == (hidden < 1.5 * seen)
+
+
+def test_without_late_events_the_share_that_was_not_seen_follows_the_rule_of_three():
+    triangle = ArrivalTriangle(1, SlotGrid(substream_slots=100, lags=51))
+    for _ in range(5000):
+        triangle.advance(np.eye(1, 51) * 10)
+    seen, hidden, unseen = triangle.beyond_longest(0.05)[:, 0]
+    assert seen == hidden == 0
+    at_risk = 10 * 100 * 50 * (1 - np.exp(-(5000 - 50) / 5000))
+    assert unseen == pytest.approx(3.0 / at_risk, rel=0.1)
+
+
 def test_the_triangle_estimates_the_distribution_while_events_are_still_missing():
     rng = np.random.default_rng(5)
     triangle = ArrivalTriangle(1, SlotGrid(lags=200))

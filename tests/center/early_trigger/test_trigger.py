@@ -202,3 +202,27 @@ def test_late_values_that_grow_with_the_lag_are_corrected():
     stragglers[0, -1] = 50  # all with the longest lag
     found = late.ratio(stragglers, sums[0])
     assert found.ratio[0] == pytest.approx(groups / ((groups + 1) / 2), rel=0.03)
+
+
+@pytest.mark.parametrize("flips", [False, True])
+def test_late_values_that_change_between_windows_are_uncertain(flips):
+    rng = np.random.default_rng(6)
+    late = LateValues(1, 60)
+    groups = late.count.shape[1]
+    stragglers = np.zeros((1, 60))
+    stragglers[0, -1] = 50
+    ratios, deviations = [], []
+    for window in range(80):
+        group = rng.integers(0, groups, 2000)
+        turned = groups - 1 - group if flips and window // 10 % 2 else group
+        values = 10.0 + turned + rng.normal(0, 1, 2000)
+        sums = [np.bincount(group, weights=w, minlength=groups)[None] for w in (np.ones(2000), values, values**2)]
+        if window >= 20:
+            found = late.ratio(stragglers, sums[0])
+            truth = sums[1][0, -1] / sums[0][0, -1] / values.mean()
+            ratios.append(abs(found.ratio[0] - truth))
+            deviations.append(found.deviation[0])
+        late.learn(*sums, substreams=5.0)
+    held = np.mean(np.array(ratios) <= 2 * np.array(deviations) + 0.02)
+    assert held >= 0.9
+    assert (max(deviations) < 0.05) != flips

@@ -195,3 +195,13 @@ def test_answers_with_unread_input_do_not_widen_later_intervals() -> None:
     assert max(off) > 0.2, "such answers have large errors"
     ratios = [r for _, *each in world.estimator().to_state()["intervals"]["windows"] for r in each]
     assert len(ratios) >= 4 and max(ratios) < 5
+
+
+def test_errors_are_learnt_when_windows_are_complete_and_not_only_when_they_are_final() -> None:
+    world = World(spec(lateness="3s"), [Site.make(f"e{i}", i, 8, exponential(60.0)) for i in range(2)])
+    world.run(6.4)
+    early = {e.window_start_ms for e in world.answers if e.phase is Phase.EARLY}
+    assert early and not early & {e.window_start_ms for e in world.answers if e.phase is Phase.FINAL}
+    complete = {e.window_start_ms for e in world.answers if e.phase is Phase.COMPLETE}
+    recorded = {int(start) for start, *_ in world.estimator().to_state()["intervals"]["windows"]}
+    assert recorded == early & complete != set()
