@@ -25,7 +25,7 @@ from center.ledger.events import (
     SlicesRefused,
     TimeAdvanced,
 )
-from center.ledger.query import QueryLedger
+from center.ledger.query import EventWork, QueryLedger
 from center.ledger.session_windows import SessionWindowLedger
 from center.ledger.state import EntryKind, QueryState, StateEntry, pack_state, unpack_state
 from center.ledger.time_windows import TimeWindowLedger
@@ -249,24 +249,30 @@ class Ledger:
         for ref in by_query:
             if ref not in self._queries:
                 raise NotFound(f"a frame arrived for query {query_key(ref)}, which is not registered")
-        emissions = []
+        emissions, work = [], EventWork()
         for ref, reported in by_query.items():
             ledger = self._touch(ref)
             listed = self._listed if self._edges is not None else {*ledger.state.expected, *ledger.state.retired}
-            emissions += ledger.report(reported, {f.edge for f in reported} - listed, now_ms)
+            work.grant(ledger)
+            given = ledger.report(reported, {f.edge for f in reported} - listed, now_ms)
+            work.spend(ledger, len(given))
+            emissions += given
             self._note_backlog(ref, ledger)
         return emissions
 
     def _advance_time(self, now_ms: int) -> list[Emission]:
         self._suspended = {ref: until_ms for ref, until_ms in self._suspended.items() if until_ms > now_ms}
-        emissions = []
+        emissions, work = [], EventWork()
         for ref, ledger in self._queries.items():
             if ref in self._suspended:
                 continue
             try:
                 due_ms = ledger.deadline()
                 if ref in self._pending or (due_ms is not None and due_ms <= now_ms):
-                    emissions += self._touch(ref).emit_due(now_ms)
+                    work.grant(ledger)
+                    given = self._touch(ref).emit_due(now_ms)
+                    work.spend(ledger, len(given))
+                    emissions += given
                     self._note_backlog(ref, ledger)
             except Exception as exc:
                 raise QueryFailed(ref) from exc

@@ -49,6 +49,8 @@ MAX_AHEAD_MS = 60_000
 MAX_WORK = 200
 """Answers to windows of one slice that one event gives of a query; one to a window of n slices counts as 1 + n / 8.
 Measured: an answer takes 1 to 2 ms, and each of its slices 0.2 ms. The next event goes on; other queries come first."""
+LEAST_SHARE = 16
+"""Once the queries of one event have made twice `MAX_WORK`, the others may make a sixteenth of it: all wait for it."""
 MAX_LOSS_TEXT = 500
 MAX_SEALED_STATEMENTS = 4096
 """Counts (slice, edge) that are kept of final windows, to detect records that arrive after them."""
@@ -79,7 +81,8 @@ class QueryLedger(ABC):
         self._late: dict[LateSlice, int] = {}
         self._open_from_ms = MIN_TIME_MS
         slices = self._spec.window.slices_per_window if isinstance(self._spec.window, SlidingWindow) else 1
-        self._max_answers = max(1, MAX_WORK // (1 + slices // 8))
+        self.answer_work = 1 + slices // 8
+        self.allow(MAX_WORK)
         self._set_state(state)
         self._rebuild_heaps()
         self.has_backlog = False
@@ -89,6 +92,10 @@ class QueryLedger(ABC):
         return self._state
 
     # Events
+
+    def allow(self, work: int) -> None:
+        """Sets what the next event may give of the query's answers, as in `MAX_WORK`."""
+        self._max_answers = max(1, work // self.answer_work)
 
     def edges_changed(self, edges: Sequence[EdgeRecord]) -> None:
         """Updates the expected edges and the stream's clock. Emits nothing: `emit_due` does."""
@@ -631,6 +638,20 @@ class QueryLedger(ABC):
         heaps = (self._awaiting_close, self._awaiting_final, self._awaiting_due, self._open_slices)
         for heap in heaps:
             heapify(heap)
+
+
+class EventWork:
+    """The work of answering that is left in one event, which all queries share."""
+
+    def __init__(self) -> None:
+        self._left = 2 * MAX_WORK
+
+    def grant(self, ledger: QueryLedger) -> None:
+        """Gives a query its share."""
+        ledger.allow(max(MAX_WORK // LEAST_SHARE, min(MAX_WORK, self._left)))
+
+    def spend(self, ledger: QueryLedger, answers: int) -> None:
+        self._left -= answers * ledger.answer_work
 
 
 def _delivery(edge: EdgeRecord, stream: str) -> Delivery | None:

@@ -45,6 +45,23 @@ def test_a_frame_that_closes_very_many_windows_delays_no_other_query(world: Worl
     assert all(size == 3 for (ref, _, url), size in world.answers().items() if (ref, url) == (greedy, "/a"))
 
 
+def test_several_queries_that_close_very_many_windows_share_what_others_wait_for(
+    world: World, job: MicroBatches
+) -> None:
+    """One edge may serve many queries."""
+    *greedy, honest = world.register("a", "b", "c", "d", "e", "f")
+    for ref in greedy:
+        for edge in world.edges:
+            closes = tuple(SliceClose(n * WINDOW_MS, 1, 0) for n in range(PORTION))
+            world.ship(edge, ref, FrameBody(PORTION * WINDOW_MS, (), closes))
+    world.ship_window(honest, 0)
+    job.run_one()
+    assert len(answered(world, honest)) == 1
+    assert sum(len(answered(world, ref)) for ref in greedy) == 2 * PORTION + 3
+    job.run()
+    assert all(len(answered(world, ref)) == PORTION for ref in greedy)
+
+
 def test_a_backlog_of_frames_of_many_slices_is_read_in_portions(world: World) -> None:
     greedy, honest = world.register("a", "b")
     evil, *_ = world.edges
