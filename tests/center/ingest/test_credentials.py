@@ -213,3 +213,42 @@ def test_a_client_certificate_without_a_name_is_nobodys() -> None:
 def test_a_token_that_is_empty_or_shared_is_refused(entries: dict[str, object]) -> None:
     with pytest.raises(InvalidConfig, match="no other edge has"):
         credentials(**entries)
+
+
+@on_a_loop
+async def test_two_gateways_over_one_catalog_let_the_same_edges_in_and_lock_them_out_together(
+    tmp_path: Path, url: str
+) -> None:
+    file = tmp_path / "tokens.yaml"
+    file.write_text("jfk: {tokens: [secret], streams: [flights], queries: [mi*]}\nlga: another\n")
+    async with (
+        center(tmp_path, url=url, tokens_file=file, **LIVE_FILE) as a,
+        center(tmp_path, url=url, tokens_file=file, **LIVE_FILE) as b,
+    ):
+        refs = [a.catalog.register(spec(name), 1).ref for name in ("miles", "delays")]
+        at_a = await connected(a, "secret")
+        await at_a.send(*(frame(n) for n in range(5)))
+        await at_a.acked(4)
+        # The link of the first session is broken, and nobody has noticed; the other gateway takes its place.
+        at_b = await connected(b, "secret", following=8)
+        await at_b.send(*(frame(n) for n in range(8)))
+        await at_b.acked(7)
+        assert a.entries() == b.entries() == [("jfk", n) for n in range(8)]
+        for c, edge in ((a, at_a), (b, at_b)):
+            assert "Hello of edge jfk with the credential of edge lga" in await refused(c, "another")
+            assert "may not serve stream trains" in await refused(c, "secret", streams=[pb.Stream(name="trains")])
+            assert [[q.name for q in m.queries.queries] for m in edge.received if m.HasField("queries")] == [["miles"]]
+        await at_b.send(frame(8, refs[1]))
+        assert (await at_b.until("refused")).refused.reason == "not-expected"
+        again = await connected(a, "secret", following=9)
+        await again.send(frame(3, content=b"another body"))
+        assert (await again.refusal())[:2] == (grpc.StatusCode.DATA_LOSS, "conflict")
+        at_a, honest = await connected(a, "secret", following=9), await connected(b, "another", "lga")
+        file.write_text("lga: another\n")
+        for edge in (at_a, at_b):
+            assert (await edge.refusal())[:2] == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
+        await honest.send(frame(0))
+        await honest.acked(0)
+        assert a.entries() == [*(("jfk", n) for n in range(8)), ("lga", 0)]
+        for each in (at_a, at_b, again, honest):
+            await each.__aexit__()

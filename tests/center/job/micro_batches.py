@@ -100,6 +100,9 @@ class MicroBatches:
     def close(self) -> None:
         self.writer.close()
         self.store.close()
+        for opened in ("_catalog", "_store"):
+            if opened in vars(self.reader):
+                getattr(self.reader, opened).close()
 
     def restart(self) -> None:
         """Starts again: nothing is kept but the stores."""

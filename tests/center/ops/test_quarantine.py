@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -26,9 +27,16 @@ FAR = 1 << 40
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    yield world
-    world.close()
+    with contextlib.closing(World(tmp_path)) as world:
+        yield world
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """A world on each database."""
+    server = request.getfixturevalue("postgres") if request.param == "postgresql" else None
+    with contextlib.closing(World(tmp_path, database=server and server.new_database())) as world:
+        yield world
 
 
 def command(world: World, *args: str) -> Any:
@@ -69,8 +77,9 @@ def poison(world: World, ref: QueryRef, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    either: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    world = either
     (ref,) = world.register("a")
     poison(world, ref, monkeypatch)
     (listed,) = command(world, "ls")["frames"]
@@ -97,7 +106,8 @@ def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(
     assert line["principal"] == f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
 
 
-def test_a_frame_that_is_retried_counts_once_as_new_data(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_is_retried_counts_once_as_new_data(either: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = either
     (ref,) = world.register("a")
     poison(world, ref, monkeypatch)
     assert command(world, "retry", "a@1", "1") == {"query": "a@1", "position": 3}
@@ -127,6 +137,35 @@ def test_an_older_close_of_a_retried_frame_replaces_no_newer_one(world: World, m
     (record,) = world.store.windows(ref, 0, 1, 10)[0]
     assert record.quality["records"]["observed"] == 9
     job.close()
+
+
+def test_one_of_many_frames_is_found_by_halving_and_can_be_given_up(
+    either: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of its batch count, and so does the other query."""
+    world = either
+    one, other = world.register("a", "b")
+    for window in range(2):
+        for ref in (one, other):
+            world.ship_window(ref, window)
+    close = (SliceClose(2000, 7, 0),)
+    world.ship(world.edges[1], one, FrameBody(2000, (Partial(2000, 0, synopsis(["/odd"] * 7, [1] * 7)),), close))
+    world.ship_window(one, 3)
+    with monkeypatch.context() as patch:
+        fail_on_seven(patch)
+        job = MicroBatches(world)
+        job.run()
+        for ref in (one, other):
+            world.end(ref)
+        job.run()
+        assert job.process.problem == ""
+        job.close()
+    assert world.answers() == world.truth
+    (listed,) = command(world, "ls")["frames"]
+    assert (listed["edge"], listed["position"]) == (str(world.edges[1]), 13)
+    assert [a.kind for a in world.catalog.alarms() if a.kind == "frame-quarantined"] == ["frame-quarantined"]
+    command(world, "drop", "a@1", "13")
+    assert command(world, "ls") == {"frames": []}
 
 
 def test_what_a_retried_frame_has_for_final_windows_is_counted_on_them(
