@@ -29,7 +29,7 @@ def _overrides(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, .
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InvalidConfig("--set", text, "key=value, such as spark.master=local[4]")
-        if key == "api.token" or key.startswith("tokens."):
+        if key == "api.token" or key.startswith(("tokens.", "api.principals.")):
             variable = ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
             raise InvalidConfig("--set", f"{key}=…", f"the variable {variable} or a file", "others see command lines")
         pairs[key] = value

@@ -147,11 +147,13 @@ class ApiLimitsSection(Section):
     """Time in which a query must arrive, and in which a client must take a part of its response."""
     idle: Duration = 300_000
     """Time without a question after which a stream of questions is ended."""
-    answers_per_principal: Count = 8
-    """Answers that are read at once; further ones wait."""
+    reads_at_once: Count = 8
+    """Requests of one principal that read at the same time; further ones wait."""
     reads: Rate = "200/second"
     """Requests per principal that change nothing."""
     changes: Rate = "20/second"
+    registrations: Rate = "1000/day"
+    """New queries per principal. A query counts until a day after its deletion, and the catalog holds 10,000."""
 
 
 class ApiSection(Section):

@@ -45,7 +45,7 @@ class Requires:
         principal = await center.authenticator.identify(request.headers.get("authorization"))
         request.state.principal = principal
         request.state.is_change = is_change = self.role != "reader"
-        await center.rates.spend(principal, is_change=is_change)
+        await center.rates.spend(principal, "changes" if is_change else "reads")
         if self.scope == "query":
             require(request, self.role, request.path_params["name"])
         elif not (principal.has(self.role) if self.scope == "some" else principal.may(self.role, None)):
@@ -92,7 +92,7 @@ OPEN = Depends(Requires(None))
 """For everyone."""
 READS_QUERY = Depends(Requires("reader", "query"))
 IN_TURN = Depends(_turn, scope="function")
-"""For requests that read and render answers, until the response is rendered; after what the route requires."""
+"""For requests that read the stores, until the response is rendered; after what the route requires."""
 READS = Depends(Requires("reader"))
 READS_ALL = Depends(Requires("reader", "all"))
 EDITS = Depends(Requires("editor"))

@@ -117,7 +117,7 @@ def _services(
         CapacityLimiter(1), Authenticator(config, now_ms), Rates(limits, metrics.on_refused),
         Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
         Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused),
-        Turns(limits.answers_per_principal, metrics.on_refused), limits,
+        Turns(limits.reads_at_once, metrics.on_refused), limits,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Literal
 from weakref import WeakValueDictionary
 
 import limits
@@ -26,7 +27,7 @@ OnRefused = Callable[[str], None]
 """Called with the reason of each refusal."""
 RETRY_AFTER = {"Retry-After": "5"}
 MAX_WAITING = 256
-"""Requests for answers of one principal that are read or wait for their turn."""
+"""Requests of one principal that read or wait for their turn."""
 PART_BYTES = 64 << 10
 """Responses are passed to the transport in such parts, so that a slow client holds one of them twice."""
 MAX_PARAMETERS = 1_000
@@ -38,14 +39,18 @@ class Rates:
 
     def __init__(self, config: ApiLimitsSection, on_refused: OnRefused) -> None:
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
-        self._reads, self._changes = limits.parse(config.reads), limits.parse(config.changes)
+        self._rates = {
+            "reads": limits.parse(config.reads),
+            "changes": limits.parse(config.changes),
+            "registrations": limits.parse(config.registrations),
+        }
         self._on_refused = on_refused
 
-    async def spend(self, principal: Principal, *, is_change: bool) -> None:
+    async def spend(self, principal: Principal, kind: Literal["reads", "changes", "registrations"]) -> None:
         """Counts a request. Raises HttpProblem: too-many-requests."""
         if principal is ANYONE:
             return
-        rate, kind = (self._changes, "changes") if is_change else (self._reads, "reads")
+        rate = self._rates[kind]
         if await self._limiter.hit(rate, kind, principal.name):
             return
         self._on_refused(f"{kind}-rate")
@@ -86,7 +91,7 @@ class Slots:
 
 
 class Turns:
-    """Lets each principal read a number of answers at once; the others of its requests wait for their turn.
+    """Lets a number of requests of each principal read at the same time; the others wait for their turn.
 
     So one principal does not take all of the threads that read and render.
     """
@@ -94,7 +99,8 @@ class Turns:
     def __init__(self, most_per_principal: int, on_refused: OnRefused) -> None:
         self._most = most_per_principal
         self._semaphores: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._requests = Slots("answers", MAX_WAITING * MAX_WAITING, MAX_WAITING, on_refused)
+        self._requests: Counter[str] = Counter()
+        self._on_refused = on_refused
 
     @contextlib.asynccontextmanager
     async def taken(self, principal: Principal) -> AsyncIterator[None]:
@@ -102,10 +108,17 @@ class Turns:
         if principal is ANYONE:
             yield
             return
-        with self._requests.held(principal):
-            semaphore = self._semaphores.setdefault(principal.name, asyncio.Semaphore(self._most))
-            async with semaphore:
+        name = principal.name
+        if self._requests[name] >= MAX_WAITING:
+            self._on_refused("reads-waiting")
+            raise HttpProblem("too-many-requests", f"{MAX_WAITING} requests of {name} wait already", RETRY_AFTER)
+        self._requests[name] += 1
+        try:
+            async with self._semaphores.setdefault(name, asyncio.Semaphore(self._most)):
                 yield
+        finally:
+            self._requests[name] -= 1
+            self._requests += Counter()  # forgets principals without a request
 
 
 class InSlot(Response):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from center.api.access import READS_ALL
+from center.api.access import IN_TURN, READS_ALL
 from center.api.models import Alarm, AlarmList
 from center.api.openapi import problems
 from center.api.services import Center
@@ -15,7 +15,7 @@ from center.catalog.store import MAX_ALARMS
 router = APIRouter(prefix="/v1", tags=["alarms"])
 
 
-@router.get("/alarms", dependencies=[READS_ALL], responses=problems(422), summary="Alarms, the latest first")
+@router.get("/alarms", dependencies=[READS_ALL, IN_TURN], responses=problems(422), summary="Alarms, the latest first")
 def alarms(
     center: Center, limit: Annotated[int, Query(ge=1, le=MAX_ALARMS, description="Alarms at most.")] = MAX_ALARMS
 ) -> AlarmList:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from center.api.access import ADMINISTERS, READS
+from center.api.access import ADMINISTERS, IN_TURN, READS
 from center.api.models import Edge, EdgeList
 from center.api.openapi import problems
 from center.api.services import Center
@@ -13,14 +13,14 @@ from edgewater.streams import EdgeId
 router = APIRouter(prefix="/v1/edges", tags=["edges"])
 
 
-@router.get("", dependencies=[READS], summary="All edges that ever connected")
+@router.get("", dependencies=[READS, IN_TURN], summary="All edges that ever connected")
 def edges(center: Center) -> EdgeList:
     """`up` and `unreachable` describe the connection; whether an edge has events shows in its watermarks."""
     now_ms = center.now_ms()
     return EdgeList(edges=[Edge.of(e, now_ms) for e in center.catalog.edges()])
 
 
-@router.get("/{edge}", dependencies=[READS], summary="One edge", responses=problems(404))
+@router.get("/{edge}", dependencies=[READS, IN_TURN], summary="One edge", responses=problems(404))
 def edge(edge: str, center: Center) -> Edge:
     return Edge.of(center.catalog.edge(edge), center.now_ms())
 

@@ -8,7 +8,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from center.api.access import EDITS, EDITS_QUERY, READS, READS_QUERY, Caller, require
+from center.api.access import EDITS, EDITS_QUERY, IN_TURN, READS, READS_QUERY, Caller, caller, require
 from center.api.bodies import read_body, read_document
 from center.api.edge_progress import edge_progress
 from center.api.models import (
@@ -26,6 +26,7 @@ from center.api.services import Center, Services
 from center.api.waiting import explain
 from center.api_access import Principal
 from center.catalog import COMPONENTS, RegisteredQuery, component_status, expected_edges
+from edgewater.errors import NotFound
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.synopses import require_fit
@@ -34,7 +35,7 @@ from edgewater.timestamps import rfc3339
 router = APIRouter(prefix="/v1/queries", tags=["queries"])
 
 
-@router.get("", dependencies=[READS], summary="The live queries that the caller may read")
+@router.get("", dependencies=[READS, IN_TURN], summary="The live queries that the caller may read")
 def queries(center: Center, caller: Caller) -> QueryList:
     queries = center.catalog.queries()
     return QueryList(queries=[Query.of(q) for q in queries if caller.may("reader", q.ref.name)])
@@ -74,6 +75,8 @@ async def register(request: Request, center: Center) -> Response:
     spec = await run_sync(read_query, body, content_type, limiter=center.parsing)
     request.state.target = f"/v1/queries/{spec.name}"
     require(request, "editor", spec.name)
+    if not await run_sync(_is_registered, center, spec):
+        await center.rates.spend(caller(request), "registrations")
     return await run_sync(_register, center, spec)
 
 
@@ -82,6 +85,13 @@ def read_query(body: bytes, content_type: str) -> QuerySpec:
     spec = QuerySpec.from_mapping(read_document(body, content_type, "a query"))
     require_fit({m.name: m.entry_bytes for m in spec.measures})
     return spec
+
+
+def _is_registered(center: Services, spec: QuerySpec) -> bool:
+    try:
+        return center.catalog.query(spec.name).spec == spec
+    except NotFound:
+        return False
 
 
 def _register(center: Services, spec: QuerySpec) -> Response:
@@ -94,7 +104,9 @@ def _register(center: Services, spec: QuerySpec) -> Response:
     )
 
 
-@router.get("/{name}", dependencies=[READS_QUERY], summary="One query and each edge's status", responses=problems(404))
+@router.get(
+    "/{name}", dependencies=[READS_QUERY, IN_TURN], summary="One query and each edge's status", responses=problems(404)
+)
 def query(name: str, center: Center) -> QueryDetail:
     query = center.catalog.query(name)
     edges = {e.edge: e for e in center.catalog.edges()}
@@ -125,7 +137,7 @@ def query(name: str, center: Center) -> QueryDetail:
 
 @router.get(
     "/{name}/status",
-    dependencies=[READS_QUERY],
+    dependencies=[READS_QUERY, IN_TURN],
     summary="Whether a query has answers, and why not",
     responses=problems(404),
 )

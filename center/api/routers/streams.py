@@ -7,7 +7,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request
 
-from center.api.access import ADMINISTERS, READS
+from center.api.access import ADMINISTERS, IN_TURN, READS
 from center.api.bodies import read_body, read_document
 from center.api.models import StreamColumns, StreamList
 from center.api.openapi import problems
@@ -35,7 +35,7 @@ class DeclaredColumns(Section):
 router = APIRouter(prefix="/v1/streams", tags=["edges"])
 
 
-@router.get("", dependencies=[READS], summary="The streams, and their columns")
+@router.get("", dependencies=[READS, IN_TURN], summary="The streams, and their columns")
 def streams(center: Center) -> StreamList:
     """Of edges that are not retired, and those with declared columns."""
     return StreamList.of(center.catalog.declared_streams(), center.catalog.edges())

@@ -314,6 +314,24 @@ def test_requests_are_limited_per_principal(desk):
     ).text  # fmt: skip
 
 
+def test_one_editor_cannot_use_up_the_catalogs_queries(desk):
+    """10,000 are held until a day after their deletion: who registers and deletes in a loop locked all others out."""
+    app = desk.app(principals=PRINCIPALS, limits={"registrations": "2/day"})
+
+    def register(name: str, by: str = "seller") -> int:
+        return desk.ask("POST", "/v1/queries", app=app, headers=bearer(by), json=SPEC | {"name": name}).status_code
+
+    statuses = []
+    for name in ("sales_a", "sales_b", "sales_c"):
+        statuses.append(register(name))
+        desk.ask("DELETE", f"/v1/queries/{name}", app=app, headers=bearer("seller"))
+    assert statuses == [201, 201, 429]
+    assert [register("hr_n", "root"), *(register("hr_n", "root") for _ in range(5))] == [201, *[200] * 5]
+    assert 'edgewater_api_refused_total{reason="registrations-rate"} 1.0' in desk.get(
+        "/metrics", app=app, headers=bearer("root")
+    ).text  # fmt: skip
+
+
 def test_changes_and_refusals_are_in_the_audit_log_without_secrets(desk, tmp_path: Path):
     path = tmp_path / "audit.jsonl"
     app = desk.app(principals=PRINCIPALS, audit=str(path))
@@ -363,7 +381,7 @@ def test_a_change_that_fails_in_the_center_is_in_the_audit_log_too(desk, tmp_pat
 
 def test_one_principal_does_not_take_the_threads_of_all(two_hours, monkeypatch):
     desk, _ = two_hours
-    app = desk.app(principals=PRINCIPALS, limits={"answers_per_principal": 2})
+    app = desk.app(principals=PRINCIPALS, limits={"reads_at_once": 2})
     reading, most, hold = 0, 0, threading.Event()
     latest = desk.results.latest
 
@@ -397,7 +415,7 @@ def test_one_principal_does_not_take_the_threads_of_all(two_hours, monkeypatch):
 def test_a_principal_whose_requests_wait_in_a_long_line_is_told_so(two_hours, monkeypatch):
     desk, _ = two_hours
     monkeypatch.setattr("center.api.limits.MAX_WAITING", 3)
-    app = desk.app(principals=PRINCIPALS, limits={"answers_per_principal": 1})
+    app = desk.app(principals=PRINCIPALS, limits={"reads_at_once": 1})
 
     async def ask() -> list[int]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
