@@ -62,6 +62,10 @@ def test_the_keys_in_the_help_are_keys_that_are_accepted() -> None:
             "the variable EDGEWATER_CENTER__API__TOKEN or a file",
         ),
         (("gateway", "--set", "tokens.jfk=x"), "expected the variable EDGEWATER_CENTER__TOKENS__JFK or a file"),
+        (
+            ("api", "--set", "api.principals.ann.token=x"),
+            "expected the variable EDGEWATER_CENTER__API__PRINCIPALS__ANN__TOKEN",
+        ),
         (("job", "--config", "/nowhere.yaml"), "--config: '/nowhere.yaml' is not accepted"),
         (("gateway", "--set", "gateway.listen=0.0.0.0:0"), "tokens: {} is not accepted"),
     ],
