@@ -156,7 +156,8 @@ class SampleEstimator:
         for sign, most in ((-1.0, -least), (1.0, greatest)):
             bound = np.full(len(self.rate), np.inf)
             if len(chosen):
-                bound[chosen] = upper(UpperBounds(groups, sign * values, intensity, unseen, most[chosen], z))
+                found = upper(UpperBounds(groups, sign * values, intensity, unseen, most[chosen], z))
+                bound[chosen] = np.where(np.isnan(found), np.inf, found)
             bounds.append(sign * bound)
         return bounds[0], bounds[1]
 
