@@ -78,7 +78,7 @@ class UpperBounds:
         below = self.greatest[self.groups] - self.values
         scale = np.maximum(self.unseen, _SMALL)
         beyond = scale[self.groups] - np.maximum(self.intensity, _SMALL)
-        equal = not beyond.any()
+        equal = self._summed(beyond != 0) == 0
         kappa = np.full(len(self.unseen), 0.5)
 
         def at(rho: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -89,14 +89,16 @@ class UpperBounds:
             """
             nonlocal kappa
             stretched = 1 + rho[self.groups] * below
+            distance, moving = np.zeros(len(kappa)), np.ones(len(kappa), bool)
             for _ in range(_ROUNDS):
                 room = (scale * (1 - kappa))[self.groups]
                 weight = room / -np.expm1(beyond - room * stretched)
-                distance = self._summed(weight * below) / (1 + self._summed(weight))
+                distance = np.where(moving, self._summed(weight * below) / (1 + self._summed(weight)), distance)
                 found = rho * distance / (1 + rho * distance)
-                moved = np.abs(found - kappa) * (scale if equal else 1.0)
-                kappa = found if equal else (kappa + found) / 2
-                if not moved.max(initial=0.0) > _INNER_TOLERANCE:
+                moved = np.abs(found - kappa) * np.where(equal, scale, 1.0)
+                kappa = np.where(moving, np.where(equal, found, (kappa + found) / 2), kappa)
+                moving &= moved > _INNER_TOLERANCE
+                if not moving.any():
                     break
             tau = np.divide(kappa, distance, out=np.zeros_like(kappa), where=distance > 0)
             y = tau[self.groups] * (distance[self.groups] - below)
@@ -136,25 +138,27 @@ def _solved(at: Callable[[FloatArray], tuple[FloatArray, FloatArray]], spread: F
     It is found by secants of its logarithm over that of the argument, within a bracket, except in groups without a
     spread.
     """
-    active = np.asarray(spread > 0)
-    x = np.log(z / np.where(active, spread, z))
+    done = np.asarray(spread <= 0)
+    x = np.log(z / np.where(done, z, spread))
     low, high = np.full(len(x), -np.inf), np.full(len(x), np.inf)
     slope, last, last_log = np.ones(len(x)), x, np.zeros(len(x))
-    result = x
+    result = np.zeros(len(x))
     with np.errstate(all="ignore"):
         for turn in range(_ROUNDS):
-            root, result = at(np.exp(x))
-            if not (active & ~(np.abs(root - z) < _TOLERANCE)).any():
-                break
+            root, found = at(np.exp(x))
+            # Groups that are done stay as they are: no group's bound depends on which others are computed with it.
+            result = np.where(done, result, found)
             under = root < z
             low, high = np.where(under, x, low), np.where(under, high, x)
+            bounded = np.isfinite(low) & np.isfinite(high)
+            done |= (np.abs(root - z) < _TOLERANCE) | (bounded & (high - low < _TOLERANCE))
+            if done.all():
+                break
             log_root = np.log(np.maximum(root, z / 50))
             if turn:
-                found = (log_root - last_log) / (x - last)
-                slope = np.where(np.isfinite(found), np.clip(found, 0.05, 3.0), slope)
+                steep = (log_root - last_log) / (x - last)
+                slope = np.where(np.isfinite(steep), np.clip(steep, 0.05, 3.0), slope)
             last, last_log = x, log_root
             x = x + np.clip((np.log(z) - log_root) / slope, -3.0, 3.0)
-            bounded = np.isfinite(low) & np.isfinite(high)
-            active &= ~(bounded & (high - low < _TOLERANCE))
             x = np.where(~bounded | ((x > low) & (x < high)), x, (low + high) / 2)
     return result
