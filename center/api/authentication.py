@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import threading
@@ -18,6 +17,7 @@ from cachetools import LRUCache
 
 from center.api_access import ANYONE, Grant, OidcSection, Principal, PrincipalEntry, read_principals_file
 from center.config import ApiSection
+from edgewater.bearer import bearer_token, token_digest
 from edgewater.configuration import file_signature
 from edgewater.errors import InvalidConfig, StorageError, Unauthenticated
 from edgewater.timestamps import rfc3339
@@ -68,11 +68,10 @@ class Authenticator:
         """The principal of an ``Authorization`` header. Raises Unauthenticated, and StorageError without the keys."""
         if not self._config.authenticates:
             return ANYONE
-        scheme, _, token = (authorization or "").partition(" ")
-        token = token.strip()
-        if scheme.lower() != "bearer" or not token:
+        token = bearer_token(authorization)
+        if token is None:
             raise Unauthenticated("a bearer token is required: Authorization: Bearer <token>")
-        digest, now_ms = hashlib.sha256(token.encode(errors="surrogateescape")).digest(), self._now_ms()
+        digest, now_ms = token_digest(token), self._now_ms()
         known = self._static.get(digest)
         if known is not None:
             principal, end_ms = known
@@ -127,7 +126,7 @@ def _digest(entry: PrincipalEntry) -> bytes:
     if entry.sha256 is not None:
         return bytes.fromhex(entry.sha256)
     assert entry.token is not None
-    return hashlib.sha256(entry.token.get_secret_value().encode()).digest()
+    return token_digest(entry.token.get_secret_value())
 
 
 class _Keys(jwt.PyJWKClient):  # type: ignore[misc]  # not typed where it is not installed

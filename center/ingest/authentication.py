@@ -6,16 +6,15 @@ any names an edge by its common name.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from center.edge_access import EdgeAccess
+from edgewater.bearer import bearer_token, token_digest
 from edgewater.errors import InvalidConfig, Unauthenticated
 from edgewater.streams import EdgeId
 from edgewater.timestamps import rfc3339
 
-_SCHEME = "Bearer "
 _ALTERNATIVE_NAMES = ("peer_dns", "peer_uri")
 NO_END_MS = 1 << 62
 
@@ -38,7 +37,8 @@ class Presented:
     def of(cls, metadata: Iterable[tuple[str, str | bytes]], auth_context: Mapping[str, Iterable[bytes]]) -> Presented:
         """Reads the metadata and gRPC's auth context of a call."""
         header = next((str(v) for k, v in metadata if k == "authorization"), "")
-        digest = _digest(header[len(_SCHEME) :]) if header.startswith(_SCHEME) else None
+        token = bearer_token(header)
+        digest = None if token is None else token_digest(token)
         names = [name for key in _ALTERNATIVE_NAMES for name in auth_context.get(key, ())]
         names = names or list(auth_context.get("x509_common_name", ()))
         certificate = next(iter(auth_context.get("x509_pem_cert", ())), None)
@@ -63,7 +63,7 @@ class Credentials:
         for edge, entry in self._access.items():
             for token in entry.tokens:
                 secret = token.token.get_secret_value()
-                digest = _digest(secret)
+                digest = token_digest(secret)
                 if not secret or self._tokens.get(digest, (edge, 0))[0] != edge:
                     raise InvalidConfig(f"tokens.{edge}", "…", "a token that is not empty and that no other edge has")
                 self._tokens[digest] = edge, NO_END_MS if token.expires is None else token.expires
@@ -112,7 +112,3 @@ class Credentials:
 def _names(edge: EdgeId, entry: EdgeAccess) -> frozenset[str]:
     """The names that the edge's certificate may have."""
     return frozenset(entry.identity or (edge,))
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()

@@ -4,16 +4,15 @@ A positive reply guarantees that the records are counted exactly once. It is the
 `accept` has returned, which waits for the journal. A request is accepted as a whole or not at all;
 invalid records in it are rejected individually and listed in the reply. If all are, the reply is an error.
 
-A request reserves memory for what has arrived of it, not for what it announces, and has a deadline: a client that
-sends slowly or not at all keeps nobody else out. Bodies are decoded in threads of their own, within a CPU time.
+A request reserves memory for what has arrived of it, not for what it announces, and has a deadline; clients divide the
+memory (`PushMemory`): one that sends slowly or not at all keeps nobody else out. Bodies are decoded in threads of their
+own, within a CPU time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -25,7 +24,9 @@ from edge.codecs import RecordSchema
 from edge.config import EdgeConfig
 from edge.records import Chunk, Position
 from edge.sources.http_body import MEDIA_TYPES, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body, media_type
+from edge.sources.push_memory import PushMemory, Reservation, TooManyBytes
 from edge.utilization import ActivityMarker, no_marker
+from edgewater.bearer import bearer_token, token_digest
 from edgewater.errors import EdgewaterError, InvalidInput, Retired, StorageError
 from edgewater.streams import Delivery
 
@@ -82,24 +83,22 @@ async def _never() -> AsyncIterator[Chunk]:
 
 
 class BearerTokens:
-    """Compares tokens by their digests, so that the time that it takes reveals nothing.
+    """The tokens of those who may push.
 
     Args:
         tokens: empty: every request is allowed.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        self._digests = frozenset(hashlib.sha256(token.encode()).digest() for token in tokens)
+        self._digests = frozenset(map(token_digest, tokens))
 
-    def allows(self, request: Request) -> bool:
-        """Whether the request has one of the tokens: ``Authorization: Bearer <token>``."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        digest = hashlib.sha256(token.strip().encode()).digest()
-        return not self._digests or (scheme.lower() == "bearer" and digest in self._digests)
-
-
-class _TooManyBytes(Exception):
-    """The bodies of all requests in progress exceed `max_pending_bytes`."""
+    def principal(self, request: Request) -> bytes | str | None:
+        """Returns who pushes: the holder of a token, or without tokens the client's address; None: not allowed."""
+        if not self._digests:
+            return request.client.host if request.client is not None else ""
+        token = bearer_token(request.headers.get("authorization"))
+        digest = token_digest(token) if token is not None else b""
+        return digest if digest in self._digests else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +176,13 @@ class _PushEndpoint:
         self._busy = busy
         self._on_refused = on_refused
         self._count_refused = count_refused
-        self._pending_bytes = 0
+        self._memory = PushMemory(limits.max_pending_bytes)
         # Not the loop's default threads, which write the journal.
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, "push-decode")
 
     async def post(self, request: Request) -> Response:
-        if not self._tokens.allows(request):
+        principal = self._tokens.principal(request)
+        if principal is None:
             detail = "a bearer token of http.tokens is required: Authorization: Bearer <token>"
             return self._problem(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
         source = self._sources.get(request.path_params["stream"])
@@ -204,45 +204,27 @@ class _PushEndpoint:
             return self._problem(410, reason.code, reason.message)
         if reason is not None:
             return self._refuse(source, 503, reason.code, reason.message, reason.retry_after_s)
-        with self._reservation() as reserve:
-            return await self._ingest(request, source, media, reserve)
+        with self._memory.reservation(principal) as reserved:
+            return await self._ingest(request, source, media, reserved)
 
-    @contextlib.contextmanager
-    def _reservation(self) -> Iterator[Callable[[int], None]]:
-        """Yields a function that reserves memory for more bytes of a body. It raises BodyTooLarge or _TooManyBytes."""
-        reserved = 0
-
-        def reserve(count: int) -> None:
-            nonlocal reserved
-            if reserved + count > self._limits.body.size_bytes:
-                raise BodyTooLarge
-            if self._pending_bytes + count > self._limits.max_pending_bytes:
-                raise _TooManyBytes
-            reserved += count
-            self._pending_bytes += count
-
-        try:
-            yield reserve
-        finally:
-            self._pending_bytes -= reserved
-
-    async def _ingest(
-        self, request: Request, source: HttpSource, media: str, reserve: Callable[[int], None]
-    ) -> Response:
+    async def _ingest(self, request: Request, source: HttpSource, media: str, reserved: Reservation) -> Response:
         limits = self._limits
         try:
-            async with asyncio.timeout(limits.timeout_s):
-                body = await self._read(request, reserve)
+            async with asyncio.timeout(limits.timeout_s) as reserved.deadline:
+                body = await self._read(request, reserved)
         except TimeoutError:
+            if reserved.is_refused:
+                return self._too_many(source)
             detail = f"the body did not arrive in {limits.timeout_s:g} s (limits.push_timeout); nothing was accepted"
             return self._problem(408, "timeout", detail, headers={"Connection": "close"})
-        except _TooManyBytes:
-            detail = f"{self._pending_bytes} bytes are pending; the limit is {limits.max_pending_bytes}"
-            return self._refuse(source, 429, "too-many-requests", detail, limits.retry_after_s)
+        except TooManyBytes:
+            return self._too_many(source)
         except BodyTooLarge:
             return self._too_large()
         except ClientDisconnect:
             return self._problem(400, "incomplete-body", "the body did not arrive completely; nothing was accepted")
+        finally:
+            reserved.deadline = None
         try:
             encoding = request.headers.get("content-encoding", "identity")[:100]
             with self._busy(source.name):
@@ -277,11 +259,13 @@ class _PushEndpoint:
             return self._problem(422, "invalid-record", detail, members={"accepted": 0, "rejected": rejected})
         return JSONResponse({"accepted": accepted, "rejected": rejected})
 
-    @staticmethod
-    async def _read(request: Request, reserve: Callable[[int], None]) -> bytes:
+    async def _read(self, request: Request, reserved: Reservation) -> bytes:
+        """Raises BodyTooLarge, TooManyBytes and ClientDisconnect."""
         received = []
         async for data in request.stream():
-            reserve(len(data))
+            if reserved.nbytes + len(data) > self._limits.body.size_bytes:
+                raise BodyTooLarge
+            self._memory.add(reserved, len(data))
             received.append(data)
         return b"".join(received)
 
@@ -289,6 +273,12 @@ class _PushEndpoint:
         """Returns the reply to a request that the client is asked to retry."""
         self._on_refused(source.name)
         return self._problem(status, code, detail, headers={"Retry-After": str(retry_after_s)})
+
+    def _too_many(self, source: HttpSource) -> Response:
+        """Returns the reply to a request whose body finds no memory, or was refused for that of another client."""
+        limit = self._memory.limit_bytes
+        detail = f"the bodies in progress take all of {limit} bytes, and this client has its part; nothing was accepted"
+        return self._refuse(source, 429, "too-many-requests", detail, self._limits.retry_after_s)
 
     def _too_large(self) -> Response:
         limit = self._limits.body.size_bytes

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 
 from edge.codecs import EventTime, RecordSchema
@@ -22,6 +23,7 @@ from edge.records import Chunk
 from edge.sources import push_routes
 from edge.sources.http_body import MAX_GZIP_MEMBERS, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body
 from edgewater.errors import InvalidConfig, InvalidRecord
+from edgewater.health import EmbeddedServer, listen
 
 NOW_MS = 1_700_000_000_000
 SCHEMA = RecordSchema({"k": pa.string(), "x": pa.int64()}, EventTime("t"))
@@ -198,13 +200,59 @@ def test_bodies_in_progress_share_the_memory_and_give_it_back() -> None:
             await asyncio.sleep(0)
         refused = await edge.push(RECORD.ljust(500))
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert "3600 bytes are pending; the limit is 4000" in refused.json()["detail"]
+        assert "the bodies in progress take all of 4000 bytes" in refused.json()["detail"]
         go_on.set()
         assert {reply.status_code for reply in await asyncio.gather(*waiting)} == {200}
         assert (await edge.push(RECORD.ljust(1000))).status_code == 200
 
     asyncio.run(run())
     assert edge.refused == {"too-many-requests": 1}
+
+
+def test_slow_bodies_of_one_token_holder_keep_no_other_out() -> None:
+    """Over real sockets: a body that has arrived but for one byte holds its memory until it is there."""
+    edge = Edge({"tokens": ["slow", "other", "third"]}, max_push_bytes=8000)
+
+    async def run() -> None:
+        with listen("127.0.0.1:0", "http.listen") as socket:
+            server = EmbeddedServer(uvicorn.Config(edge.app, lifespan="off", log_level="error"))
+            serving = asyncio.create_task(server.serve([socket]))
+            port = socket.getsockname()[1]
+
+            async def hold(token: str) -> asyncio.StreamReader:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                head = f"POST {PATH} HTTP/1.1\r\nHost: e\r\nAuthorization: bearer {token}\r\nContent-Length: 8000\r\n"
+                writer.write(head.encode() + b"Content-Type: application/x-ndjson\r\n\r\n" + b" " * 7999)
+                await writer.drain()
+                writers.append(writer)
+                return reader
+
+            writers: list[asyncio.StreamWriter] = []
+            slow = [await hold("slow") for _ in range(4)]
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=NDJSON) as client:
+
+                async def push(token: str) -> int:
+                    body = RECORD.ljust(7000)
+                    return (
+                        await client.post(PATH, content=body, headers={"authorization": f"Bearer {token}"})
+                    ).status_code
+
+                while (refused := await push("slow")) == 200:  # until all four have arrived
+                    await asyncio.sleep(0)
+                assert refused == 429, "it has its part"
+                assert [await push(token) for token in ("other", "third", "other")] == [200, 200, 200]
+            assert b" 429 " in await slow[0].readline(), "the oldest of those who had most"
+            for writer in writers:
+                writer.write(b"\n")
+            replies = [await reader.readline() for reader in slow[1:]]
+            assert all(b" 200 " in reply or b" 422 " in reply for reply in replies), "the others go on"
+            server.should_exit = True
+            for writer in writers:
+                writer.close()
+            await serving
+
+    asyncio.run(run())
+    assert edge.refused["too-many-requests"] >= 2
 
 
 def test_a_body_has_a_deadline() -> None:
