@@ -277,7 +277,7 @@ class _PushEndpoint:
     def _too_many(self, source: HttpSource) -> Response:
         """Returns the reply to a request whose body finds no memory, or was refused for that of another client."""
         limit = self._memory.limit_bytes
-        detail = f"the bodies in progress take all of {limit} bytes, and this client has its part; nothing was accepted"
+        detail = f"bodies in progress take {self._memory.nbytes} bytes; the limit is {limit}; nothing was accepted"
         return self._refuse(source, 429, "too-many-requests", detail, self._limits.retry_after_s)
 
     def _too_large(self) -> Response:

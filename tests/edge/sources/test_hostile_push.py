@@ -200,7 +200,7 @@ def test_bodies_in_progress_share_the_memory_and_give_it_back() -> None:
             await asyncio.sleep(0)
         refused = await edge.push(RECORD.ljust(500))
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert "the bodies in progress take all of 4000 bytes" in refused.json()["detail"]
+        assert "take 3600 bytes; the limit is 4000" in refused.json()["detail"]
         go_on.set()
         assert {reply.status_code for reply in await asyncio.gather(*waiting)} == {200}
         assert (await edge.push(RECORD.ljust(1000))).status_code == 200

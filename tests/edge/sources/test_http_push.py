@@ -224,7 +224,7 @@ def test_bodies_that_wait_are_bounded(arrival_ms: int, ndjson: Any) -> None:
             await asyncio.wait_for(agent.entered.wait(), 10)
         async with agent.client() as client:
             turned_away = await client.post(PATH, content=body, headers=NDJSON)
-        assert "4000 bytes are pending; the limit is 4000" in problem(turned_away, 429, "too-many-requests")
+        assert "take 4000 bytes; the limit is 4000" in problem(turned_away, 429, "too-many-requests")
         assert turned_away.headers["retry-after"] == "1"
         agent.durable.set()
         replies = await asyncio.wait_for(asyncio.gather(*waiting), 10)
