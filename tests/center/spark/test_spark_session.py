@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -18,6 +19,8 @@ from center.spark.session import (
     spark_settings,
 )
 from edgewater.errors import InvalidConfig
+
+WORK: tuple[Literal["micro_batches", "bulk"], ...] = ("micro_batches", "bulk")
 
 
 def java_home(path: Path, answer: str, code: int = 0) -> dict[str, str]:
@@ -101,17 +104,17 @@ def test_a_users_settings_win() -> None:
     assert spark_settings(config)["spark.ui.enabled"] == "true"
 
 
-def test_micro_batches_use_the_archive_of_classes_if_there_is_one(
+def test_local_sessions_use_the_archive_of_classes_if_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert "SharedArchiveFile" not in spark_settings(SessionConfig())["spark.driver.extraJavaOptions"]
+    for work in WORK:
+        assert "SharedArchiveFile" not in spark_settings(SessionConfig(work=work))["spark.driver.extraJavaOptions"]
     class_archive().parent.mkdir(parents=True)
     class_archive().touch()
-    assert (
-        f"-XX:SharedArchiveFile={class_archive()}" in spark_settings(SessionConfig())["spark.driver.extraJavaOptions"]
-    )
-    assert "SharedArchiveFile" not in spark_settings(SessionConfig(work="bulk"))["spark.driver.extraJavaOptions"]
+    for work in WORK:
+        assert f"={class_archive()}" in spark_settings(SessionConfig(work=work))["spark.driver.extraJavaOptions"]
+    assert "spark.driver.extraJavaOptions" not in spark_settings(SessionConfig("spark://host:7077"))
 
 
 @pytest.mark.parametrize("path", ["/spark/python/lib/pyspark.zip:/spark/python/lib/py4j-src.zip:/mine", "/mine", ""])
