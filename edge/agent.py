@@ -453,7 +453,9 @@ def open_agent(config: EdgeConfig) -> Agent:
                 log.warning("source %s cannot be read again: records may be lost since the last stop", source.name)
                 durable.handle(InputLost(source.stream, source.name, LossReason.RESTART, now_ms()))
     replayable = tuple(s.name for s in sources if s.replayable)
-    durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources), replayable, memory.state_bytes))
+    columns = {name: stream.column_types for name, stream in durable.core.streams.items()}
+    opened = tuple((s.stream, s.name) for s in sources)
+    durable.handle(SourcesOpened(opened, replayable, memory.state_bytes, columns))
     commit = JournalGroupCommit(durable)
     daily_quota = _daily_quota(config, directory)
     streams = {source.name: source.stream for source in sources}

@@ -194,7 +194,10 @@ class PartialCheck:
         types = tuple(_key_type(array) for array in message.arrays[:-1])
         for (name, wanted), found in zip(self._keys.items(), types, strict=True):
             if wanted not in (None, found):
-                raise IncompatibleSynopses(f"group_by.{name}: keys of type {found}; expected {wanted}")
+                raise IncompatibleSynopses(
+                    f"group_by.{name}: keys of type {found}; expected {wanted}, the type of the stream's column"
+                    " (where that has changed, register the query again)"
+                )
         header = self._headers.get(types)
         if header is None:
             named = {name: COLUMN_TYPES[of] for name, of in zip(self._keys, types, strict=True)}

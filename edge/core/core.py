@@ -101,6 +101,8 @@ class EdgeCore:
         self.unacked: deque[Frame] = deque()
         self._batch_number = 0
         self._max_state_bytes: int | None = None
+        self._columns: dict[str, dict[str, str]] = {}
+        self._changed: dict[str, tuple[str, str]] = {}  # in a replay only
         # Event time per stream. Not part of the state: it only determines when the next pull is made.
         self._no_pull_before_ms: dict[str, int] = {}
         self._now_ms = 0
@@ -174,6 +176,7 @@ class EdgeCore:
 
     @_handle.register
     def _(self, event: SourcesOpened) -> list[Effect]:
+        self._read_as(event.columns)
         for stream, source in event.sources:
             self._stream(stream, source)
         for name, state in self.streams.items():
@@ -199,10 +202,26 @@ class EdgeCore:
             )
         return self.streams[name]
 
+    def _read_as(self, columns: Mapping[str, Mapping[str, str]]) -> None:
+        """Sets the types of the columns with which the following records were read; notes those that differ now."""
+        self._columns = {name: dict(types) for name, types in columns.items()}
+        self._changed = {
+            f"{stream}.{column}": (before, now[column])
+            for stream, types in self._columns.items()
+            for column, before in types.items()
+            if stream in self.streams and before != (now := self.streams[stream].column_types).get(column, before)
+        }
+
     @_handle.register
     def _(self, event: Ingested) -> list[Effect]:
         self._now_ms = max(self._now_ms, event.arrival_ms)
         stream = self._stream(event.stream, event.source)
+        if self._changed:
+            changed = ", ".join(f"{column} was {before}, is {now}" for column, (before, now) in self._changed.items())
+            raise StorageError(
+                f"the journal has records with other types ({changed}); restore them until the edge has run once more "
+                "and was stopped cleanly"
+            )
         self._batch_number += 1
         effects: list[Effect] = []
         for pipeline in self._queries_of(event.stream):
@@ -477,6 +496,7 @@ class EdgeCore:
             "batch_number": self._batch_number,
             "now_ms": self._now_ms,
             "max_state_bytes": self._max_state_bytes,
+            "columns": self._columns,
             "streams": {name: stream.to_state() for name, stream in self.streams.items()},
             "refused": [[r.query.name, r.query.version, r.code, r.message] for r in self.refused.values()],
         }
@@ -510,3 +530,4 @@ class EdgeCore:
             if pipeline is not None:
                 self.queries[pipeline.ref] = pipeline
         self._set_max_state_bytes(numbers.get("max_state_bytes"))
+        self._read_as(numbers.get("columns", {}))

@@ -33,11 +33,13 @@ class SourcesOpened:
         replayable: names of the sources whose records can be read again.
         max_state_bytes: memory that a query's groups may be known to take before a batch is applied, which is not
             counted otherwise; None: unbounded.
+        columns: the types of the streams' columns, with which the records that follow in the journal were read.
     """
 
     sources: tuple[tuple[str, str], ...]
     replayable: tuple[str, ...] = ()
     max_state_bytes: int | None = None
+    columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from edgewater.errors import InvalidQuery, StorageError
 from edgewater.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.partial_check import group_bytes, max_groups
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, type_name
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, count_distinct, is_sampled
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SessionWindow
@@ -52,6 +52,7 @@ MEMORY = "memory"
 """The source of losses of records that were read, and that the query had no memory for."""
 GROUP_BYTES = 32
 """What a group takes at least, besides its states: counters, and its place in the table of keys."""
+TYPES_REMEDY = "Restore the columns, delete the query at the center, and change them then"
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 EAGER_MARGIN = 0.5
 """With the eviction `gain`, entries that have used up this fraction of their limit count as pending."""
@@ -701,6 +702,7 @@ class QueryPipeline:
         numbers = {
             "query": [self.ref.name, self.ref.version],
             "spec": self.spec.to_mapping(),
+            "types": _types_of(self.bound),
             "since_ms": self.since_ms,
             "schedule": self.schedule.to_state(),
             "progress": [self.progress.through_ms, self.progress.entry_bytes],
@@ -741,8 +743,13 @@ class QueryPipeline:
             # Without the query, the values that it has not sent yet would be lost.
             raise StorageError(
                 f"the columns of stream {spec.stream} do not match query {ref.name}, which this edge runs: {exc}. "
-                "Restore the columns, delete the query at the center, and change them then"
+                f"{TYPES_REMEDY}"
             ) from exc
+        if _types_of(bound) != numbers.get("types", _types_of(bound)):
+            raise StorageError(
+                f"query {ref.name}, which this edge runs, has counted keys and values of other types than the columns "
+                f"of stream {spec.stream} have now: {numbers['types']}, now {_types_of(bound)}. {TYPES_REMEDY}"
+            )
         schedule = ShareSchedule.from_state(numbers["schedule"])
         result = cls(ref, bound, numbers["since_ms"], schedule, source=source, encode=encode)
         result.progress, result.sampling_rate = Progress(*numbers["progress"]), numbers["sampling_rate"]
@@ -759,3 +766,9 @@ class QueryPipeline:
         for start, slice_ in components["slices"].components.items():
             result.slices[int(start)] = Slice.from_state(slice_, result.bounded_measures)
         return result
+
+
+def _types_of(bound: BoundQuery) -> list[list[str]]:
+    """Returns the types of a query's keys and of its measures' arguments, on which its states depend."""
+    arguments = [str(m.argument.type) if m.argument is not None else "" for m in bound.measures]
+    return [[type_name(t) for t in bound.group_types], arguments]

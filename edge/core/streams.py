@@ -12,7 +12,7 @@ import pyarrow as pa
 from edge.core.ahead import AheadRecords
 from edge.core.backfill import TimeCounts
 from edge.core.events import InputLost
-from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, Delivery, StreamClock
+from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, Delivery, StreamClock, type_name
 from edgewater.wire import InputLoss, LossReason
 
 MAX_LOSSES = 32
@@ -65,6 +65,10 @@ class StreamState:
         # Wall time since which a source may have been silent. Absent: no tick has seen the source yet.
         self._quiet_since_ms: dict[str, int] = {}
         self._watermark_ms = MIN_TIME_MS
+
+    @property
+    def column_types(self) -> dict[str, str]:
+        return {name: type_name(data_type) for name, data_type in self.spec.columns.items()}
 
     @property
     def watermark_ms(self) -> int:

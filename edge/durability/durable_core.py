@@ -577,6 +577,7 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
             tuple((s, n) for s, n in fields["sources"]),
             tuple(fields.get("replayable", ())),
             fields.get("max_state_bytes"),
+            fields.get("columns", {}),
         ),
         BACKFILL_ENDED: lambda: BackfillEnded(QueryRef(*fields["query"]), fields["source"]),
         SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
