@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisError
 from edgewater.streams import COLUMN_TYPES, type_name
+from edgewater.synopses.array_stack import run_indices
 from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Stack
 from edgewater.synopses.checks import MAX_DENSE_BYTES
 from edgewater.synopses.encoding import codec, stacking
@@ -380,9 +381,10 @@ class GroupedAggregate:
         firsts = [which.index(run) for run in range(len(runs))]
         counts = groups[firsts]
         found = self.encode(self._stacked_keys([messages[i] for i in firsts], counts), int(counts.sum()))
-        each = np.split(found, np.cumsum(counts)[:-1])
-        require_stackable(all(np.bincount(codes).max(initial=0) <= 1 for codes in each))
-        return found if len(runs) == len(messages) else np.concatenate([each[run] for run in which])
+        require_stackable(not _repeats(found, counts, len(self)))
+        if len(runs) == len(messages):
+            return found
+        return found[run_indices((np.cumsum(counts) - counts)[which], counts[which])]
 
     def _stacked_keys(self, messages: Sequence[SynopsisMessage], groups: IntArray) -> list[pa.Array]:
         """Returns the key columns of all messages, concatenated."""
@@ -412,6 +414,15 @@ def _stacked(kind: Any, parts: Sequence[SynopsisMessage], groups: IntArray) -> S
 def _head(message: SynopsisMessage) -> tuple[Any, ...]:
     """Returns what is equal in messages that are read as one stack."""
     return message.kind, message.version, message.parameters, message.seed, len(message.parts)
+
+
+def _repeats(codes: IntArray, counts: IntArray, groups: int) -> bool:
+    """Returns whether a code repeats within one of the runs, of these lengths, of codes below `groups`."""
+    marks = np.repeat(np.arange(len(counts)) * groups, counts) + codes
+    if len(counts) * groups <= 8 * len(codes):
+        return bool(np.bincount(marks).max(initial=0) > 1)
+    marks.sort()
+    return bool((marks[1:] == marks[:-1]).any())
 
 
 def _key_bytes(message: SynopsisMessage) -> tuple[bytes, ...]:

@@ -129,7 +129,8 @@ def _joined(
     _require_numbers(field, arrays, checked_validity)
     shapes = [tuple(array.shape) for array in arrays]
     rest = shapes[0][1:]
-    require_stackable(all(len(shape) == len(field.shapes[0]) and shape[1:] == rest for shape in shapes))
+    require_stackable({shape[1:] for shape in shapes} == {rest} and len(rest) == len(field.shapes[0]) - 1)
+    require_stackable(() not in shapes)
     counts = np.array([shape[0] for shape in shapes], np.int64)
     each = int(np.prod(rest, dtype=np.int64))
     require_stackable(bool((counts >= 0).all()) and 0 < each <= codec.MAX_BYTES)
