@@ -22,9 +22,9 @@ from starlette.routing import Route
 
 from edge.codecs import RecordSchema
 from edge.config import EdgeConfig
-from edge.records import Chunk, Position
+from edge.records import Chunk, Decoded, Position
 from edge.sources.http_body import MEDIA_TYPES, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body, media_type
-from edge.sources.push_memory import PushMemory, Reservation, TooManyBytes
+from edge.sources.push_shares import DecodingThreads, PushMemory, Reservation, TooManyBytes
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.bearer import bearer_token, token_digest
 from edgewater.errors import EdgewaterError, InvalidInput, Retired, StorageError
@@ -179,6 +179,7 @@ class _PushEndpoint:
         self._memory = PushMemory(limits.max_pending_bytes)
         # Not the loop's default threads, which write the journal.
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, "push-decode")
+        self._permits = DecodingThreads(DECODING_THREADS)
 
     async def post(self, request: Request) -> Response:
         principal = self._tokens.principal(request)
@@ -228,10 +229,8 @@ class _PushEndpoint:
         try:
             encoding = request.headers.get("content-encoding", "identity")[:100]
             with self._busy(source.name):
-                decoded = await asyncio.get_running_loop().run_in_executor(
-                    self._decoding,
-                    decode_body, body, media, encoding, source.schema, self._now_ms(), limits.body, source.stream,
-                )  # fmt: skip
+                async with self._permits.permit(reserved.principal):
+                    decoded = await self._decode(body, media, encoding, source)
             await self._accept(
                 Chunk(source.name, decoded.batch, None, None, decoded.rejected, len(body)), source.stream
             )
@@ -258,6 +257,13 @@ class _PushEndpoint:
             detail = f"none of {sum(r.count for r in decoded.rejected)} records can be read: {first.message}"
             return self._problem(422, "invalid-record", detail, members={"accepted": 0, "rejected": rejected})
         return JSONResponse({"accepted": accepted, "rejected": rejected})
+
+    async def _decode(self, body: bytes, media: str, encoding: str, source: HttpSource) -> Decoded:
+        """Raises BodyTooLarge, BodyTooCostly, InvalidInput."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._decoding,
+            decode_body, body, media, encoding, source.schema, self._now_ms(), self._limits.body, source.stream,
+        )  # fmt: skip
 
     async def _read(self, request: Request, reserved: Reservation) -> bytes:
         """Raises BodyTooLarge, TooManyBytes and ClientDisconnect."""

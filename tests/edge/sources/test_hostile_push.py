@@ -22,6 +22,7 @@ from edge.config import parse_config
 from edge.records import Chunk
 from edge.sources import push_routes
 from edge.sources.http_body import MAX_GZIP_MEMBERS, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body
+from edge.sources.push_shares import DecodingThreads
 from edgewater.errors import InvalidConfig, InvalidRecord
 from edgewater.health import EmbeddedServer, listen
 
@@ -253,6 +254,33 @@ def test_slow_bodies_of_one_token_holder_keep_no_other_out() -> None:
 
     asyncio.run(run())
     assert edge.refused["too-many-requests"] >= 2
+
+
+def test_costly_bodies_of_one_client_delay_another_by_one_body() -> None:
+    async def run() -> list[str]:
+        threads, order, go_on = DecodingThreads(2), list[str](), asyncio.Event()
+
+        async def decode(principal: str) -> None:
+            async with threads.permit(principal):
+                order.append(principal)
+                await go_on.wait()
+
+        tasks = [asyncio.ensure_future(decode("costly")) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert order == ["costly", "costly"], "alone, it may have all"
+        tasks.append(asyncio.ensure_future(decode("other")))
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        tasks[5].cancel()
+        await asyncio.wait(tasks[:1])
+        go_on.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert sum(isinstance(r, asyncio.CancelledError) for r in results) == 2
+        async with threads.permit("costly"), threads.permit("costly"):
+            return order
+
+    order = asyncio.run(run())
+    assert order[2] == "other" and len(order) == 20
 
 
 def test_a_body_has_a_deadline() -> None:

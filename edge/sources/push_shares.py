@@ -1,15 +1,17 @@
-"""`PushMemory`: the memory of pushed bodies in progress, divided among those who push.
+"""The memory and the threads of pushes in progress, divided among those who push.
 
-One client alone may use all of it. If another one needs some, the request of the client with the most that has been
-arriving the longest is refused, until both have as much. So slow bodies of one client keep no other client out.
+One client alone may use all of it. If another one needs some, it comes next: for memory (`PushMemory`), the request of
+the client with the most that has been arriving the longest is refused, until both have as much; for threads
+(`DecodingThreads`), the next free one is for the client with the fewest. So slow or costly bodies of one client keep no
+other client out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 
@@ -81,3 +83,36 @@ class PushMemory:
         if largest == principal or held[largest] <= held[principal] + count:
             raise TooManyBytes
         arriving[largest].refuse()
+
+
+class DecodingThreads:
+    """Permits to decode. Of those who wait, the client with the fewest comes next, then the one who came first."""
+
+    def __init__(self, permits: int) -> None:
+        self._free = permits
+        self._running = Counter[bytes | str]()
+        self._waiting: deque[tuple[bytes | str, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def permit(self, principal: bytes | str) -> AsyncGenerator[None]:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((principal, turn))
+        self._start_next()
+        try:
+            await turn
+            yield
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._free += 1
+                self._running[principal] -= 1
+            self._start_next()
+
+    def _start_next(self) -> None:
+        self._waiting = deque(w for w in self._waiting if not w[1].done())
+        while self._free and self._waiting:
+            chosen = min(self._waiting, key=lambda w: self._running[w[0]])
+            self._waiting.remove(chosen)
+            self._free -= 1
+            self._running[chosen[0]] += 1
+            chosen[1].set_result(None)
+        self._running = +self._running  # forgets the clients that have none
