@@ -57,6 +57,8 @@ from edgewater.synopses.sampling.sample_stack import (
     sample_layouts,
 )
 
+MIN_P_IN = 2.0**-32
+"""Records are thinned by hashes of 64 bits."""
 _THINNING = 2  # number of the hash that thins records; the tag itself chooses the slot
 
 
@@ -76,8 +78,8 @@ class BiasedReservoirStack(TimedSampleStack):
     layouts: ClassVar[tuple[Layout, ...]] = sample_layouts(TimedSampleStack.key_types)
 
     def __init__(self, groups: int = 0, *, p_in: float | None = None, **common: Any) -> None:
-        if p_in is not None and (not isinstance(p_in, int | float) or not 0 < p_in <= 1):
-            raise InvalidRequest("p_in", p_in, "a probability above 0, at most 1")
+        if p_in is not None and (not isinstance(p_in, int | float) or not MIN_P_IN <= p_in <= 1):
+            raise InvalidRequest("p_in", p_in, f"a probability of at least {MIN_P_IN:.0e}, at most 1")
         self.p_in = None if p_in is None or p_in == 1 else float(p_in)
         super().__init__(groups, **common)
 

@@ -23,7 +23,7 @@ def test_the_merged_sample_of_thinned_partials_equals_that_of_a_single_pass() ->
     with pytest.raises(IncompatibleSynopses, match="p_in"):
         merged.merge_many([BiasedReservoir(64)])
     assert BiasedReservoir(64, p_in=1.0).to_bytes() == BiasedReservoir(64).to_bytes()
-    for bad in (0, -0.1, 1.5, float("nan")):
+    for bad in (0, 1e-320, -0.1, 1.5, float("nan")):
         with pytest.raises(InvalidRequest, match="p_in"):
             BiasedReservoir(64, p_in=bad)
 
