@@ -32,7 +32,7 @@ PARTS = {
 @click.option("--json", "as_json", is_flag=True, help="Print the rows of this run as JSON, and nothing else.")
 @click.option("--only", "only", multiple=True, help="Run only cases whose part/name contains this text.")
 @click.option("--trials", type=int, help="Trials of every case.  [default: each case's own]")
-@click.option("--write", is_flag=True, help=f"Write the table of {PAGE} from all rows so far.")
+@click.option("--write", is_flag=True, help="Write the tables of docs/coverage.md from all rows so far.")
 @click.option("--table", is_flag=True, help="Run nothing; show the rows so far.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, few trials; keeps nothing.")
 def main(

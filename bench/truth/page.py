@@ -15,9 +15,13 @@ Row = dict[str, Any]
 
 
 def written(page: str, rows: Sequence[Row]) -> str:
-    """Returns the page with the tables of these rows."""
+    """Returns the page with the tables of these rows; those of paths and states without rows stay."""
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{render(rows)}\n\n{END}{rest.split(END)[1]}"
+    old, after = rest.split(END)
+    kept = {text.split("\n")[0]: f"### {text.strip()}" for text in old.split("### ")[1:]}
+    sections = kept | _sections(rows)
+    ordered = [sections[name] for name in _headings() if name in sections]
+    return "\n\n".join([f"{before}{BEGIN}", *ordered, f"{END}{after}"])
 
 
 def render(rows: Sequence[Row]) -> str:
@@ -26,15 +30,23 @@ def render(rows: Sequence[Row]) -> str:
     A population is what `data` says up to its first comma; of the cases of one population, a cell shows the one whose
     coverage is least. Every case below its band has a line of its own.
     """
-    blocks = []
-    for path in PATHS:
-        for state in STATES:
-            chosen = [row for row in rows if row["path"] == path and row["state"] == state]
-            if chosen:
-                most = max(row["trials"] + row["unstated"] for row in chosen)
-                cells = f"{len(chosen):,} cells of up to {most:,} trials"
-                blocks += [f"### {path.capitalize()}, {state}", f"{cells}.", *_matrices(chosen), *_below(chosen)]
-    return "\n\n".join(blocks)
+    return "\n\n".join(_sections(rows).values())
+
+
+def _headings() -> dict[str, tuple[str, str]]:
+    """Returns path and state by heading."""
+    return {f"{path.capitalize()}, {state}": (path, state) for path in PATHS for state in STATES}
+
+
+def _sections(rows: Sequence[Row]) -> dict[str, str]:
+    sections = {}
+    for heading, (path, state) in _headings().items():
+        chosen = [row for row in rows if row["path"] == path and row["state"] == state]
+        if chosen:
+            most = max(row["trials"] + row["unstated"] for row in chosen)
+            cells = f"{len(chosen):,} cells of up to {most:,} trials."
+            sections[heading] = "\n\n".join([f"### {heading}", cells, *_matrices(chosen), *_below(chosen)])
+    return sections
 
 
 def _matrices(rows: Sequence[Row]) -> list[str]:
