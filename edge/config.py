@@ -163,6 +163,18 @@ class LimitsConfig(Model):
     push_cpu_ms: Duration = Field(default=5_000, alias="push_cpu", ge=10)
     checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
 
+    @model_validator(mode="after")
+    def _leaves_room(self) -> LimitsConfig:
+        most = self.max_pending_bytes - self.max_pending_bytes // 4
+        if self.max_query_bytes is not None and self.max_query_bytes > most:
+            raise InvalidConfig(
+                "limits.max_query_bytes",
+                self.max_query_bytes,
+                f"at most three quarters of limits.max_pending_bytes, {most}",
+                "it would leave no room for frames",
+            )
+        return self
+
 
 class TimeConfig(Model):
     """Where the event time of a record is read.

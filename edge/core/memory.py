@@ -61,7 +61,7 @@ class MemoryLimits:
     def of(cls, max_pending_bytes: int, max_query_bytes: int | None = None) -> Self:
         """Returns the bounds for a memory limit; `max_query_bytes`: None: a share of it."""
         all_bytes = max_pending_bytes - max_pending_bytes // ROOM_SHARE
-        return cls(min(max_query_bytes or max_pending_bytes // QUERY_SHARE, all_bytes), all_bytes)
+        return cls(max_query_bytes or max_pending_bytes // QUERY_SHARE, all_bytes)
 
 
 @dataclass(frozen=True, slots=True)

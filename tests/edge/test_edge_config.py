@@ -176,7 +176,15 @@ def test_a_file_that_yaml_stumbles_over_is_refused_in_words(tmp_path: Path, text
 
 
 @pytest.mark.parametrize(
-    "limits", [{"checkpoint": "0s"}, {"max_pending_bytes": 0}, {"max_push_bytes": 0}, {"max_push_bytes": "1GiB"}]
+    "limits",
+    [
+        {"max_query_bytes": "60MiB"},
+        {"max_query_bytes": 0},
+        {"checkpoint": "0s"},
+        {"max_pending_bytes": 0},
+        {"max_push_bytes": 0},
+        {"max_push_bytes": "1GiB"},
+    ],
 )
 def test_a_limit_with_which_nothing_would_go_is_refused(limits: dict[str, object]) -> None:
     with pytest.raises(InvalidConfig, match=rf"limits\.{next(iter(limits))}"):
