@@ -494,7 +494,8 @@ class EarlyAnswerEstimator:
         is_future = rows[:, 0] >= target
         edge.future = rows[is_future].tolist()
         rows = rows[~is_future]
-        if edge.silent_slots > MAX_SILENCE_LAGS * lags:
+        first = edge.applied is None  # what it missed was not silence: nobody counted
+        if edge.silent_slots > (0 if first else MAX_SILENCE_LAGS * lags):
             self._remap_sources([None if i == source else i for i in range(len(self._edges))])
             rows = rows[rows[:, 0] - rows[:, 1] >= slot]
         elif edge.silent_slots:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from center.early_trigger.source_remap import SourceRemap
 from center.early_trigger.stragglers import StragglerModel
 from center.early_trigger.triangle import ArrivalTriangle
 from center.early_trigger.trigger import EarlyTrigger
@@ -12,6 +13,7 @@ from edgewater.arrivals import SlotGrid
 GRID = SlotGrid(slot_ms=20, substream_slots=10, lags=80)
 MEAN_LAG, EVENTS_PER_SLOT = 5.0, 20
 WINDOW = 30
+KNOWN_AGE = GRID.lags + WINDOW
 
 
 def observed(pieces: list[tuple[int, int]], seed: int = 20_200_713) -> StragglerModel:
@@ -51,8 +53,28 @@ def test_a_source_is_predicted_as_well_after_a_pause_as_before(pieces: list[tupl
 
 
 def test_no_number_of_events_makes_a_source_known_that_is_younger_than_the_longest_lag_and_a_window() -> None:
-    assert not observed([(GRID.lags + WINDOW - 1, 200)]).predict(0, WINDOW).known
-    assert observed([(GRID.lags + WINDOW, 0)]).predict(0, WINDOW).known
+    assert not observed([(KNOWN_AGE - 1, 200)]).predict(0, WINDOW).known
+    assert observed([(KNOWN_AGE, 0)]).predict(0, WINDOW).known
+
+
+def test_a_source_that_starts_anew_is_unknown_again_and_one_that_pauses_is_not() -> None:
+    def new(sources: int) -> EarlyTrigger:
+        return EarlyTrigger(sources, GRID, WINDOW, AccuracyTarget(), "count")
+
+    def is_known_after(trigger: EarlyTrigger, slots: int, *reporting: bool) -> bool:
+        rows = np.zeros((2, GRID.lags))
+        rows[:, 2] = 20
+        for _ in range(slots):
+            trigger.on_slot(rows, np.array(reporting))
+        return trigger.model.predict(0, WINDOW).known
+
+    trigger = new(2)
+    assert not is_known_after(trigger, KNOWN_AGE - 1, True, True)
+    assert is_known_after(trigger, 5 * GRID.substream_slots, True, True)
+    anew = SourceRemap(2, [0, None], new).apply(trigger)
+    assert is_known_after(trigger, WINDOW, True, False)
+    assert not is_known_after(anew, KNOWN_AGE - 1, True, True)
+    assert is_known_after(anew, 1, True, True)
 
 
 def test_the_uncertainty_of_a_new_source_is_large_but_bounded() -> None:

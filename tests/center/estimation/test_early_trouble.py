@@ -161,6 +161,12 @@ def test_an_edge_that_joins_becomes_a_source() -> None:
     world.sites.append(newcomer)
     world.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in world.sites)))
     world.run(6)
+    grid = world.estimator().schedule.grid
+    # Its age is counted from the center's slot, which is at most a sub-stream old.
+    known_ms = BEGIN_MS + 6_000 - grid.substream_ms + grid.lags * grid.slot_ms + WINDOW_MS
+    for answer in world.answers:
+        if answer.phase is Phase.EARLY and BEGIN_MS + 6_500 < answer.answered_at_ms < known_ms:
+            assert answer.quality.violations, "the delays of the newcomer are not known"
     joined = [a for a in first_answers(world.answers) if BEGIN_MS + 9_000 <= a.window_start_ms < BEGIN_MS + 11_000]
     for answer in joined:
         truth = world.truth(answer.window_start_ms)
