@@ -50,6 +50,13 @@ class ErrorBudget:
     relative: tuple[tuple[str, float], ...] = ()
 
 
+RELATIVE_SAVES_REPEATS = (
+    "of a group's own value withholds no group: each edge sends every group at least once per window, unless its "
+    "value is 0, as without a budget. It saves only updates that would be sent again; "
+    "an absolute budget also saves small groups"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class StalenessBudget:
     """The time after a window's end within which the center has an answer."""
@@ -170,6 +177,12 @@ class QuerySpec:
         )
         algebra.check_algebra(spec)
         return spec
+
+    @property
+    def notes(self) -> list[str]:
+        """What a valid query does not do, although its writer may expect it."""
+        relative = self.budget.relative if isinstance(self.budget, ErrorBudget) else ()
+        return [f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in relative]
 
     def to_mapping(self) -> dict[str, object]:
         """Returns the canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``."""

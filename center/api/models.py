@@ -117,6 +117,12 @@ class Query(BaseModel):
         )
 
 
+class RegisteredAnswer(Query):
+    """A query that has just been registered."""
+
+    notes: list[str] | None = Field(default=None, description="What the query does not do, if it may be unexpected.")
+
+
 class QueryList(BaseModel):
     queries: list[Query]
 

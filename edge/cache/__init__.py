@@ -2,13 +2,14 @@
 
 Called by `edge.core`, per query and slice. `entries` holds the groups of a slice; `partition` (error budgets) and
 `sizing` with `error_target` (staleness budgets) decide which are in the primary cache; `eviction` ranks those, from
-the `history` of earlier slices and a `forecast`; `policy` combines these into a `send_queue`, from which pulls are
-served. Deterministic: no clock, no I/O; times are arguments.
+the `history` of earlier slices, its `arrival_profile` and a `forecast`; `policy` combines these into a `send_queue`,
+from which pulls are served. Deterministic: no clock, no I/O; times are arguments.
 
 Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Distributed Streaming Analytics"
 (TR 16-003), section 5.
 """
 
+from edge.cache.arrival_profile import parts_of
 from edge.cache.entries import SliceEntries
 from edge.cache.history import GroupHistory
 from edge.cache.partition import ErrorLimits, primary_mask
@@ -34,6 +35,7 @@ __all__ = [
     "SliceEntries",
     "learn",
     "max_entries_per_frame",
+    "parts_of",
     "primary_mask",
     "rank_closed",
     "rank_closed_by_deadline",

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from edge.cache.arrival_profile import PARTS
 from edgewater.query import BoundQuery
 from edgewater.synopses import (
     BoolArray,
@@ -28,6 +29,7 @@ from edgewater.synopses.encoding.state import State
 from edgewater.wire import Signs, Withheld
 
 _COUNTERS = {"last_batch": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "<i4", "first": "<f4"}
+_PARTS = f"({PARTS},)<u2"
 _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0.0, pa.bool_(): False}
 """Replaces null in a group's hash. A collision makes a forecast worse and changes no answer."""
 MAX_SIZE = 1e19
@@ -50,10 +52,12 @@ class RecallCache:
     Attributes:
         slices: `GroupHistory.slices` at the lookup; -1: nothing is cached.
         values: float32 [average, group].
+        remaining: float32 [group, part + 1]: the fraction of the group's records that is to come after each part.
     """
 
     slices: int = -1
     values: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    remaining: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, PARTS + 1), np.float32))
 
 
 class SliceEntries:
@@ -70,7 +74,7 @@ class SliceEntries:
     def __init__(self, pending: GroupedAggregate, bounded: Sequence[str] = ()) -> None:
         self.pending = pending
         self._empty: dict[str, tuple[str, float]] = {
-            **{name: (dtype, 0.0) for name, dtype in _COUNTERS.items()},
+            **{name: (dtype, 0.0) for name, dtype in {**_COUNTERS, "parts": _PARTS}.items()},
             **_per_measure(pending, bounded),
         }
         self._arrays: dict[str, npt.NDArray[Any]] = {n: np.zeros(0, dtype) for n, (dtype, _) in self._empty.items()}
@@ -138,6 +142,11 @@ class SliceEntries:
         return self._column("arrivals")
 
     @property
+    def arrivals_by_part(self) -> npt.NDArray[np.uint16]:
+        """Per group and part of the slice: records so far, at most 65,535; [group, part]."""
+        return self._column("parts")
+
+    @property
     def first_seen(self) -> npt.NDArray[np.float32]:
         """Per group: the elapsed fraction of the slice at its first batch, 0 to 1."""
         return self._column("first")
@@ -161,6 +170,7 @@ class SliceEntries:
         batch_number: int,
         ids: IntArray | None = None,
         elapsed: float = 0.0,
+        parts: IntArray | None = None,
     ) -> None:
         """Adds records.
 
@@ -172,6 +182,7 @@ class SliceEntries:
             batch_number: number of the batch, ascending.
             ids: int64, numbers of the records in their stream, for samples.
             elapsed: the elapsed fraction of the slice, 0 to 1.
+            parts: int64, the part of the slice per record (`parts_of`); None: unknown.
         """
         self.newest_batch = max(self.newest_batch, batch_number)
         known = len(self)
@@ -181,6 +192,8 @@ class SliceEntries:
         counts = np.bincount(codes, minlength=groups)
         self._column("arrivals")[:] += counts.astype(np.int32)
         self._column("unsent")[:] += counts.astype(np.int32)
+        if parts is not None and len(parts):
+            self._count_parts(codes, counts, parts)
         self._column("last_batch")[codes] = batch_number
         self._column("first")[known:] = elapsed
         for name in self._bounded:
@@ -191,6 +204,14 @@ class SliceEntries:
                 numbers = np.where(np.abs(numbers) <= MAX_SIZE, numbers, 0.0)
                 squares = kept[:groups] + np.bincount(codes, numbers * numbers, groups)
                 kept[:groups] = np.minimum(squares, MAX_SIZE**2).astype(np.float32)
+
+    def _count_parts(self, codes: IntArray, counts: IntArray, parts: IntArray) -> None:
+        first, last = int(parts.min()), int(parts.max())
+        by_part = self._column("parts")
+        for part in range(first, last + 1):
+            # Nearly every batch lies in one part.
+            here = counts if first == last else np.bincount(codes[parts == part], minlength=len(counts))
+            by_part[:, part] = np.minimum(by_part[:, part] + here, np.iinfo(by_part.dtype).max)
 
     def add_groups(self, keys: Sequence[pa.Array], rows: int, batch_number: int, elapsed: float) -> None:
         """Adds the groups of records that may all be sampled out; each group then has a value to send."""
@@ -362,7 +383,9 @@ class SliceEntries:
     @classmethod
     def from_state(cls, state: State, bounded: Sequence[str]) -> SliceEntries:
         result = cls(GroupedAggregate.from_bytes(state.arrays["pending"]), bounded)
-        result._arrays = {name: state.arrays[name] for name in result._arrays}
+        result._arrays = {name: state.arrays[name] for name in result._arrays if name in state.arrays}
+        # Checkpoints of 0.1 have no parts.
+        result._arrays.setdefault("parts", np.zeros(len(result), _PARTS))
         result.newest_batch = int(result.last_batch.max(initial=0))
         return result
 
@@ -383,6 +406,6 @@ def _per_measure(pending: GroupedAggregate, bounded: Sequence[str]) -> dict[str,
 
 
 def _grown(array: npt.NDArray[Any], capacity: int, empty: float) -> npt.NDArray[Any]:
-    grown = np.full(capacity, empty, array.dtype)
+    grown = np.full((capacity, *array.shape[1:]), empty, array.dtype)
     grown[: len(array)] = array
     return grown

@@ -40,6 +40,7 @@ class SliceView:
     Attributes:
         elapsed: the elapsed fraction of the slice, 0 to 1.
         min_gain: for `gain`: smaller gains need not be computed, because such groups are not sent.
+        min_done: for `gain`: groups with a smaller probability that no record comes any more are not sent.
     """
 
     entries: SliceEntries
@@ -47,6 +48,7 @@ class SliceView:
     history: GroupHistory
     elapsed: float
     min_gain: float = 0.0
+    min_done: float = 0.0
 
 
 EvictionPolicy = Callable[[SliceView, IntArray], FloatArray]
@@ -109,6 +111,7 @@ def largest_gain(view: SliceView, groups: IntArray) -> FloatArray:
     for measure, (_, slack) in slacks.items():
         # Markov's inequality: the probability of exceeding the slack is at most mean / slack.
         possible |= expected.mean(measure) >= max(view.min_gain - GAIN_RESOLUTION, 0.0) * slack
+    possible &= expected.any_arrival() <= 1.0 - view.min_done
     chosen = np.flatnonzero(possible)
     chosen_slacks = {m: (limit[chosen], slack[chosen]) for m, (limit, slack) in slacks.items()}
     ranks[chosen] = -_gain(expected.take(chosen), chosen_slacks)

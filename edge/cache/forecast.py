@@ -1,11 +1,11 @@
 """Forecasts how a group changes before its slice ends, as probabilities.
 
-The records of a group are modelled as a Poisson process. Its rate is estimated from this slice, plus the mean of
-earlier slices with the weight of half a slice. The values have the group's own mean and second moment, estimated from
-this and earlier slices plus the mean of all groups with the weight of half a record. The sum S over the expected
-records is then compound Poisson; P(S > x) is approximated by a lognormal distribution with the same moments, given
-that any record arrives. The forecast only decides which groups are sent first: a wrong forecast costs bytes and time,
-and changes no answer.
+The records of a group are modelled as a Poisson process, whose rate follows the group's records in this slice and in
+earlier ones, and the rhythm of earlier slices (`arrival_profile`). The values have the group's own mean and second
+moment, estimated from this and earlier slices plus the mean of all groups, whose weight is learnt. The sum S over the
+expected records is then compound Poisson; P(S > x) is approximated by a lognormal distribution with the same moments,
+given that any record arrives. The forecast only decides which groups are sent first: a wrong forecast costs bytes and
+time, and changes no answer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from edge.cache.entries import SliceEntries, ratio
 from edge.cache.history import GroupHistory
 from edgewater.synopses import CountStack, ExtremumStack, FloatArray, IntArray, SumStack
 
-HISTORY_SLICES = 0.5
-"""The weight of earlier slices, in slices: in the middle of a slice it is that of the slice itself."""
-POPULATION_RECORDS = 0.5
 COLD_START = 0.02
 """Added to the elapsed fraction of a slice without history, so that its first moments give no extreme rate."""
 
@@ -99,9 +96,10 @@ def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, ela
     past = history.averages_of(entries, groups)
     so_far = entries.arrivals[groups].astype(np.float64)
     if history.slices:
-        rate = (so_far + HISTORY_SLICES * past.arrivals) / (elapsed + HISTORY_SLICES)
+        arrivals = history.arrivals_left(entries, groups, past, elapsed)
     else:
-        rate = so_far / (elapsed + COLD_START)
+        arrivals = so_far / (elapsed + COLD_START) * (1.0 - elapsed)
+    population = history.profile.value_weight
     records = so_far + past.arrivals
     first, second, extrema = {}, {}, set()
     for name in entries.bounded:
@@ -116,8 +114,8 @@ def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, ela
         else:
             seen = max(float(entries.arrivals.sum()), 1.0)
             squares = entries.squares(name)
-            weight = records + POPULATION_RECORDS
+            weight = records + population
             mean, square = total.sum() / seen, squares.sum() / seen
-            first[name] = (total[groups] + past.totals[name] + POPULATION_RECORDS * mean) / weight
-            second[name] = (squares[groups] + past.squares[name] + POPULATION_RECORDS * square) / weight
-    return Forecast(rate * (1.0 - elapsed), first, second, records, frozenset(extrema))
+            first[name] = (total[groups] + past.totals[name] + population * mean) / weight
+            second[name] = (squares[groups] + past.squares[name] + population * square) / weight
+    return Forecast(arrivals, first, second, records, frozenset(extrema))

@@ -1,6 +1,6 @@
 """The history of a query's groups over earlier slices: numbers of records, and values.
 
-A group is identified by a 64-bit hash of its key and takes 12 bytes plus 8 per measure; groups with equal hashes share
+A group is identified by a 64-bit hash of its key and takes 44 bytes plus 8 per measure; groups with equal hashes share
 their forecast and nothing else. Values are exponentially weighted means over slices. The number of groups is bounded:
 beyond the bound the groups with the fewest records are dropped, whose history says least.
 """
@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from edge.cache.arrival_profile import LEARNING_RATE as PROFILE_RATE
+from edge.cache.arrival_profile import MAX_COUNT, PARTS, ArrivalProfile, scale_of
 from edge.cache.entries import RecallCache, SliceEntries
 from edge.cache.error_target import ErrorTarget
-from edgewater.synopses import FloatArray, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray, SumStack
 from edgewater.synopses.encoding.state import State
 
 MAX_HISTORY_GROUPS = 1 << 16
@@ -28,11 +30,15 @@ CURVE_BINS = 64
 
 @dataclass(frozen=True, slots=True)
 class GroupAverages:
-    """Averages per slice of some groups: number of records, and per measure the total and the sum of squares."""
+    """Averages per slice of some groups: number of records, and per measure the total and the sum of squares.
+
+    `remaining` is float32 [group, part + 1] (`RecallCache`).
+    """
 
     arrivals: FloatArray
     totals: Mapping[str, FloatArray]
     squares: Mapping[str, FloatArray]
+    remaining: npt.NDArray[np.float32]
 
 
 @dataclass(slots=True)
@@ -48,6 +54,7 @@ class GroupHistory:
             the newest slice had not appeared after i/64 of it.
         max_sends: the largest number of times that any group of the newest slice was sent.
         groups: the number of groups of the newest slice.
+        profile: when and how many records arrive.
     """
 
     measures: tuple[str, ...] = ()
@@ -59,6 +66,8 @@ class GroupHistory:
     groups: int = 0
     _hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     _values: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    profile: ArrivalProfile = field(default_factory=ArrivalProfile)
+    _counts: npt.NDArray[np.float16] = field(default_factory=lambda: np.zeros((0, PARTS), np.float16))
 
     def __post_init__(self) -> None:
         if not self._values.size:
@@ -66,28 +75,62 @@ class GroupHistory:
 
     @property
     def nbytes(self) -> int:
-        return int(self._hashes.nbytes + self._values.nbytes)
+        return int(self._hashes.nbytes + self._values.nbytes + self._counts.nbytes)
 
     def averages_of(self, entries: SliceEntries, groups: IntArray) -> GroupAverages:
         """Returns the averages of these groups; zeros for new groups."""
-        found = self._looked_up(entries).values[:, groups].astype(np.float64)
-        names = list(enumerate(self.measures))
-        return GroupAverages(found[0], {m: found[1 + 2 * i] for i, m in names}, {m: found[2 + 2 * i] for i, m in names})
+        known = self._looked_up(entries)
+        found = known.values[:, groups].astype(np.float64)
+        totals = {m: found[1 + 2 * i] for i, m in enumerate(self.measures)}
+        squares = {m: found[2 + 2 * i] for i, m in enumerate(self.measures)}
+        return GroupAverages(found[0], totals, squares, known.remaining[groups])
 
     def _looked_up(self, entries: SliceEntries) -> RecallCache:
         """Returns the averages of all groups of a slice; looks each group up once, not at each pull."""
         known = entries.recall_cache
         if known.slices != self.slices:
             known.slices, known.values = self.slices, np.zeros((len(self._values), 0), np.float32)
+            known.remaining = np.zeros((0, PARTS + 1), np.float32)
         if known.values.shape[1] < len(entries):
             wanted = entries.hashes()[known.values.shape[1] :]
             fresh = np.zeros((len(self._values), len(wanted)), np.float32)
-            at = np.searchsorted(self._hashes, wanted)
-            inside = np.flatnonzero(at < len(self._hashes))
-            hit = inside[self._hashes[at[inside]] == wanted[inside]]
-            fresh[:, hit] = self._values[:, at[hit]]
+            hit, at = self._found(wanted)
+            fresh[:, hit] = self._values[:, at]
             known.values = np.concatenate([known.values, fresh], axis=1)
+            remaining = self.profile.remaining(self._counts_of(wanted)).astype(np.float32)
+            known.remaining = np.concatenate([known.remaining, remaining])
         return known
+
+    def _found(self, hashes: npt.NDArray[np.uint64]) -> tuple[IntArray, IntArray]:
+        """Returns the positions in `hashes` of the groups with a history, and where their history is."""
+        at = np.searchsorted(self._hashes, hashes)
+        inside = np.flatnonzero(at < len(self._hashes))
+        hit = inside[self._hashes[at[inside]] == hashes[inside]]
+        return hit, at[hit]
+
+    def _counts_of(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
+        """Returns the mean records per slice, [group, part]; zeros for new groups."""
+        result = np.zeros((len(hashes), PARTS), np.float32)
+        hit, at = self._found(hashes)
+        result[hit] = self._counts[at]
+        return result
+
+    def arrivals_left(self, entries: SliceEntries, groups: IntArray, past: GroupAverages, elapsed: float) -> FloatArray:
+        """Returns the expected number of records of these groups after the fraction `elapsed` of their slice.
+
+        Args:
+            past: `averages_of` these groups.
+        """
+        known = self._looked_up(entries)
+        part = min(int(elapsed * PARTS), PARTS - 1)
+        after = elapsed * PARTS - part
+
+        def left(remaining: npt.NDArray[np.float32]) -> FloatArray:
+            return np.asarray((1.0 - after) * remaining[:, part] + after * remaining[:, part + 1], np.float64)
+
+        arrivals = entries.arrivals.astype(np.float64)
+        scale = float(scale_of(arrivals, known.values[0].astype(np.float64), left(known.remaining)))
+        return self.profile.expected(arrivals[groups], past.arrivals, left(past.remaining), scale)
 
     def learn(self, entries: SliceEntries) -> None:
         """Updates the history with a slice that has just closed."""
@@ -98,19 +141,38 @@ class GroupHistory:
             ],
             np.float32,
         ).reshape(len(self._values), len(entries))
+        self._learn_profile(entries)
         weight = LEARNING_RATE if self.slices else 1.0
         hashes, inverse = np.unique(np.concatenate([self._hashes, entries.hashes()]), return_inverse=True)
         values = np.zeros((len(self._values), len(hashes)), np.float32)
         known = len(self._hashes)
         values[:, inverse[:known]] = (1.0 - weight) * self._values
         values[:, inverse[known:]] += np.float32(weight) * fresh
-        self._hashes, self._values = _bounded(hashes, values)
+        weight = max(PROFILE_RATE, 1.0 / (self.slices + 1))
+        counts = np.zeros((len(hashes), PARTS), np.float32)
+        counts[inverse[:known]] = (1.0 - weight) * self._counts
+        counts[inverse[known:]] += np.float32(weight) * entries.arrivals_by_part
+        keep = _kept(values[0])
+        self._hashes, self._values = hashes[keep], values[:, keep]
+        self._counts = np.minimum(counts[keep], MAX_COUNT).astype(np.float16)
         for measure in self.measures:
             if measure not in self.scale and (largest := entries.largest(measure)):
                 self.scale[measure] = largest
         self.slices += 1
         self.groups = len(entries)
         self.max_sends = max(1, int(entries.sends.max(initial=1)))
+
+    def _learn_profile(self, entries: SliceEntries) -> None:
+        counts = entries.arrivals_by_part.astype(np.float64)
+        if not self.slices:
+            self.profile.learn_counts(counts, 1.0)
+            return
+        past = self.averages_of(entries, np.arange(len(entries)))
+        self.profile.learn(counts, past.arrivals, self._counts_of(entries.hashes()))
+        for name in self.measures:
+            if isinstance(entries.pending.measures[name], SumStack):
+                records = entries.arrivals.astype(np.float64)
+                self.profile.learn_values(records, entries.size(name), past.arrivals, past.totals[name])
 
     def learn_curve(self, first_seen: npt.NDArray[np.float32]) -> None:
         """Updates `curve` with the times at which the groups with the largest initial prefix errors appeared."""
@@ -125,21 +187,28 @@ class GroupHistory:
     def to_state(self) -> State:
         numbers = [self.measures, self.slices, self.scale, self.max_sends, self.groups]
         arrays = {"hashes": self._hashes, "values": self._values, "curve": self.curve}
-        return State(numbers, arrays, {"error_target": self.error_target.to_state()})
+        arrays["counts"] = self._counts.view(np.uint16)
+        return State(
+            numbers, arrays, {"error_target": self.error_target.to_state(), "profile": self.profile.to_state()}
+        )
 
     @classmethod
     def from_state(cls, state: State) -> GroupHistory:
         measures, slices, scale, max_sends, groups = state.numbers
         error_target = ErrorTarget.from_state(state.components["error_target"])
         curve, hashes, values = (state.arrays[name] for name in ("curve", "hashes", "values"))
-        return cls(tuple(measures), slices, scale, error_target, curve, max_sends, groups, hashes, values)
+        result = cls(tuple(measures), slices, scale, error_target, curve, max_sends, groups, hashes, values)
+        if "profile" in state.components:
+            result.profile = ArrivalProfile.from_state(state.components["profile"])
+            result._counts = state.arrays["counts"].view(np.float16)
+        else:  # checkpoints of 0.1 have none
+            result._counts = np.zeros((len(hashes), PARTS), np.float16)
+        return result
 
 
-def _bounded(
-    hashes: npt.NDArray[np.uint64], values: npt.NDArray[np.float32]
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
-    keep = values[0] >= FORGOTTEN_BELOW
+def _kept(records: npt.NDArray[np.float32]) -> BoolArray:
+    keep = records >= FORGOTTEN_BELOW
     if np.count_nonzero(keep) > MAX_HISTORY_GROUPS:
-        least = np.partition(values[0], len(hashes) - MAX_HISTORY_GROUPS)[len(hashes) - MAX_HISTORY_GROUPS]
-        keep = values[0] > least  # ties go together: which of them came first must not matter
-    return hashes[keep], values[:, keep]
+        dropped = len(records) - MAX_HISTORY_GROUPS
+        keep = records > np.partition(records, dropped)[dropped]  # ties go together: their order must not matter
+    return np.asarray(keep, bool)

@@ -48,7 +48,21 @@ def rank_open(
     margin = RANKED_FROM if spec.eviction == "gain" else 1.0
     groups = np.flatnonzero(primary_mask(entries, limits, margin))
     min_gain = max(spec.eager, MIN_GAIN_WITHOUT_PRESSURE * (1.0 - context.pressure))
-    return _ranked(SliceView(entries, limits, history, context.elapsed, min_gain), groups, spec, context)
+    min_done = 0.0 if limits.is_exact or _has_spare_sends(entries, limits) else min_gain
+    return _ranked(SliceView(entries, limits, history, context.elapsed, min_gain, min_done), groups, spec, context)
+
+
+def _has_spare_sends(entries: SliceEntries, limits: ErrorLimits) -> bool:
+    """Returns whether the groups that need no send are still more than the sends that were repeated.
+
+    An exact query sends every group once, and repeats a send after a record that its forecast did not expect. Once the
+    repeated sends have used up what the budget saves, groups are only sent early where an exact query would send them
+    too, so that a budget costs hardly ever more sends than exact results.
+    """
+    sends = entries.sends
+    unsent = np.flatnonzero(sends == 0)
+    needed = int(np.count_nonzero(primary_mask(entries, limits, groups=unsent)))
+    return int(sends.sum()) - (len(sends) - len(unsent)) < len(unsent) - needed
 
 
 def _ranked(view: SliceView, groups: IntArray, spec: CacheSpec, context: RankingContext) -> SendQueue:

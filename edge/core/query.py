@@ -25,6 +25,7 @@ from edge.cache import (
     SendQueue,
     SliceEntries,
     max_entries_per_frame,
+    parts_of,
 )
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings, close_barrier_ms, is_unreported
 from edge.core.backfill import Backfill
@@ -356,7 +357,8 @@ class QueryPipeline:
                 return
             keys = [arguments.records.column(name) for name in self.spec.group_by]
         elapsed = self._elapsed(start, int(times.max()))
-        slice_.entries.update(keys, arguments.by_measure(), len(times), times, batch_number, ids, elapsed)
+        parts = parts_of(times, start, self.spec.window.slice_ms)
+        slice_.entries.update(keys, arguments.by_measure(), len(times), times, batch_number, ids, elapsed, parts)
 
     def _end(self, start: int) -> int:
         return start + self.spec.window.slice_ms

@@ -231,6 +231,8 @@ def _report_differences(
     own = isinstance(query.budget, ErrorBudget) and not any(b.of_query for b in tried)
     if own and not (flags["error_budgets"] or flags["stalenesses"]):
         notify("the query's own budget is omitted: it is relative, and offline policies support absolute budgets only")
+        for note in query.notes:
+            notify(note)
     if (
         "explicit" in flags["estimates"]
         and sizings == (CacheSpec().sizing,)

@@ -20,6 +20,7 @@ from center.api.models import (
     QueryEdge,
     QueryList,
     QueryStatus,
+    RegisteredAnswer,
 )
 from center.api.openapi import problems
 from center.api.services import Center, Services
@@ -58,10 +59,10 @@ _BODY: dict[str, Any] = {
     dependencies=[EDITS],
     status_code=201,
     summary="Register a query",
-    response_model=Query,
+    response_model=RegisteredAnswer,
     openapi_extra=_BODY,
     responses={
-        200: {"model": Query, "description": "The same query is registered already."},
+        200: {"model": RegisteredAnswer, "description": "The same query is registered already."},
         **problems(403, 408, 409, 413, 415, 422),
     },
 )
@@ -97,8 +98,9 @@ def _is_registered(center: Services, spec: QuerySpec) -> bool:
 def _register(center: Services, spec: QuerySpec) -> Response:
     known = {q.ref for q in center.catalog.queries()}
     query = center.catalog.register(spec, center.now_ms())
+    answer = RegisteredAnswer.of(query).model_copy(update={"notes": query.spec.notes or None})
     return JSONResponse(
-        Query.of(query).model_dump(mode="json"),
+        answer.model_dump(mode="json", exclude_none=True),
         200 if query.ref in known else 201,
         {"Location": f"/v1/queries/{query.ref.name}"},
     )

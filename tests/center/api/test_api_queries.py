@@ -42,6 +42,12 @@ def test_registering_the_same_query_again_returns_the_existing_one(desk):
     assert again.headers["location"] == "/v1/queries/n"
 
 
+def test_the_answer_to_a_registration_says_what_a_relative_budget_does_not_save(desk):
+    relative = post(desk, {**SPEC, "name": "relative", "budget": {"error": {"n": "1%"}}}).json()
+    assert relative["notes"][0].startswith("budget.error.n: 1.0% of a group's own value withholds no group")
+    assert "notes" not in post(desk, {**SPEC, "budget": {"error": {"n": 10}}}).json()
+
+
 def test_another_query_under_a_name_that_is_taken_is_a_conflict(desk):
     post(desk, SPEC)
     refused = post(desk, {**SPEC, "window": {"tumbling": "2h"}})

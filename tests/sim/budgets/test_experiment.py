@@ -51,6 +51,14 @@ def test_under_an_error_budget_the_center_is_within_it_and_what_is_withheld_is_s
     np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
 
 
+@pytest.mark.parametrize("updates_s", [FAST, SLOW])
+def test_no_budget_costs_more_updates_than_exact_results(updates_s: float) -> None:
+    short = TRACE.rows(np.flatnonzero(TRACE.times_ms < 2 * WINDOW_MS))
+    exact = run(short, query(), link(updates_s)).updates
+    for budget in (1.0, 3_000.0, 30_000.0, 300_000.0):
+        assert run(short, query(error={"v": budget}), link(updates_s)).updates <= exact
+
+
 def test_five_edges_together_keep_the_budget_and_their_statements_cover_the_error() -> None:
     out = run(TRACE, query(error={"v": 500_000.0}), link(SLOW), edges=5)
     assert (out.error <= 500_000.0 * (1 + 1e-9)).all()
