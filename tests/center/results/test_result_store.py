@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -271,14 +271,22 @@ def huge(value: int) -> bytes:
 @pytest.fixture
 def overflowing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A merge fails where the records of all partials exceed what can be counted, as it did in an earlier release."""
-    merge = GroupedAggregate.merge_all
+    one_by_one, stacked = GroupedAggregate.merge_all, GroupedAggregate._add_messages
 
-    def fail(self: GroupedAggregate, others: Any) -> Any:
-        if self.records + sum(other.records for other in others) > (1 << 64) - 1:
+    def check(self: GroupedAggregate, records: Iterable[int]) -> None:
+        if self.records + sum(records) > (1 << 64) - 1:
             raise ValueError("Value out of range")
-        return merge(self, others)
 
-    monkeypatch.setattr(GroupedAggregate, "merge_all", fail)
+    def merge_all(self: GroupedAggregate, others: Any) -> Any:
+        check(self, (other.records for other in others))
+        return one_by_one(self, others)
+
+    def add_messages(self: GroupedAggregate, names: Any, messages: Any) -> None:
+        check(self, (message.records for message in messages))
+        stacked(self, names, messages)
+
+    monkeypatch.setattr(GroupedAggregate, "merge_all", merge_all)
+    monkeypatch.setattr(GroupedAggregate, "_add_messages", add_messages)
 
 
 @pytest.mark.usefixtures("overflowing")
