@@ -234,10 +234,9 @@ class Catalog:
     ) -> int | None:
         """Records the start of a session; returns the highest durable seq of this incarnation, or None.
 
-        An alarm is added, and `EdgeRecord.state_lost_at_ms` set, if frames are
-        lost on both sides (the center's state is older than what it acknowledged), or if another incarnation of the
-        edge was in use: what that one had accepted and not shipped is unknown. If two incarnations take turns, the
-        alarm says that two agents have one id.
+        An alarm is added, and `EdgeRecord.state_lost_at_ms` set, if frames are lost on both sides (the center's state
+        is older than what it acknowledged), or if another incarnation of the edge was in use: what that one had
+        accepted and not shipped is unknown. If two incarnations take turns, the alarm says that two agents have one id.
 
         Args:
             oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
