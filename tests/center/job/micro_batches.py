@@ -24,21 +24,31 @@ from tests.center.job.conftest import synopsis
 
 FOR_EVER_MS = 1 << 42
 DEADLY = """
-import os, signal, time
+import os, signal, sys, time
 
-from edgewater.synopses.exact.aggregates import CountStack
+from edgewater.synopses.exact.aggregates import IntegerSumStack
 
 
-class DeadlyStack(CountStack):
+class DeadlyStack(IntegerSumStack):
     kind = "deadly"
 
     @classmethod
     def from_message(cls, message):
+        if message.parameters == "spares workers" and any("pyspark" in argument for argument in sys.orig_argv):
+            message.parameters = "{}"
+            read = super().from_message(message)
+            read.spares_workers = True
+            return read
         if message.parameters == "hangs":
             time.sleep(1 << 20)
         elif message.parameters == "takes memory":
             bytes(8 << 30)
         os.kill(os.getpid(), signal.SIGSEGV)
+
+    def to_message(self):
+        message = super().to_message()
+        message.parameters = "spares workers" if hasattr(self, "spares_workers") else ""
+        return message
 
 
 ALL = DeadlyStack

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,9 +21,12 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from center.catalog import ComponentRegistry
+from center.catalog import ComponentRegistry, IndexOutcome, UnindexedFrame
 from center.spark.session import class_archive
 from edgewater.__main__ import main
+from edgewater.wire import FrameBody, Partial, SliceClose
+from tests.center.job.conftest import World
+from tests.center.job.micro_batches import deadly, install_deadly
 
 WAIT_S = 120.0
 ANY = "127.0.0.1:0"
@@ -129,9 +133,9 @@ def process(*args: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
-def eventually(look: Callable[[], Any]) -> Any:
+def eventually(look: Callable[[], Any], within_s: float = WAIT_S) -> Any:
     """What `look` finds once it finds something; another process is at work, so it is asked again."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         try:
             if found := look():
@@ -226,3 +230,55 @@ def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_o
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.e2e
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.full
+def test_a_frame_that_kills_the_driver_is_set_aside_and_the_job_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--data-dir", str(tmp_path), "--set", f"gateway.listen={ANY}", "--set", f"api.listen={ANY}")
+    with contextlib.closing(World(tmp_path)) as world:
+        ref, other = world.register("a", "b")
+        evil, honest, _ = world.edges
+        install_deadly(tmp_path / "plugins")
+        path = os.pathsep.join([str(tmp_path / "plugins"), *filter(None, sys.path)])
+        log = tmp_path / "center.log"
+        with (
+            log.open("w") as said,
+            process(
+                "run", "--json", *flags, stdout=subprocess.PIPE, stderr=said, env=os.environ | {"PYTHONPATH": path}
+            ) as center,
+        ):
+            assert center.stdout is not None
+            ready = json.loads(center.stdout.readline())
+            world.ship_records(honest, other, 1, ["/a"])
+            eventually(world.all_consumed)
+            # The driver decodes it where it answers the window, in the batch that has the ends, too; if it were not the
+            # first of its query, its kind would be refused.
+            held: list[UnindexedFrame] = []
+            with monkeypatch.context() as patch:
+                patch.setattr(world.catalog, "index", lambda rows: held.extend(rows) or [IndexOutcome.NEW])
+                world.ship(evil, ref, FrameBody(0, (Partial(0, 0, deadly("spares workers")),), (SliceClose(0, 1, 0),)))
+                world.end(ref)
+            world.catalog.index(held)
+            seen = set[int]()
+
+            def is_set_aside() -> bool:
+                seen.add(httpx.get(f"{ready['api']}/readyz").status_code)
+                return bool(world.catalog.quarantined())
+
+            eventually(is_set_aside, 4 * WAIT_S)
+            (frame,) = world.catalog.quarantined()
+            assert (frame.entry.edge, "SIGSEGV" in frame.reason) == (evil, True)
+            assert 503 in seen, "red while the job was dead"
+            # After the first death, of a job that had read the log, two starts without progress are suspicious.
+            assert log.read_text().count("job was killed by SIGSEGV; starting it again") == 3
+            world.ship_window(other, 0)
+            world.end(other)
+            eventually(lambda: world.all_consumed() and httpx.get(f"{ready['api']}/readyz").status_code == 200)
+            eventually(lambda: world.answers() == world.truth)
+            center.send_signal(signal.SIGTERM)
+            assert center.wait(WAIT_S) == 0
