@@ -14,7 +14,7 @@ E2E, SPARK = pytest.mark.e2e, pytest.mark.spark
 
 # Module -> what it shows, and the lane that it belongs to.
 BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
-    "attack": (("p99_ratio", '"windows_wrong_or_incomplete": 0', "not-expected"), E2E),
+    "attack": (("p99_ratio", '"windows_wrong_or_incomplete": 0', "partial-refused"), E2E),
     "backfill": (("p95_ratio", "records_per_s"), None),
     "budgets": (("## policies", "zipf, sum, low, error budget", "cran, sum, low, staleness budget"), None),
     "condor": (("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"), SPARK),
