@@ -32,7 +32,10 @@ KAPPAS = (np.inf, 8.0, 1.0, 0.125)
 """Strengths of the base, in mean records per slice. Infinite: every group has the base."""
 SHAPES = tuple(product((False, True), KAPPAS))
 """(whether the base is the counts of all groups, κ)"""
-SLICE_WEIGHTS = (0.5, 2.0, 8.0)
+MIN_WEIGHT = 0.5
+SLICE_WEIGHTS = ((MIN_WEIGHT, np.inf), (2.0, 8.0), (2.0, np.inf), (8.0, 8.0), (8.0, np.inf))
+"""(w, the most records that w slices of a group count as; w is at least `MIN_WEIGHT`). Groups of many records often
+change from slice to slice by more than a Poisson process does."""
 EXPERTS = tuple(product((False, True), SLICE_WEIGHTS, SHAPES))
 """(whether earlier slices are scaled, w, shape). The first one is a constant rate, which is used until scores exist."""
 VALUE_WEIGHTS = (0.5, 4.0, 32.0, 256.0)
@@ -151,10 +154,12 @@ class ArrivalProfile:
         return cls(counts, expert, value_weight, scores, value_scores)
 
 
-def _posterior_mean(so_far: FloatArray, past: FloatArray, left: FloatArray, weight: float) -> FloatArray:
+def _posterior_mean(so_far: FloatArray, past: FloatArray, left: FloatArray, weight: tuple[float, float]) -> FloatArray:
     """Mean of the Gamma posterior of a Poisson rate (Gelman et al., "Bayesian Data Analysis", 3rd ed., section 2.6),
-    times the exposure to come."""
-    return (so_far + weight * past) / (1.0 - left + weight) * left
+    times the exposure to come. `weight` is one of `SLICE_WEIGHTS`."""
+    slices, most = weight
+    counted = np.maximum(np.minimum(slices, most / np.maximum(past, MIN_EXPECTED)), MIN_WEIGHT)
+    return np.asarray((so_far + counted * past) / (1.0 - left + counted) * left)
 
 
 def scale_of(so_far: FloatArray, past: FloatArray, left: FloatArray, axis: int = 0) -> FloatArray:
