@@ -170,6 +170,7 @@ def summarise(listener: LiveListener, schedules: list[PushSchedule], begin_ms: i
             "early": sum(row["early"] for row in counted),
             "contract_met": sum(row["met"] for row in counted),
             "within_error": sum(row["error"] <= ERROR for row in counted),
+            "interval_stated": sum(row["stated"] for row in counted),
             "interval_holds": sum(row["held"] for row in counted),
             "error_p95": round(float(np.percentile([row["error"] for row in counted], 95)), 5) if counted else None,
         }  # fmt: skip
@@ -181,12 +182,14 @@ def _row(n: int, seen: tuple[float, dict[str, Any]], schedules: list[PushSchedul
     start = round(datetime.fromisoformat(answer["window"]["start"]).timestamp() * 1000)
     cell, quality = answer["data"][0]["total"], answer["quality"]
     truth = sum(s.truth(start, start + WINDOW_MS) for s in schedules)
+    stated = cell["lower"] is not None and cell["upper"] is not None
     return {
         "window": n, "ms": at_ms - start - WINDOW_MS, "early": answer["phase"] == "early",
         "decided_ms": quality["staleness_ms"],
         "chosen_wait_ms": (quality.get("accuracy") or {}).get("waited_ms") or 0,
         "error": abs(cell["estimate"] - truth) / truth, "met": answer["contract"]["met"],
-        "held": cell["lower"] <= truth * (1 + 1e-9) and truth * (1 - 1e-9) <= cell["upper"],
+        "stated": stated,
+        "held": stated and cell["lower"] <= truth * (1 + 1e-9) and truth * (1 - 1e-9) <= cell["upper"],
     }  # fmt: skip
 
 
@@ -206,9 +209,9 @@ def show(result: dict[str, Any]) -> None:
         row = result[query]
         goal = f"   goal p95 <= {GOAL_P95_MS}" if query == "aion" else ""
         click.echo(f"{query}: window end to first answer in REST, ms {row['ms']}{goal}")
-        click.echo(f"  of {row['windows']}: " + ", ".join(
-            f"{key} {row[key]}" for key in ("early", "contract_met", "within_error", "interval_holds", "error_p95")
-        ) + f"; first early answer: window {row['first_early_window']}")  # fmt: skip
+        keys = ("early", "contract_met", "within_error", "interval_stated", "interval_holds", "error_p95")
+        counts = ", ".join(f"{key} {row[key]}" for key in keys)
+        click.echo(f"  of {row['windows']}: {counts}; first early answer: window {row['first_early_window']}")
         for key in ("chosen_wait_ms", "decided_ms", "decided_to_client_ms"):
             click.echo(f"  {key:22} {row[key]}")
         for stage, value in row["stages_ms"].items():
