@@ -188,7 +188,10 @@ def main(
         return
     if smoke:
         mutants, measure = 25, 5
-    outcomes = {name: fuzz(t, seed, seconds / len(targets), mutants, measure) for name, t in targets.items()}
+    outcomes = {}
+    for number, (name, target) in enumerate(targets.items(), 1):
+        outcomes[name] = fuzz(target, seed, seconds / len(targets), mutants, measure)
+        click.echo(f"{number} of {len(targets)}: {name}, {outcomes[name].mutants} mutants", err=True)
     click.echo(table(outcomes))
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "result.json").write_text(

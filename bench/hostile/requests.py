@@ -83,7 +83,8 @@ def mutated_text(data: bytes, rng: Rng) -> bytes:
             data = data[:at] + data[at:end] * int(pick(rng, (2, 50))) + data[end:]
         else:
             data = data[:at] + data[end:]
-    return data[: 128 << 10]
+        data = data[: 128 << 10]
+    return data
 
 
 @functools.cache
