@@ -34,9 +34,10 @@ $(STAMP)prepared: $(STAMP)dev
 demo: $(STAMP)demo ## run everything on a year of New York flights: center, three edges, a table at the end
 	@$(VENV)/bin/edgewater demo $(ARGS)
 
-# One run on two workers: one has all tests that start a JVM or processes, the other the rest until it helps (tests/conftest.py).
+# One run on three workers: one has all tests that start a JVM or processes, which wait half of the time; the others have the rest
+# (tests/conftest.py).
 # Bytecode is kept: each process that a test starts would compile the product anew.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 2 --dist loadgroup
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 3 --dist loadgroup
 
 test: $(STAMP)prepared ## all tests, on two cores; ARGS="tests/center -k ledger" picks some
 	@$(PYTEST) $(ARGS)

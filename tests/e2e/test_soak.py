@@ -25,6 +25,7 @@ def test_equal_seeds_draw_equal_episodes_and_every_kind_of_fault_comes_in_turn()
 
 
 @pytest.mark.e2e
+@pytest.mark.full  # `make soak` is the longer one
 def test_a_short_soak_finds_no_false_statement(system: Demo, tmp_path: Path) -> None:
     said: list[str] = []
     report = Soak(tmp_path, SEED, KINDS, at_once=len(KINDS), say=said.append, demo=system).run(seconds=1, most=1)

@@ -196,7 +196,7 @@ def test_the_limit_of_groups_is_for_all_edges_together(monkeypatch: pytest.Monke
     assert not early(world) and world.estimator().has_too_many_groups
 
 
-@pytest.mark.parametrize("scope", ["each", "all"])
+@pytest.mark.parametrize("scope", ["each", pytest.param("all", marks=pytest.mark.full)])
 def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[list[Emission]] = []
     for size in (group_module.BATCH_SIZE, 2, 1):
@@ -257,7 +257,7 @@ def test_all_records_are_needed_while_a_group_has_no_interval() -> None:
     assert set(rare.estimator().rates().values()) == {1.0}
 
 
-@pytest.mark.parametrize("scope", ["each", "all"])
+@pytest.mark.parametrize("scope", ["all", pytest.param("each", marks=pytest.mark.full)])
 def test_a_restart_gives_the_answers_of_an_uninterrupted_run(scope: str) -> None:
     whole, cut = (World(grouped(scope=scope), sites(seconds=10, shares=(1, 1, 0.02))) for _ in range(2))
     for world in (whole, cut):

@@ -174,7 +174,9 @@ class Edge:
         return frames
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.full] if n == "error budget, extrema" else []) for n in CASES]
+)
 def test_a_replay_with_another_zlib_zstd_and_exponential_sends_the_same_frames(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
