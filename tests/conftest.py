@@ -6,6 +6,11 @@ from collections import Counter
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+# A time limit per example fails on a machine that does something else meanwhile.
+settings.register_profile("edgewater", deadline=None)
+settings.load_profile("edgewater")
 
 MARKED_LANES = ("data", "e2e", "spark")
 """Markers that make a lane; tests without any of them are the lane `units`."""

@@ -71,7 +71,11 @@ def early(world: World) -> list[Emission]:
 
 @pytest.mark.parametrize(
     ("measure", "scope", "error"),
-    [("sum(x)", "each", "8%"), ("count()", "all", "5%"), pytest.param("mean(x)", "each", "5%", marks=pytest.mark.full)],
+    [
+        ("sum(x)", "each", "8%"),
+        pytest.param("count()", "all", "5%", marks=pytest.mark.full),
+        pytest.param("mean(x)", "each", "5%", marks=pytest.mark.full),
+    ],
     ids=["sum-each", "count-all", "mean-each"],
 )
 def test_intervals_of_groups_with_delays_of_their_own_hold_within_the_binomial_band(
