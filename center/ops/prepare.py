@@ -13,12 +13,11 @@ from typing import Any
 from pyspark import SparkContext
 
 from center.job.job import Job, JobConfig
-from center.spark.session import QUIET_ARCHIVE, SessionConfig, class_archive, require_java, spark_settings
+from center.spark.session import SessionConfig, class_archive, require_java
 from edgewater.errors import StorageError
 
 TIMEOUT_S = 300
 POLL_S = 0.2
-JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def prepare() -> Path:
@@ -34,14 +33,13 @@ def prepare() -> Path:
     archive = class_archive()
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        archive.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
-            done = subprocess.run(
-                [sys.executable, "-m", __name__, directory], stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=False
-            )
             written = Path(directory, archive.name)
+            command = [sys.executable, "-m", __name__, str(written)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
             if done.returncode or not written.exists():
-                raise StorageError(f"{archive}: Java wrote no archive of classes; code {done.returncode}")
+                last = done.stderr.strip().rpartition("\n")[2]
+                raise StorageError(f"{archive}: Java wrote no archive of classes, code {done.returncode}: {last}")
             written.chmod(0o644)
             written.replace(archive)
     except (OSError, subprocess.TimeoutExpired) as exc:
@@ -49,16 +47,14 @@ def prepare() -> Path:
     return archive
 
 
-def _run_until_ready(directory: Path) -> None:
-    session = SessionConfig()
-    options = f"{spark_settings(session)[JAVA_OPTIONS]} {QUIET_ARCHIVE}"
-    options += f" -XX:ArchiveClassesAtExit={directory / class_archive().name}"
+def _run_until_ready(archive: Path) -> None:
+    directory = archive.parent
     config = JobConfig(
         catalog_url=f"sqlite:///{directory}/catalog.db",
         results_url=f"sqlite:///{directory}/results.db",
         log_dir=directory / "frames",
         work_dir=directory / "spark",
-        session=SessionConfig(settings={JAVA_OPTIONS: options}),
+        session=SessionConfig(write_classes=archive),
     )
     job, stop = Job(config), threading.Event()
 

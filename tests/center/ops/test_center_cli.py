@@ -113,6 +113,24 @@ def test_prepare_says_what_to_install_when_java_is_missing_and_keeps_what_was_wr
     assert class_archive().exists()
 
 
+@pytest.mark.slow
+def test_prepare_that_fails_says_why_and_keeps_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text('#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "17.0.15"\' >&2 && exit 0\nexit 7\n')
+    java.chmod(0o700)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    class_archive().parent.mkdir(parents=True)
+    class_archive().write_text("written before")
+    result = invoke("prepare")
+    assert result.exit_code == 1 and "Java wrote no archive of classes, code 1: " in result.output
+    assert class_archive().read_text() == "written before"
+    assert list(class_archive().parent.iterdir()) == [class_archive()]
+
+
 def test_check_says_what_to_install_when_java_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     result = invoke(
