@@ -26,7 +26,7 @@ from center.catalog.liveness import (
 from center.catalog.quarantine import QuarantinedFrame
 from center.catalog.query_rows import RegisteredQuery
 from center.catalog.store import Catalog
-from center.catalog.stream_rows import DeclaredStream
+from center.catalog.stream_rows import DeclaredStream, require_declared
 
 __all__ = [
     "COMPONENTS",
@@ -53,4 +53,5 @@ __all__ = [
     "expected_edges",
     "query_from_key",
     "query_key",
+    "require_declared",
 ]

@@ -50,7 +50,7 @@ from center.catalog.query_rows import (
     require_fit,
     require_fit_at_edges,
 )
-from center.catalog.stream_rows import DeclaredStream, delete_columns, select_declared, write_columns
+from center.catalog.stream_rows import DeclaredStream, delete_columns, require_declared, select_declared, write_columns
 from center.config import ColumnEntry
 from center.edge_access import UNLIMITED, EdgeAccess
 from center.storage.database import open_engine, read_transaction, schema_transaction, upsert, write_transaction
@@ -288,8 +288,7 @@ class Catalog:
     def _refusal(self, connection: Connection, edge: EdgeId, streams: Sequence[StreamRecord]) -> Refusal | None:
         declared = select_declared(connection, self._configured)
         try:
-            for stream in (s for s in streams if s.name in declared):
-                declared[stream.name].require(edge, stream)
+            require_declared(declared, edge, streams)
             undeclared = [s for s in streams if s.name not in declared]
             require_consistent_schema(edge, undeclared, select_shapes(connection, edge) if undeclared else [])
         except ProtocolError as exc:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, select
 
 from center.catalog import schema as t
 from center.catalog.edges import StreamRecord
 from center.config import ColumnEntry
+from center.storage.database import upsert
 from edgewater.errors import ProtocolError
 from edgewater.streams import COLUMN_TYPES, EdgeId, type_name
 
@@ -30,12 +31,6 @@ class DeclaredStream:
     @property
     def types(self) -> dict[str, pa.DataType]:
         return {name: COLUMN_TYPES[column.type] for name, column in self.columns.items()}
-
-    def require(self, edge: EdgeId, stream: StreamRecord) -> None:
-        """Raises ProtocolError if an edge's columns differ."""
-        difference = self.difference(edge, stream)
-        if difference:
-            raise ProtocolError(f"Hello: {difference}")
 
     def difference(self, edge: EdgeId, stream: StreamRecord) -> str:
         """The first column of an edge that differs, its type and what is right; empty: none does."""
@@ -69,11 +64,17 @@ def select_declared(
     }
 
 
+def require_declared(declared: Mapping[str, DeclaredStream], edge: EdgeId, streams: Iterable[StreamRecord]) -> None:
+    """Checks those of an edge's streams that have declared columns. Raises ProtocolError if its columns differ."""
+    for stream in streams:
+        difference = declared[stream.name].difference(edge, stream) if stream.name in declared else ""
+        if difference:
+            raise ProtocolError(f"Hello: {difference}")
+
+
 def write_columns(connection: Connection, stream: str, columns: Mapping[str, ColumnEntry]) -> None:
-    values = {"columns": [[name, column.type, column.description] for name, column in columns.items()]}
-    row = t.stream_columns.c.stream == stream
-    if connection.execute(update(t.stream_columns).where(row).values(**values)).rowcount == 0:
-        connection.execute(insert(t.stream_columns).values(stream=stream, **values))
+    rows = [[name, column.type, column.description] for name, column in columns.items()]
+    upsert(connection, t.stream_columns, [{"stream": stream, "columns": rows}])
 
 
 def delete_columns(connection: Connection, stream: str) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 import pyarrow as pa
 
 from center.budgets import Grant, MembersChanged
-from center.catalog import DeclaredStream, EdgeRecord, RegisteredQuery, StreamRecord, contributes, expected_edges
+from center.catalog import DeclaredStream, EdgeRecord, RegisteredQuery, contributes, expected_edges
 from center.sampling import SamplingRequirement, is_expensive
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
@@ -115,12 +115,6 @@ class AssignmentPlan:
             columns | {name: stream.types for name, stream in declared.items()},
             declared,
         )
-
-    def require_columns(self, edge: EdgeId, streams: Iterable[StreamRecord]) -> None:
-        """Raises ProtocolError if an edge's columns differ from the declared ones."""
-        for stream in streams:
-            if stream.name in self.declared:
-                self.declared[stream.name].require(edge, stream)
 
     def is_retired(self, edge: EdgeId) -> bool:
         return edge in self.edges and self.edges[edge].retired

@@ -21,7 +21,7 @@ import grpc
 from cachetools import LRUCache
 
 from center.budgets import AllocationPolicy
-from center.catalog import Catalog
+from center.catalog import Catalog, require_declared
 from center.config import StreamSection, TlsSection
 from center.edge_access import EdgeAccess
 from center.ingest import limits
@@ -463,7 +463,7 @@ class Gateway:
         The edge keeps its queries then: an empty assignment would drop what it has accepted and not shipped.
         """
         try:
-            self._plan.require_columns(session.edge, session.hello.streams)
+            require_declared(self._plan.declared, session.edge, session.hello.streams)
         except ProtocolError as exc:
             session.fail(exc)
             return
