@@ -97,7 +97,7 @@ class GroupHistory:
             hit, at = self._found(wanted)
             fresh[:, hit] = self._values[:, at]
             known.values = np.concatenate([known.values, fresh], axis=1)
-            remaining = self.profile.remaining(self._counts_of(wanted)).astype(np.float32)
+            remaining = self.profile.remaining(self._counts_of(len(wanted), hit, at)).astype(np.float32)
             known.remaining = np.concatenate([known.remaining, remaining])
         return known
 
@@ -108,10 +108,10 @@ class GroupHistory:
         hit = inside[self._hashes[at[inside]] == hashes[inside]]
         return hit, at[hit]
 
-    def _counts_of(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
-        """Returns the mean records per slice, [group, part]; zeros for new groups."""
-        result = np.zeros((len(hashes), PARTS), np.float32)
-        hit, at = self._found(hashes)
+    def _counts_of(self, groups: int, hit: IntArray, at: IntArray) -> npt.NDArray[np.float32]:
+        """Returns the mean records per slice of groups that were looked up by `_found`, [group, part]; zeros for new
+        ones."""
+        result = np.zeros((groups, PARTS), np.float32)
         result[hit] = self._counts[at]
         return result
 
@@ -168,7 +168,8 @@ class GroupHistory:
             self.profile.learn_counts(counts, 1.0)
             return
         past = self.averages_of(entries, np.arange(len(entries)))
-        self.profile.learn(counts, past.arrivals, self._counts_of(entries.hashes()))
+        found = self._found(entries.hashes())
+        self.profile.learn(counts, past.arrivals, self._counts_of(len(entries), *found))
         for name in self.measures:
             if isinstance(entries.pending.measures[name], SumStack):
                 records = entries.arrivals.astype(np.float64)
