@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -291,18 +292,10 @@ class _PushEndpoint:
         detail = f"the body is longer than {limit} bytes, as sent or decompressed; expected several smaller requests"
         return self._problem(413, "too-large", detail)
 
-    def _problem(
-        self,
-        status: int,
-        code: str,
-        detail: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        members: Mapping[str, object] | None = None,
-    ) -> Response:
+    def _problem(self, status: int, code: str, detail: str, **more: Any) -> Response:
         """As `problem`; counts it."""
         self._count_refused(code)
-        return problem(status, code, detail, headers=headers, members=members)
+        return problem(status, code, detail, **more)
 
 
 def problem(
