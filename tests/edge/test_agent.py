@@ -8,7 +8,7 @@ import json
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -141,10 +141,11 @@ async def until(condition: Callable[[], bool], what: str, task: asyncio.Task[Non
             await asyncio.sleep(0.02)
 
 
-def run(test: Callable[[Center], Awaitable[None]], directory: Path) -> None:
+def run(test: Callable[[Center], Awaitable[None]], directory: Path, queries: Sequence[QuerySpec] = (QUERY,)) -> None:
     async def main() -> None:
         center = Center(directory)
-        center.catalog.register(QUERY, now_ms())
+        for query in queries:
+            center.catalog.register(query, now_ms())
         await center.start()
         try:
             await test(center)

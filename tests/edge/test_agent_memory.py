@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import httpx
 
-from center.catalog import Catalog
 from edge.agent import open_agent
 from edge.config import EdgeConfig, parse_config
 from edge.process import now_ms
 from edgewater.query import QuerySpec
 from edgewater.wire import InputLoss
-from tests.edge.test_agent import NDJSON, Center, free_port, running, until
+from tests.edge.test_agent import NDJSON, Center, free_port, run, running, until
 
 COUNT = {"measures": {"n": "count()"}}
 HOSTILE = {"name": "hostile", "from": "a", "group_by": ["id"], "window": {"tumbling": "3650d"}, **COUNT}
@@ -79,18 +76,4 @@ def test_a_query_that_fills_its_memory_stops_no_push_and_no_other_query(tmp_path
         drops = agent.durable.drops
         assert drops.keys() == {"query-memory"} and 0 < drops["query-memory"] < 8 * ROWS
 
-    asyncio.run(_with_center(tmp_path, test))
-
-
-async def _with_center(directory: Path, test: Any) -> None:
-    center = Center(directory)
-    catalog: Catalog = center.catalog
-    for mapping in (HOSTILE, HONEST):
-        catalog.register(QuerySpec.from_mapping(mapping), now_ms())
-    await center.start()
-    try:
-        await test(center)
-    finally:
-        await center.stop()
-        center.log.close()
-        catalog.close()
+    run(test, tmp_path, [QuerySpec.from_mapping(mapping) for mapping in (HOSTILE, HONEST)])
