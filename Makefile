@@ -28,7 +28,7 @@ $(STAMP)audit: $(PY) requirements/audit.txt
 
 # Java's class archive saves the tests' many JVMs half of their start.
 $(STAMP)prepared: $(STAMP)dev
-	@$(VENV)/bin/edgewater center prepare 2>/dev/null || echo "tests start Spark without an archive of its classes"
+	@$(VENV)/bin/edgewater center prepare || echo "tests start Spark without an archive of its classes"
 	@touch $@
 
 demo: $(STAMP)demo ## run everything on a year of New York flights: center, three edges, a table at the end
