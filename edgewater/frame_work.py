@@ -20,13 +20,13 @@ PER_PARTIAL, PER_MEASURE = 4, 4
 BYTES_PER_UNIT = 512
 """Of the body before compression."""
 MAX_FRAME_WORK = 40 << 10
-"""What a center accepts in a frame. It is applied as a whole, so all queries wait for it: 0.8 s."""
+"""The most work that a center accepts in a frame: 0.8 s. All queries wait while it is applied."""
 FULL_FRAME_WORK = MAX_FRAME_WORK * 3 // 4
-"""What an edge fills its frames with; the last slice may add to it."""
+"""The work up to which an edge fills its frames; the last slice may exceed it."""
 
 WORK_PER_S = 25_000
-"""What a gateway takes of one edge, by default: half of what the job can do, so that others' shares stay. An edge that
-catches up after an outage sends 2,000 slices per second by it."""
+"""The work per second that a gateway accepts from one edge, by default: half of the job's capacity, so that room is left
+for other edges. An edge that catches up after an outage can send 2,000 slices per second."""
 
 
 @dataclass(slots=True)

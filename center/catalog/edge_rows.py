@@ -107,8 +107,8 @@ def upsert_incarnation(
 def forget_incarnations(connection: Connection, edge: EdgeId, now_ms: int) -> Refusal | None:
     """Makes room for a new incarnation of an edge that has had `MAX_INCARNATIONS`.
 
-    Those go that never had a frame indexed, and those that have not connected for `REMEMBER_MS`, the last one excepted:
-    frames that a forgotten incarnation sends again, because it never received their acknowledgement, count twice.
+    Deletes incarnations without an indexed frame, and those that have not connected for `REMEMBER_MS`, except the last
+    one. Frames that a forgotten incarnation sends again, because it never received their acknowledgement, count twice.
 
     Returns:
         The refusal of a further incarnation, if too many have sent frames within that time.

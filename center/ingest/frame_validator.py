@@ -29,7 +29,7 @@ TURN_BYTES = 256 << 10
 """Before compression: a few milliseconds, or one frame."""
 
 REFUSED_BYTES_PER_UNIT = 32
-"""Reading a body that is refused takes the gateway up to so much longer per byte than the job is spared."""
+"""A unit of work for so many bytes of a refused body: the gateway's time to read it, which the job does not share."""
 
 OnChecked = Callable[[Frame, int, CheckedFrame | Exception], None]
 """(frame, wall time of its arrival, the result or the error)"""
@@ -175,7 +175,7 @@ class SessionFrames:
 
 
 def _work(frame: Frame, result: CheckedFrame | Exception) -> int:
-    """The units as which a frame counts in its edge's share."""
+    """Returns the units of work by which a frame reduces its edge's share."""
     is_refused = isinstance(result, Exception) or result.reason is not None
     by_size = frame.raw_bytes // (REFUSED_BYTES_PER_UNIT if is_refused else BYTES_PER_UNIT)
     return max(1, by_size, 0 if isinstance(result, Exception) else result.work)

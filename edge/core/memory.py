@@ -71,7 +71,7 @@ class HeldMemory:
     Attributes:
         nbytes: of all.
         withheld_bytes: of those that are closed and kept for late records.
-        grows: whether open slices with records take more.
+        grows: whether open slices with records accept more.
         is_suspended: whether some open slices are suspended.
     """
 
@@ -82,10 +82,11 @@ class HeldMemory:
 
 
 def next_limit(held: Mapping[Q, HeldMemory], limits: MemoryLimits) -> tuple[Q, MemoryAction] | None:
-    """Returns what has to be done next about the memory of which query; None: nothing, as after a few repetitions.
+    """Returns the next action and the query that it concerns; None if the memory is within its bounds.
 
-    Beyond `all_bytes` it is the query with the most, so that a small one never pays for a large one. Discarding is left
-    for that: many queries, and a batch that takes far more than a query may have.
+    The caller applies the action and calls again until the result is None, after a few calls. While all queries
+    together hold more than `all_bytes`, the slices of the query that holds the most are discarded: a small query never
+    pays for a large one. This happens with many queries, or after a batch that takes far more than a query may hold.
     """
     if sum(h.nbytes for h in held.values()) > limits.all_bytes:
         return max(held, key=lambda q: held[q].nbytes), MemoryAction.DISCARD
