@@ -25,8 +25,8 @@ FULL_FRAME_WORK = MAX_FRAME_WORK * 3 // 4
 """The work up to which an edge fills its frames; the last slice may exceed it."""
 
 WORK_PER_S = 25_000
-"""The work per second that a gateway accepts from one edge, by default: half of the job's capacity, so that room is left
-for other edges. An edge that catches up after an outage can send 2,000 slices per second."""
+"""The work per second that a gateway accepts from one edge, by default: half of the job's capacity, so others keep
+room. An edge that catches up after an outage can send 2,000 slices per second."""
 
 
 @dataclass(slots=True)
