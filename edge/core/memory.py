@@ -1,8 +1,8 @@
-"""The memory of open slices: how much of it a query may have, and which of its slices take no more records.
+"""The memory of slices: how much of it a query may have, and which of its slices take no more records.
 
 Values of closed slices leave as fast as the link carries them, so backpressure on the sources bounds them: it ends when
 the center takes them. Groups of open slices stay until the watermark passes their end, and those that a budget
-withholds until their windows are final. No link frees them, and a source that is held back for them never moves the
+withholds until their windows are final, as do the counters of slices that were sent completely. No link frees them, and a source that is held back for them never moves the
 watermark that would. So this memory, which slices *hold*, has bounds of its own: beyond them the query that uses it
 loses records, and no other query or source waits.
 
@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self, TypeVar
+
+from edgewater.streams import MIN_TIME_MS
 
 Q = TypeVar("Q")
 
@@ -31,7 +33,7 @@ class MemoryAction(StrEnum):
     """What is done about the memory of a query's open slices; the values are those in the journal."""
 
     FORGET = "forget"
-    """What closed slices withhold is dropped; they take no more late records."""
+    """The older half of the closed slices that are kept for late records is forgotten; it takes no more of them."""
     SUSPEND = "suspend"
     """The slices that are open now take no more records; what they hold is shipped when they close."""
     RESUME = "resume"
@@ -70,7 +72,7 @@ class HeldMemory:
 
     Attributes:
         nbytes: of all.
-        withheld_bytes: of those that are closed and kept for late records.
+        withheld_bytes: of those that are closed and kept for late records: what they withhold, and counters.
         grows: whether open slices with records accept more.
         is_suspended: whether some open slices are suspended.
     """
@@ -100,6 +102,10 @@ def next_limit(held: Mapping[Q, HeldMemory], limits: MemoryLimits) -> tuple[Q, M
     return None
 
 
+MAX_STARTS = 16_384
+"""Slices that are remembered one by one as full; of more, the older half is remembered as a range."""
+
+
 @dataclass(slots=True)
 class FullSlices:
     """The slices of a query, by start, that take no more records.
@@ -107,18 +113,43 @@ class FullSlices:
     Attributes:
         suspended: until they close or the query resumes.
         discarded: for good.
+        floor_ms: so are all slices before it.
         stated: those of which records are stated as lost.
+        stated_span: the first and the last of a range of slices that are all stated; None: there is none.
     """
 
     suspended: set[int] = field(default_factory=set)
     discarded: set[int] = field(default_factory=set)
     stated: set[int] = field(default_factory=set)
+    floor_ms: int = MIN_TIME_MS
+    stated_span: tuple[int, int] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.suspended or self.discarded)
 
     def refuses(self, start: int, *, is_open: bool) -> bool:
-        return start in self.discarded or (is_open and start in self.suspended)
+        return start < self.floor_ms or start in self.discarded or (is_open and start in self.suspended)
+
+    def raise_floor(self, floor_ms: int) -> None:
+        self.floor_ms = max(floor_ms, self.floor_ms)
+        self.discarded = {start for start in self.discarded if start >= self.floor_ms}
+
+    def discard(self, start: int) -> None:
+        self.discarded.add(start)
+        if len(self.discarded) > MAX_STARTS:
+            self.raise_floor(sorted(self.discarded)[MAX_STARTS // 2])
+
+    def state(self, start: int) -> tuple[int, int] | None:
+        """Returns the first and the last slice to state for a refused record of a slice; None: it is stated."""
+        if start in self.stated or (self.stated_span and self.stated_span[0] <= start <= self.stated_span[1]):
+            return None
+        self.stated.add(start)
+        if len(self.stated) <= MAX_STARTS:
+            return start, start
+        older = [*sorted(self.stated)[: MAX_STARTS // 2], *(self.stated_span or ())]
+        self.stated_span = min(older), max(older)
+        self.stated.difference_update(older)
+        return min(start, self.stated_span[0]), max(start, self.stated_span[1])
 
     def forget(self, is_final: Callable[[int], bool]) -> None:
         """Forgets the slices whose windows are final: they take no records anyway."""
@@ -126,8 +157,11 @@ class FullSlices:
             starts.difference_update([start for start in starts if is_final(start)])
 
     def to_state(self) -> list[Any]:
-        return [sorted(starts) for starts in (self.suspended, self.discarded, self.stated)]
+        starts = [sorted(starts) for starts in (self.suspended, self.discarded, self.stated)]
+        return [*starts, self.floor_ms, None if self.stated_span is None else list(self.stated_span)]
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> FullSlices:
-        return cls(*map(set, state))
+        suspended, discarded, stated, *rest = state
+        floor_ms, span = rest or (MIN_TIME_MS, None)
+        return cls(set(suspended), set(discarded), set(stated), floor_ms, None if span is None else tuple(span))

@@ -11,6 +11,7 @@ query with session windows each frame with records of a slice has a `SliceClose`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 
@@ -32,6 +33,7 @@ from edge.core.backfill import Backfill
 from edge.core.budget_schedule import ShareSchedule
 from edge.core.drift import estimate_drift
 from edge.core.dropped import UnreportedDrops
+from edge.core.finished import NO_COUNTERS, Counters, FinishedSlices
 from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
 from edge.core.memory import FullSlices, HeldMemory, MemoryAction
 from edge.core.selection import PullContext, PullResult, RecordedPull, limit_to_capacity, remaining_slots, select_groups
@@ -53,6 +55,8 @@ MEMORY = "memory"
 """The source of losses of records that were read, and that the query had no memory for."""
 GROUP_BYTES = 32
 """What a group takes at least, besides its states: counters, and its place in the table of keys."""
+SLICE_BYTES, MEASURE_BYTES = 3_500, 700
+"""What a slice takes besides its groups: once, and for each measure; measured with tracemalloc."""
 TYPES_REMEDY = "Restore the columns, delete the query at the center, and change them then"
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 EAGER_MARGIN = 0.5
@@ -67,7 +71,7 @@ class QueryPipeline:
         since_ms: event time since which this edge has all records; earlier slices are skipped.
         schedule: this edge's shares of the error budget, per slice.
         slices: by the event time of their start.
-        finished_counters: the counters of slices that were sent completely.
+        finished: the counters of slices that were sent completely.
         source: number of this edge; with a record's number in its stream it identifies the record.
         drift: per measure, the sum of `estimate_drift` since this process began.
         accuracy_measure: the measure of the query's accuracy, if it has one.
@@ -88,7 +92,7 @@ class QueryPipeline:
     since_ms: int = MIN_TIME_MS
     schedule: ShareSchedule = field(default_factory=ShareSchedule)
     slices: dict[int, Slice] = field(default_factory=dict)
-    finished_counters: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    finished: FinishedSlices = field(default_factory=FinishedSlices)
     progress: Progress = field(default_factory=Progress)
     source: int = 0
     drift: dict[str, float] = field(default_factory=dict)
@@ -97,6 +101,7 @@ class QueryPipeline:
     max_groups: int = field(init=False)
     max_state_bytes: int | None = None
     _state_bytes: int = field(init=False)
+    _slice_bytes: int = field(init=False)
     history: GroupHistory = field(default_factory=GroupHistory)
     monitor: ArrivalMonitor | None = None
     encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes
@@ -115,6 +120,7 @@ class QueryPipeline:
             self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types)
         self.accuracy_measure = AccuracyMeasure(self.bound) if self.spec.accuracy is not None else None
         self._state_bytes = group_bytes(self.bound)
+        self._slice_bytes = SLICE_BYTES + MEASURE_BYTES * len(self.spec.measures)
         self.max_groups = max_groups(self._state_bytes)
 
     @property
@@ -124,7 +130,11 @@ class QueryPipeline:
     @property
     def nbytes(self) -> int:
         monitored = self.monitor.nbytes if self.monitor is not None else 0
-        return sum(s.entries.nbytes for s in self.slices.values()) + self.history.nbytes + monitored
+        slices = sum(map(self._nbytes_of, self.slices.values())) + self.finished.nbytes
+        return slices + self.history.nbytes + monitored
+
+    def _nbytes_of(self, slice_: Slice) -> int:
+        return slice_.entries.nbytes + self._slice_bytes
 
     @property
     def ships_rows(self) -> bool:
@@ -256,11 +266,11 @@ class QueryPipeline:
 
     def held_memory(self, watermark_ms: int) -> HeldMemory:
         """Returns the memory that slices hold, and whether it grows and is limited."""
-        held = self._holding(watermark_ms)
+        held, finished = self._holding(watermark_ms), self.finished.nbytes
         open_ = [start for start in held if self._end(start) > watermark_ms]
         return HeldMemory(
-            sum(slice_.entries.nbytes for slice_ in held.values()),
-            sum(slice_.entries.nbytes for slice_ in held.values() if slice_.close_reported),
+            sum(map(self._nbytes_of, held.values())) + finished,
+            sum(self._nbytes_of(slice_) for slice_ in held.values() if slice_.close_reported) + finished,
             any(not self.full.refuses(start, is_open=True) for start in open_),
             any(start in self.full.suspended for start in open_),
         )
@@ -278,23 +288,33 @@ class QueryPipeline:
         held = self._holding(watermark_ms)
         match action:
             case MemoryAction.SUSPEND:
-                self.full.suspended.update(start for start in held if self._end(start) > watermark_ms)
+                self.full.suspended = {start for start in held if self._end(start) > watermark_ms}
             case MemoryAction.RESUME:
                 self.full.suspended.clear()
             case MemoryAction.DISCARD:
+                self._forget_closed(held, 1.0)
                 for start, slice_ in held.items():
-                    self._discard(start, slice_)
-            case MemoryAction.FORGET:
-                for start, slice_ in held.items():
-                    if slice_.close_reported:
+                    if not slice_.close_reported:
                         self._discard(start, slice_)
+            case MemoryAction.FORGET:
+                self._forget_closed(held, 0.5)
+
+    def _forget_closed(self, held: Mapping[int, Slice], fraction: float) -> None:
+        """Forgets the oldest closed slices, which take no late records then. What they withhold is reported."""
+        closed = [start for start, slice_ in held.items() if slice_.close_reported]
+        starts = np.union1d(np.array(closed, np.int64), self.finished.starts())
+        if not len(starts):
+            return
+        floor_ms = self._end(int(starts[math.ceil(fraction * len(starts)) - 1]))
+        for start in closed:
+            if start < floor_ms:
+                del self.slices[start]
+        self.finished.forget_before(floor_ms)
+        self.full.raise_floor(floor_ms)
 
     def _discard(self, start: int, slice_: Slice) -> None:
-        """Drops the groups of a slice. What was sent of it stays counted; what a closed one withholds is reported."""
-        self.full.discarded.add(start)
-        if slice_.close_reported:
-            del self.slices[start]
-            return
+        """Drops the groups of an open slice. What was sent of it stays counted."""
+        self.full.discard(start)
         unsent = int(slice_.entries.pending_records.sum())
         if unsent:
             self._state_full(start)
@@ -308,12 +328,12 @@ class QueryPipeline:
 
     def _state_full(self, start: int) -> None:
         """States once that records of a full slice are lost; adjacent slices in one statement."""
-        if start in self.full.stated:
+        span = self.full.state(start)
+        if span is None:
             return
-        self.full.stated.add(start)
-        loss = InputLoss(MEMORY, LossReason.QUERY_MEMORY, start, self._end(start))
+        loss = InputLoss(MEMORY, LossReason.QUERY_MEMORY, span[0], self._end(span[1]))
         last = self.losses[-1] if self.losses else None
-        continues = last is not None and last.reason == loss.reason and last.to_ms == start
+        continues = last is not None and last.reason == loss.reason and last.to_ms == loss.from_ms
         apart = not continues and len(self.losses) < MAX_LOSSES
         self.losses = (*self.losses, loss) if apart else add_loss(self.losses, loss)
 
@@ -337,7 +357,7 @@ class QueryPipeline:
         if slice_ is None:
             slice_ = self.slices[start] = Slice(
                 SliceEntries.for_query(self.bound, self.source, self.bounded_measures),
-                *self.finished_counters.pop(start, ()),
+                *(self.finished.get(start) or ()),
             )
         slice_.observed += len(times)
         slice_.first_ms, slice_.last_ms = min(slice_.first_ms, int(times.min())), max(slice_.last_ms, int(times.max()))
@@ -567,9 +587,13 @@ class QueryPipeline:
         report = self._slice_close(start, slice_)
         self._record_drift(start, slice_.entries)
         slice_.close_reported = True
-        if not self.bounded_measures:
-            self.finished_counters[start] = self.slices.pop(start).counters
+        if not self.bounded_measures or not len(slice_.entries):
+            self._finish(start, self.slices.pop(start).counters)
         return report
+
+    def _finish(self, start: int, counters: Counters) -> None:
+        if start >= self.full.floor_ms:  # earlier ones take no late records
+            self.finished[start] = counters
 
     def _replay_rest(
         self, recorded: RecordedPull, partials: list[Partial], closes: list[SliceClose], closed: Sequence[int]
@@ -592,7 +616,7 @@ class QueryPipeline:
         observed, late, first_ms, last_ms = (
             slice_.counters
             if slice_ is not None
-            else self.finished_counters.get(start, (0, 0, MAX_TIME_MS, MIN_TIME_MS))
+            else self.finished.get(start) or NO_COUNTERS
         )
         if close.observed <= observed and close.late <= late:
             return
@@ -603,7 +627,7 @@ class QueryPipeline:
             last_ms if close.last_ms is None else max(last_ms, close.last_ms),
         )
         if slice_ is None:
-            self.finished_counters[start] = counters
+            self._finish(start, counters)
         else:
             slice_.observed, slice_.late, slice_.first_ms, slice_.last_ms = counters
 
@@ -693,8 +717,7 @@ class QueryPipeline:
         ]
         for start in done:
             del self.slices[start]
-        for start in [s for s in self.finished_counters if self._final(s, watermark_ms)]:
-            del self.finished_counters[start]
+        self.finished.forget(lambda start: self._final(start, watermark_ms))
         self.full.forget(lambda start: self._final(start, watermark_ms))
         if done and self.slices:
             self.schedule = self.schedule.without_before(min(self.slices))
@@ -710,13 +733,16 @@ class QueryPipeline:
             "progress": [self.progress.through_ms, self.progress.entry_bytes],
             "sampling_rate": self.sampling_rate,
             "losses": [astuple(loss) for loss in self.losses],
-            "finished_counters": sorted(self.finished_counters.items()),
             "unreported_drops": self.unreported_drops.to_state(),
             "backfill": None if self.backfill is None else self.backfill.to_state(),
             "full": self.full.to_state(),
         }
         slices = {str(start): slice_.to_state() for start, slice_ in sorted(self.slices.items())}
-        components = {"history": self.history.to_state(), "slices": State(components=slices)}
+        components = {
+            "history": self.history.to_state(),
+            "slices": State(components=slices),
+            "finished": self.finished.to_state(),
+        }
         if self.monitor is not None:
             components["monitor"] = self.monitor.to_state()
         return State(numbers, {}, components)
@@ -755,7 +781,11 @@ class QueryPipeline:
         schedule = ShareSchedule.from_state(numbers["schedule"])
         result = cls(ref, bound, numbers["since_ms"], schedule, source=source, encode=encode)
         result.progress, result.sampling_rate = Progress(*numbers["progress"]), numbers["sampling_rate"]
-        result.finished_counters = {start: tuple(counters) for start, counters in numbers["finished_counters"]}
+        result.finished = (
+            FinishedSlices.from_state(components["finished"])
+            if "finished" in components
+            else FinishedSlices.of(numbers["finished_counters"])
+        )
         result.losses = tuple(InputLoss(*loss) for loss in numbers.get("losses", ()))
         result.unreported_drops = UnreportedDrops.from_state(numbers.get("unreported_drops", (None, ())))
         if numbers.get("backfill") is not None:

@@ -91,7 +91,7 @@ KIND_NAMES = {
 _LIMITED = {
     MemoryAction.SUSPEND: "its open windows take no more records",
     MemoryAction.DISCARD: "what its open windows have not sent is dropped",
-    MemoryAction.FORGET: "its closed windows take no more late records",
+    MemoryAction.FORGET: "the older half of its closed windows takes no more late records",
 }
 
 
@@ -298,7 +298,7 @@ class DurableCore:
         if logged not in self._logged:
             self._logged.add(logged)
             log.error(
-                "query %s: %s: its groups take more memory than limits.max_query_bytes, or than is left beside other "
+                "query %s: %s: its windows take more memory than limits.max_query_bytes, or than is left beside other "
                 "queries; windows that lack records say so. Use a shorter window, fewer groups or an approximate "
                 "function, or raise limits.max_query_bytes and limits.max_pending_bytes",
                 event.query.name,

@@ -126,7 +126,7 @@ class _Draw:
         memory = random.Random(f"memory {seed}")
         for edge in edges:
             if memory.random() < 0.1:
-                edge.memory = memory.choice(((300, 3000), (700, 700), (1200, 1500)))
+                edge.memory = memory.choice(((6_000, 60_000), (14_000, 14_000), (24_000, 30_000)))
         count = rng.choice((1, 1, 2, 2, 3))
         queries = [self.query(f"q{i}", [e.name for e in edges], active_s) for i in range(count)]
         links = [self.link_fault(rng.choice(edges).name, active_s) for _ in range(rng.choice((0, 0, 1, 2, 4)))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from edge.core import (
     StreamSpec,
     next_limit,
 )
+from edge.core.memory import MAX_STARTS, FullSlices
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
@@ -165,10 +167,75 @@ def test_withheld_groups_of_closed_windows_are_dropped_last_and_late_records_sta
         pull_all(core)
         assert ingest(core, 0, 200, 1000 * second) == {}
         assert core.held_memory()[HOSTILE].nbytes <= LIMITS.query_bytes
-    assert core.queries[HOSTILE].full.discarded
+    assert core.queries[HOSTILE].full.floor_ms > 1000
     assert losses(pull_all(core)) == {}, "what is withheld is reported; nothing is lost"
     assert ingest(core, 0, 5, 500) == {"query-memory": 5}
     assert losses(pull_all(core)) == {"hostile": [lost(0, 1000)]}
+
+
+FINE = {"window": "1ms", "lateness": "3650d"}
+
+
+def at(core: EdgeCore, times_ms: list[int], limits: MemoryLimits = LIMITS) -> dict[str, int]:
+    """Ingests a record at each of these event times; returns the drops by reason."""
+    columns = {"id": pa.array([1] * len(times_ms)), "x": pa.array([1] * len(times_ms)), TIME_COLUMN: pa.array(times_ms)}
+    effects = core.handle(Ingested("s", "file", pa.record_batch(columns), 1 << 50))
+    while (found := next_limit(core.held_memory(), limits)) is not None:
+        core.handle(MemoryLimited(*found))
+    drops: dict[str, int] = {}
+    for effect in effects:
+        drops[effect.reason] = drops.get(effect.reason, 0) + effect.count  # type: ignore[union-attr]
+    return drops
+
+
+@pytest.mark.parametrize("budget", [None, {"error": {"total": 1e9, "n": 1e9}}], ids=["exact", "budget"])
+def test_finished_slices_are_counted_and_the_oldest_are_given_up_for_a_stated_loss(
+    budget: dict[str, Any] | None,
+) -> None:
+    core = core_of(query("hostile", None, **FINE, **({"budget": budget} if budget else {})))
+    pipeline, limits = core.queries[HOSTILE], MemoryLimits(30 << 10, 1 << 20)
+    for batch in range(100):
+        assert at(core, [10 * batch], limits) == {}
+        assert core.held_memory()[HOSTILE].nbytes <= limits.query_bytes
+        pull_all(core)
+    floor_ms = pipeline.full.floor_ms
+    assert 300 < floor_ms <= 980 and len(pipeline.finished.starts()) < 70
+    assert losses(pull_all(core)) == {}, "to forget a slice loses nothing as long as nothing comes for it"
+    assert at(core, [5, 5, 7, floor_ms - 1, 980, 995]) == {"query-memory": 4}
+    bodies = pull_all(core)
+    (first, *rest) = losses(bodies)["hostile"]
+    assert (first, rest) == (lost(5, 6), [lost(7, 8), lost(floor_ms - 1, floor_ms)])
+    counts = {c.slice_start_ms: (c.observed, c.late) for _, body in bodies for c in body.closes}
+    assert counts[980] == (2, 1), "what the slice had counted before is continued"
+
+
+def test_what_a_slice_is_counted_with_is_what_it_takes() -> None:
+    """Most of a slice with few groups are the objects around its arrays."""
+    core = core_of(query("hostile", None, **FINE))
+    at(core, [*range(100)])
+    tracemalloc.start()
+    before, counted = tracemalloc.get_traced_memory()[0], core.queries[HOSTILE].nbytes
+    columns = {"id": np.arange(300), "x": np.arange(300), TIME_COLUMN: 1000 + np.arange(300)}
+    core.handle(Ingested("s", "file", pa.record_batch(columns), 1 << 50))
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0.6 * taken < core.queries[HOSTILE].nbytes - counted < 1.6 * taken
+
+
+@pytest.mark.parametrize("starts", [[*range(0, 60_000, 2)], [*range(60_000, 0, -2)]], ids=["ascending", "descending"])
+def test_full_slices_are_remembered_in_bounded_memory(starts: list[int]) -> None:
+    full, stated = FullSlices(), set[int]()
+    for start in starts:
+        full.discard(start)
+        span = full.state(start)
+        if span is not None:
+            stated.update(range(span[0], span[1] + 1))
+        assert full.state(start) is None
+        assert len(full.discarded) <= MAX_STARTS and len(full.stated) <= MAX_STARTS
+    assert stated.issuperset(starts)
+    assert all(full.refuses(start, is_open=True) for start in starts)
+    assert FullSlices.from_state(full.to_state()) == full
+    assert FullSlices.from_state([[1], [2], [3]]) == FullSlices({1}, {2}, {3})
 
 
 def test_states_that_one_batch_would_make_too_large_are_refused_before_they_are_made() -> None:

@@ -14,8 +14,8 @@ from tests.edge.recovery_world import BUDGETED, EXACT, SHARE, Center, World, fli
 
 DATA = flights(300, seed=1)
 LIMITS = {
-    "one-query": MemoryLimits(query_bytes=520, all_bytes=100_000),
-    "all-queries": MemoryLimits(query_bytes=500, all_bytes=500),
+    "one-query": MemoryLimits(query_bytes=6_080, all_bytes=100_000),
+    "all-queries": MemoryLimits(query_bytes=10_500, all_bytes=10_500),
 }
 
 
