@@ -82,7 +82,7 @@ class EdgeCollector:
         )
         held = GaugeMetricFamily(
             "edgewater_edge_query_bytes",
-            "Memory of a query's open windows, and of what it keeps of closed ones for late records; limits.max_query_bytes bounds it.",
+            "Memory of a query's open windows, and of what is kept of closed ones; limits.max_query_bytes bounds it.",
             labels=["query"],
         )
         for ref, memory in core.held_memory().items():

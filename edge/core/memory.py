@@ -2,9 +2,9 @@
 
 Values of closed slices leave as fast as the link carries them, so backpressure on the sources bounds them: it ends when
 the center takes them. Groups of open slices stay until the watermark passes their end, and those that a budget
-withholds until their windows are final, as do the counters of slices that were sent completely. No link frees them, and a source that is held back for them never moves the
-watermark that would. So this memory, which slices *hold*, has bounds of its own: beyond them the query that uses it
-loses records, and no other query or source waits.
+withholds until their windows are final, as do the counters of slices that were sent completely. No link frees them, and
+a source that is held back for them never moves the watermark that would. So this memory, which slices *hold*, has
+bounds of its own: beyond them the query that uses it loses records, and no other query or source waits.
 
 The core's decisions have to be the same in a replay, but the memory of a state is not: arrays grow ahead of their use.
 So the decisions are events (`MemoryLimited`), made by `next_limit` and journaled.

@@ -45,7 +45,7 @@ from edgewater.errors import InvalidQuery, StorageError
 from edgewater.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.partial_check import group_bytes, max_groups
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, type_name
+from edgewater.streams import MIN_TIME_MS, TIME_COLUMN, type_name
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, count_distinct, is_sampled
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SessionWindow
@@ -614,9 +614,7 @@ class QueryPipeline:
         start = close.slice_start_ms
         slice_ = self.slices.get(start)
         observed, late, first_ms, last_ms = (
-            slice_.counters
-            if slice_ is not None
-            else self.finished.get(start) or NO_COUNTERS
+            slice_.counters if slice_ is not None else self.finished.get(start) or NO_COUNTERS
         )
         if close.observed <= observed and close.late <= late:
             return
