@@ -148,7 +148,7 @@ class LimitsConfig(Model):
 
     Attributes:
         max_pending_bytes: memory of groups and unacknowledged frames above which sources are backpressured.
-        max_query_bytes: memory of one query's open windows, and of what it keeps of closed ones for late records; beyond
+        max_query_bytes: memory of one query's open windows and of what it keeps of closed ones for late records, beyond
             which they take no more records; None: half of `max_pending_bytes`.
         max_push_bytes: size of one pushed body, both as sent and decompressed.
         push_timeout_ms: time in which a pushed body must arrive.
