@@ -55,6 +55,11 @@ class TlsSection(Section):
         return self
 
 
+OPEN_WINDOWS = 20_000
+"""The default of `gateway.open_windows`. The memory that an edge's configuration gives a query by default is enough for
+8,000 open slices."""
+
+
 class GatewaySection(Section):
     """The address that edges connect to, and limits per edge."""
 
@@ -64,6 +69,8 @@ class GatewaySection(Section):
     max_frame: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
     work: Annotated[int, Field(ge=1_000)] = WORK_PER_S
     """Units of work per second of an edge's frames; more is delayed."""
+    open_windows: Annotated[int, Field(ge=1)] = OPEN_WINDOWS
+    """Windows of a query that an edge may keep open, besides those of the query's lateness; more are refused."""
     metrics: Address | None = None
     """Address of /livez, /readyz and /metrics; None: not served."""
 

@@ -8,7 +8,7 @@ checked, and answers say what they lack.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -35,9 +35,18 @@ MAX_STATEMENTS = 4_096
 """Counts of dropped records of a frame, and sub-streams: of each."""
 MAX_LOSSES = 512
 """Losses that a frame states; more are united. An edge has a few of each source."""
+OPEN_WINDOWS = "open-windows"
+"""The reason of a refusal: see `center.ingest.open_windows`."""
+TOO_MANY_OPEN = (
+    "its edge keeps too many windows of the query open: it has sent slices that it has not closed, or records of slices"
+    " that it had closed, beyond gateway.open_windows and the windows of the query's lateness"
+)
 MAX_COUNT = 1 << 53
 MAX_SOURCE = 4_096
 _SHOWN = 500
+
+
+TooOpen = Callable[[int, list[int]], Collection[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +69,14 @@ class _Faults:
     """What was taken out of a body: the first reason, the number of things, and what the body must state for them."""
 
     first: str = ""
+    reason: str = LossReason.PARTIAL_REFUSED
     count: int = 0
     slices: set[int] = field(default_factory=set)
     unknown: bool = False
 
-    def add(self, why: str, slice_start_ms: int | None = None) -> None:
+    def add(self, why: str, slice_start_ms: int | None = None, reason: str = LossReason.PARTIAL_REFUSED) -> None:
         """Adds a fault. Without a slice it is unknown which records the frame lacks."""
+        self.reason = self.reason if self.first else reason
         self.first = self.first or why[:_SHOWN]
         self.count += 1
         if slice_start_ms is None:
@@ -97,11 +108,12 @@ class FrameCheck:
         self._schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
         self._grouped = spec.accuracy is not None and spec.accuracy.scope is not None
 
-    def check(self, frame: Frame, latest_ms: int) -> CheckedFrame:
+    def check(self, frame: Frame, latest_ms: int, too_open: TooOpen | None = None) -> CheckedFrame:
         """Checks a frame.
 
         Args:
             latest_ms: the latest event time that its edge can have read.
+            too_open: returns, given what the frame closes and its slices, those that open too many windows; None: none.
 
         Raises:
             CorruptFrame: the body was damaged on the way.
@@ -114,18 +126,18 @@ class FrameCheck:
             why = f"the body cannot be read: {exc}"[:_SHOWN]
             return CheckedFrame(Frame.pack(frame.seq, frame.query, lost), LossReason.FRAME_DAMAGED, why)
         work = FrameWork.of(self._spec)
-        faults = self._take_out(body, latest_ms, work)
+        faults = self._take_out(body, latest_ms, work, too_open)
         if not faults.count:
             return CheckedFrame(frame, work=work.units)
         kept = Frame.pack(frame.seq, frame.query, body_from_wire(body))
         more = f", and {faults.count - 1} more" if faults.count > 1 else ""
-        return CheckedFrame(kept, LossReason.PARTIAL_REFUSED, faults.first + more, work.units)
+        return CheckedFrame(kept, faults.reason, faults.first + more, work.units)
 
-    def _take_out(self, body: pb.FrameBody, latest_ms: int, work: FrameWork) -> _Faults:
+    def _take_out(self, body: pb.FrameBody, latest_ms: int, work: FrameWork, too_open: TooOpen | None) -> _Faults:
         """Removes invalid parts from a body, and adds the losses that this causes. Adds up the work of the others."""
         faults = _Faults()
         self._bound_times(body, latest_ms, faults)
-        wrong = self._wrong_slices(body, latest_ms, work)
+        wrong = self._wrong_slices(body, latest_ms, work, too_open)
         checks: tuple[tuple[Any, Callable[[Any], str]], ...] = (
             (body.partials, self._fault_of_partial), (body.closes, self._fault_of_close)
         )  # fmt: skip
@@ -137,7 +149,8 @@ class FrameCheck:
                 if not why:
                     kept.append(item)
                 elif EARLIEST_MS <= start_ms <= latest_ms:
-                    faults.add(f"slice {start_ms}: {why}", start_ms)
+                    reason = OPEN_WINDOWS if why is TOO_MANY_OPEN else LossReason.PARTIAL_REFUSED
+                    faults.add(f"slice {start_ms}: {why}", start_ms, reason)
                 else:
                     faults.note(f"slice {start_ms}: {why}")
             _keep(items, kept)
@@ -149,7 +162,9 @@ class FrameCheck:
             _state(body, loss)
         return faults
 
-    def _wrong_slices(self, body: pb.FrameBody, latest_ms: int, work: FrameWork) -> dict[int, str]:
+    def _wrong_slices(
+        self, body: pb.FrameBody, latest_ms: int, work: FrameWork, too_open: TooOpen | None
+    ) -> dict[int, str]:
         """The slices that the query does not have, or cannot have yet, or that are too much work for one frame, each
         with the reason. Adds up the work of the others."""
         parts = Counter[int]()
@@ -158,11 +173,15 @@ class FrameCheck:
         for close in body.closes:
             parts[close.slice_start_ms] += work.of_close(len(close.withheld))
         wrong = {}
+        right = [s for s in parts if EARLIEST_MS <= s <= latest_ms and self._window.slice_start(s) == s]
+        refused = too_open(body.through_ms, right) if too_open is not None else ()
         for start_ms, units in sorted(parts.items()):
             if not EARLIEST_MS <= start_ms <= latest_ms:
                 wrong[start_ms] = f"is not between {EARLIEST_MS} and {latest_ms}, the latest event time by now"
             elif self._window.slice_start(start_ms) != start_ms:
                 wrong[start_ms] = f"is not the start of a slice; expected {self._window.slice_start(start_ms)}"
+            elif start_ms in refused:
+                wrong[start_ms] = TOO_MANY_OPEN
             elif not work.add_slice(start_ms, units, MAX_FRAME_WORK):
                 wrong[start_ms] = (
                     f"{units} units of work, besides {work.units} of the frame's other slices; expected at most"

@@ -8,6 +8,7 @@ edge's share of the center's work allows (`edgewater/frame_work.py`), over all o
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 from center.catalog import StreamRecord
+from center.config import OPEN_WINDOWS
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.frame_check import CheckedFrame, FrameCheck
+from center.ingest.open_windows import OpenWindows
 from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import Hello
 from edgewater.errors import StorageError
 from edgewater.frame_work import BYTES_PER_UNIT
+from edgewater.streams import EdgeId
 from edgewater.token_bucket import TokenBucket
 from edgewater.wire import Frame, QueryRef
 
@@ -40,13 +44,22 @@ class FrameValidator:
 
     Args:
         read_plan: returns the newest plan, given the one in use; blocks.
+        open_windows: as in `OpenWindows`.
 
     Attributes:
         plan: the queries; the gateway sets it when the catalog changes.
     """
 
-    def __init__(self, rules: StreamRules, read_plan: Callable[[AssignmentPlan], AssignmentPlan]) -> None:
+    def __init__(
+        self,
+        rules: StreamRules,
+        read_plan: Callable[[AssignmentPlan], AssignmentPlan],
+        open_windows: int = OPEN_WINDOWS,
+    ) -> None:
         self._rules = rules
+        self._max_open = open_windows
+        self._open: dict[QueryRef, dict[EdgeId, OpenWindows]] = {}
+        self._lock = threading.Lock()
         self._read_plan = read_plan
         self._checks: dict[QueryRef, tuple[Mapping[str, pa.DataType], FrameCheck]] = {}
         self.threads = ThreadPoolExecutor(THREADS, "frame-check")
@@ -74,7 +87,18 @@ class FrameValidator:
             held = columns, FrameCheck(spec, columns)
             # Replaced, not changed: another thread may read it. Checks of deleted queries go.
             self._checks = {ref: c for ref, c in self._checks.items() if ref in plan.specs} | {frame.query: held}
-        return held[1].check(frame, self._rules.latest_ms(stream, now_ms))
+
+        def too_open(through_ms: int, starts: list[int]) -> set[int]:
+            with self._lock:
+                edges = self._open.get(frame.query)
+                if edges is None:
+                    self._open = {ref: kept for ref, kept in self._open.items() if ref in plan.specs}
+                    edges = self._open[frame.query] = {}
+                if hello.edge not in edges:
+                    edges[hello.edge] = OpenWindows(spec, self._max_open)
+                return edges[hello.edge].refuse(hello.incarnation, frame.seq, through_ms, starts)
+
+        return held[1].check(frame, self._rules.latest_ms(stream, now_ms), too_open)
 
 
 class SessionFrames:

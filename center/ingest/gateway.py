@@ -22,7 +22,7 @@ from cachetools import LRUCache
 
 from center.budgets import AllocationPolicy
 from center.catalog import Catalog, require_declared
-from center.config import StreamSection, TlsSection
+from center.config import OPEN_WINDOWS, StreamSection, TlsSection
 from center.edge_access import EdgeAccess
 from center.ingest import limits
 from center.ingest.assignments import AssignmentPlan
@@ -79,6 +79,7 @@ class GatewayConfig:
             any edge may connect, which is allowed on loopback only.
         max_frame_bytes: the largest accepted frame, by the size of its message.
         credit_bytes: bytes of frames that an edge may have in flight.
+        open_windows: windows of a query that an edge may keep open, besides those of the query's lateness.
         work_per_s: units of work (`edgewater.frame_work`) that the frames of an edge may make per second, at this
             gateway; more is delayed.
         max_pending_bytes: bytes of frames not yet committed, over all sessions.
@@ -98,6 +99,7 @@ class GatewayConfig:
     max_frame_bytes: int = 4 << 20
     credit_bytes: int = 4 << 20
     work_per_s: int = WORK_PER_S
+    open_windows: int = OPEN_WINDOWS
     max_pending_bytes: int = 256 << 20
     max_sessions: int = 20_000
     poll_ms: int = 200
@@ -138,7 +140,7 @@ class Gateway:
         self._catalog_problem: str | None = None
         self.metrics = GatewayMetrics()
         self._stream_rules = StreamRules(config.streams, edges_set_clocks=False)
-        self._validator = FrameValidator(self._stream_rules, self._read_plan)
+        self._validator = FrameValidator(self._stream_rules, self._read_plan, config.open_windows)
         self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000)
         self._budget_sync = BudgetSync(catalog, self._status, now_ms, config.allocation)
         self._group_commit = GroupCommit(
@@ -167,7 +169,7 @@ class Gateway:
                 "other machines could connect without credentials",
             )
         self._stream_rules = StreamRules(self._config.streams, edges_set_clocks=is_loopback(address))
-        self._validator = FrameValidator(self._stream_rules, self._read_plan)
+        self._validator = FrameValidator(self._stream_rules, self._read_plan, self._config.open_windows)
         await self._refresh()
         await asyncio.to_thread(self._sweep)
         self._server = grpc.aio.server(options=_server_options(self._config))

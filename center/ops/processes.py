@@ -204,6 +204,7 @@ def gateway_config(config: CenterConfig) -> GatewayConfig:
         max_frame_bytes=config.gateway.max_frame,
         credit_bytes=config.gateway.credit,
         work_per_s=config.gateway.work,
+        open_windows=config.gateway.open_windows,
         streams=config.streams,
     )
 
