@@ -118,7 +118,7 @@ class Desk:
         self.results.apply(self.ledger, [delta], [fact], {query.key: position}, self.now)
 
     @contextmanager
-    def served(self, **config: Any) -> Iterator[str]:
+    def served(self, address: str = "127.0.0.1:0", **config: Any) -> Iterator[str]:
         """The API behind a real server, for streams; the base URL."""
         started = threading.Event()
 
@@ -128,7 +128,7 @@ class Desk:
                 started.set()
 
         app, section = self.app(**config), ApiSection(**config)
-        listener = listen("127.0.0.1:0", "api.listen")
+        listener = listen(address, "api.listen")
         server = Server(server_config(app, section, app.state.services.metrics.on_refused), section, reload_s=0.05)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

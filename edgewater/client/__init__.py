@@ -1,0 +1,22 @@
+"""A client of a center's API, for scripts, notebooks and programs: `pip install 'edgewater[client]'`.
+
+    from edgewater.client import Center
+
+    with Center("http://127.0.0.1:7480") as center:
+        query = center.register(spec)
+        answer = query.latest()
+        answer["bytes"].interval
+
+`AsyncCenter` has the same methods as coroutines. Neither imports the center, Spark or the agent.
+"""
+
+from edgewater.client.answers import Answer, Answers, Column, Gap, PackageMissing, Progress
+from edgewater.client.asynchronous import AsyncCenter, AsyncQuery
+from edgewater.client.center import Center, Query
+from edgewater.client.interval import Interval, Undecided
+from edgewater.client.requests import RequestRefused, Unreachable, WaitTimeout
+
+__all__ = [
+    "Answer", "Answers", "AsyncCenter", "AsyncQuery", "Center", "Column", "Gap", "Interval", "PackageMissing",
+    "Progress", "Query", "RequestRefused", "Undecided", "Unreachable", "WaitTimeout",
+]  # fmt: skip

@@ -1,0 +1,418 @@
+"""Answers as a client holds them: an Arrow table per answer, and its phase, quality and contract beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import pyarrow as pa
+
+from edgewater.client.display import answer_html, answers_html
+from edgewater.client.interval import Interval, Number
+from edgewater.errors import EdgewaterError, InvalidRequest
+from edgewater.timestamps import parse_time
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+ARROW = "application/vnd.apache.arrow.stream"
+Phase = str
+_PREFIXES = {"quantiles": "_", "ranks": ".rank:", "ranges": ".range:"}
+"""What stands between a measure's name and the key of a question, in names of columns."""
+
+
+class PackageMissing(EdgewaterError):
+    """A conversion needs a package that is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A measure, or a member of one, for each group of an answer.
+
+    Attributes:
+        name: of the measure.
+        columns: the names of its columns in the answer's table.
+    """
+
+    name: str
+    answer: Answer
+    columns: tuple[str, ...]
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        return self.answer.groups
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """One per group, in the order of `groups`. Raises InvalidRequest: it has several members."""
+        table = self.answer.table
+        bounds = f"{self.name}_lower", f"{self.name}_upper"
+        if self.name not in self.columns or not set(bounds) <= set(self.columns):
+            raise InvalidRequest(
+                "member", self.name, f"one of {', '.join(self.members)}", "it is not an interval itself"
+            )
+        estimates, lower, upper = (_numbers(table.column(name)) for name in (self.name, *bounds))
+        confidence = self.answer.confidence
+        return [Interval(*values, confidence) for values in zip(estimates, lower, upper, strict=True)]
+
+    @property
+    def interval(self) -> Interval:
+        """The only one. Raises InvalidRequest: the answer has none or several groups."""
+        each = self.intervals
+        if len(each) != 1:
+            groups = ", ".join(str(g) for g in self.groups[:3])
+            accepted = "latest(group={…}), or [group] with one of its groups"
+            raise InvalidRequest("group", groups or None, accepted, f"the answer has {len(each)} groups")
+        return each[0]
+
+    @property
+    def members(self) -> list[str]:
+        """The columns that are intervals or values, by name."""
+        bounds = {f"{name}_{end}" for name in self.columns for end in ("lower", "upper")}
+        return [name for name in self.columns if name not in bounds]
+
+    @property
+    def values(self) -> list[Any]:
+        """The values of its first column, one per group: estimates, or lists such as the items of a `top_k`."""
+        return list(self.answer.table.column(self.columns[0]).to_pylist())
+
+    def quantile(self, rank: float) -> Column:
+        """The quantile of a rank that the answer has."""
+        return self.answer[f"{self.name}_{_key(rank)}"]
+
+    def member(self, name: str) -> Column:
+        """A member of the cell, such as `mean` of a sample."""
+        return self.answer[f"{self.name}.{name}"]
+
+    def __getitem__(self, group: object) -> Interval:
+        """The interval of a group: a mapping, or its only column's value. Raises InvalidRequest."""
+        wanted = group if isinstance(group, Mapping) else dict.fromkeys(self.answer.group_by[:1], group)
+        for found, interval in zip(self.groups, self.intervals, strict=True):
+            if found == wanted and len(wanted) == len(self.answer.group_by):
+                return interval
+        groups = ", ".join(str(g) for g in self.groups[:5])
+        raise InvalidRequest("group", group, f"one of {len(self.groups)} groups, such as {groups or '(none)'}")
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], Interval]]:
+        return iter(list(zip(self.groups, self.intervals, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to one window; `table` has a row per group.
+
+    Attributes:
+        table: group columns, then the columns of the measures. See the reference of queries.
+        members: the answer as JSON without its data: window, phase, revision, quality, contract.
+        group_by: names of the group columns.
+        explain_with: asks the center for an explanation of a measure; what `explain` calls.
+    """
+
+    table: pa.Table
+    members: Mapping[str, Any]
+    group_by: tuple[str, ...]
+    explain_with: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def query(self) -> str:
+        return str(self.members["query"])
+
+    @property
+    def start(self) -> datetime:
+        """Start of the window, inclusive."""
+        return datetime.fromisoformat(self.members["window"]["start"])
+
+    @property
+    def end(self) -> datetime:
+        """End of the window, exclusive."""
+        return datetime.fromisoformat(self.members["window"]["end"])
+
+    @property
+    def phase(self) -> Any:
+        """``early``, ``complete`` or ``final``."""
+        return self.members["phase"]
+
+    @property
+    def revision(self) -> int:
+        return int(self.members["revision"])
+
+    @property
+    def confidence(self) -> float | None:
+        """Of the intervals; None: no bound is known."""
+        value = self.members["confidence"]
+        return None if value is None else float(value)
+
+    @property
+    def quality(self) -> Mapping[str, Any]:
+        quality: Mapping[str, Any] = self.members["quality"]
+        return quality
+
+    @property
+    def completeness(self) -> float | None:
+        value = self.quality["completeness"]["ratio"]
+        return None if value is None else float(value)
+
+    @property
+    def missing(self) -> list[str]:
+        """The expected edges that have not reported."""
+        return list(self.quality["completeness"]["missing"])
+
+    @property
+    def staleness_ms(self) -> float | None:
+        value = self.quality.get("staleness_ms")
+        return None if value is None else float(value)
+
+    @property
+    def contract_met(self) -> bool:
+        return bool(self.members["contract"]["met"])
+
+    @property
+    def violations(self) -> list[Mapping[str, Any]]:
+        """What the contract's violations say: `code`, `message`."""
+        return list(self.members["contract"]["violations"])
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """One per row; `{}` for a query without groups."""
+        if not self.group_by:
+            return [{} for _ in range(self.table.num_rows)]
+        return list(self.table.select(list(self.group_by)).to_pylist())
+
+    @property
+    def measures(self) -> list[str]:
+        """The columns that are estimates or values, without their bounds."""
+        names = [n for n in self.table.column_names if n not in self.group_by]
+        bounds = {f"{n}_{end}" for n in names for end in ("lower", "upper")}
+        return [n for n in names if n not in bounds]
+
+    def __getitem__(self, name: str) -> Column:
+        """A measure, or a member of one by its column's name. Raises InvalidRequest."""
+        names = [n for n in self.table.column_names if n not in self.group_by]
+        own = tuple(n for n in names if n in (name, f"{name}_lower", f"{name}_upper"))
+        of_it = own if name in own else tuple(n for n in names if n.startswith((f"{name}_", f"{name}.")))
+        if not of_it:
+            raise InvalidRequest("measure", name, f"one of {', '.join(self.measures)}")
+        return Column(name, self, of_it)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def explain(self, measure: str, group: Mapping[str, Any] | None = None) -> Any:
+        """What the error of a measure is made of; an awaitable if the answer is of an `AsyncCenter`."""
+        if self.explain_with is None:
+            raise InvalidRequest("explain", self.query, "an answer of a query: center.query(name).latest()")
+        return self.explain_with(self.members["window"]["start"], measure, group=group, revision=self.revision)
+
+    def to_arrow(self) -> pa.Table:
+        """The window, phase, revision and completeness in every row, then the columns of `table`."""
+        quality = {
+            "window_start": pa.scalar(parse_time(self.members["window"]["start"]), pa.timestamp("ms", "UTC")),
+            "window_end": pa.scalar(parse_time(self.members["window"]["end"]), pa.timestamp("ms", "UTC")),
+            "phase": pa.scalar(self.phase),
+            "revision": pa.scalar(self.revision, pa.int64()),
+            "completeness": pa.scalar(self.completeness, pa.float64()),
+        }
+        table = self.table
+        for at, (name, value) in enumerate(quality.items()):
+            while name in self.table.column_names:
+                name = f"answer_{name}"
+            table = table.add_column(at, name, pa.repeat(value, table.num_rows))
+        return table
+
+    def to_pandas(self) -> pd.DataFrame:
+        return to_pandas(self.to_arrow())
+
+    def to_polars(self) -> pl.DataFrame:
+        return to_polars(self.to_arrow())
+
+    def _repr_html_(self) -> str:
+        return answer_html(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.query} {self.members['window']['start']} {self.phase} revision {self.revision}, {len(self)} groups"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answers(Sequence[Answer]):
+    """Answers of one query, the newest revision of each window, ascending.
+
+    Attributes:
+        table: as `Answer.to_arrow` gives it, of all answers, with a null where an answer lacks a column.
+    """
+
+    table: pa.Table
+    answers: tuple[Answer, ...]
+
+    @overload
+    def __getitem__(self, at: int) -> Answer: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Answer]: ...
+    def __getitem__(self, at: int | slice) -> Answer | Sequence[Answer]:
+        return self.answers[at]
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def to_arrow(self) -> pa.Table:
+        return self.table
+
+    def to_pandas(self) -> pd.DataFrame:
+        return to_pandas(self.table)
+
+    def to_polars(self) -> pl.DataFrame:
+        return to_polars(self.table)
+
+    def _repr_html_(self) -> str:
+        return answers_html(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of the edges, at a fixed pace, also without answers."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def edges(self) -> dict[str, Mapping[str, Any]]:
+        """By name, of all queries of the stream: state, watermark, last_seen."""
+        return {e["edge"]: e for q in self.data["queries"] for e in q["edges"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Answers that the stream has left out: those after `after`, up to `through`."""
+
+    after: int
+    through: int
+    reason: str
+
+
+def from_table(
+    table: pa.Table, heads: list[dict[str, Any]], spec: Mapping[str, Any], explain_with: Callable[..., Any] | None
+) -> Answers:
+    """The answers of an Arrow stream and of its metadata, for a query's spec."""
+    if not heads:
+        return Answers(table, ())
+    group_by = group_columns(spec)
+    first = _first_value_column(table, {*group_by, *spec["measures"]})
+    starts = table.column(0).to_numpy().astype("datetime64[ms]").astype(np.int64)
+    bounds = {}
+    for head in heads:
+        at = parse_time(head["window"]["start"])
+        low, high = np.searchsorted(starts, at, "left"), np.searchsorted(starts, at, "right")
+        bounds[at] = int(low), int(high - low)
+    values = table.select(range(first, table.num_columns))
+    answers = tuple(
+        Answer(values.slice(*bounds[parse_time(h["window"]["start"])]), h, group_by, explain_with) for h in heads
+    )
+    return Answers(table, answers)
+
+
+DESCRIBING = frozenset({"window_start", "window_end", "phase", "revision", "completeness", "contract", "withheld"})
+"""Names of the first columns of a table, which describe the answer; one that is taken has the prefix ``answer_``."""
+
+
+def group_columns(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(spec.get("group_by") or ())
+
+
+def _first_value_column(table: pa.Table, named: set[str]) -> int:
+    """The number of columns that describe the answer; those after it are groups and measures, `named` in the spec."""
+    describing = DESCRIBING - named
+    for at, name in enumerate(table.column_names):
+        if name in named or not (name in describing or name.startswith("answer_")):
+            return at
+    return int(table.num_columns)
+
+
+def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: Callable[..., Any] | None) -> Answer:
+    """An answer of a live stream, with the columns that the center's Arrow form has."""
+    group_by = group_columns(spec)
+    columns: dict[str, list[Any]] = {name: [] for name in group_by}
+    rows = answer["data"]
+    for at, row in enumerate(rows):
+        flat = dict(row["group"])
+        for measure, cell in row.items():
+            if measure != "group":
+                flat.update(_flat(measure, cell))
+        for name, value in flat.items():
+            columns.setdefault(name, [None] * at).append(value)
+        for column in columns.values():
+            column.extend([None] * (at + 1 - len(column)))
+    members = {k: v for k, v in answer.items() if k != "data"}
+    table = pa.table({n: _array(v) for n, v in columns.items()})
+    return Answer(table, members, group_by, explain_with)
+
+
+def _array(values: list[Any]) -> pa.Array:
+    """Numbers are int64, if all are integers, or float64."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # integers beside floats, or beyond int64
+        return pa.array([None if v is None else float(v) for v in values], pa.float64())
+
+
+def _flat(name: str, cell: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell as columns: name -> value."""
+    flat: dict[str, Any] = {}
+    if "estimate" in cell:
+        flat.update(_bounds(name, cell))
+    for member, value in cell.items():
+        if member in ("estimate", "lower", "upper", "not_finite"):
+            continue
+        if member in _PREFIXES:
+            for key, interval in value.items():
+                flat.update(_bounds(f"{name}{_PREFIXES[member]}{key}", interval))
+        elif isinstance(value, Mapping) and "estimate" in value:
+            flat.update(_bounds(f"{name}.{member}", value))
+        elif member == "values" and value and isinstance(value[0], Mapping):  # of a function of a sample
+            for entry in value:
+                flat.update(_bounds(f"{name}.{entry['name']}", entry))
+        elif member in ("items", "contains"):
+            for entry in value:
+                shown = str(entry["item"]).lower() if isinstance(entry["item"], bool) else str(entry["item"])
+                flat.update(_bounds(f"{name}.{member}:{shown}", entry))
+        else:
+            flat[f"{name}.{member}"] = value
+    return flat
+
+
+def _bounds(name: str, interval: Mapping[str, Any]) -> dict[str, Number | None]:
+    estimate = float(interval["not_finite"]) if "not_finite" in interval else interval["estimate"]
+    return {name: estimate, f"{name}_lower": interval["lower"], f"{name}_upper": interval["upper"]}
+
+
+def _numbers(column: pa.ChunkedArray) -> list[Any]:
+    return [int(v) if isinstance(v, Decimal) else v for v in column.to_pylist()]
+
+
+def _key(rank: float) -> str:
+    return str(int(rank)) if rank == int(rank) else repr(float(rank))
+
+
+def to_pandas(table: pa.Table) -> pd.DataFrame:
+    try:
+        return table.to_pandas()
+    except ModuleNotFoundError as exc:
+        raise PackageMissing(
+            f"to_pandas() needs the package {exc.name}, which is not installed: pip install pandas"
+        ) from exc
+
+
+def to_polars(table: pa.Table) -> pl.DataFrame:
+    try:
+        import polars as pl
+    except ModuleNotFoundError as exc:
+        raise PackageMissing(
+            "to_polars() needs the package polars, which is not installed: pip install polars"
+        ) from exc
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame

@@ -1,0 +1,169 @@
+"""`AsyncCenter` and `AsyncQuery`: the methods of `Center` and `Query` as coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from edgewater.client import requests as flows
+from edgewater.client.answers import Answer, Answers, Gap, Progress, from_table
+from edgewater.client.center import QueryData
+from edgewater.client.connection import Connection, LiveState, arguments, event_source, unreachable
+from edgewater.client.requests import Flow, IfExists, Moment, Pause, Phase, checked, moment, question_params, segment
+
+T = TypeVar("T")
+
+
+class AsyncCenter:
+    """A connection to a center, for asyncio. Close it, or use it as an asynchronous context manager.
+
+    Its arguments, methods and errors are those of `Center`.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, token: str | None = None, ca: str | Path | None = None, timeout: float = 30.0
+    ) -> None:
+        self._http = httpx.AsyncClient(**Connection(url, token, ca, timeout).options())
+
+    @property
+    def url(self) -> str:
+        return str(self._http.base_url)
+
+    async def register(self, spec: Mapping[str, Any] | str | Path, if_exists: IfExists = "same") -> AsyncQuery:
+        return AsyncQuery(await self._run(flows.register(spec, if_exists)), self)
+
+    async def query(self, name: str) -> AsyncQuery:
+        return AsyncQuery(await self._run(flows.get(f"/v1/queries/{segment(name)}")), self)
+
+    async def queries(self) -> list[AsyncQuery]:
+        return [AsyncQuery(q, self) for q in (await self._run(flows.get("/v1/queries")))["queries"]]
+
+    async def edges(self) -> list[dict[str, Any]]:
+        return list((await self._run(flows.get("/v1/edges")))["edges"])
+
+    async def streams(self) -> list[dict[str, Any]]:
+        return list((await self._run(flows.get("/v1/streams")))["streams"])
+
+    async def get(self, path: str, **params: str) -> Any:
+        return await self._run(flows.get(path, tuple(params.items())))
+
+    async def send(self, method: str, path: str, body: bytes | None = None, media: str = "application/json") -> Any:
+        return await self._run(flows.send(method, path, body, media))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncCenter({self.url!r})"
+
+    async def _run(self, flow: Flow[T]) -> T:
+        with closing(flow):
+            try:
+                request = next(flow)
+                while True:
+                    try:
+                        reply = await self._perform(request)
+                    except Exception as exc:
+                        request = flow.throw(exc)
+                    else:
+                        request = flow.send(reply)
+            except StopIteration as done:
+                value: T = done.value
+                return value
+
+    async def _perform(self, request: flows.Request | Pause) -> Any:
+        if isinstance(request, Pause):
+            return await asyncio.sleep(request.seconds)
+        try:
+            return checked(await self._http.request(**arguments(request)), request.missing)
+        except httpx.TransportError as exc:
+            raise unreachable(self._http.base_url, exc) from exc
+
+    async def _live(self, state: LiveState) -> AsyncIterator[Answer | Progress | Gap]:
+        while True:
+            failure: Exception | None = None
+            try:
+                async with self._http.stream(**state.arguments()) as response:
+                    if not response.is_success:
+                        await response.aread()
+                    async for sse in event_source(response).aiter_sse():
+                        if (event := state.event(sse)) is not None:
+                            yield event
+            except (httpx.TransportError, flows.RequestRefused, flows.Unreachable) as exc:
+                failure = exc
+            await asyncio.sleep(state.pause(failure).seconds)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AsyncQuery(QueryData):
+    """A registered query at a center, for asyncio; its methods are those of `Query`."""
+
+    center: AsyncCenter
+
+    async def latest(self, group: Mapping[str, Any] | None = None, **questions: Any) -> Answer:
+        return await self._run(flows.latest(self.name, question_params(group, questions), self._build))
+
+    async def windows(
+        self, start: Moment | None = None, end: Moment | None = None, group: Mapping[str, Any] | None = None,
+        **questions: Any,
+    ) -> Answers:  # fmt: skip
+        bounds = moment(start, "start"), moment(end, "end")
+        return await self._run(flows.windows(self.name, *bounds, question_params(group, questions), self._build))
+
+    async def window(
+        self, start: Moment, revision: int | None = None, group: Mapping[str, Any] | None = None, **questions: Any
+    ) -> Answer:
+        at = moment(start, "start") or ""
+        return await self._run(flows.window(self.name, at, revision, question_params(group, questions), self._build))
+
+    async def wait(
+        self, window: Moment, phase: Phase = "final", timeout: float = 60.0, group: Mapping[str, Any] | None = None,
+        **questions: Any,
+    ) -> Answer:  # fmt: skip
+        at, params = moment(window, "window") or "", question_params(group, questions)
+        return await self._run(flows.wait(self.name, at, phase, timeout, time.monotonic, params, self._build))
+
+    def live(
+        self, group: Mapping[str, Any] | None = None, after: int | None = None, **questions: Any
+    ) -> AsyncIterator[Answer | Progress | Gap]:
+        return self.center._live(LiveState.of(self, question_params(group, questions), after, self.explain))
+
+    async def status(self) -> dict[str, Any]:
+        return dict(await self._run(flows.get(f"/v1/queries/{segment(self.name)}/status")))
+
+    async def detail(self) -> dict[str, Any]:
+        return dict(await self._run(flows.get(f"/v1/queries/{segment(self.name)}")))
+
+    async def explain(
+        self, window: Moment, measure: str | None = None, group: Mapping[str, Any] | None = None,
+        revision: int | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        at = moment(window, "window") or ""
+        return await self._run(flows.explain(self.name, at, measure, group, revision))
+
+    async def delete(self) -> None:
+        await self.center.send("DELETE", f"/v1/queries/{segment(self.name)}")
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await self.center._run(flow)
+
+    @property
+    def _build(self) -> flows.Build:
+        return partial(from_table, spec=self.spec, explain_with=self.explain)

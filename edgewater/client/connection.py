@@ -1,0 +1,182 @@
+"""How a client reaches a center: address, token, TLS, time limits; and the state of a live stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+from httpx_sse import EventSource, ServerSentEvent
+from tenacity import wait_random_exponential
+
+from edgewater.client.answers import Answer, Gap, Progress, from_json
+from edgewater.client.requests import Pause, Request, RequestRefused, Unreachable, checked, segment
+from edgewater.errors import EdgewaterError, InvalidConfig, ProtocolError
+
+DEFAULT_URL = "http://127.0.0.1:7480"
+SILENCE_S = 30.0
+"""A live stream without any event for this long is broken: `progress` comes every few seconds."""
+RECONNECT = wait_random_exponential(multiplier=1, max=30)
+"""Pauses between attempts to connect a live stream again (tenacity)."""
+AGAIN = frozenset({429, 503})
+"""Statuses after which a live stream tries again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The settings of a client.
+
+    Attributes:
+        url: of the API; None: EDGEWATER_URL, or the default address on loopback.
+        token: None: EDGEWATER_TOKEN, or the content of the file EDGEWATER_TOKEN_FILE.
+        ca: certificates that sign the center's; None: those of the system.
+        timeout: seconds that a request may take without news.
+    """
+
+    url: str | None = None
+    token: str | None = field(default=None, repr=False)
+    ca: str | Path | None = None
+    timeout: float = 30.0
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of an httpx client. Raises InvalidConfig."""
+        address = self.url or os.environ.get("EDGEWATER_URL") or DEFAULT_URL
+        where = "url" if self.url else "EDGEWATER_URL"
+        try:
+            url = httpx.URL(address)
+        except httpx.InvalidURL as exc:
+            raise InvalidConfig(where, address, f"an address such as {DEFAULT_URL}", str(exc)) from None
+        if url.scheme not in ("http", "https") or not url.host:
+            raise InvalidConfig(where, address, f"an address such as {DEFAULT_URL}")
+        headers = {"User-Agent": f"edgewater/{version('edgewater')}"}
+        if token := self._token():
+            headers["Authorization"] = f"Bearer {token}"
+        return {"base_url": url, "headers": headers, "timeout": self.timeout, "verify": self._verify()}
+
+    def _token(self) -> str | None:
+        if self.token is not None:
+            return _plain("token", self.token)
+        if token := os.environ.get("EDGEWATER_TOKEN"):
+            return _plain("EDGEWATER_TOKEN", token)
+        path = os.environ.get("EDGEWATER_TOKEN_FILE")
+        if not path:
+            return None
+        try:
+            return _plain("EDGEWATER_TOKEN_FILE", Path(path).read_text())
+        except (OSError, UnicodeDecodeError) as exc:
+            raise InvalidConfig("EDGEWATER_TOKEN_FILE", path, "a readable file with a token", str(exc)) from None
+
+    def _verify(self) -> ssl.SSLContext | bool:
+        path = self.ca or os.environ.get("EDGEWATER_CA")
+        if not path:
+            return True
+        try:
+            return ssl.create_default_context(cafile=str(path))
+        except (OSError, ssl.SSLError) as exc:
+            raise InvalidConfig(
+                "ca" if self.ca else "EDGEWATER_CA", str(path), "a file of certificates in PEM", str(exc)
+            ) from None
+
+
+def _plain(where: str, token: str) -> str:
+    """A token without white space around it. The error does not show it."""
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidConfig(where, "…", "a token: printable ASCII characters without spaces")
+    return token
+
+
+def unreachable(base: httpx.URL, exc: httpx.TransportError) -> EdgewaterError:
+    """The error for a request that got no reply."""
+    if isinstance(exc, httpx.ReadTimeout):
+        return Unreachable(f"the center at {base} did not answer in time")
+    what = str(exc) or type(exc).__name__
+    return Unreachable(f"cannot reach the center at {base}: {what}; is it running? EDGEWATER_URL is its address")
+
+
+def arguments(request: Request) -> dict[str, Any]:
+    """Arguments of `httpx.Client.request`."""
+    return {
+        "method": request.method, "url": request.path, "params": request.params or None, "content": request.content,
+        "headers": request.headers,
+    }  # fmt: skip
+
+
+def event_source(response: httpx.Response) -> EventSource:
+    """The events of a reply. Raises the error that it states, and ProtocolError: it is no stream of events."""
+    checked(response)
+    media = response.headers.get("content-type", "").partition(";")[0]
+    if media != "text/event-stream":
+        raise ProtocolError(
+            f"{response.request.url.copy_with(query=None)}: the reply is {media or 'nothing'}, no stream of events"
+        )
+    return EventSource(response)
+
+
+@dataclass(slots=True)
+class LiveState:
+    """What a live stream knows between two connections.
+
+    Attributes:
+        last_id: id of the last answer.
+        failures: attempts to connect since the last event.
+    """
+
+    path: str
+    params: tuple[tuple[str, str], ...]
+    specs: Mapping[str, Mapping[str, Any]]
+    explain_with: Any
+    last_id: str | None = None
+    failures: int = 0
+
+    @classmethod
+    def of(cls, query: Any, params: tuple[tuple[str, str], ...], after: int | None, explain_with: Any) -> LiveState:
+        """The state of a stream of one query, that has had the answers up to `after`."""
+        path, last = f"/v1/queries/{segment(query.name)}/live", None if after is None else str(after)
+        return cls(path, params, {query.name: query.spec}, explain_with, last)
+
+    def arguments(self) -> dict[str, Any]:
+        headers = {"Last-Event-ID": self.last_id} if self.last_id is not None else {}
+        limits = httpx.Timeout(SILENCE_S, connect=10.0)
+        return {"method": "GET", "url": self.path, "params": self.params, "headers": headers, "timeout": limits}
+
+    def event(self, sse: ServerSentEvent) -> Answer | Progress | Gap | None:
+        """The event; None: of a kind that this version does not know. Raises ProtocolError."""
+        self.failures = 0
+        try:
+            data = json.loads(sse.data)
+            match sse.event:
+                case "answer":
+                    spec = self.specs.get(data["query"])
+                    event = None if spec is None else from_json(data, spec, self.explain_with)
+                    self.last_id = sse.id
+                    return event
+                case "progress":
+                    return Progress(data)
+                case "gap":
+                    return Gap(int(data["after"]), int(data["through"]), str(data["reason"]))
+        except (ValueError, KeyError, TypeError) as exc:
+            raise ProtocolError(f"{self.path}: an event {sse.event[:50]!r} that cannot be read: {exc!r}") from None
+        return None
+
+    def pause(self, failure: Exception | None) -> Pause:
+        """How long to wait before the next attempt. Raises `failure` if another attempt cannot help."""
+        if isinstance(failure, RequestRefused) and failure.status not in AGAIN:
+            raise failure
+        self.failures += 1
+        seconds = RECONNECT(_Attempt(self.failures))  # type: ignore[arg-type]
+        asked = failure.retry_after_s if isinstance(failure, RequestRefused) else None
+        return Pause(max(seconds, asked or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What tenacity's `wait_random_exponential` reads of its state."""
+
+    attempt_number: int

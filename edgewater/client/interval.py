@@ -1,0 +1,132 @@
+"""`Interval`: a value that is known up to two bounds, and what may be said of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from edgewater.errors import EdgewaterError
+
+Number = int | float
+
+
+class Undecided(EdgewaterError):
+    """The bounds do not decide the comparison."""
+
+    code = "undecided"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Interval:
+    """A value in [lower, upper].
+
+    A comparison is True or False if it is so for every value within the bounds, at their confidence; otherwise it
+    raises `Undecided`. There is no hash and no truth value, since both would need equality.
+
+    Attributes:
+        estimate: None: there is no value, such as the mean of no records.
+        lower, upper: None: unknown.
+        confidence: probability of the bounds; 1: they always hold. None: no bound is known.
+    """
+
+    estimate: Number | None
+    lower: Number | None
+    upper: Number | None
+    confidence: float | None = None
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the bounds leave one value."""
+        return self.lower is not None and self.lower == self.upper
+
+    @property
+    def width(self) -> float:
+        """The distance of the bounds; infinite if one is unknown."""
+        return math.inf if self.lower is None or self.upper is None else self.upper - self.lower
+
+    def __float__(self) -> float:
+        return float(self._exact("float"))
+
+    def __int__(self) -> int:
+        exact = self._exact("int")
+        if exact != int(exact):
+            raise Undecided(f"{self} is no integer; use float(x)")
+        return int(exact)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self} has no truth value; compare it: x > 0")
+
+    def __lt__(self, other: object) -> bool:
+        return self._compare(
+            other, "<", lambda o: _below(self.upper, o.lower), lambda o: _not_above(o.upper, self.lower)
+        )
+
+    def __le__(self, other: object) -> bool:
+        return self._compare(
+            other, "<=", lambda o: _not_above(self.upper, o.lower), lambda o: _below(o.upper, self.lower)
+        )
+
+    def __gt__(self, other: object) -> bool:
+        return self._compare(
+            other, ">", lambda o: _below(o.upper, self.lower), lambda o: _not_above(self.upper, o.lower)
+        )
+
+    def __ge__(self, other: object) -> bool:
+        return self._compare(
+            other, ">=", lambda o: _not_above(o.upper, self.lower), lambda o: _below(self.upper, o.lower)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        def equal(o: Interval) -> bool:
+            return self.is_exact and o.is_exact and self.lower == o.lower
+
+        return self._compare(other, "==", equal, lambda o: _below(self.upper, o.lower) or _below(o.upper, self.lower))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __contains__(self, value: Number) -> bool:
+        """Whether the bounds allow a value."""
+        return not (_below(self.upper, value) or _below(value, self.lower))
+
+    def __str__(self) -> str:
+        if self.is_exact and self.estimate == self.lower:
+            return shown(self.estimate)
+        return f"{shown(self.estimate)} [{shown(self.lower)}, {shown(self.upper)}]"
+
+    def _exact(self, target: str) -> Number:
+        if not self.is_exact or self.lower is None:
+            raise Undecided(f"{target}({self}): the bounds differ; use .estimate, .lower or .upper")
+        return self.lower
+
+    def _compare(self, other: object, sign: str, is_true: Any, is_false: Any) -> bool:
+        if not isinstance(other, Interval | int | float):
+            if sign == "==":
+                return False  # such as None
+            raise TypeError(f"{self} {sign} {other!r}: an interval is compared with numbers and intervals")
+        interval = other if isinstance(other, Interval) else Interval(other, other, other, 1.0)
+        if is_true(interval):
+            return True
+        if is_false(interval):
+            return False
+        raise Undecided(f"{self} {sign} {other}: the bounds do not decide it; compare .lower, .upper or .estimate")
+
+
+def _below(a: Number | None, b: Number | None) -> bool:
+    return a is not None and b is not None and a < b
+
+
+def _not_above(a: Number | None, b: Number | None) -> bool:
+    return a is not None and b is not None and a <= b
+
+
+def shown(number: Number | None) -> str:
+    """A number for people: six significant digits, integers in full; ``?`` where it is unknown."""
+    if number is None:
+        return "?"
+    return (
+        str(int(number)) if math.isfinite(number) and number == int(number) and abs(number) < 1e15 else f"{number:.6g}"
+    )

@@ -1,0 +1,329 @@
+"""Requests to a center and its replies, without I/O: `Center` and `AsyncCenter` run the same flows.
+
+A flow is a generator that yields a `Request` and receives the reply, or yields a `Pause`; it returns the result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+import httpx
+import pyarrow as pa
+import yaml
+
+from edgewater import errors
+from edgewater.client.answers import ARROW, Answer, Answers
+from edgewater.errors import Conflict, EdgewaterError, InvalidInput, InvalidQuery, InvalidRequest, ProtocolError
+from edgewater.plain_yaml import load_yaml
+from edgewater.timestamps import TIME_ACCEPTED, parse_time, rfc3339
+
+T = TypeVar("T")
+Phase = Literal["early", "complete", "final"]
+IfExists = Literal["same", "error", "replace"]
+Moment = datetime | str | int
+"""A time: aware datetime, RFC 3339, or unix ms."""
+
+PHASES: tuple[Phase, ...] = ("early", "complete", "final")
+PAGE = 1000
+POLL_S = 0.2
+"""Time between two looks at a window that is waited for; a look without news is a 304."""
+PROBLEM = "application/problem+json"
+SHOWN = 200
+"""Characters of an unexpected reply that an error shows."""
+
+
+class Unreachable(EdgewaterError):
+    """The center does not answer."""
+
+    code = "unreachable"
+
+
+class WaitTimeout(EdgewaterError):
+    """A window did not reach a phase in time; the message says what its query waits for."""
+
+    code = "timeout"
+
+
+class RequestRefused(EdgewaterError):
+    """A problem that is neither an input's nor one of `edgewater.errors`, such as `forbidden`.
+
+    Attributes:
+        status: of HTTP.
+        retry_after_s: when to try again; None: unknown.
+    """
+
+    def __init__(self, code: str, message: str, status: int, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code  # type: ignore[misc]
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    params: tuple[tuple[str, str], ...] = ()
+    content: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    missing: bool = False
+    """Whether a 404, and a 304, are replies to the flow instead of errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    seconds: float
+
+
+Flow = Generator[Request | Pause, httpx.Response, T]
+
+
+def checked(response: httpx.Response, missing: bool = False) -> httpx.Response:
+    """The reply of a success. Raises the error that a problem document states."""
+    if response.is_success or (missing and response.status_code in (304, 404)):
+        return response
+    raise problem(response)
+
+
+_BY_CODE = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, EdgewaterError) and kind is not EdgewaterError
+}
+
+
+def problem(response: httpx.Response) -> EdgewaterError:
+    """The error that a reply states, of the class that the center raised where there is one."""
+    status = response.status_code
+    if response.headers.get("content-type", "").partition(";")[0] != PROBLEM:
+        if status in (502, 503, 504):
+            return Unreachable(f"{response.request.url.host} answers {status}: the center behind it is not reached")
+        return ProtocolError(
+            f"{response.request.method} {response.request.url.copy_with(query=None)}: status {status} and"
+            f" {response.text[:SHOWN]!r}, which no center says; is the address that of a center's API?"
+        )
+    body = response.json()
+    code, detail = str(body.get("type", "")).rpartition("/")[2], str(body.get("detail") or body.get("title"))
+    kind = _BY_CODE.get(code)
+    if kind is not None and issubclass(kind, InvalidInput):
+        if "field" in body:
+            return kind(
+                body["field"], body.get("value"), body.get("accepted") or "", body.get("reason") or detail_of(body)
+            )
+        return kind("", None, detail, "the request is not accepted")
+    if kind is not None:
+        return kind(detail)
+    after = response.headers.get("retry-after", "")
+    return RequestRefused(code, detail, status, float(after) if after.isdecimal() else None)
+
+
+def detail_of(body: Mapping[str, Any]) -> str:
+    """What a problem says beyond its first error: that there are more."""
+    more = len(body.get("errors") or []) - 1
+    return f"and {more} more errors" if more > 0 else ""
+
+
+def json_of(response: httpx.Response) -> Any:
+    """The reply as JSON. Raises ProtocolError: it is none, such as the page of a proxy."""
+    try:
+        return response.json()
+    except ValueError:
+        raise ProtocolError(
+            f"{response.request.url.copy_with(query=None)}: the reply {response.text[:SHOWN]!r} is no JSON;"
+            " is the address that of a center's API?"
+        ) from None
+
+
+def segment(name: str) -> str:
+    """A name as a segment of a path."""
+    if not name or name in (".", ".."):
+        raise InvalidRequest("name", name, "a name")
+    return quote(name, safe="")
+
+
+def moment(value: Moment | None, name: str) -> str | None:
+    """A time as RFC 3339. Raises InvalidRequest."""
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidRequest(name, value.isoformat(), "a datetime with a time zone, such as datetime.now(UTC)")
+        return rfc3339(int(value.timestamp() * 1000))
+    try:
+        return rfc3339(parse_time(str(value)))
+    except ValueError:
+        raise InvalidRequest(name, value, TIME_ACCEPTED) from None
+
+
+QUESTIONS = ("measure", "quantile", "item", "contains", "rank", "range", "top", "values", "confidence")
+"""The question parameters of the API besides `group`."""
+
+
+def question_params(group: Mapping[str, Any] | None, questions: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The parameters of a question. A value may be a list of values.
+
+    Raises:
+        InvalidRequest: an unknown parameter.
+    """
+    params = [("group", f"{column}:{_text(v)}") for column, value in (group or {}).items() for v in _each(value)]
+    for name, value in questions.items():
+        if name not in QUESTIONS:
+            raise InvalidRequest(name, value, f"one of group, {', '.join(QUESTIONS)}", "no such question")
+        params += [(name, _text(v)) for v in _each(value) if v is not None]
+    return tuple(params)
+
+
+def _each(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple | set) else [value]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_spec(spec: Mapping[str, Any] | str | Path) -> tuple[bytes, str, str]:
+    """A query's body, its media type and its name, from a mapping, YAML text or a file of YAML.
+
+    The center checks the rest, since it knows which functions it has. Raises InvalidQuery.
+    """
+    mapping: object = spec
+    if isinstance(spec, Mapping):
+        body, media = json.dumps(dict(spec)).encode(), "application/json"
+    else:
+        text = spec.read_text() if isinstance(spec, Path) else spec
+        body, media = text.encode(), "application/yaml"
+        try:
+            mapping = load_yaml(text)
+        except yaml.YAMLError as exc:
+            raise InvalidQuery("", text, "YAML", str(exc).replace("\n", " ")) from None
+    if not isinstance(mapping, Mapping) or not isinstance(mapping.get("name"), str):
+        found = mapping.get("name") if isinstance(mapping, Mapping) else mapping
+        raise InvalidQuery("name", found, "a mapping with a query's name, such as {name: flights, from: …}")
+    return body, media, mapping["name"]
+
+
+def get(path: str, params: tuple[tuple[str, str], ...] = ()) -> Flow[Any]:
+    response = yield Request("GET", path, params)
+    return json_of(response)
+
+
+def send(method: str, path: str, body: bytes | None, media: str) -> Flow[Any]:
+    response = yield Request(method, path, content=body, headers={"Content-Type": media} if body is not None else {})
+    return json_of(response) if response.content else None
+
+
+def explain(
+    name: str, start: str, measure: str | None, group: Mapping[str, Any] | None, revision: int | None
+) -> Flow[dict[str, Any]]:
+    params = question_params(group, {"measure": measure})
+    if revision is not None:
+        params += (("revision", str(revision)),)
+    response = yield Request("GET", f"/v1/queries/{segment(name)}/windows/{segment(start)}/explain", params)
+    explained: dict[str, Any] = json_of(response)
+    return explained
+
+
+def register(spec: Mapping[str, Any] | str | Path, if_exists: IfExists) -> Flow[dict[str, Any]]:
+    if if_exists not in ("same", "error", "replace"):
+        raise InvalidRequest("if_exists", if_exists, "same, error or replace")
+    body, media, name = read_spec(spec)
+    request = Request("POST", "/v1/queries", content=body, headers={"Content-Type": media})
+    try:
+        response = yield request
+    except Conflict:
+        if if_exists != "replace":
+            raise
+        yield Request("DELETE", f"/v1/queries/{segment(name)}", missing=True)
+        response = yield request
+    if if_exists == "error" and response.status_code == 200:
+        raise Conflict(f"query {name} is registered already")
+    registered: dict[str, Any] = json_of(response)
+    return registered
+
+
+def latest(name: str, params: tuple[tuple[str, str], ...], build: Build) -> Flow[Answer]:
+    response = yield Request("GET", f"/v1/queries/{segment(name)}/latest", params, headers={"Accept": ARROW})
+    return answers_of([response], build)[0]
+
+
+def window(
+    name: str, start: str, revision: int | None, params: tuple[tuple[str, str], ...], build: Build
+) -> Flow[Answer]:
+    asked = params if revision is None else (*params, ("revision", str(revision)))
+    path = f"/v1/queries/{segment(name)}/windows/{segment(start)}"
+    response = yield Request("GET", path, asked, headers={"Accept": ARROW})
+    return answers_of([response], build)[0]
+
+
+def windows(
+    name: str, start: str | None, end: str | None, params: tuple[tuple[str, str], ...], build: Build
+) -> Flow[Answers]:
+    bounds = [(k, v) for k, v in (("start", start), ("end", end)) if v is not None]
+    asked = (*params, *bounds, ("limit", str(PAGE)))
+    cursor: tuple[tuple[str, str], ...] = ()
+    pages = []
+    while True:
+        path = f"/v1/queries/{segment(name)}/windows"
+        response = yield Request("GET", path, (*asked, *cursor), headers={"Accept": ARROW})
+        pages.append(response)
+        if "next" not in response.links:
+            return answers_of(pages, build)
+        # Only the cursor: a proxy may have another address than the center's link.
+        cursor = (("cursor", httpx.URL(response.links["next"]["url"]).params["cursor"]),)
+
+
+def wait(
+    name: str, start: str, phase: Phase, timeout: float, clock: Callable[[], float],
+    params: tuple[tuple[str, str], ...], build: Build,
+) -> Flow[Answer]:  # fmt: skip
+    if phase not in PHASES:
+        raise InvalidRequest("phase", phase, "early, complete or final")
+    deadline = clock() + timeout
+    path = f"/v1/queries/{segment(name)}/windows/{segment(start)}"
+    known, reached = {"Accept": ARROW}, "no answer"
+    while True:
+        try:
+            response = yield Request("GET", path, params, headers=known, missing=True)
+            if response.status_code == 200:
+                answer = answers_of([response], build)[0]
+                if PHASES.index(answer.phase) >= PHASES.index(phase):
+                    return answer
+                known, reached = {"Accept": ARROW, "If-None-Match": response.headers["etag"]}, answer.phase
+            elif response.status_code == 404:
+                yield Request("GET", f"/v1/queries/{segment(name)}/status")  # raises NotFound for a query that is gone
+        except Unreachable:  # such as a center that restarts
+            if clock() >= deadline:
+                raise
+        if clock() >= deadline:
+            status = json_of((yield Request("GET", f"/v1/queries/{segment(name)}/status")))
+            why = f": {status['reason']}" if status["reason"] else ""
+            raise WaitTimeout(f"query {name}, window {start}: {reached} after {timeout:g} s, not {phase}{why}")
+        yield Pause(min(POLL_S, max(0.0, deadline - clock())))
+
+
+Build = Callable[[pa.Table, list[dict[str, Any]]], Answers]
+"""Makes answers of a table and of the members that an Arrow stream's metadata has."""
+
+
+def answers_of(pages: list[httpx.Response], build: Build) -> Answers:
+    """The answers of the pages of a reply. Raises ProtocolError: a page is no stream of answers."""
+    tables, heads = [], []
+    for page in pages:
+        try:
+            table = pa.ipc.open_stream(page.content).read_all()
+            heads += json.loads((table.schema.metadata or {})[b"edgewater.answers"])
+        except (pa.ArrowInvalid, KeyError) as exc:
+            raise ProtocolError(
+                f"{page.request.url.copy_with(query=None)}: the reply is no Arrow stream of answers ({exc});"
+                " is the address that of a center's API?"
+            ) from None
+        tables.append(table.replace_schema_metadata())
+    return build(pa.concat_tables(tables, promote_options="permissive"), heads)

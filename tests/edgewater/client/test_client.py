@@ -1,0 +1,279 @@
+"""Queries and answers through `Center` and `AsyncCenter`: the same flows against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgewater.client import AsyncCenter, Center, RequestRefused, Unreachable, WaitTimeout
+from edgewater.errors import (
+    Conflict,
+    InvalidConfig,
+    InvalidQuery,
+    InvalidRequest,
+    NotFound,
+    ProtocolError,
+    Unauthenticated,
+)
+from edgewater.health import listen
+from tests.center.api.conftest import HOUR, SPEC, T0
+from tests.certificates import make_certificates
+
+START = datetime(2013, 1, 1, tzinfo=UTC)
+
+
+def test_a_query_is_registered_from_a_mapping_yaml_or_a_file_and_the_same_one_is_no_conflict(desk, tmp_path):
+    text = "name: flights\nfrom: flights\nmeasures: {n: count()}\nwindow: {tumbling: 1h}\n"
+    (tmp_path / "flights.yaml").write_text(text)
+    with desk.served() as url, Center(url) as center:
+        query = center.register(text)
+        assert (query.name, query.version, query.spec["measures"]) == ("flights", 1, {"n": "count()"})
+        assert center.register(tmp_path / "flights.yaml").version == 1
+        with pytest.raises(Conflict):
+            center.register(text, if_exists="error")
+        with pytest.raises(Conflict):
+            center.register(SPEC)
+        assert center.register(SPEC, if_exists="replace").version == 2
+        assert [q.name for q in center.queries()] == ["flights"]
+        center.query("flights").delete()
+        with pytest.raises(NotFound, match="flights is not registered"):
+            center.query("flights")
+        with pytest.raises(InvalidRequest, match="same, error or replace"):
+            center.register(SPEC, if_exists="other")
+
+
+def test_a_refusal_names_the_field_the_value_and_what_would_be_right(two_hours):
+    desk, _ = two_hours
+    with desk.served() as url, Center(url) as center:
+        with pytest.raises(InvalidQuery) as refused:
+            center.register({**SPEC, "name": "x", "window": {"tumbling": "soon"}})
+        assert (refused.value.field, refused.value.value) == ("window.tumbling", "soon")
+        assert "duration" in refused.value.accepted
+        for bad in ("[1, 2]", "a: [", {"from": "flights"}, "name: 7"):
+            with pytest.raises(InvalidQuery):
+                center.register(bad)
+        query = center.query("flights")
+        with pytest.raises(InvalidRequest, match="measure: 'miels' is not accepted; expected one of n, miles, delay"):
+            query.latest(measure="miels")
+        with pytest.raises(InvalidRequest, match="no such question"):
+            query.latest(mesure="n")
+        with pytest.raises(InvalidRequest, match="time zone"):
+            query.windows(datetime(2013, 1, 1))
+        with pytest.raises(InvalidRequest, match="RFC 3339"):
+            query.windows("soon")
+        with pytest.raises(NotFound):
+            query.window(T0 + 5 * HOUR)
+
+
+def test_an_answer_has_intervals_by_measure_and_group(two_hours):
+    desk, _ = two_hours
+    with desk.served() as url, Center(url) as center:
+        query = center.query("flights")
+        answer = query.window(START)
+        assert (answer.phase, answer.revision, answer.completeness, answer.missing) == ("final", 2, 1.0, [])
+        assert (answer.start, answer.end) == (START, datetime(2013, 1, 1, 1, tzinfo=UTC))
+        assert answer.groups == [{"carrier": "AA"}, {"carrier": "UA"}]
+        assert answer.measures == ["n", "miles", "delay"]
+        assert answer["n"]["UA"] == 5
+        assert answer["miles"][{"carrier": "AA"}] == 100
+        assert {group["carrier"]: float(i) for group, i in answer["n"]} == {"AA": 1, "UA": 5}
+        assert query.window(START, revision=1).revision == 1
+        with pytest.raises(InvalidRequest, match="2 groups"):
+            _ = answer["n"].interval
+        with pytest.raises(InvalidRequest, match="one of 2 groups"):
+            _ = answer["n"]["ZZ"]
+        with pytest.raises(InvalidRequest, match="one of n, miles, delay"):
+            _ = answer["m"]
+        one = query.latest(group={"carrier": "DL"}, measure=["n", "delay"])
+        assert (one["n"].interval == 4, one.measures) == (True, ["n", "delay"])
+        assert query.latest(group={"carrier": ["DL", "UA"]})["n"].values == [4, 5]
+
+
+def test_windows_are_one_table_over_all_pages(two_hours, monkeypatch):
+    desk, query = two_hours
+    for hour in range(2, 5):
+        for edge in ("jfk", "lga"):
+            desk.report(query, edge, T0 + hour * HOUR, {"UA": hour})
+    monkeypatch.setattr("edgewater.client.requests.PAGE", 2)
+    with desk.served() as url, Center(url) as center:
+        answers = center.query("flights").windows(START, T0 + 4 * HOUR)
+        assert [a.start.hour for a in answers] == [0, 1, 2, 3]
+        table = answers.to_arrow()
+        assert table.column("n").to_pylist() == [1, 5, 4, 5, 4, 6]
+        assert table.column_names[:5] == ["window_start", "window_end", "phase", "revision", "completeness"]
+        assert answers[1].to_arrow().equals(table.slice(2, 2).select(answers[1].to_arrow().column_names))
+        assert answers.to_pandas()["n"].tolist() == answers.to_polars()["n"].to_list() == [1, 5, 4, 5, 4, 6]
+        assert answers[0].to_pandas()["carrier"].tolist() == answers[0].to_polars()["carrier"].to_list() == ["AA", "UA"]
+        assert len(center.query("flights").windows("2030-01-01T00:00:00Z")) == 0
+        filtered = center.query("flights").windows(group={"carrier": "AA"})
+        assert [len(a) for a in filtered] == [1, 0, 0, 0, 0]
+
+
+def test_names_that_the_describing_columns_have_may_be_groups_and_measures(desk):
+    desk.connect("jfk")
+    measures = {"phase": "count()", "contract": "sum(distance)", "completeness": "max(distance)"}
+    query = desk.register(measures=measures, window={"tumbling": "1h"}, lateness="0s")
+    desk.report(query, "jfk", T0, {"UA": 3})
+    with desk.served() as url, Center(url) as center:
+        answer = center.query("flights").latest()
+        assert answer.measures == list(measures)
+        assert [answer[m]["UA"] == v for m, v in zip(measures, (3, 300, 100), strict=True)] == [True] * 3
+
+
+def test_an_answer_without_groups_and_an_early_one_have_unknown_bounds(desk):
+    desk.connect("jfk", "lga")
+    query = desk.register(group_by=[], budget={"staleness": "2s"}, measures={"n": "count()"})
+    with desk.served() as url, Center(url) as center:
+        with pytest.raises(NotFound, match="has no answer yet"):
+            center.query("flights").latest()
+        assert center.query("flights").status()["state"] in ("waiting", "center_not_ready")
+        assert center.query("flights").detail()["edges"][0]["edge"] == "jfk"
+    assert query.ref.name == "flights"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_window_is_waited_for_until_it_has_the_phase(two_hours, kind):
+    desk, query = two_hours
+    third = T0 + 2 * HOUR
+
+    def report() -> None:
+        for edge in ("jfk", "lga"):
+            desk.report(query, edge, third, {"UA": 1})
+
+    with desk.served() as url:
+        timer = threading.Timer(0.3, report)
+        timer.start()
+        if kind == "sync":
+            with Center(url) as center:
+                answer = center.query("flights").wait(third, "complete", timeout=30)
+                with pytest.raises(
+                    WaitTimeout, match=r"window 2013-01-01T02:00:00Z: complete after 0\.05 s, not final"
+                ):
+                    center.query("flights").wait(third, timeout=0.05)
+                with pytest.raises(WaitTimeout, match="no answer"):
+                    center.query("flights").wait(T0 + 9 * HOUR, timeout=0)
+        else:
+
+            async def waited() -> Any:
+                async with AsyncCenter(url) as center:
+                    return await (await center.query("flights")).wait(third, "complete", timeout=30)
+
+            answer = asyncio.run(waited())
+        timer.join()
+    assert (answer.phase, answer.start.hour) == ("complete", 2)
+
+
+def test_the_asynchronous_client_gives_the_same_answers(two_hours):
+    desk, _ = two_hours
+
+    async def asked(url: str) -> None:
+        async with AsyncCenter(url) as center:
+            query = await center.register(SPEC)
+            assert (await query.latest())["n"]["DL"] == 4
+            assert [a.start.hour for a in await query.windows()] == [0, 1]
+            assert (await query.window(START)).revision == 2
+            assert [q.name for q in await center.queries()] == ["flights"]
+            assert {e["edge"] for e in await center.edges()} == {"jfk", "lga"}
+            assert (await center.streams())[0]["stream"] == "flights"
+            assert (await query.status())["query"] == (await query.detail())["name"] == "flights"
+            assert (await center.get("/v1/alarms"))["alarms"] == []
+            await query.delete()
+            with pytest.raises(NotFound):
+                await query.latest()
+
+    with desk.served() as url:
+        asyncio.run(asked(url))
+
+
+def test_a_token_comes_from_the_argument_the_environment_or_a_file_and_is_never_shown(two_hours, monkeypatch, tmp_path):
+    desk, _ = two_hours
+    for name in ("EDGEWATER_TOKEN", "EDGEWATER_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    principals = {"reader": {"token": "right", "role": "reader"}}
+    with desk.served(principals=principals) as url:
+        with Center(url) as center, pytest.raises(Unauthenticated):
+            center.queries()
+        with Center(url, token="right") as center:
+            assert "right" not in repr(center)
+            assert center.queries()
+            with pytest.raises(RequestRefused, match="role") as refused:
+                center.register({**SPEC, "name": "other"})
+            assert (refused.value.code, refused.value.status) == ("forbidden", 403)
+        monkeypatch.setenv("EDGEWATER_TOKEN", "right")
+        monkeypatch.setenv("EDGEWATER_URL", url)
+        with Center() as center:
+            assert center.queries()
+        monkeypatch.delenv("EDGEWATER_TOKEN")
+        (tmp_path / "token").write_text("right\n")
+        monkeypatch.setenv("EDGEWATER_TOKEN_FILE", str(tmp_path / "token"))
+        with Center() as center:
+            assert center.queries()
+    monkeypatch.setenv("EDGEWATER_TOKEN_FILE", str(tmp_path / "none"))
+    with pytest.raises(InvalidConfig, match="EDGEWATER_TOKEN_FILE"):
+        Center()
+    with pytest.raises(InvalidConfig, match="printable") as bad:
+        Center(token="two words")
+    assert "two words" not in str(bad.value)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:7480", "ftp://x", "http://", "nothing"])
+def test_an_address_that_is_none_is_refused(url):
+    with pytest.raises(InvalidConfig, match="an address such as http"):
+        Center(url)
+
+
+def test_a_center_that_is_not_there_and_a_server_that_is_none_are_told_apart(tmp_path):
+    with listen("127.0.0.1:0", "x") as closed:
+        port = closed.getsockname()[1]
+    with Center(f"http://127.0.0.1:{port}") as center, pytest.raises(Unreachable, match="is it running"):
+        center.queries()
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "queries").write_text("<html>a page</html>")
+    with _file_server(tmp_path) as url, Center(url) as center:
+        with pytest.raises(ProtocolError, match="is the address that of a center's API"):
+            center.queries()
+        with pytest.raises(ProtocolError, match="no center says"):
+            center.query("flights")
+
+
+class _file_server:  # noqa: N801
+    """Python's own web server over a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        from functools import partial
+        from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+        class Quiet(SimpleHTTPRequestHandler):
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(directory)))
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __exit__(self, *args: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def test_over_tls_the_certificate_authority_is_an_argument(two_hours, tmp_path, monkeypatch):
+    desk, _ = two_hours
+    monkeypatch.delenv("EDGEWATER_CA", raising=False)
+    make_certificates(tmp_path, {"center": "IP:127.0.0.1"})
+    tls = {"cert": str(tmp_path / "center.pem"), "key": str(tmp_path / "center.key")}
+    with desk.served(tls=tls) as url:
+        with Center(url, ca=tmp_path / "ca.pem") as center:
+            assert center.query("flights").latest()["n"]["DL"] == 4
+        with Center(url) as center, pytest.raises(Unreachable, match="certificate verify failed"):
+            center.queries()
+    with pytest.raises(InvalidConfig, match="certificates in PEM"):
+        Center(url, ca=tmp_path / "none.pem")
