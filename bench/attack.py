@@ -53,7 +53,7 @@ EDGES = ("e0", "e1")
 ATTACKER = "evil"
 FRAMES_S, REQUESTS_S, SILENT_CONNECTIONS = 100, 20, 500
 RATE, MEAN_DELAY_MS, DISORDER_MS = 200.0, 20.0, 200
-SETTLE_S, WARM_UP = 3.0, 10
+SETTLE_S, WARM_UP_S = 3.0, 10
 GOAL_RATIO = 1.5
 
 
@@ -217,7 +217,7 @@ def resident_mib(demo: Demo) -> dict[str, float]:
     return {kind: round(count / 2**20, 1) for kind, count in sorted(result.items())}
 
 
-def measure(demo: Demo, phase_s: float, phases: int) -> dict[str, Any]:
+def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int) -> dict[str, Any]:
     """Runs `phases` phases, alternately without and with the attacker."""
     demo.start_center()
     for spec in specs():
@@ -234,7 +234,7 @@ def measure(demo: Demo, phase_s: float, phases: int) -> dict[str, Any]:
     listener = LiveListener(demo.url)
     listener.start()
     begin_ms = (now_ms() // WINDOW_MS + 1) * WINDOW_MS
-    seconds = WARM_UP + phase_s * phases + 2  # the last window is closed by records after it
+    seconds = warm_up_s + phase_s * phases + 2  # the last window is closed by records after it
     schedules = [PushSchedule.make(begin_ms, seconds, RATE, MEAN_DELAY_MS, seed) for seed in range(len(EDGES))]
     pushers = [Pusher(f"http://127.0.0.1:{p}/v1/streams/trips", s) for p, s in zip(ports, schedules, strict=True)]
     for pusher in pushers:
@@ -242,7 +242,7 @@ def measure(demo: Demo, phase_s: float, phases: int) -> dict[str, Any]:
     memory = []
     machine = MachineSnapshot.take(psutil.Process().pid)
     for phase in range(phases):
-        _sleep_until(begin_ms + (WARM_UP + phase * phase_s) * 1000)
+        _sleep_until(begin_ms + (warm_up_s + phase * phase_s) * 1000)
         memory.append(resident_mib(demo))
         (attacker.working.set if phase % 2 else attacker.working.clear)()
     for pusher in pushers:
@@ -257,8 +257,8 @@ def measure(demo: Demo, phase_s: float, phases: int) -> dict[str, Any]:
     if failures:
         raise click.ClickException(f"the bench failed: {failures!r}")
     windows = {
-        phase: range(begin_ms + (WARM_UP + int(phase * phase_s)) * 1000,
-                     begin_ms + (WARM_UP + int((phase + 1) * phase_s)) * 1000, WINDOW_MS)
+        phase: range(begin_ms + (warm_up_s + int(phase * phase_s)) * 1000,
+                     begin_ms + (warm_up_s + int((phase + 1) * phase_s)) * 1000, WINDOW_MS)
         for phase in range(phases)
     }  # fmt: skip
     result = summarise(demo, listener, schedules, windows)
@@ -316,16 +316,17 @@ def _sleep_until(at_ms: float) -> None:
 @click.command()
 @click.option("--minutes", default=10.0, show_default=True, help="Length of the measurement, half of it under attack.")
 @click.option("--phase", "phase_s", default=30.0, show_default=True, help="Seconds of a phase with or without attack.")
-@click.option("--smoke", is_flag=True, help="Check that the bench runs: two phases of five seconds.")
+@click.option("--smoke", is_flag=True, help="Check that the bench runs: two phases of three seconds.")
 def main(minutes: float, phase_s: float, smoke: bool) -> None:
     """Measure what honest edges and readers notice of an attacker."""
     phases = 2 * max(1, round(minutes * 60 / phase_s / 2))
+    warm_up_s = WARM_UP_S
     if smoke:
-        phase_s, phases = 5.0, 2
+        phase_s, phases, warm_up_s = 3.0, 2, 3
     directory = Path(tempfile.mkdtemp(prefix="edgewater-attack-"))
     demo = Demo(directory, phase_s * phases)
     try:
-        result = measure(demo, phase_s, phases)
+        result = measure(demo, phase_s, phases, warm_up_s)
     except BaseException:
         click.echo(f"logs: {directory}", err=True)
         raise

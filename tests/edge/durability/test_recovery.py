@@ -61,7 +61,7 @@ def test_a_crash_after_any_step_changes_no_answer(tmp_path: Path, steps: int) ->
     check(center)
 
 
-@pytest.mark.parametrize("every", [47, pytest.param(11, marks=pytest.mark.full)])
+@pytest.mark.parametrize("every", [109, pytest.param(11, marks=pytest.mark.full)])
 def test_a_journal_cut_at_any_byte_before_anything_was_shipped_changes_no_answer(tmp_path: Path, every: int) -> None:
     origin = tmp_path / "origin"
     world = World(origin, DATA, Center())

@@ -59,12 +59,16 @@ def query(**changes: Any) -> QuerySpec:
 
 @dataclass(frozen=True)
 class Case:
-    """A query, and a number that determines the sent groups: its share of the error budget, or its link's bandwidth."""
+    """A query, and a number that determines the sent groups: its share of the error budget, or its link's bandwidth.
+
+    The seed is one with which the search for such a number is short.
+    """
 
     spec: QuerySpec
     low: float
     high: float
     share: bool
+    seed: int
 
     def core(self, at: float) -> list[Event]:
         start = [SourcesOpened((("s", "file"),)), Configured(((REF, self.spec),))]
@@ -77,9 +81,9 @@ class Case:
 ERROR = {"budget": {"error": {"v": 40}}, "cache": {"eviction": "gain"}}
 STALENESS = {"budget": {"staleness": "100ms"}, "cache": {"sizing": "pure_pess", "eviction": "lru"}}
 CASES = {
-    "error budget, sums": Case(query(**ERROR), 5.0, 100.0, True),
-    "error budget, extrema": Case(query(measures={"v": "max(value)"}, **ERROR), 2.0, 60.0, True),
-    "staleness budget": Case(query(**STALENESS), 1_000.0, 8_000.0, False),
+    "error budget, sums": Case(query(**ERROR), 5.0, 100.0, True, seed=4),
+    "error budget, extrema": Case(query(measures={"v": "max(value)"}, **ERROR), 2.0, 60.0, True, seed=7),
+    "staleness budget": Case(query(**STALENESS), 1_000.0, 8_000.0, False, seed=1),
 }
 
 
@@ -126,7 +130,7 @@ def where_the_last_bit_decides(case: Case, monkeypatch: pytest.MonkeyPatch) -> f
             patch.setattr(np, "exp", exp_with_another_last_bit)
             return here, chosen_first(case, at)
 
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(case.seed)
     for _ in range(40):
         low, high = sorted(rng.uniform(case.low, case.high, 2).tolist())
         first = chosen_first(case, low)
