@@ -96,7 +96,7 @@ def test_record_numbers_continue_after_a_reset() -> None:
 
 
 CONFIDENCES = (0.9, 0.99)
-TRIALS = 200
+TRIALS = 100
 
 
 @pytest.mark.parametrize("data", zoo(np.random.default_rng(SEED), 10))
