@@ -337,7 +337,8 @@ class Alarm(BaseModel):
     """A violation of an invariant."""
 
     kind: str = Field(examples=["frame-conflict"])
-    edge: str
+    edge: str = Field(description="The edge that it is about; empty: none.")
+    query: str = Field(description="The key of the query that it is about, `name@version`; empty: none.")
     message: str
     first_at: Rfc3339
     last_at: Rfc3339
@@ -347,7 +348,13 @@ class Alarm(BaseModel):
     def of(cls, record: AlarmRecord) -> Self:
         first, last = rfc3339(record.first_at_ms), rfc3339(record.last_at_ms)
         return cls(
-            kind=record.kind, edge=record.edge, message=record.message, first_at=first, last_at=last, times=record.times
+            kind=record.kind,
+            edge=record.edge,
+            query=record.query,
+            message=record.message,
+            first_at=first,
+            last_at=last,
+            times=record.times,
         )
 
 

@@ -126,7 +126,10 @@ class QueryStatusRecord:
 class AlarmRecord:
     """An event that must not happen. A repetition raises `times`, not the number of alarms.
 
-    `times` may include older messages of the same kind and edge: see `Catalog.add_alarm`.
+    `times` may include older messages of the same kind, edge and query: see `center.catalog.alarm_rows`.
+
+    Attributes:
+        query: key of the query that it is about; empty: of none.
     """
 
     kind: str
@@ -135,6 +138,7 @@ class AlarmRecord:
     first_at_ms: int
     last_at_ms: int
     times: int
+    query: str = ""
 
 
 def expected_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> list[EdgeId]:

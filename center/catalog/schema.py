@@ -174,4 +174,6 @@ alarms = Table(
     Column("first_at_ms", BigInteger, nullable=False),
     Column("last_at_ms", BigInteger, nullable=False),
     Column("times", BigInteger, nullable=False),
+    Column("query", Identifier(96), nullable=False, server_default=""),
 )
+"""``query``: the key of the query that an alarm is about; empty: it is about none, or an older release raised it."""

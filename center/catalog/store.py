@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from center.catalog import budget_rows, frame_index, quarantine
+from center.catalog import alarm_rows, budget_rows, frame_index, quarantine
 from center.catalog import schema as t
 from center.catalog.budget_rows import ComputeBudgetUpdate
 from center.catalog.edge_rows import (
@@ -61,10 +61,6 @@ from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 
 SCHEMA_VERSION = 1
-MAX_MESSAGES = 20
-"""Alarms of one kind at one edge that are distinguished by their message."""
-MAX_ALARMS = 1_000
-"""Alarms that one call reads."""
 
 
 class Catalog:
@@ -268,16 +264,18 @@ class Catalog:
                 )
                 refused = "edge-state-behind", ProtocolError(message)
             if refused is not None:
-                _alarm(connection, refused[0], refused[1].message, edge, now_ms)
+                alarm_rows.add(connection, refused[0], refused[1].message, edge, now_ms)
             else:
                 if oldest_seq > awaited:
                     lost = f"edge {edge}: frames {awaited} to {oldest_seq - 1} of incarnation {incarnation} are lost"
-                    _alarm(connection, "frames-lost", lost, edge, now_ms)
+                    alarm_rows.add(connection, "frames-lost", lost, edge, now_ms)
                     record_lost_state(connection, edge, now_ms)
                     awaited = oldest_seq
                 previous = incarnation_in_use(connection, edge)
                 if previous is not None and previous != incarnation:
-                    _alarm(connection, *_state_lost(edge, incarnation, previous, known is not None), edge, now_ms)
+                    alarm_rows.add(
+                        connection, *_state_lost(edge, incarnation, previous, known is not None), edge, now_ms
+                    )
                     record_lost_state(connection, edge, now_ms)
                 upsert_incarnation(connection, edge, incarnation, first, awaited, now_ms)
                 upsert_edge(connection, edge, incarnation, labels, streams, now_ms, session, access)
@@ -488,7 +486,7 @@ class Catalog:
                 return []
             unused = quarantine.add(connection, entry, reason, now_ms)
             message = f"query {key}, frame {entry.position} (seq {entry.seq} of {entry.incarnation}): {reason}"
-            _alarm(connection, "frame-quarantined", message, entry.edge, now_ms)
+            alarm_rows.add(connection, "frame-quarantined", message, entry.edge, now_ms, key)
         return unused
 
     def quarantined(self) -> list[QuarantinedFrame]:
@@ -528,24 +526,20 @@ class Catalog:
 
     # Alarms
 
-    def add_alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
-        """Adds an alarm, or counts it if it is a repetition.
+    def add_alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int, query: str = "") -> None:
+        """Adds an alarm, or counts it if it is a repetition; of each source a bounded number: see `alarm_rows.add`.
 
-        Beyond `MAX_MESSAGES` alarms of one kind at one edge, the message replaces that of the alarm least recently
-        raised, and continues its count.
+        Args:
+            query: key of the query that it is about; empty: of none.
         """
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
-            _alarm(connection, kind, message, edge, now_ms)
+            alarm_rows.add(connection, kind, message, edge, now_ms, query)
 
-    def alarms(self, limit: int = MAX_ALARMS) -> list[AlarmRecord]:
-        """The latest alarms, newest first."""
-        rows = select(t.alarms).order_by(t.alarms.c.last_at_ms.desc(), t.alarms.c.id.desc()).limit(limit)
+    def alarms(self, limit: int = alarm_rows.MAX_LISTED, query: str | None = None) -> list[AlarmRecord]:
+        """The latest alarms, of a query or of all, newest first; each source has a share: see `alarm_rows.latest`."""
         with read_transaction(self._engine) as connection:
-            return [
-                AlarmRecord(r.kind, EdgeId(r.edge), r.message, r.first_at_ms, r.last_at_ms, r.times)
-                for r in connection.execute(rows)
-            ]
+            return alarm_rows.latest(connection, limit, query)
 
 
 def _state_lost(edge: EdgeId, incarnation: str, previous: str, returned: bool) -> tuple[str, str]:
@@ -564,18 +558,3 @@ def _state_lost(edge: EdgeId, incarnation: str, previous: str, returned: bool) -
         f"edge {edge}: incarnation {incarnation} has taken the place of {previous} without its state; what {previous}"
         " had accepted and not shipped is in no answer, and windows that were open are not complete"
     )
-
-
-def _alarm(connection: Connection, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
-    c = t.alarms.c
-    alike = (c.kind == kind) & (c.edge == edge)
-    again = update(t.alarms).values(last_at_ms=now_ms, times=c.times + 1)
-    if connection.execute(again.where(alike, c.message == message)).rowcount:
-        return
-    if connection.execute(select(func.count()).where(alike)).scalar_one() >= MAX_MESSAGES:
-        # Messages name frames, so their number is unbounded. The count continues, so the sum stays right.
-        oldest = select(c.id).where(alike).order_by(c.last_at_ms, c.id).limit(1).scalar_subquery()
-        connection.execute(again.where(c.id == oldest).values(message=message))
-    else:
-        values = {"kind": kind, "edge": edge, "message": message, "first_at_ms": now_ms, "last_at_ms": now_ms}
-        connection.execute(insert(t.alarms).values(**values, times=1))

@@ -22,7 +22,7 @@ from center.budgets import (
     ShareReported,
     ShareViolation,
 )
-from center.catalog import BudgetStateChange, Catalog
+from center.catalog import BudgetStateChange, Catalog, query_key
 from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment, error_limits
 from center.ingest.status_writer import StatusWriter
 from edgewater.query import ErrorBudget
@@ -85,7 +85,8 @@ class BudgetSync:
         compute = partial(_update, assigned, applied, self._now_ms(), self._policy)
         violations, written = await asyncio.to_thread(self._catalog.update_budget, ref, compute, self._now_ms())
         for violation in violations:
-            self._status.alarm(ALARM, f"query {ref.name}: {violation.message}", violation.edge, self._now_ms())
+            message = f"query {ref.name}: {violation.message}"
+            self._status.alarm(ALARM, message, violation.edge, self._now_ms(), query_key(ref))
         if written:
             # Reports that came meanwhile stay; if nothing was written, because only rates have changed, all stay.
             for edge, report in applied.items():

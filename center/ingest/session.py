@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from center.catalog import HeartbeatRecord, IndexOutcome, QueryStatusRecord
+from center.catalog import HeartbeatRecord, IndexOutcome, QueryStatusRecord, query_key
 from center.edge_access import EdgeAccess
 from center.ingest import limits
 from center.ingest.assignments import EdgeAssignment
@@ -334,7 +334,8 @@ class GatewaySession:
     def _refuse(self, frame: Frame, reason: str, message: str) -> None:
         """Tells the edge, and raises an alarm. The frame is acknowledged after the message, never before it."""
         self._metrics.refused.labels(reason).inc()
-        self._status.alarm("frame-refused", message, self.edge, self._now_ms())
+        known = query_key(frame.query) if reason != NOT_EXPECTED else ""  # an edge may name any query
+        self._status.alarm("frame-refused", message, self.edge, self._now_ms(), known)
         frames = self._refused[frame.query, reason] = self._refused.get((frame.query, reason), 0) + 1
         name, version = frame.query.name, frame.query.version
         refused = pb.Refused(

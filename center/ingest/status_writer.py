@@ -29,7 +29,7 @@ class _Pending:
     heartbeats: dict[EdgeId, HeartbeatRecord] = field(default_factory=dict)
     statuses: dict[tuple[EdgeId, QueryRef], QueryStatusRecord] = field(default_factory=dict)
     ends: dict[EdgeId, tuple[str, int]] = field(default_factory=dict)
-    alarms: dict[tuple[EdgeId, str], tuple[str, int]] = field(default_factory=dict)
+    alarms: dict[tuple[EdgeId, str, str], tuple[str, int]] = field(default_factory=dict)
 
 
 class StatusWriter:
@@ -58,12 +58,17 @@ class StatusWriter:
         self._pending.ends[edge] = (session, now_ms)
         self._changed.set()
 
-    def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
-        """Adds an alarm. Of those of one kind at one edge between two writes, the first is logged, the last written."""
-        if (edge, kind) not in self._pending.alarms:
+    def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int, query: str = "") -> None:
+        """Adds an alarm. Of those of one kind, edge and query between two writes, the first is logged, the last
+        written.
+
+        Args:
+            query: key of the query that it is about; empty: of none.
+        """
+        if (edge, kind, query) not in self._pending.alarms:
             logger.error("%s: %s", kind, message)
         self._metrics.alarms.labels(kind).inc()
-        self._pending.alarms[edge, kind] = (message, now_ms)
+        self._pending.alarms[edge, kind, query] = (message, now_ms)
         self._changed.set()
 
     async def run(self) -> None:
@@ -96,8 +101,8 @@ class StatusWriter:
             self._changed.set()
 
     def _write(self, taken: _Pending) -> None:
-        for (edge, kind), (message, now_ms) in taken.alarms.items():
-            self._catalog.add_alarm(kind, message, edge, now_ms)
+        for (edge, kind, query), (message, now_ms) in taken.alarms.items():
+            self._catalog.add_alarm(kind, message, edge, now_ms, query)
         if taken.heartbeats:
             self._catalog.record_heartbeats(taken.heartbeats.values())
         if taken.statuses:

@@ -63,9 +63,9 @@ class CatalogEvents:
         events += [QueryRegistered(query) for query in queries if query.deleted_at_ms is None]
         return version, events
 
-    def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
-        """Adds an alarm to the catalog. Raises StorageError."""
-        self._catalog.add_alarm(kind, message, edge, now_ms)
+    def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int, query: str) -> None:
+        """Adds an alarm about a query to the catalog. Raises StorageError."""
+        self._catalog.add_alarm(kind, message, edge, now_ms, query)
 
     def acknowledge(self, version: int) -> None:
         """The ledger has applied the events of this version."""
@@ -162,7 +162,7 @@ class LedgerWriter:
                         f"query {query_key(ref)}: accepted records came for windows that were final ({reason}); their"
                         f" answers and GET /v1/queries/{ref.name} say how many"
                     )
-                    self._catalog_events.alarm("records-after-final", message, EdgeId(edge), now_ms)
+                    self._catalog_events.alarm("records-after-final", message, EdgeId(edge), now_ms, query_key(ref))
                     self._alarmed[late] = records
             self._alarmed_in_all = in_all
         except StorageError as exc:  # the records are counted in the store; the next call tries again
@@ -194,7 +194,8 @@ class LedgerWriter:
         self._ledger.suspend(failure.query, now_ms + SUSPENDED_MS)
         self._metrics.failures.labels("query").inc()
         try:
-            self._catalog_events.alarm("query-failing", message[:MAX_MESSAGE], EdgeId(""), now_ms)
+            query = query_key(failure.query)
+            self._catalog_events.alarm("query-failing", message[:MAX_MESSAGE], EdgeId(""), now_ms, query)
         except StorageError as exc:  # it fails again in a minute
             logger.warning("the alarm about a failing query is not stored: %s", exc)
 
@@ -208,7 +209,7 @@ class LedgerWriter:
             message = f"query {delta.query}, slice {delta.slice_start_ms}: {refused.reason}"[:MAX_MESSAGE]
             logger.error("partial-refused: %s", message)
             try:
-                self._catalog_events.alarm("partial-refused", message, EdgeId(""), self._now_ms())
+                self._catalog_events.alarm("partial-refused", message, EdgeId(""), self._now_ms(), delta.query)
             except StorageError as exc:
                 logger.warning("the alarm about a refused partial is not stored: %s", exc)
 

@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from center.catalog import Catalog, query_from_key, query_key
 from center.job.frame_source import read_frame
@@ -47,6 +47,13 @@ so many the fault is not theirs."""
 REASONS = frozenset(LossReason)
 MAX_ALARMS = 20
 """Alarms of one kind at one edge in one batch; the catalog keeps no more messages."""
+
+
+class _Alarm(NamedTuple):
+    kind: str
+    edge: EdgeId
+    query: str
+    message: str
 
 
 class BatchFailed(Exception):
@@ -409,7 +416,7 @@ class BatchProcessor:
         self._stuck[key] = named(exc)
         self._metrics.stuck.set(len(self._stuck))
         logger.error("query %s is stuck, its frames are kept: %s", key, named(exc))
-        self._catalog.add_alarm("query-stuck", f"query {key}: {named(exc)}", EdgeId(""), self._now_ms())
+        self._catalog.add_alarm("query-stuck", f"query {key}: {named(exc)}", EdgeId(""), self._now_ms(), key)
 
     def _check_gaps(self, missing: Mapping[str, tuple[int, int]]) -> None:
         """Handles frames that were not read although later ones were; they must not be skipped if they exist.
@@ -423,17 +430,18 @@ class BatchProcessor:
                 raise StorageError(f"{where} were not read before later ones")
             logger.error("%s are no longer in the index and were never applied", where)
             self._metrics.skipped.labels("lost").inc()
-            self._catalog.add_alarm("frames-lost", f"{where} were dropped unread", EdgeId(""), self._now_ms())
+            self._catalog.add_alarm("frames-lost", f"{where} were dropped unread", EdgeId(""), self._now_ms(), key)
 
     def _report_losses(self, summaries: Iterable[FrameSummary]) -> None:
         """Counts stated losses of input and adds alarms; as `_raise_alarms`."""
-        stated: dict[tuple[str, EdgeId, str], None] = {}  # an alarm of each, and in this order
+        stated: dict[_Alarm, None] = {}  # an alarm of each, and in this order
         for summary in summaries:
             for loss in summary.losses:
                 if loss.reason == LossReason.BEFORE_QUERY or loss.source == FRAMES:
                     continue  # no assumption is violated, or the skipped row has an alarm: the answers state both
+                query = ""
                 if loss.reason == LossReason.QUERY_MEMORY:
-                    kind = str(LossReason.QUERY_MEMORY)
+                    kind, query = str(LossReason.QUERY_MEMORY), query_key(summary.query)
                     message = (
                         f"query {query_key(summary.query)}: edge {summary.edge} does not count all records: the groups "
                         "of open windows take more memory than a query may have (limits.max_query_bytes)"
@@ -444,14 +452,14 @@ class BatchProcessor:
                     message = (
                         f"edge {summary.edge}, source {loss.source}: {count} records are lost or may be: {loss.reason}"
                     )
-                stated[kind, summary.edge, message] = None
+                stated[_Alarm(kind, summary.edge, query, message)] = None
                 # An edge may state any text.
                 self._metrics.losses.labels(loss.reason if loss.reason in REASONS else "other").inc()
         self._add_alarms(stated)
 
     def _raise_alarms(self, skipped: Iterable[FrameRow]) -> None:
         """Counts skipped rows and adds alarms, before the batch is applied: after a crash twice rather than never."""
-        raised: list[tuple[str, EdgeId, str]] = []
+        raised: list[_Alarm] = []
         for row in skipped:
             if row.kind is RowKind.QUARANTINED:
                 continue  # `Catalog.quarantine` has added an alarm
@@ -461,18 +469,18 @@ class BatchProcessor:
                 what += f", slice {row.slice_start_ms}"
             message = f"{what}: {row.payload.decode(errors='replace')}"
             self._metrics.skipped.labels(kind).inc()
-            raised.append((kind, EdgeId(row.edge), message))
+            raised.append(_Alarm(kind, EdgeId(row.edge), row.query, message))
         self._add_alarms(raised)
 
-    def _add_alarms(self, raised: Iterable[tuple[str, EdgeId, str]]) -> None:
-        """Adds alarms (kind, edge, message), of one kind at one edge at most `MAX_ALARMS`: each is a transaction, and
-        one frame may give thousands."""
-        by_source: dict[tuple[str, EdgeId], list[str]] = {}
-        for kind, edge, message in raised:
-            by_source.setdefault((kind, edge), []).append(message)
-        for (kind, edge), messages in by_source.items():
+    def _add_alarms(self, raised: Iterable[_Alarm]) -> None:
+        """Adds alarms, of one kind, edge and query at most `MAX_ALARMS`: each is a transaction, and one frame may give
+        thousands."""
+        by_source: dict[tuple[str, EdgeId, str], list[str]] = {}
+        for alarm in raised:
+            by_source.setdefault((alarm.kind, alarm.edge, alarm.query), []).append(alarm.message)
+        for (kind, edge, query), messages in by_source.items():
             if len(messages) > MAX_ALARMS:
                 messages[MAX_ALARMS - 1 :] = [f"{messages[MAX_ALARMS - 1]}, and {len(messages) - MAX_ALARMS} more"]
             for message in messages:
                 logger.error("%s: %s", kind, message)
-                self._catalog.add_alarm(kind, message, edge, self._now_ms())
+                self._catalog.add_alarm(kind, message, edge, self._now_ms(), query)

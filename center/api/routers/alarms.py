@@ -10,14 +10,17 @@ from center.api.access import IN_TURN, READS_ALL
 from center.api.models import Alarm, AlarmList
 from center.api.openapi import problems
 from center.api.services import Center
-from center.catalog.store import MAX_ALARMS
+from center.catalog.alarm_rows import MAX_LISTED
 
 router = APIRouter(prefix="/v1", tags=["alarms"])
 
 
 @router.get("/alarms", dependencies=[READS_ALL, IN_TURN], responses=problems(422), summary="Alarms, the latest first")
 def alarms(
-    center: Center, limit: Annotated[int, Query(ge=1, le=MAX_ALARMS, description="Alarms at most.")] = MAX_ALARMS
+    center: Center, limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Alarms at most.")] = MAX_LISTED
 ) -> AlarmList:
-    """Violations of the protocol's guarantees, such as one frame number with two contents."""
+    """Violations of the protocol's guarantees, such as one frame number with two contents.
+
+    If there are more, each edge has an equal share, and each query of those that are about no edge.
+    """
     return AlarmList(alarms=[Alarm.of(a) for a in center.catalog.alarms(limit)])

@@ -118,7 +118,7 @@ def query(name: str, center: Center) -> QueryDetail:
     late: dict[str, dict[str, int]] = {}
     for (_, edge, reason), records in center.results.late_records(query.ref).items():
         late.setdefault(edge, {})[reason] = records
-    now_ms, about = center.now_ms(), f"query {query.key}"
+    now_ms = center.now_ms()
     return QueryDetail(
         **Query.of(query).model_dump(),
         edges=[
@@ -133,7 +133,7 @@ def query(name: str, center: Center) -> QueryDetail:
         ],
         latest_window=rfc3339(latest.window_start_ms) if latest else None,
         after_final=sum(records for reasons in late.values() for records in reasons.values()),
-        alarms=[Alarm.of(a) for a in center.catalog.alarms() if a.message.startswith((f"{about}:", f"{about},"))],
+        alarms=[Alarm.of(a) for a in center.catalog.alarms(query=query.key)],
     )
 
 
@@ -155,7 +155,7 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
     heartbeats = center.components.heartbeats()
     components = (component_status(c, heartbeats, now_ms) for c in COMPONENTS if c != "api")
     merged = center.results.consumed().get(query.key, 0)
-    alarms = (a.message for a in center.catalog.alarms() if a.kind == "query-stuck")
+    stuck = (a.message for a in center.catalog.alarms(query=query.key) if a.kind == "query-stuck")
     wait = explain(
         query,
         center.catalog.edges(),
@@ -163,7 +163,7 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
         answered=latest is not None,
         withheld=latest is not None and bool(latest.quality["error"]["withheld"]),
         unmerged=max(0, center.catalog.last_positions().get(query.key, 0) - merged),
-        stuck=next((message for message in alarms if message.startswith(f"query {query.key}: ")), ""),
+        stuck=next(stuck, ""),
         not_ready=[f"{c.component}: {c.reason if sees_all else 'not ready'}" for c in components if not c.ready],
         now_ms=now_ms,
     )

@@ -117,7 +117,7 @@ def test_frames_that_the_job_cannot_merge_are_named(desk):
     query = asked(desk, T0)
     desk.catalog.index([frame(query.ref, 0, incarnation="jfk-1")])
     assert (status_of(desk)["state"], status_of(desk)["reason"]) == ("merging", "1 frames wait for the job")
-    desk.catalog.add_alarm("query-stuck", f"query {query.key}: no common schema", EdgeId(""), desk.now)
+    desk.catalog.add_alarm("query-stuck", f"query {query.key}: no common schema", EdgeId(""), desk.now, query.key)
     status = status_of(desk)
     assert (status["state"], status["reason"]) == ("stuck", f"query {query.key}: no common schema")
 

@@ -6,12 +6,13 @@ import pytest
 
 from center.catalog import Catalog, IndexOutcome, edge_rows, store
 from center.catalog import schema as t
+from center.catalog.alarm_rows import MAX_LISTED, MAX_MESSAGES, MAX_OF_EDGE
 from center.catalog.edge_rows import REMEMBER_MS
 from center.catalog.query_rows import FORGET_AFTER_MS
-from center.catalog.store import MAX_MESSAGES
 from center.storage.frame_log import FrameLocation
 from edgewater import windows
 from edgewater.errors import Conflict, InvalidQuery, LimitExceeded
+from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, frame, hello, spec
 
@@ -39,6 +40,46 @@ def test_alarms_that_differ_in_a_number_take_a_bounded_number_of_rows_and_all_ar
     assert [a.message for a in mine] == [f"frame {n}" for n in reversed(range(2 * MAX_MESSAGES, 3 * MAX_MESSAGES))]
     assert sum(a.times for a in mine) == 3 * MAX_MESSAGES
     assert (mine[0].first_at_ms, mine[0].last_at_ms) == (10 + MAX_MESSAGES - 1, 10 + 3 * MAX_MESSAGES - 1)
+
+
+def test_hostile_edges_push_no_other_alarm_off_the_list(catalog: Catalog) -> None:
+    catalog.add_alarm("input-lost", "a file was truncated", LGA, 1)
+    catalog.add_alarm("query-stuck", "query miles@1: odd", EdgeId(""), 2, "miles@1")
+    catalog.add_alarm("query-memory", "query miles@1: edge lga", LGA, 3, "miles@1")
+    for edge in range(10):
+        for kind in range(6):
+            for n in range(MAX_MESSAGES):
+                catalog.add_alarm(f"kind-{kind}", f"frame {n}", EdgeId(f"evil-{edge}"), 100 + n)
+    for n in range(2 * MAX_MESSAGES):
+        catalog.add_alarm("query-failing", f"odd {n}", EdgeId(""), 200 + n, "evil@1")
+    listed = catalog.alarms()
+    assert len(listed) == MAX_LISTED
+    assert [a.message for a in listed if a.edge == LGA] == ["query miles@1: edge lga", "a file was truncated"]
+    assert [a.kind for a in listed if a.query == "miles@1"] == ["query-memory", "query-stuck"]
+    assert [a.last_at_ms for a in listed] == sorted((a.last_at_ms for a in listed), reverse=True)
+    assert [a.kind for a in catalog.alarms(query="miles@1")] == ["query-memory", "query-stuck"]
+    assert {a.query for a in catalog.alarms(query="evil@1")} == {"evil@1"}
+
+
+def test_a_query_displaces_no_alarm_of_another_at_the_same_edge(catalog: Catalog) -> None:
+    catalog.add_alarm("query-memory", "miles", JFK, 1, "miles@1")
+    for query in range(MAX_OF_EDGE // 2):
+        for n in range(4):
+            catalog.add_alarm("query-memory", f"{query}, {n}", JFK, 10 + n, f"evil-{query}@1")
+    held = catalog.alarms()
+    assert len(held) == MAX_OF_EDGE and [a.message for a in catalog.alarms(query="miles@1")] == ["miles"]
+    assert len({a.query for a in held}) == 1 + MAX_OF_EDGE // 2, "each query has its share"
+
+
+def test_a_catalog_of_an_earlier_release_gets_the_column_of_queries(catalog: Catalog) -> None:
+    catalog.add_alarm("frames-lost", "frames 1 to 2", JFK, 1)
+    url = catalog._engine.url.render_as_string(hide_password=False)
+    with catalog._engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE alarms DROP COLUMN query")
+    again = Catalog(url)
+    again.add_alarm("frames-lost", "frames 3 to 4", JFK, 2, "miles@1")
+    assert [(a.message, a.query) for a in again.alarms()] == [("frames 3 to 4", "miles@1"), ("frames 1 to 2", "")]
+    again.close()
 
 
 def test_no_more_alarms_are_read_than_asked_for(catalog: Catalog) -> None:

@@ -172,7 +172,7 @@ def costly(seq: int) -> Frame:
 @on_a_loop
 async def test_an_edge_that_makes_too_much_work_waits_and_nobody_else_does(tmp_path: Path) -> None:
     """Two frames are its burst; the third has to wait for days at this rate, whatever session it comes by."""
-    async with center(tmp_path, work_per_s=1) as c:
+    async with center(tmp_path, work_per_s=1, open_windows=1 << 20) as c:
         c.catalog.register(spec(), 1)
         c.catalog.register(spec("wide", window={"sliding": "30000s", "every": "60s"}), 1)
         c.clock[0] = 1 << 41
