@@ -7,7 +7,6 @@ is parsed and merged one by one.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -72,7 +71,7 @@ _BUILT_IN: dict[str, type[AnySynopsis]] = {
 _MIN_SAME_LAYOUT = 4  # partials of one layout from which it is faster to read them as a matrix
 _MIN_BATCH = 24  # partials from which it is faster to read them in columns
 _BATCH_BYTES = 1 << 22  # memory of partials that are read in columns together
-_MATRIX_BYTES = 1 << 20  # bytes of partials that are read as a matrix together: they stay in the cache
+_MATRIX_BYTES = 1 << 19  # bytes of partials that are read as a matrix together: they stay in the cache
 _NO_GROUPS = np.zeros(0, np.int64)
 
 
@@ -222,12 +221,11 @@ def _merge_matrices(first: SingleSynopsis[Any], partials: Sequence[bytes]) -> np
     Partials of one length usually have one layout, which means counters of one type.
     """
     merged = np.zeros(len(partials), bool)
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for number in range(1, len(partials)):
-        by_length[len(partials[number])].append(number)
-    for length, numbers in by_length.items():
-        model = partials[numbers[0]]
-        layout = _layout_of(first, model) if len(numbers) >= _MIN_SAME_LAYOUT else None
+    lengths = np.fromiter(map(len, partials), np.int64, len(partials))
+    for length in np.unique(lengths[1:]).tolist():
+        numbers = (np.flatnonzero(lengths[1:] == length) + 1).tolist()
+        model = partials[0] if lengths[0] == length else partials[numbers[0]]
+        layout = _layout_of(first, model, model is partials[0]) if len(numbers) >= _MIN_SAME_LAYOUT else None
         if layout is None:
             continue
         step = max(_MATRIX_BYTES // length, _MIN_SAME_LAYOUT)
@@ -237,14 +235,16 @@ def _merge_matrices(first: SingleSynopsis[Any], partials: Sequence[bytes]) -> np
     return merged
 
 
-def _layout_of(first: SingleSynopsis[Any], partial: bytes) -> flat.Layout | None:
-    """Returns the layout of a partial that is dense and merges with `first`; None: it is not, or does not."""
+def _layout_of(first: SingleSynopsis[Any], partial: bytes, is_first: bool) -> flat.Layout | None:
+    """Returns the layout of a partial that is dense and merges with `first`, which it may be; None: it is not, or does
+    not."""
     try:
         message = codec.unseal(partial)
-        model = _from_message(message)
-        if model.kind != first.kind or model._stack.level != first._stack.level:
-            return None
-        first._stack.take(_NO_GROUPS).merge(model._stack.take(_NO_GROUPS), _NO_GROUPS)
+        if not is_first:
+            model = _from_message(message)
+            if model.kind != first.kind or model._stack.level != first._stack.level:
+                return None
+            first._stack.take(_NO_GROUPS).merge(model._stack.take(_NO_GROUPS), _NO_GROUPS)
     except SynopsisError:
         return None  # reading them one by one reports the error and the partial
     if codec.seal(message) != partial:
@@ -259,7 +259,7 @@ def _merge_matrix(
 ) -> npt.NDArray[np.bool_]:
     """Merges partials of the length of `model`; returns which it merged: those that are valid and of its layout."""
     rows = np.frombuffer(b"".join(partials), np.uint8).reshape(len(partials), layout.length)
-    valid = flat.valid_checksums(partials, rows) & layout.matches(rows, np.frombuffer(model, np.uint8))
+    valid = flat.valid_checksums(rows) & layout.matches(rows, np.frombuffer(model, np.uint8))
     chosen = rows if valid.all() else rows[valid]
     try:
         first._stack.merge_dense([layout.array(chosen, number) for number in first._stack.varying_arrays])

@@ -12,11 +12,11 @@ None; the caller then uses the protobuf parser, which also reports errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -24,14 +24,16 @@ from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
 from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.codec import ArrayRoles
+from edgewater.synopses.encoding.flat import HEADER_BYTES, checksums
 from edgewater.synopses.hashing import WordArray
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
-_HEADER_BYTES = 8  # magic and checksum
 _TYPE_AND_STORED = (0x1A00_0000_0312_0108, 0xFF00_0000_FFFF_FFFF), (0x22_0000_0003, 0xFF_0000_00FF)
 """The 13 bytes of an array from its encoding to its shape, as two words, where the masks are set."""
 _HIGH = 0x8080_8080_8080_8080
 _RECORDS_TAG, _ARRAY_TAG, _DATA_TAG = 0x28, 0x32, 0x2A
+_HEAD_BYTES = 32
+"""Bytes that the head of an array, which is all before its data, usually fits into."""
 
 
 class MessageBatch(Protocol):
@@ -100,10 +102,10 @@ class _Reader:
     """A position in every partial; all advance together."""
 
     def __init__(self, partials: Sequence[bytes]) -> None:
-        joined = b"".join([*partials, bytes(8)])
+        self.joined = b"".join([*partials, bytes(_HEAD_BYTES)])
         # An overlapping view with one word per byte, since numbers may begin at any byte.
-        self._words: WordArray = np.ndarray((len(joined) - 7,), "<u8", joined, strides=(1,))
-        self.ends = np.cumsum([len(partial) for partial in partials])
+        self._words: WordArray = np.ndarray((len(self.joined) - 7,), "<u8", self.joined, strides=(1,))
+        self.ends = np.cumsum(np.fromiter(map(len, partials), np.int64, len(partials)))
         self.starts = np.concatenate([[0], self.ends[:-1]])
         self.at = self.starts.copy()
 
@@ -111,6 +113,13 @@ class _Reader:
         if int(self.at.max()) >= len(self._words):
             raise _Unsupported
         return self._words[self.at if at is None else at]
+
+    def pieces(self, at: IntArray, size: int) -> npt.NDArray[np.uint8]:
+        """Returns `size` bytes from each of these positions, in a new array of shape (positions, size)."""
+        if int(at.max(initial=0)) + size > len(self.joined):
+            raise _Unsupported
+        pieces = np.ndarray((len(self.joined) - size + 1,), f"V{size}", self.joined, strides=(1,))
+        return pieces[at].view(np.uint8).reshape(len(at), size)
 
     def expect(self, tag: int) -> None:
         if ((self.word() & np.uint64(0xFF)) != tag).any():
@@ -146,7 +155,7 @@ class ColumnBatch:
     """
 
     def __init__(self, partials: Sequence[bytes], first: SynopsisMessage, reader: _Reader) -> None:
-        self._partials, self._first, self._words = partials, first, reader.word
+        self._partials, self._first, self._pieces = partials, first, reader.pieces
         records = _optional(reader, _RECORDS_TAG)
         self.records = int(records.sum())
         self._columns = [_column(reader) for _ in first.arrays]
@@ -182,7 +191,7 @@ class ColumnBatch:
         column = self._columns[number]
         data, one = self._data(column), self._data(column.of(slice(1)))
         same_layout = all((varying == varying[0]).all() for varying in (*column.dims, *column.types))
-        return same_layout and data == one * len(self._partials)
+        return same_layout and bytes(data) == bytes(one) * len(self._partials)
 
     def array(self, number: int, of: slice = slice(None)) -> npt.NDArray[Any]:
         column = self._columns[number].of(of)
@@ -192,7 +201,7 @@ class ColumnBatch:
         ragged = any((dim[filled] != most).any() for dim, most in zip(column.dims[1:], rest, strict=True))
         if ragged or (declared != declared[0]).any():
             raise CorruptSynopsis(f"{self._first.kind}: array {number} has several types or shapes")
-        type_, each, used = _name(declared[0]), math.prod(rest), np.unique(stored[filled])
+        type_, each, used = _name(declared[0]), math.prod(rest), _distinct(stored[filled])
         if each > codec.MAX_BYTES or column.dims[0].max() > codec.MAX_BYTES:
             raise CorruptSynopsis(f"{self._first.kind}: array {number} has axes of {column.dims[0].max()}, {rest}")
         items, sizes = column.dims[0] * each, np.zeros(len(stored), np.int64)
@@ -215,15 +224,14 @@ class ColumnBatch:
         """Returns the items of all partials, or of the chosen ones, which are stored in one type."""
         return np.frombuffer(self._data(column, chosen), stored).astype(type_, copy=False)
 
-    def _data(self, column: _Column, chosen: BoolArray | None = None) -> bytes:
+    def _data(self, column: _Column, chosen: BoolArray | None = None) -> bytes | memoryview:
         """Returns the data of one array of all partials, or of the chosen ones."""
         (begins, lengths), numbers = column.places, column.numbers
         if chosen is not None:
             begins, lengths, numbers = begins[chosen], lengths[chosen], numbers[chosen]
         size = int(lengths[0])
-        if size <= 8 and (lengths == size).all():
-            words = self._words(begins)
-            return words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :size].tobytes()
+        if size and (lengths == size).all():
+            return self._pieces(begins, size).data
         froms = begins - self._starts[numbers]
         places = zip(numbers.tolist(), froms.tolist(), (froms + lengths).tolist(), strict=True)
         return b"".join([self._partials[number][begin:end] for number, begin, end in places])
@@ -235,14 +243,13 @@ def read(like: SynopsisMessage, partials: Sequence[bytes]) -> ColumnBatch | None
     head = bare.SerializeToString(deterministic=True)
     first = codec.unseal(partials[0])
     same_shape = len(first.arrays) == len(like.arrays) and not first.parts
-    if not same_shape or not all(partial.startswith(head, _HEADER_BYTES) for partial in partials):
+    if not same_shape or not all(map(bytes.startswith, partials, repeat(head), repeat(HEADER_BYTES))):
         return None
     reader = _Reader(partials)
-    checksums = [google_crc32c.value(partial[_HEADER_BYTES:]) for partial in partials]
     magic = np.uint64(int.from_bytes(codec.MAGIC, "little"))
-    if (reader.word() != (np.array(checksums, np.uint64) << np.uint64(32) | magic)).any():
+    if (reader.word() != (checksums(partials).astype(np.uint64) << np.uint64(32) | magic)).any():
         return None
-    reader.at = reader.at + _HEADER_BYTES + len(head)
+    reader.at = reader.at + HEADER_BYTES + len(head)
     try:
         return ColumnBatch(partials, first, reader)
     except _Unsupported:
@@ -251,6 +258,66 @@ def read(like: SynopsisMessage, partials: Sequence[bytes]) -> ColumnBatch | None
 
 def _column(reader: _Reader) -> _Column:
     """Advances over an array."""
+    return _similar_column(reader) or _any_column(reader)
+
+
+def _similar_column(reader: _Reader) -> _Column | None:
+    """Advances over an array whose heads differ only in their numbers: types and widths of numbers are equal. Returns
+    None, without advancing, for any other array."""
+    begin = int(reader.at[0])
+    model = reader.joined[begin : begin + _HEAD_BYTES]
+    types = _width(model, 1) + 1  # after the tag and the length
+    shape = types + 14
+    if shape > len(model):
+        return None
+    numbers = [slice(1, types), *_widths(model, shape, shape + model[shape - 1])]
+    size = numbers[-1].stop
+    has_data = begin + size < int(reader.ends[0]) and model[size : size + 1] == bytes([_DATA_TAG])
+    if has_data:
+        numbers.append(slice(size + 1, size + 1 + _width(model, size + 1)))
+        size = numbers[-1].stop
+    words = (int.from_bytes(model[at : at + 8], "little") for at in (types, types + 8))
+    known = all(word & mask == expected for word, (expected, mask) in zip(words, _TYPE_AND_STORED, strict=True))
+    if not known or model[0] != _ARRAY_TAG or size > _HEAD_BYTES or size - has_data < shape:
+        return None
+    mask = np.full(size, 0xFF, np.uint8)
+    for where in numbers:
+        mask[where] = 0x80
+    heads = reader.pieces(reader.at, size)
+    if ((heads ^ heads[0]) & mask).any():
+        return None
+    length, *dims = (_packed(heads[:, where]) for where in numbers)
+    data = dims.pop() if has_data else np.zeros(len(heads), np.int64)
+    end, begins = reader.at + types + length, reader.at + size
+    if (begins + data != end).any() or (end > reader.ends).any():
+        return None
+    reader.at = end
+    declared, stored = (int.from_bytes(model[at : at + 3], "little") for at in (types + 4, types + 9))
+    names = np.full(len(end), declared, np.uint64), np.full(len(end), stored, np.uint64)
+    return _Column(dims, names, (begins, data), np.arange(len(end)))
+
+
+def _width(data: bytes, at: int) -> int:
+    """Returns the number of bytes of the number at a position; of one that does not end, more than there are."""
+    return next((n for n in range(1, 5) if data[at + n - 1 : at + n] < b"\x80"), len(data) + 1)
+
+
+def _widths(data: bytes, at: int, end: int) -> Iterator[slice]:
+    """Yields the positions of the numbers from `at` to `end`."""
+    while at < end:
+        yield slice(at, at := at + _width(data, at))
+
+
+def _packed(digits: npt.NDArray[np.uint8]) -> IntArray:
+    """Returns the numbers that are given by their bytes, shape (numbers, width)."""
+    result = (digits[:, 0] & 0x7F).astype(np.int64)
+    for place in range(1, digits.shape[1]):
+        result |= (digits[:, place] & 0x7F).astype(np.int64) << 7 * place
+    return result
+
+
+def _any_column(reader: _Reader) -> _Column:
+    """Advances over any array."""
     reader.expect(_ARRAY_TAG)
     length = reader.varint()
     end = reader.at + length
@@ -293,6 +360,11 @@ def _optional(reader: _Reader, tag: int, expected: BoolArray | None = None) -> I
 
 def _not_single(kind: str) -> IncompatibleSynopses:
     return IncompatibleSynopses(f"{kind}: levels differ, or there is more than one group")
+
+
+def _distinct(codes: WordArray) -> WordArray:
+    """Returns each of the numbers once; fast where all are equal."""
+    return codes[:1] if (codes == codes[:1]).all() else np.unique(codes)
 
 
 def _name(code: Any) -> str:

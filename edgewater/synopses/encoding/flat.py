@@ -7,8 +7,9 @@ counters are views in the stored type. The other partials are not parsed and bec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import google_crc32c
@@ -32,14 +33,16 @@ class Layout:
         length: bytes of a partial.
         records: position of the varint with the number of records; empty if that is 0.
         arrays: (position, stored type, shape) of each array.
-        fixed: positions that are equal in all partials: all but the checksum, the number of records and the varying
-            arrays.
+        mask: bits that are equal in all partials, of the bytes before the last varying array: all but those of the
+            checksum, the number of records and the varying arrays.
+        after: position after the last varying array, from which on all partials are equal.
     """
 
     length: int
     records: slice
     arrays: tuple[tuple[slice, np.dtype[Any], tuple[int, ...]], ...]
-    fixed: tuple[slice, ...]
+    mask: npt.NDArray[np.uint8]
+    after: int
 
     @classmethod
     def of(cls, partial: bytes, message: SynopsisMessage, varying: Sequence[int]) -> Layout:
@@ -56,22 +59,24 @@ class Layout:
             (where, np.dtype(array.stored), tuple(array.shape))
             for where, array in zip(found, message.arrays, strict=True)
         )
-        differing = (_CHECKSUM, records, *(arrays[number][0] for number in varying))
-        borders = sorted([0, len(partial), *(end for where in differing for end in (where.start, where.stop))])
-        fixed = tuple(slice(begin, end) for begin, end in zip(borders[0::2], borders[1::2], strict=True) if begin < end)
-        return cls(len(partial), records, arrays, fixed)
+        differing = (_CHECKSUM, *(arrays[number][0] for number in varying))
+        last = max(differing, key=lambda where: where.start)
+        mask = np.full(last.start, 0xFF, np.uint8)
+        for where in differing:
+            mask[where] = 0
+        mask[records] = 0x80  # the numbers must have equal lengths: otherwise the positions after them differ
+        return cls(len(partial), records, arrays, mask, last.stop)
 
     def matches(self, rows: npt.NDArray[np.uint8], first: npt.NDArray[np.uint8]) -> BoolArray:
         """Returns which partials `rows`, shape (partials, length), equal `first` in the fixed positions."""
-        records = self.records
-        # The varints must have equal lengths: otherwise the positions after them differ.
-        same = [rows[:, records] & 128 == first[records] & 128, *(rows[:, at] == first[at] for at in self.fixed)]
-        if all(bool(one.all()) for one in same):  # the usual case; a reduction per row is slow
+        before, after = slice(len(self.mask)), slice(self.after, None)
+        differ = [(rows[:, before] ^ first[before]) & self.mask, rows[:, after] != first[after]]
+        if not any(np.count_nonzero(one) for one in differ):  # the usual case; a reduction per row is slow
             return np.ones(len(rows), bool)
-        return np.asarray(np.logical_and.reduce([one.all(axis=1) for one in same]))
+        return np.asarray(~np.logical_or.reduce([one.any(axis=1) for one in differ]))
 
     def total_records(self, rows: npt.NDArray[np.uint8]) -> int:
-        digits = (rows[:, self.records] & 127).sum(axis=0, dtype=np.int64).tolist()
+        digits = np.add.reduce(rows[:, self.records] & 127, axis=0, dtype=np.int64).tolist()
         return sum(digit << 7 * place for place, digit in enumerate(digits))
 
     def array(self, rows: npt.NDArray[np.uint8], number: int) -> npt.NDArray[Any]:
@@ -85,10 +90,18 @@ class Layout:
         return columns.reshape(len(rows), *shape)
 
 
-def valid_checksums(partials: Sequence[bytes], rows: npt.NDArray[np.uint8]) -> BoolArray:
-    """Returns which partials have the checksum that their header states."""
-    actual = np.array([google_crc32c.value(partial[HEADER_BYTES:]) for partial in partials], np.uint32)
+def valid_checksums(rows: npt.NDArray[np.uint8]) -> BoolArray:
+    """Returns which partials, shape (partials, length), have the checksum that their header states."""
+    # Rows of the matrix are in the cache, and need no copies, as slices of the partials would.
+    value: Callable[[Any], int] = google_crc32c.value
+    actual = np.fromiter(map(value, rows[:, HEADER_BYTES:]), np.uint32, len(rows))
     return np.asarray(np.ascontiguousarray(rows[:, _CHECKSUM]).view("<u4")[:, 0] == actual)
+
+
+def checksums(partials: Sequence[bytes]) -> npt.NDArray[np.uint32]:
+    """Returns the CRC32C of each partial's body."""
+    bodies = map(itemgetter(slice(HEADER_BYTES, None)), partials)
+    return np.fromiter(map(google_crc32c.value, bodies), np.uint32, len(partials))
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, slice]]:

@@ -188,7 +188,7 @@ class KllStack(ArrayStack):
         self._compacted_self = None
         if self._runs:
             # The buffered values first by themselves: the merge with the rest is then short.
-            large = len(self) == 1 and self._pending > 2 * _CHUNK
+            large = len(self) == 1 and self._pending > _CHUNK and any(levels.any() for _, _, levels in self._runs)
             block = self._compacted(self._cascaded() if large else sorted_block(self._runs, len(self)))
             self._runs, self._pending = [], 0
             self._rows = self._compacted(sorted_block([self._rows, block], len(self)))
@@ -300,7 +300,7 @@ class KllStack(ArrayStack):
             states = {name: np.array([other._state[name][0] for other in batch]) for name in _REDUCTIONS}
             values, levels = (np.concatenate([other._rows[i] for other in batch]) for i in (1, 2))
             self._merge_sorted(values, levels, states)
-        if self._pending > _CHUNK:
+        if sum(len(other._rows[1]) for other in sketches) > _CHUNK:  # they were thinned
             self.compact()
 
     def merge_messages(self, batch: MessageBatch) -> None:
@@ -310,12 +310,12 @@ class KllStack(ArrayStack):
         folded, counts = batch.scalars(own), batch.scalars(own + 2)
         if (folded != self.level).any():
             raise IncompatibleSynopses(f"{self.kind}: levels differ")
+        values, levels, ends = batch.array(own + 3), batch.array(own + 4), np.cumsum(counts)
+        check_sketches(states, ends, values, levels)
         for at in range(0, len(counts), self.merge_batch_size):
             chosen = slice(at, at + self.merge_batch_size)
-            some, ends = {name: state[chosen] for name, state in states.items()}, np.cumsum(counts[chosen])
-            values, levels = (batch.array(own + i, chosen) for i in (3, 4))
-            check_sketches(some, ends, values, levels)
-            self._merge_sorted(values, levels, some)
+            rows = slice(int(ends[at] - counts[at]), int(ends[chosen][-1]))
+            self._merge_sorted(values[rows], levels[rows], {name: state[chosen] for name, state in states.items()})
 
     def _merge_sorted(self, values: FloatArray, levels: Levels, states: dict[str, npt.NDArray[Any]]) -> None:
         """Merges the values of sketches of one group, concatenated and each sorted, into a single group.

@@ -48,6 +48,22 @@ def test_arrays_of_any_length_and_stored_type_equal_those_of_the_parser(batch_sh
     assert read.stacked(roles) == parsed.stacked(roles)
 
 
+def test_arrays_with_similar_heads_are_read_as_any_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The widths of numbers, the types and the presence of data are those of the first partial, or differ."""
+    rng = np.random.default_rng(5)
+    for sizes in ([150, 140, 131], [150, 20, 3], [4, 4, 4], [0, 0, 0], [3, 0, 3], [0, 3, 0], [40_000, 33_000, 20_000]):
+        arrays = [[rng.integers(0, 200, (size, 2)), np.arange(size) * 0.5] for size in sizes]
+        partials = [serialized(1, held) for held in arrays]
+        read = columns.read(like(partials), partials)
+        with monkeypatch.context() as patch:
+            patch.setattr(columns, "_similar_column", lambda reader: None)
+            other = columns.read(like(partials), partials)
+        assert read is not None and other is not None
+        for number in range(2):
+            expected = np.concatenate([held[number] for held in arrays])
+            assert (read.array(number) == expected).all() and (other.array(number) == expected).all()
+
+
 def test_rows_of_several_columns_are_read() -> None:
     partials = [serialized(n, [np.full((n % 2, 4), n), np.array([n])]) for n in range(6)]
     read = columns.read(like(partials), partials)

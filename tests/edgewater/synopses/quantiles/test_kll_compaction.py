@@ -49,11 +49,11 @@ def test_a_height_of_0_changes_nothing_but_the_order() -> None:
     assert counted == 0 and (held[mine] == values[order]).all() and (at[mine] == levels[order]).all()
 
 
-def test_thinning_adds_a_small_fraction_of_the_variance_of_the_union() -> None:
+def test_thinning_adds_at_most_half_of_the_variance_of_the_union() -> None:
     for n, mean, k in ((2_000_000, 2000.0, 200), (10**9, 50.0, 8), (10**12, 1e6, 65_536), (5000, 5000.0, 200)):
         height = height_for(n, mean, k)
-        assert height == 0 or n / mean * 4.0**height <= (n / k) ** 2 / 32
-        assert n / mean * 4.0 ** (height + 1) > (n / k) ** 2 / 32
+        assert height == 0 or n / mean * 4.0**height <= (n / k) ** 2 / 8
+        assert n / mean * 4.0 ** (height + 1) > (n / k) ** 2 / 8
 
 
 def test_a_cascade_leaves_room_in_every_level_and_keeps_weights() -> None:
@@ -82,3 +82,22 @@ def test_ranks_of_hundreds_of_merged_sketches_are_within_the_stated_error(ordere
         assert answer.lower <= np.mean(values <= x) <= answer.upper
     assert merged.rank_error() < 2.1 / 64 and len(merged.to_bytes()) < 4000
     assert from_bytes(merged.to_bytes()).query(Quantile(0.5)) == merged.query(Quantile(0.5))  # type: ignore[union-attr]
+
+
+def test_ranks_after_merging_bytes_are_unbiased_and_their_error_is_well_within_the_stated_one() -> None:
+    """6 seeds × 5 ranks: the mean error exceeds 3.3 standard errors for one of a thousand choices of seeds. The stated
+    bound at 95 % holds for any data, so it is at least twice the root mean square of normal errors."""
+    errors, stated = [], []
+    for seed in range(6):
+        values = np.random.default_rng(seed).lognormal(3, 1, (400, 500))
+        parts = []
+        for source, held in enumerate(values):
+            parts.append(Kll(64, source=1000 * seed + source))
+            parts[-1].update(held)
+        merged = Kll.from_bytes(merge_bytes([part.to_bytes() for part in parts]))
+        stated.append(merged.rank_error())
+        for x in np.quantile(values, (0.1, 0.3, 0.5, 0.7, 0.9)).tolist():
+            errors.append(merged.query(Rank(x)).value - np.mean(values <= x))
+    root = np.sqrt(np.mean(np.square(errors)))
+    assert root < min(stated) / 2 and max(stated) < 1.5 / 64
+    assert abs(np.mean(errors)) < 3.3 * root / np.sqrt(len(errors) / 5), "errors of one sketch are correlated"
