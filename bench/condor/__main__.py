@@ -36,7 +36,9 @@ _CHILD = (
 @click.option("--only", type=click.Choice(list(PARTS)), multiple=True, help="Parts to run.  [default: all]")
 @click.option("--rows", default=10_000_000, show_default=True, help="Records per data set.")
 @click.option(
-    "--smoke", is_flag=True, help="Check that the bench runs: half a minute, few generated records, all in one process."
+    "--smoke",
+    is_flag=True,
+    help="Check that the bench runs: one case of each list, few generated records, one process.",
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=OUT / "condor.json", show_default=True)
 def main(only: tuple[str, ...], rows: int, smoke: bool, json_path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from bench.condor.data import ORIGIN_MS, ROWS_PER_SECOND, read_local, synthetic, taxi
 from center.batch import Strategy, build, evaluate
@@ -27,6 +27,7 @@ from edgewater.synopses import (
 )
 from edgewater.windows import SlidingWindow, TumblingWindow
 
+T = TypeVar("T")
 REPEATS = 3
 SYNOPSES: dict[str, tuple[Callable[[], Any], str]] = {
     "count-min": (lambda: CountMin(2048, 5), "key"),
@@ -50,27 +51,35 @@ class CondorSize:
     Attributes:
         rows: records of each data set.
         repeats: runs of which the median is reported; 0: one that nothing warms up.
-        synopses: number of synopses of `SYNOPSES`.
+        cases: of each list of synopses, queries or data sets, the number of those that run: the last ones.
         concurrent: numbers of windows that overlap.
         partitions: partitions of the distributed set-up of table 2.
         made_rides: whether the rides of table 2 are generated.
+        work: of Spark's session.
     """
 
     rows: int
     repeats: int = REPEATS
-    synopses: int = len(SYNOPSES)
+    cases: int = len(SYNOPSES)
     concurrent: tuple[int, ...] = CONCURRENT
     partitions: int = 64
     made_rides: bool = False
+    work: Literal["bulk", "micro_batches"] = "bulk"
+
+    def some(self, cases: Iterable[T]) -> list[T]:
+        """Returns the cases that run."""
+        return list(cases)[-self.cases :]
 
 
-SMOKE = CondorSize(20_000, repeats=0, synopses=2, concurrent=(2,), partitions=2, made_rides=True)
+SMOKE = CondorSize(
+    10_000, repeats=0, cases=1, concurrent=(2,), partitions=2, made_rides=True, work="micro_batches"
+)  # each job runs once, which does not repay an optimising compiler
 
 
-def session(cores: int, scratch: Path) -> Any:
+def session(cores: int, scratch: Path, work: Literal["bulk", "micro_batches"]) -> Any:
     settings = {"spark.sql.files.maxPartitionBytes": "8m", "spark.sql.files.openCostInBytes": "64k"}
     return start_session(
-        SessionConfig(master=f"local[{cores}]", driver_memory="2g", scratch_dir=scratch, work="bulk", settings=settings)
+        SessionConfig(master=f"local[{cores}]", driver_memory="2g", scratch_dir=scratch, work=work, settings=settings)
     )
 
 
@@ -94,7 +103,7 @@ def scaling(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
     """Returns records/s per synopsis, in tumbling windows of 5 s."""
     df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=True)))
     result = {}
-    for name, (make, column) in list(SYNOPSES.items())[: size.synopses]:
+    for name, (make, column) in size.some(SYNOPSES.items()):
         out = build(df, make(), of=column, time="ts", window=TumblingWindow("5s"))
         result[name] = size.rows / seconds(lambda out=out: consume(out), size.repeats)
     return result
@@ -118,7 +127,7 @@ def concurrent(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[
 def skew(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
     """Returns records/s of count-min, global and stratified, with uniform and Zipf keys."""
     result = {}
-    for zipf in (False, True):
+    for zipf in size.some((False, True)):
         df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=zipf)))
         name = "zipf" if zipf else "uniform"
         for label, strata, strategy in (
@@ -138,9 +147,9 @@ def disorder(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[st
     """Returns records/s in order, and with 10 % of the records up to 10 s late, by class of algebra."""
     classes = {"commutative": "count-min", "by event time": "fifo", "order-based": "haar"}
     result: dict[str, dict[str, float]] = {}
-    for label, share in (("in order", 0.0), ("10 % late", 0.1)):
+    for label, share in size.some((("in order", 0.0), ("10 % late", 0.1))):
         df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=True, late_share=share)))
-        for name, kind in classes.items():
+        for name, kind in size.some(classes.items()):
             make, column = SYNOPSES[kind]
             out = build(df, make(), of=column, time="ts", window=TumblingWindow("20s"))
             result.setdefault(name, {})[label] = size.rows / seconds(lambda out=out: consume(out), min(1, size.repeats))
@@ -173,7 +182,7 @@ def cost(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
     path = synthetic(directory, size.rows, zipf=True)
     df = spark.read.parquet(str(path))
     result = {}
-    for name, (make, column) in list(SYNOPSES.items())[: size.synopses]:
+    for name, (make, column) in size.some(SYNOPSES.items()):
         out = build(df, make(), of=column, time="ts")
         result[f"{name}, spark"] = size.rows / seconds(lambda out=out: consume(out), size.repeats)
         alone = seconds(lambda m=make, c=column: _alone(path, m(), c), size.repeats)
@@ -191,14 +200,15 @@ def peers(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, 
     """Returns seconds, bytes and relative errors, compared with Spark's sketches on the same DataFrame."""
     from bench.condor.peers import compare
 
-    return compare(spark, synthetic(directory, size.rows, zipf=True), lambda run: seconds(run, size.repeats), consume)
+    path = synthetic(directory, size.rows, zipf=True)
+    return compare(spark, path, lambda run: seconds(run, size.repeats), consume, size.some)
 
 
 def accuracy(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
     """Returns the rows of the paper's table 2."""
     from bench.condor.accuracy import table_2
 
-    return table_2(spark, taxi(directory, size.rows, made=size.made_rides), size.partitions)
+    return table_2(spark, taxi(directory, size.rows, made=size.made_rides), size.partitions, size.some)
 
 
 PARTS: dict[str, tuple[Callable[[Any, Path, CondorSize], Any], tuple[int, ...]]] = {
@@ -216,7 +226,7 @@ PARTS: dict[str, tuple[Callable[[Any, Path, CondorSize], Any], tuple[int, ...]]]
 
 def child(parts: Sequence[str], cores: int, directory: str, size: CondorSize, answer: str) -> None:
     """Runs in a process that is pinned to its cores; JVM and workers inherit the affinity."""
-    spark = session(cores, Path(directory) / "scratch")
+    spark = session(cores, Path(directory) / "scratch", size.work)
     try:
         result = {part: PARTS[part][0](spark, Path(directory), size) for part in parts}
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,16 @@ QS = (0.01, 0.25, 0.5, 0.9, 0.99)
 
 
 def compare(
-    spark: Any, path: Path, seconds: Callable[[Callable[[], Any]], float], consume: Callable[[Any], None]
+    spark: Any,
+    path: Path,
+    seconds: Callable[[Callable[[], Any]], float],
+    consume: Callable[[Any], None],
+    some: Callable[[Iterable[Any]], list[Any]],
 ) -> dict[str, dict[str, float]]:
     """
     Args:
         consume: runs a DataFrame from its source on: a second `collect` would find the first one's shuffle files.
+        some: returns the sketches that are compared.
     """
     from pyspark.sql import functions as F
 
@@ -46,7 +51,7 @@ def compare(
     }
     distinct = len(np.unique(keys))
     result: dict[str, dict[str, float]] = {}
-    for name, expression in theirs.items():
+    for name, expression in some(theirs.items()):
         aggregated = df.agg(expression.alias("s"))
         held = bytes(aggregated.collect()[0].s)
         synopsis, column = ours[name]

@@ -30,14 +30,14 @@ def main(only: str | None, path: Path, trials: int, largest: int, images: Path, 
     """Compare synopses with Apache DataSketches and ddsketch."""
     size, points = (SMOKE, 2) if smoke else (SpeedSize(), 9)
     if smoke:
-        trials, largest, images = 2, 200, path.parent
+        trials, largest, images = 1, 200, path.parent
     result: dict[str, Any] = json.loads(path.read_text()) if only and path.exists() else {}
     if only in (None, "throughput"):
         result["throughput"] = [row for cores in ((1,) if smoke else (1, 2)) for row in throughput(cores, size)]
     if only in (None, "merge"):
         result["merge"] = merging(size)
     if only in (None, "error"):
-        result["error"] = errors(3 if smoke else TRIALS)
+        result["error"] = errors(1 if smoke else TRIALS)
     for name in ("throughput", "merge", "error"):
         if name in result and only in (None, name):
             click.echo(f"\n{name}\n{table(result[name])}")

@@ -53,12 +53,12 @@ def throughput(cores: int, size: SpeedSize) -> list[dict[str, Any]]:
     if len(allowed) < cores:
         return []
     rows = []
-    for index, pair in enumerate(PAIRS):
-        # Spawned: a fork would share the warmed-up state of the parent.
-        with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+    # Spawned: a fork would share the warmed-up state of the parent.
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        for index, pair in enumerate(PAIRS):
             rates = list(pool.map(_rates, [(index, core, size) for core in allowed[:cores]]))
-        ours, theirs = (sum(r[i] for r in rates) / 1e6 for i in (0, 1))
-        rows.append(_row(pair, cores, ours, theirs))
+            ours, theirs = (sum(r[i] for r in rates) / 1e6 for i in (0, 1))
+            rows.append(_row(pair, cores, ours, theirs))
     return rows
 
 

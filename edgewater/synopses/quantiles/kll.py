@@ -327,8 +327,10 @@ class KllStack(ArrayStack):
         state = self._state
         for name, reduce in _REDUCTIONS.items():
             state[name][0] = reduce([state[name][0], reduce(states[name])])
-        runs: list[Block] = [(np.zeros(len(values), np.int64), values, levels)] if len(values) else []
-        if self._pending + len(values) > _CHUNK:
+        runs: list[Block] = []
+        if self._pending + len(values) <= _CHUNK:
+            runs = [(np.zeros(len(values), np.int64), values, levels)] if len(values) else []
+        else:
             sketches, k = len(states["n"]), self.k >> self.level
             height = height_for(int(state["n"][0]), int(states["n"].sum()) / sketches, k)
             runs, variance = thinned(values, levels, height, sketches, self._random_word)

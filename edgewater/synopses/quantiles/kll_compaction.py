@@ -10,7 +10,7 @@ by 0 on average. There is at most one such block per sketch, and one more at the
 are independent, so by Hoeffding such a block adds W²/4 to V, just as a compaction of level h (W = 2^(h + 1)) adds 4^h.
 
 The final compactions of the union add about (n/k)²/4 to V in any case (measured), so sketches are thinned as long as
-all of their blocks together add at most half of that: the stated error of 1,000 sketches grows by 7 %.
+all of their blocks together add at most half of that: the stated error of 1,000 sketches grows by 9 %.
 """
 
 from __future__ import annotations
