@@ -212,7 +212,12 @@ class SparkSection(Section):
     trigger: Duration = 0
     """Least time between the starts of two micro-batches; 0: one after the other."""
     metrics: Address | None = None
-    """Address of the job's /livez, /readyz and /metrics; None: not served."""
+    """Address of the job's /livez, /readyz and /metrics; None: not served. The standby of `edgewater center run` takes
+    any free port of that host."""
+    standby: bool = False
+    """Whether `edgewater center run` starts a second driver, which takes over when the first one dies."""
+    lease: Annotated[Duration, Field(ge=1_000, le=60_000)] = 3_000
+    """How long the driver that leads may be silent before another takes over."""
     conf: dict[str, str] = {}
 
 

@@ -25,7 +25,11 @@ def metrics_response(registry: CollectorRegistry) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def health_routes(registry: CollectorRegistry, missing: Callable[[], list[str]]) -> list[Route]:
+def health_routes(
+    registry: CollectorRegistry,
+    missing: Callable[[], list[str]],
+    state: Callable[[], dict[str, str | None]] = dict,
+) -> list[Route]:
     """The three endpoints.
 
     ``/livez`` answers 200 while the process runs. ``/readyz`` answers ``{"ready": …, "missing": […]}``, with status 503
@@ -33,6 +37,7 @@ def health_routes(registry: CollectorRegistry, missing: Callable[[], list[str]])
 
     Args:
         missing: returns the reasons why the process cannot do its work; called for every request, by any thread.
+        state: returns what else ``/readyz`` says.
     """
 
     async def livez(_: Request) -> Response:
@@ -40,7 +45,7 @@ def health_routes(registry: CollectorRegistry, missing: Callable[[], list[str]])
 
     async def readyz(_: Request) -> Response:
         reasons = missing()
-        return JSONResponse({"ready": not reasons, "missing": reasons}, 503 if reasons else 200)
+        return JSONResponse({"ready": not reasons, "missing": reasons, **state()}, 503 if reasons else 200)
 
     async def metrics(_: Request) -> Response:
         return metrics_response(registry)
@@ -74,14 +79,18 @@ class EmbeddedServer(GuardedServer):
 
 @contextlib.contextmanager
 def health_server(
-    registry: CollectorRegistry, missing: Callable[[], list[str]], address: str, field: str
+    registry: CollectorRegistry,
+    missing: Callable[[], list[str]],
+    address: str,
+    field: str,
+    state: Callable[[], dict[str, str | None]] = dict,
 ) -> Iterator[str]:
     """Serves the endpoints from a thread while entered; yields the bound address (port 0 takes a free port).
 
     Raises:
         InvalidConfig: the address is not available; names the key `field`.
     """
-    app: Any = Starlette(routes=health_routes(registry, missing))
+    app: Any = Starlette(routes=health_routes(registry, missing, state))
     listener = listen(address, field)
     server = EmbeddedServer(
         uvicorn.Config(

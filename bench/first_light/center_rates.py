@@ -39,7 +39,7 @@ async def steady(demo: Demo, partials_s: float, seconds: float) -> dict[str, Any
     Each frame closes a window.
     """
     names = [f"steady{i}" for i in range(QUERIES)]
-    async with _Load(demo, names) as load:
+    async with Load(demo, names) as load:
         payload = synopsis(GROUPS_4KB, 0)
         sent: dict[tuple[str, int], int] = {}
         began = time.perf_counter()
@@ -62,7 +62,7 @@ async def steady(demo: Demo, partials_s: float, seconds: float) -> dict[str, Any
 async def flood(demo: Demo, groups: int, partials_per_frame: int, frames: int) -> dict[str, Any]:
     """Returns the highest sustained rate, with frames sent as fast as the center accepts them."""
     names = [f"flood{groups}x{i}" for i in range(QUERIES)]
-    async with _Load(demo, names) as load:
+    async with Load(demo, names) as load:
         payloads = [synopsis(groups, seed) for seed in range(8)]
         chosen = [payloads[i % 8] for i in range(partials_per_frame)]
         began = time.perf_counter()
@@ -85,15 +85,19 @@ async def flood(demo: Demo, groups: int, partials_per_frame: int, frames: int) -
     }
 
 
-class _Load:
-    """A synthetic edge and a live stream of answers, for a measurement."""
+class Load:
+    """A synthetic edge and a live stream of answers, for a measurement.
+
+    Attributes:
+        answered_at: time of the first answer of each (query, window start).
+    """
 
     def __init__(self, demo: Demo, names: list[str]) -> None:
         self.demo, self.names = demo, names
         self.edge = SyntheticEdge(f"127.0.0.1:{demo.gateway_port}")
         self.answered_at: dict[tuple[str, int], float] = {}
 
-    async def __aenter__(self) -> _Load:
+    async def __aenter__(self) -> Load:
         for name in self.names:
             self.demo.client.post("/v1/queries", json=spec(name)).raise_for_status()
         self._tasks = [asyncio.create_task(self.edge.uplink.run())]

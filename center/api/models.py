@@ -452,6 +452,8 @@ class ComponentReadiness(BaseModel):
     reason: str | None = Field(description="Why not.")
     address: str | None
     instances: int
+    leader: str | None = Field(description="Of the job: the process (`host:pid`) that leads.")
+    standbys: int = Field(description="Of the job: processes that are ready to take over.")
 
 
 class Readiness(BaseModel):

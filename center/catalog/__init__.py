@@ -21,6 +21,7 @@ from center.catalog.liveness import (
     ComponentRegistry,
     ComponentStatus,
     HeartbeatThread,
+    Role,
     component_status,
 )
 from center.catalog.quarantine import QuarantinedFrame
@@ -45,6 +46,7 @@ __all__ = [
     "QuarantinedFrame",
     "QueryStatusRecord",
     "RegisteredQuery",
+    "Role",
     "SegmentDropped",
     "StreamRecord",
     "UnindexedFrame",

@@ -25,6 +25,8 @@ from center.storage.database import (
 from edgewater.errors import EdgewaterError
 
 Component = Literal["gateway", "job", "api"]
+Role = Literal["", "leader", "standby"]
+"""Of a job's process; of the other components all work, and the role is empty."""
 COMPONENTS: tuple[Component, ...] = ("gateway", "job", "api")
 
 HEARTBEAT_INTERVAL_S = 1.0
@@ -45,6 +47,7 @@ _heartbeats = Table(
     Column("started_at_ms", BigInteger, nullable=False),
     Column("beat_at_ms", BigInteger, nullable=False),
     Column("problem", FreeText, nullable=False),
+    Column("role", Identifier(16), nullable=False, server_default=""),
 )
 
 
@@ -56,6 +59,7 @@ class ComponentHeartbeat:
         instance: ``host:pid``.
         address: that it listens on; empty: none.
         problem: why it cannot do its work although it runs, such as a full disk; empty: none.
+        role: whether it leads, or waits to take over.
     """
 
     component: Component
@@ -64,6 +68,7 @@ class ComponentHeartbeat:
     started_at_ms: int
     beat_at_ms: int
     problem: str = ""
+    role: Role = ""
 
 
 class ComponentRegistry:
@@ -100,6 +105,7 @@ class ComponentRegistry:
             "started_at_ms": heartbeat.started_at_ms,
             "beat_at_ms": heartbeat.beat_at_ms,
             "problem": heartbeat.problem[:2_000],
+            "role": heartbeat.role,
         }
         with write_transaction(self._engine) as connection:
             if connection.execute(update(_heartbeats).where(row).values(**values)).rowcount == 0:
@@ -122,24 +128,38 @@ class ComponentRegistry:
 
 @dataclass(frozen=True, slots=True)
 class ComponentStatus:
-    """Whether a component is ready, and if not, why."""
+    """Whether a component is ready, and if not, why.
+
+    Attributes:
+        leader: the instance that leads; empty: none, or all work.
+        standbys: number of instances that are ready to take over.
+    """
 
     component: Component
     ready: bool
     reason: str
     address: str
     instances: int
+    leader: str = ""
+    standbys: int = 0
 
 
 def component_status(component: Component, heartbeats: Iterable[ComponentHeartbeat], now_ms: int) -> ComponentStatus:
-    """A component is ready if any of its processes has a recent heartbeat without a problem."""
+    """A component is ready if any of its processes that is no standby has a recent heartbeat without a problem."""
     own = sorted((h for h in heartbeats if h.component == component), key=lambda h: h.beat_at_ms, reverse=True)
     fresh = [h for h in own if now_ms - h.beat_at_ms <= STALE_AFTER_MS]
-    healthy = [h for h in fresh if not h.problem]
+    working = [h for h in fresh if h.role != "standby"]
+    healthy = [h for h in working if not h.problem]
+    standbys = sum(1 for h in fresh if h.role == "standby" and not h.problem)
+    leader = next((h.instance for h in working if h.role == "leader"), "")
     if healthy:
-        return ComponentStatus(component, True, "", healthy[0].address, len(fresh))
+        return ComponentStatus(component, True, "", healthy[0].address, len(fresh), leader, standbys)
+    if working:
+        reason, address = working[0].problem, working[0].address
+        return ComponentStatus(component, False, reason, address, len(fresh), leader, standbys)
     if fresh:
-        return ComponentStatus(component, False, fresh[0].problem, fresh[0].address, len(fresh))
+        reason = fresh[0].problem or "no driver leads, a standby is about to"
+        return ComponentStatus(component, False, reason, fresh[0].address, len(fresh), "", standbys)
     if own:
         silence_s = (now_ms - own[0].beat_at_ms) / 1000
         return ComponentStatus(component, False, f"no heartbeat for {silence_s:.0f} s", own[0].address, 0)
@@ -151,6 +171,7 @@ class HeartbeatThread:
 
     Args:
         problem: called before every heartbeat; why the component cannot do its work, or "".
+        role: called before every heartbeat.
     """
 
     def __init__(
@@ -162,13 +183,14 @@ class HeartbeatThread:
         now_ms: Callable[[], int],
         address: str = "",
         problem: Callable[[], str] = lambda: "",
+        role: Callable[[], Role] = lambda: "",
         interval_s: float = HEARTBEAT_INTERVAL_S,
     ) -> None:
         self._registry = registry
         self._component: Component = component
         self._instance = instance
         self._address = address
-        self._problem = problem
+        self._problem, self._role = problem, role
         self._now_ms = now_ms
         self._interval_s = interval_s
         self._started_at_ms = now_ms()
@@ -193,7 +215,13 @@ class HeartbeatThread:
                 now = self._now_ms()
                 self._registry.record(
                     ComponentHeartbeat(
-                        self._component, self._instance, self._address, self._started_at_ms, now, self._problem()
+                        self._component,
+                        self._instance,
+                        self._address,
+                        self._started_at_ms,
+                        now,
+                        self._problem(),
+                        self._role(),
                     )
                 )
             except EdgewaterError as exc:

@@ -121,14 +121,16 @@ class FunctionRatePlanner:
 
 
 class FunctionRateThread(threading.Thread):
-    """Updates the rates at intervals, until stopped."""
+    """Updates the rates at intervals until stopped, while `leads` is set."""
 
-    def __init__(self, planner: FunctionRatePlanner, stop: threading.Event) -> None:
+    def __init__(self, planner: FunctionRatePlanner, stop: threading.Event, leads: threading.Event) -> None:
         super().__init__(name="function-rates", daemon=True)
-        self._planner, self._stopping = planner, stop
+        self._planner, self._stopping, self._leads = planner, stop, leads
 
     def run(self) -> None:
         while not self._stopping.wait(UPDATE_INTERVAL_S):
+            if not self._leads.is_set():
+                continue
             try:
                 self._planner.update()
             except EdgewaterError as exc:  # edges keep their rates

@@ -24,11 +24,12 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, wait_random_exponential
 
-from center.catalog import Catalog
+from center.catalog import Catalog, Role
 from center.job.admission import BatchLimits
 from center.job.examination import deadly_frames
 from center.job.frame_source import FORMAT, FrameSource, SourceOptions
 from center.job.function_rates import FunctionRatePlanner, FunctionRateThread
+from center.job.leadership import LEASE_MS, Leadership
 from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.microbatch import BatchProcessor
@@ -48,6 +49,9 @@ MAX_RESTART_DELAY_S = 10.0
 STARVED = "Python worker failed to connect back"
 """Spark's message when a Python process has not connected within 10 s, which Spark has as a constant: the machine is
 starved, or out of processes. The attempt is repeated, and no frame is to blame."""
+STANDBY_DELAY_S = 15.0
+"""A driver that starts while another leads starts Spark this much later: the other has taken over a moment ago, or
+starts too, and needs the CPU time."""
 SUSPICIOUS = 2
 """Failures of the stream in a row, or starts of the job without progress, from which on frames are tried one by one."""
 
@@ -67,6 +71,7 @@ class JobConfig:
         trigger_ms: least time between the starts of two micro-batches; 0: one after the other.
         metrics: ``host:port`` of ``/livez``, ``/readyz`` and ``/metrics``; None: not served.
         margin_ms: how long before a staleness budget runs out the early answer is given.
+        lease_ms: how long the driver that leads may be silent before another takes over.
     """
 
     catalog_url: str
@@ -80,6 +85,7 @@ class JobConfig:
     retention_every_ms: int = 10_000
     metrics: str | None = None
     margin_ms: int = 200
+    lease_ms: int = LEASE_MS
     clock: Callable[[], int] = field(default=now_ms)
 
 
@@ -95,7 +101,11 @@ def run_job(config: JobConfig, stop: threading.Event) -> None:
 
 
 class Job:
-    """One run of the job; `problem` and `metrics` may be read from other threads."""
+    """One run of the job; `problem` and `metrics` may be read from other threads.
+
+    Any number of drivers may run over one result store. One leads: it applies frames and gives answers. The others are
+    warm standbys, with a Spark session and Python workers that have worked.
+    """
 
     def __init__(self, config: JobConfig) -> None:
         require_java(os.environ)
@@ -118,44 +128,89 @@ class Job:
             margin_ms=config.margin_ms,
         )
         self._stopping = threading.Event()
-        self._deadlines = DeadlineThread(self._writer, self.metrics, self._stopping)
+        self.leadership = Leadership(
+            self._store,
+            self.metrics,
+            now_ms=config.clock,
+            monotonic=time.monotonic,
+            began=self._begin_term,
+            lease_ms=config.lease_ms,
+        )
+        leads = self.leadership.leads
+        self._deadlines = DeadlineThread(self._writer, self.metrics, self._stopping, leads)
         planner = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics)
-        self._functions = FunctionRateThread(planner, self._stopping)
+        self._functions = FunctionRateThread(planner, self._stopping, leads)
         self._stream_problem = "Spark is starting"
         self._warm = threading.Event()
         self._failed_attempts = 0
+        self._term_began_s = time.monotonic()
+
+    @property
+    def role(self) -> Role:
+        return "leader" if self.leadership.leads.is_set() else "standby"
 
     def problem(self) -> str:
-        """Why the job cannot do its work; empty: it can.
+        """Why this driver cannot do its work; empty: it can. A standby's work is to be warm.
 
         A stream that has been started counts once a batch of it was applied, or no frame is left to be applied.
         """
-        return self._stream_problem or self.processor.problem or self._deadlines.problem
+        if self.role == "standby":
+            return self.leadership.problem or ("" if self._warm.is_set() else "the standby is starting")
+        return self._stream_problem or self.processor.problem or self._deadlines.problem or self.leadership.problem
 
     def _missing(self) -> list[str]:
         problem = self.problem()
         return [problem] if problem else []
 
+    def _state(self) -> dict[str, str | None]:
+        return {"role": self.role, "leader": self.leadership.leader or None}
+
+    def _begin_term(self) -> None:
+        self._term_began_s = time.monotonic()
+        self._stream_problem = "the stream is starting" if self._warm.is_set() else "Spark is starting"
+        self.processor.begin_term()
+        self._writer.begin_term()
+
     def run(self, stop: threading.Event) -> None:
-        """As `run_job`. Deadlines are kept from the first moment, also while Spark starts."""
+        """As `run_job`. The driver that leads keeps deadlines from the first moment, also while Spark starts."""
         began_s = time.monotonic()
         with contextlib.ExitStack() as stack:
             if self._config.metrics is not None:
                 address = stack.enter_context(
-                    health_server(self.metrics.registry, self._missing, self._config.metrics, "spark.metrics")
+                    health_server(
+                        self.metrics.registry, self._missing, self._config.metrics, "spark.metrics", self._state
+                    )
                 )
                 logger.info("metrics are served at http://%s/metrics", address)
             stack.callback(self._close)
+            self.leadership.start()
             self._deadlines.start()
             self._functions.start()
+            self._leave_cpu_to_leader(stop)
             spark = start_session(self._config.session)
             stack.callback(_stop_quietly, spark.stop)
             spark.dataSource.register(FrameSource)
             logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
             # Spark starts the stream's own Python processes meanwhile.
             threading.Thread(target=self._warm_up, args=(spark, began_s), name="warm-up", daemon=True).start()
-            self.count_start()
-            self._keep_streaming(spark, stop, began_s)
+            while not stop.is_set():
+                if self.leadership.leads.wait(STOP_POLL_S):
+                    self.count_start()
+                    self._keep_streaming(spark, stop)
+            self._hand_over()  # before Spark's end, which takes seconds
+
+    def _leave_cpu_to_leader(self, stop: threading.Event) -> None:
+        """Returns when this driver leads, when no other is alive, or after `STANDBY_DELAY_S`."""
+        began_s, leadership = time.monotonic(), self.leadership
+        while not leadership.leads.wait(STOP_POLL_S) and not stop.is_set():
+            waited_s = time.monotonic() - began_s
+            # A renewal shows that the owner lives, after a third of the lease at the latest.
+            if waited_s > (STANDBY_DELAY_S if leadership.sees_leader else self._config.lease_ms / 2000):
+                return
+
+    def _is_over(self, stop: threading.Event) -> bool:
+        """Whether this driver is to end its stream."""
+        return stop.is_set() or not self.leadership.leads.is_set()
 
     def _warm_up(self, spark: Any, began_s: float) -> None:
         try:
@@ -166,25 +221,26 @@ class Job:
         finally:
             self._warm.set()
 
-    def _keep_streaming(self, spark: Any, stop: threading.Event, began_s: float) -> None:
-        """Restarts the stream whenever it fails, until `stop` is set or the Spark context is lost."""
+    def _keep_streaming(self, spark: Any, stop: threading.Event) -> None:
+        """Restarts the stream whenever it fails, until `stop` is set, another driver leads, or the Spark context is
+        lost."""
         attempts = Retrying(
-            retry=retry_if_exception(lambda exc: not stop.is_set() and _is_stream_failure(exc, spark)),
+            retry=retry_if_exception(lambda exc: not self._is_over(stop) and _is_stream_failure(exc, spark)),
             wait=wait_random_exponential(multiplier=0.2, max=MAX_RESTART_DELAY_S),
             sleep=sleep_using_event(stop),
             before_sleep=self._failed,
             reraise=True,
         )
         try:
-            attempts(self._stream, spark, stop, began_s)
+            attempts(self._stream, spark, stop)
         except Exception as exc:
-            if stop.is_set():
+            if self._is_over(stop):
                 return
             logger.critical("the Spark context is lost: %s", _reason(exc))
             raise
 
-    def _stream(self, spark: Any, stop: threading.Event, began_s: float) -> None:
-        if stop.is_set():
+    def _stream(self, spark: Any, stop: threading.Event) -> None:
+        if self._is_over(stop):
             return
         # A power of two: if no frame is to blame, it costs ever less.
         if self._failed_attempts >= SUSPICIOUS and self._failed_attempts & (self._failed_attempts - 1) == 0:
@@ -192,15 +248,15 @@ class Job:
         applied = self.processor.applied
         query = start_stream(spark, self._config, self.processor)
         try:
-            while not stop.is_set():
-                if query.awaitTermination(STOP_POLL_S) and not stop.is_set():
+            while not self._is_over(stop):
+                if query.awaitTermination(STOP_POLL_S) and not self._is_over(stop):
                     raise StreamStopped("the stream stopped without a request")
                 read = self.processor.applied > applied or self._is_done(query)
                 if self._stream_problem and read and self._warm.is_set():
                     self._stream_problem = self.processor.problem = ""
                     self._failed_attempts = 0
                     self._store.reset_starts()
-                    self.metrics.start_seconds.set(time.monotonic() - began_s)
+                    self.metrics.start_seconds.set(time.monotonic() - self._term_began_s)
                     logger.info("the stream is read")
         finally:
             _stop_quietly(query.stop)
@@ -246,9 +302,13 @@ class Job:
         self.metrics.failures.labels("stream").inc()
         logger.error("%s", self._stream_problem)
 
-    def _close(self) -> None:
+    def _hand_over(self) -> None:
         self._stopping.set()
         self._writer.close()
+        self.leadership.close()
+
+    def _close(self) -> None:
+        self._hand_over()
         for thread in (self._deadlines, self._functions):
             if thread.is_alive():
                 thread.join()

@@ -19,7 +19,7 @@ from center.ledger import (
     QueryFailed,
     QueryRegistered,
 )
-from center.results import MergedDelta, ResultStore
+from center.results import LeaseLost, MergedDelta, ResultStore
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import MIN_TIME_MS, EdgeId
@@ -67,8 +67,8 @@ class CatalogEvents:
         """Adds an alarm about a query to the catalog. Raises StorageError."""
         self._catalog.add_alarm(kind, message, edge, now_ms, query)
 
-    def acknowledge(self, version: int) -> None:
-        """The ledger has applied the events of this version."""
+    def acknowledge(self, version: int | None) -> None:
+        """The ledger has applied the events of this version; None: of none that is known."""
         self._acknowledged = version
 
 
@@ -100,6 +100,16 @@ class LedgerWriter:
         self._alarmed: dict[tuple[QueryRef, str, str], int] = {}
         self._alarmed_in_all = 0
         self._next_alarms_ms = 0
+
+    def begin_term(self) -> None:
+        """This driver leads from now on: others may have applied frames and catalog events since it did last."""
+        with self._lock:
+            self._catalog_events.acknowledge(None)
+        self._changed.set()
+
+    def require_lease(self) -> None:
+        """Raises LeaseLost if another driver leads; for effects outside of the store's transactions."""
+        self._store.renew_lease(self._now_ms())
 
     def consumed(self) -> dict[str, int]:
         """As `ResultStore.consumed`. Only `apply` changes it."""
@@ -251,21 +261,28 @@ class LedgerWriter:
 
 
 class DeadlineThread(threading.Thread):
-    """Advances the writer until stopped: answers become due without data, and without Spark."""
+    """Advances the writer until stopped, while `leads` is set: answers become due without data, and without Spark."""
 
-    def __init__(self, writer: LedgerWriter, metrics: JobMetrics, stop: threading.Event) -> None:
+    def __init__(
+        self, writer: LedgerWriter, metrics: JobMetrics, stop: threading.Event, leads: threading.Event
+    ) -> None:
         super().__init__(name="deadlines", daemon=True)
         self._writer = writer
         self._metrics = metrics
-        self._stopping = stop
+        self._stopping, self._leads = stop, leads
         self.problem = ""
 
     def run(self) -> None:
         while not self._stopping.is_set():
+            if not self._leads.wait(CATALOG_POLL_S):
+                self.problem = ""
+                continue
             try:
                 self._writer.advance()
                 self.problem = ""
                 self._writer.wait()
+            except LeaseLost:
+                self._stopping.wait(CATALOG_POLL_S)  # until `leads` says so too
             except Exception as exc:
                 if self._stopping.is_set():
                     return

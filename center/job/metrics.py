@@ -99,6 +99,13 @@ class JobMetrics:
             ["query", "edge"],
             registry=self.registry,
         )
+        self.leads = Gauge(
+            f"{name}_leads", "1: this driver holds the lease; 0: it is a standby.", registry=self.registry
+        )
+        self.lease_epoch = Gauge(
+            f"{name}_lease_epoch", "How often the lease had been taken when this driver took it.",
+            registry=self.registry,
+        )  # fmt: skip
         self.failures = Counter(f"{name}_failures", "Failures that are retried.", ["where"], registry=self.registry)
 
     def observe_accuracy(self, emission: Emission) -> None:

@@ -241,6 +241,11 @@ class BatchProcessor:
         """Queries whose frames cannot be applied, by key, with the reason."""
         return dict(self._stuck)
 
+    def begin_term(self) -> None:
+        """This driver leads from now on: another may have got over what this one could not apply."""
+        self._stuck, self._culprits, self.failure, self.problem = {}, {}, None, ""
+        self._metrics.stuck.set(0)
+
     def __call__(self, frame: Any, batch_id: int) -> None:
         try:
             began_s = self._monotonic()
@@ -403,7 +408,8 @@ class BatchProcessor:
         return [applied]
 
     def quarantine(self, entry: FrameEntry, reason: str) -> None:
-        """Sets a frame aside: it is read as a stated loss from now on."""
+        """Sets a frame aside: it is read as a stated loss from now on. Raises LeaseLost: another driver decides."""
+        self._writer.require_lease()
         unused = self._catalog.quarantine(entry, reason, self._now_ms())
         key = query_key(entry.query)
         logger.error("query %s, frame %d of edge %s is in quarantine: %s", key, entry.position, entry.edge, reason)

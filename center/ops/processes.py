@@ -189,7 +189,7 @@ def run_job(config: CenterConfig) -> None:
             store = opened(lambda: ResultStore(config.results), stop)
             stack.callback(store.close)
             stack.enter_context(trimming(store, config.retention.answers, now_ms))
-        stack.enter_context(_heartbeat(config, "job", problem=job.problem))
+        stack.enter_context(_heartbeat(config, "job", problem=job.problem, role=lambda: job.role))
         job.run(stop)
 
 
@@ -225,5 +225,6 @@ def job_config(config: CenterConfig) -> JobConfig:
         trigger_ms=config.spark.trigger,
         keep_frames_ms=config.retention.frames,
         metrics=config.spark.metrics,
+        lease_ms=config.spark.lease,
         clock=now_ms,
     )

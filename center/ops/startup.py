@@ -22,6 +22,8 @@ from edgewater.configuration import split_address
 from edgewater.errors import StorageError
 
 POLL_S = 0.2
+STANDBY = "standby"
+"""The second driver's name in the log and in the directory of process ids. Either of the two may lead."""
 MISSING_LOG_INTERVAL_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,17 @@ class Startup:
         self._addresses: dict[str, str] = {}
 
     def commands(self) -> list[ComponentCommand]:
-        return [ComponentCommand(component, functools.partial(self._argv, component)) for component in COMPONENTS]
+        commands = [ComponentCommand(component, functools.partial(self._argv, component)) for component in COMPONENTS]
+        if self._config.spark.standby:
+            commands.append(ComponentCommand(STANDBY, self._standby_argv))
+        return commands
+
+    def _standby_argv(self) -> list[str]:
+        argv = self._argv("job")
+        if self._config.spark.metrics is not None:
+            host = self._config.spark.metrics.rpartition(":")[0]
+            argv += ["--set", f"spark.metrics={host}:0"]
+        return argv
 
     def _argv(self, component: Component) -> list[str]:
         argv = [sys.executable, "-m", "edgewater", "center", component, "--supervised", *self._flags]
@@ -82,7 +94,9 @@ class Startup:
         except StorageError as exc:
             return [exc.message]
         # Heartbeats of an earlier run do not count.
-        current = [h for h in heartbeats if _pid(h) == supervisor.pids.get(h.component)]
+        running: dict[str, set[int | None]] = {c: {supervisor.pids.get(c)} for c in COMPONENTS}
+        running["job"].add(supervisor.pids.get(STANDBY))
+        current = [h for h in heartbeats if _pid(h) in running[h.component]]
         self._addresses.update({h.component: h.address for h in current if h.address})
         statuses = [component_status(component, current, now_ms()) for component in COMPONENTS]
         return [f"{s.component}: {s.reason}" for s in statuses if not s.ready]

@@ -3,7 +3,8 @@
 `center.job` writes; `center.serving` and `center.api` read. What is answered, and when, is decided by `center.ledger`.
 """
 
+from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
 from center.results.store import AnswerRecord, MergedDelta, ResultStore
 
-__all__ = ["AnswerRecord", "MergedDelta", "ResultStore", "trimming"]
+__all__ = ["AnswerRecord", "Lease", "LeaseLost", "MergedDelta", "ResultStore", "trimming"]

@@ -23,6 +23,16 @@ counters = Table(
 visible. ``late``: incremented when records have come for final windows. ``step``: incremented by each transaction of
 the job; its row is the writers' lock. ``starts``: of the job, since it applied frames last."""
 
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", Identifier(32), primary_key=True),
+    Column("owner", Identifier(255), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("until_ms", BigInteger, nullable=False),
+)
+"""`center.results.lease`. One row, ``driver``."""
+
 consumed = Table(
     "consumed",
     metadata,

@@ -1,7 +1,8 @@
 """`ResultStore`: merged slices, answers, and the position up to which each query's frames were applied.
 
-One job writes; any number of processes read. A micro-batch, the ledger's new state, the resulting answers and the
-consumed positions are one transaction. A batch that Spark runs again finds its positions consumed and changes nothing.
+The process that holds the driver's lease writes; any number of processes read. A micro-batch, the ledger's new state,
+the resulting answers and the consumed positions are one transaction. A batch that Spark runs again finds its positions
+consumed and changes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from center.ledger import (
     state_refusal,
     with_late_records,
 )
+from center.results import lease as leases
 from center.results import schema as t
+from center.results.lease import Lease
 from center.results.writes import (
     Delta,
     DeltasRefused,
@@ -110,17 +113,50 @@ class ResultStore:
         self._engine = open_engine(url)
         # The step that the ledger in memory corresponds to; None: the ledger must be loaded before it is used.
         self._step: int | None = None
+        # Of the lease that this store has taken; 0: of a store that no driver has ever led.
+        self._epoch = 0
+        self._lease_ms = 0
         self._refused: list[RefusedDelta] = []
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
             for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("late", 0), ("step", 0), ("starts", 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
+            leases.create(connection)
             if (version := counters.get("schema", SCHEMA_VERSION)) != SCHEMA_VERSION:
                 raise StorageError(f"the result store has schema version {version}, not {SCHEMA_VERSION}")
 
     def close(self) -> None:
         self._engine.dispose()
+
+    # The driver's lease
+
+    def lease(self) -> Lease:
+        """The driver's lease as it is now."""
+        with read_transaction(self._engine) as connection:
+            return leases.read(connection)
+
+    def take_lease(self, owner: str, seen: Lease, lease_ms: int, now_ms: int) -> bool:
+        """Takes the lease for `lease_ms` if it is still as `seen`; the ledger is loaded before it is used next.
+
+        Each `apply` and `tick` that writes, and each `renew_lease`, extends it to `lease_ms` from then on.
+        """
+        with write_transaction(self._engine) as connection:
+            epoch = leases.take(connection, owner, seen, now_ms + lease_ms)
+        if epoch is None:
+            return False
+        self._step, self._epoch, self._lease_ms = None, epoch, lease_ms
+        return True
+
+    def renew_lease(self, now_ms: int) -> None:
+        """Extends the lease. Raises LeaseLost: another process has taken it."""
+        with write_transaction(self._engine) as connection:
+            leases.hold(connection, self._epoch, now_ms + self._lease_ms)
+
+    def release_lease(self) -> None:
+        """Frees the lease, so that another process need not wait for its end; nothing if it is lost."""
+        with write_transaction(self._engine) as connection:
+            leases.release(connection, self._epoch)
 
     # Written by the job
 
@@ -162,7 +198,7 @@ class ResultStore:
 
         Raises:
             Conflict: some frames of a query were applied before and others were not (exclude what `consumed` names
-                before merging), or another job has written to the store.
+                before merging), or another job has written to the store. LeaseLost: it has taken the lease.
             NotFound: frames of a query that the ledger does not know: see `Ledger.handle`.
             QueryFailed: an answer of a query cannot be given.
         """
@@ -171,7 +207,7 @@ class ResultStore:
             try:
                 return self._apply(ledger, deltas, frames, through, now_ms)
             except DeltasRefused as exc:
-                deltas = self._refuse(ledger, exc.refused, deltas, frames)
+                deltas = self._refuse(ledger, exc.refused, deltas, frames, now_ms)
 
     def _apply(
         self,
@@ -183,7 +219,7 @@ class ResultStore:
     ) -> list[Emission]:
         """As `apply`. Raises DeltasRefused: nothing is applied; without them it can be."""
         with self._transaction(ledger) as transaction, write_transaction(self._engine) as connection:
-            step = self._begin_step(connection)
+            step = self._begin_step(connection, now_ms)
             new = _not_applied(_positions(connection), through, frames)
             fresh = [f for f in frames if query_key(f.query) in new]
             kept = _applicable(ledger, [d for d in deltas if query_key(d.query) in new], fresh, through)
@@ -205,25 +241,25 @@ class ResultStore:
         Writes to the database only if something changed, so it may be called often.
 
         Raises:
-            Conflict: another job has written to the store.
+            Conflict: another job has written to the store. LeaseLost: it has taken the lease.
             QueryFailed: a query cannot be advanced, or an answer of it not be given: see `Ledger.suspend`.
         """
         if any(isinstance(e, FramesMerged) for e in events):
             raise ValueError("frames are applied with their deltas, by ResultStore.apply")
         while True:
             try:
-                return self._tick(ledger, [*events, TimeAdvanced(now_ms)])
+                return self._tick(ledger, [*events, TimeAdvanced(now_ms)], now_ms)
             except DeltasRefused as exc:
-                self._refuse(ledger, exc.refused, (), [])
+                self._refuse(ledger, exc.refused, (), [], now_ms)
 
-    def _tick(self, ledger: Ledger, events: Sequence[LedgerEvent]) -> list[Emission]:
+    def _tick(self, ledger: Ledger, events: Sequence[LedgerEvent], now_ms: int) -> list[Emission]:
         with self._transaction(ledger) as transaction:
             step = self._step
             emissions = [e for event in events for e in ledger.handle(event)]
             changes = transaction.changes()
             if changes or emissions:
                 with write_transaction(self._engine) as connection:
-                    step = self._begin_step(connection)
+                    step = self._begin_step(connection, now_ms)
                     write_ledger(connection, changes)
                     write_answers(connection, ledger, emissions)
         self._step = step
@@ -235,6 +271,7 @@ class ResultStore:
         refused: Sequence[RefusedDelta],
         deltas: Sequence[MergedDelta],
         frames: list[FrameSummary],
+        now_ms: int,
     ) -> list[MergedDelta]:
         """Drops deltas that do not merge and states the loss: of a batch's own ones in its frames, which are changed in
         place, of stored ones in the ledger. Returns the batch's other deltas."""
@@ -243,7 +280,7 @@ class ResultStore:
         stored = {r.delta for r in refused} - own
         if stored:
             with self._transaction(ledger) as transaction, write_transaction(self._engine) as connection:
-                step = self._begin_step(connection)
+                step = self._begin_step(connection, now_ms)
                 for delta in stored:
                     if drop_deltas(connection, delta, exactly=True) == 0:
                         # It was merged in the transaction that failed: from deltas of the slice, stored ones and new.
@@ -295,11 +332,12 @@ class ResultStore:
         with write_transaction(self._engine) as connection:
             return drop_answers(connection, before_ms)
 
-    def _begin_step(self, connection: Connection) -> int:
-        """Takes the writers' lock and checks that the ledger in memory is the stored one.
+    def _begin_step(self, connection: Connection, now_ms: int) -> int:
+        """Takes the writers' lock, and checks that this process leads and that the ledger in memory is the stored one.
 
-        They differ if another job writes too, or if the confirmation of a commit was lost.
+        The ledgers differ if the confirmation of a commit was lost.
         """
+        leases.hold(connection, self._epoch, now_ms + self._lease_ms)
         row = select(t.counters.c.value).where(t.counters.c.name == "step").with_for_update()
         stored = int(connection.execute(row).scalar_one())
         if stored != self._step:

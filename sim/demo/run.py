@@ -44,6 +44,8 @@ class Demo:
     directory: Path
     seconds: float
     api_port: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Keys of the center's configuration besides its addresses."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,6 +73,7 @@ class Demo:
             "data_dir": str(self.directory / "state" / "center"),
             "gateway": {"listen": f"127.0.0.1:{self.gateway_port}"},
             "api": {"listen": f"127.0.0.1:{self.api_port}"},
+            **self.settings,
         }
         self._start("center", ["center", "run", "--config", self._write("center.yaml", config)])
         self.wait_until_ready()

@@ -51,7 +51,9 @@ def _without_details(readiness: Readiness) -> Readiness:
     """Which components are not ready, without addresses and reasons, which may quote a database's message."""
     known = readiness.components
     components = {
-        name: ComponentReadiness(ready=c.ready, reason=None, address=None, instances=c.instances)
+        name: ComponentReadiness(
+            ready=c.ready, reason=None, address=None, instances=c.instances, leader=None, standbys=c.standbys
+        )
         for name, c in known.items()
     }
     return Readiness(
@@ -83,6 +85,8 @@ def _readiness(center: Services) -> Readiness:
             reason=status.reason or None,
             address=status.address or None,
             instances=status.instances,
+            leader=status.leader or None,
+            standbys=status.standbys,
         )
         if not status.ready:
             missing.append(f"{component}: {status.reason}")

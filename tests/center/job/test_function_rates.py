@@ -122,8 +122,9 @@ def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:
 
 
 def test_a_thread_that_is_stopped_ends(world: Any, writer: LedgerWriter) -> None:
-    stop = threading.Event()
-    thread = FunctionRateThread(FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics()), stop)
+    stop, leads = threading.Event(), threading.Event()
+    leads.set()
+    thread = FunctionRateThread(FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics()), stop, leads)
     thread.start()
 
     stop.set()

@@ -103,8 +103,9 @@ def test_deadlines_are_kept_by_a_thread_that_survives_failures(world: Any, write
         def wait(self) -> None:
             writer.wait()
 
-    stop = threading.Event()
-    thread = DeadlineThread(Flaky(), JobMetrics(), stop)  # type: ignore[arg-type]
+    stop, leads = threading.Event(), threading.Event()
+    leads.set()
+    thread = DeadlineThread(Flaky(), JobMetrics(), stop, leads)  # type: ignore[arg-type]
     thread.start()
 
     assert turned.wait(WITHIN_S)

@@ -480,6 +480,7 @@ def test_time_for_which_the_examiner_waits_for_a_core_does_not_count(
 def test_python_processes_that_a_starved_machine_starts_too_late_put_no_frame_under_suspicion(world: World) -> None:
     config = JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock)
     job = Job(config)
+    job.leadership.step()
     late = "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
     for message in (*[late] * SUSPICIOUS, "a task was ended by SIGSEGV"):
         attempt = RetryCallState(Retrying(), None, (), {})

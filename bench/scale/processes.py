@@ -1,0 +1,80 @@
+"""The processes of a center: which is which, and the CPU time that each has used."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from sim.demo.run import Demo
+
+GATEWAY, JOB, API = "gateway", "job", "api"
+
+
+def kind_of(process: psutil.Process) -> str:
+    """The part of a center that a process of its tree belongs to."""
+    command = process.cmdline()
+    if command and "java" in command[0]:
+        return "jvm"
+    if any("pyspark" in word for word in command):
+        return "python workers"
+    return next((part for part in (GATEWAY, JOB, API) if part in command), "supervisor")
+
+
+class CpuMeter:
+    """CPU seconds by kind of process since it was made. Processes that have ended in between are missing."""
+
+    def __init__(self, demo: Demo) -> None:
+        self._center = psutil.Process(demo.processes["center"].pid)
+        self._load = psutil.Process()
+        self._before = self._read()
+        self._began_s = time.perf_counter()
+
+    def _read(self) -> dict[tuple[int, str], float]:
+        used: dict[tuple[int, str], float] = {}
+        for process in [self._load, self._center, *self._center.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                kind = "load generator" if process == self._load else kind_of(process)
+                used[process.pid, kind] = times.user + times.system
+        return used
+
+    def seconds(self) -> dict[str, float]:
+        """By kind, and ``wall``."""
+        used: dict[str, float] = {}
+        for (pid, kind), now_s in self._read().items():
+            used[kind] = used.get(kind, 0.0) + now_s - self._before.get((pid, kind), 0.0)
+        return {kind: round(s, 3) for kind, s in sorted(used.items())} | {
+            "wall": round(time.perf_counter() - self._began_s, 3)
+        }
+
+
+def started(directory: Path, settings: dict[str, Any]) -> tuple[Demo, dict[str, float]]:
+    """A center with these settings that is ready, and the CPU seconds by process that its start has cost."""
+    demo, began_s = Demo(directory, 1.0, settings=settings), time.perf_counter()
+    try:
+        demo.start_center()
+    except BaseException:
+        demo.stop()
+        raise
+    wall_s = time.perf_counter() - began_s
+    meter = CpuMeter(demo)
+    meter._before = {}
+    cpu = meter.seconds()
+    del cpu["load generator"]
+    return demo, cpu | {"wall": round(wall_s, 3)}
+
+
+def job_readiness(demo: Demo) -> dict[str, Any]:
+    """What the API says about the job."""
+    reply = httpx.get(f"{demo.url}/readyz").json()
+    return dict(reply["components"].get("job", {}))
+
+
+def leading_driver(demo: Demo) -> int:
+    """The process that leads."""
+    return int(job_readiness(demo)["leader"].rpartition(":")[2])

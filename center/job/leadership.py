@@ -1,0 +1,192 @@
+"""Which of several drivers leads: one holds the lease and renews it, the others are standbys that wait for its end.
+
+Safety does not depend on anything here: the store checks the lease in the transaction of every step
+(`center.results.lease`), so that a driver that believes to lead, and does not, commits nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from center.job.metrics import JobMetrics
+from center.results import Lease, LeaseLost, ResultStore
+from edgewater.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+LEASE_MS = 3_000
+"""How long a driver may be silent before a standby takes over. It renews three times as often, and with every step."""
+POLL_S = 0.1
+"""Interval at which a standby looks at the lease."""
+
+
+def machine() -> str:
+    """What names this machine's process numbers: its boot, and the namespace that containers have of their own.
+
+    Empty where the system does not say.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""
+
+
+def _state_and_start(pid: int) -> tuple[str, str]:
+    """A process' state, and when it was started in clock ticks since boot. Raises OSError: there is none."""
+    # The name before it, in parentheses, may contain anything.
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return fields[0], fields[19]
+
+
+def new_owner() -> str:
+    """A name for a lease's owner: ``host:pid``, the process' start, its machine, and a part of its own."""
+    pid, where = os.getpid(), machine()
+    start = _state_and_start(pid)[1] if where else ""
+    return "|".join([f"{socket.gethostname()[:64]}:{pid}", start, where, uuid.uuid4().hex])
+
+
+def display_name(owner: str) -> str:
+    """``host:pid`` of an owner."""
+    return owner.partition("|")[0]
+
+
+def is_gone(owner: str) -> bool:
+    """Whether the owner was a process of this machine and has ended. False if that cannot be known."""
+    fields = owner.split("|")
+    if len(fields) != 4 or not fields[2] or fields[2] != machine():
+        return False
+    try:
+        state, start = _state_and_start(int(fields[0].rpartition(":")[2]))
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except (OSError, ValueError):
+        return False
+    return start != fields[1] or state in "ZX"
+
+
+class LeaseWatch:
+    """Decides when the lease of another process has ended, by this process' clock alone: the clocks of two machines may
+    differ by more than a lease. Pure.
+
+    Only time in which the lease was looked at counts. After a pause of this process, or of the database, the owner gets
+    the whole time again: it may have been paused too.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._seen: Lease | None = None
+        self._since_s = self._last_s = 0.0
+        self.renewed = False
+        """Whether a renewal has been seen: the owner is alive."""
+
+    def has_ended(self, lease: Lease, at_s: float) -> bool:
+        """Whether the lease may be taken; called with each reading of it and the time of that, in seconds."""
+        paused = at_s - self._last_s > self._lease_s / 2
+        self._last_s = at_s
+        if lease != self._seen:
+            self.renewed = self._seen is not None
+            self._seen, self._since_s = lease, at_s
+        elif paused:
+            self._since_s = at_s
+        return not lease.owner or at_s - self._since_s >= self._lease_s
+
+
+class Leadership(threading.Thread):
+    """Takes the lease when it is free or has ended, and renews it while this process leads.
+
+    Args:
+        began: called before `leads` is set.
+
+    Attributes:
+        owner: this process.
+        leads: set while this process leads, as far as it knows.
+        leader: ``host:pid`` of the process that leads; empty: none, or unknown.
+        problem: why the lease cannot be read or renewed; empty: it can.
+    """
+
+    def __init__(
+        self,
+        store: ResultStore,
+        metrics: JobMetrics,
+        *,
+        now_ms: Callable[[], int],
+        monotonic: Callable[[], float],
+        began: Callable[[], None] = lambda: None,
+        lease_ms: int = LEASE_MS,
+        owner: str | None = None,
+    ) -> None:
+        super().__init__(name="leadership", daemon=True)
+        self.owner = owner or new_owner()
+        self.leads = threading.Event()
+        self.leader = self.problem = ""
+        self._store, self._metrics, self._stopping = store, metrics, threading.Event()
+        self._now_ms, self._monotonic, self._began, self._lease_ms = now_ms, monotonic, began, lease_ms
+        self._watch = LeaseWatch(lease_ms / 1000)
+
+    @property
+    def sees_leader(self) -> bool:
+        """Whether another process leads and is known to be alive."""
+        return not self.leads.is_set() and self._watch.renewed
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            self.step()
+            self._stopping.wait(self._lease_ms / 3000 if self.leads.is_set() else POLL_S)
+
+    def close(self) -> None:
+        """Ends the thread and releases the lease, if this process leads: nobody need wait for its end."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join()
+        if self.leads.is_set():
+            self.leads.clear()
+            try:
+                self._store.release_lease()
+            except StorageError as exc:
+                logger.warning("the driver's lease is not released, a standby waits for its end: %s", exc)
+
+    def step(self) -> None:
+        """Looks at the lease once. Never raises."""
+        try:
+            if self.leads.is_set():
+                self._store.renew_lease(self._now_ms())
+            else:
+                self._wait_for_turn()
+            self.problem = ""
+        except LeaseLost as exc:
+            self._lose(exc)
+        except StorageError as exc:
+            if not self.problem:
+                logger.warning("the driver's lease cannot be read or renewed; trying again: %s", exc)
+            self.problem = f"the driver's lease: {exc}"
+
+    def _wait_for_turn(self) -> None:
+        lease = self._store.lease()
+        if not (self._watch.has_ended(lease, self._monotonic()) or is_gone(lease.owner)):
+            if self.leader != display_name(lease.owner):
+                self.leader = display_name(lease.owner)
+                logger.info("this driver is a standby: %s leads", self.leader)
+            return
+        if self._store.take_lease(self.owner, lease, self._lease_ms, self._now_ms()):
+            self.leader = display_name(self.owner)
+            self._metrics.lease_epoch.set(lease.epoch + 1)
+            self._metrics.leads.set(1)
+            after = f", after {display_name(lease.owner)}" if lease.owner else ""
+            logger.info("this driver leads, epoch %d%s", lease.epoch + 1, after)
+            self._began()
+            self.leads.set()
+
+    def _lose(self, exc: LeaseLost) -> None:
+        self.leads.clear()
+        self.leader = ""
+        self._watch = LeaseWatch(self._lease_ms / 1000)
+        self._metrics.leads.set(0)
+        self._metrics.failures.labels("lease").inc()
+        logger.error("this driver does not lead any more, and is a standby from now on: %s", exc)

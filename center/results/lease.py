@@ -1,0 +1,77 @@
+"""The driver's lease: which process may apply frames and give answers, checked in the transaction of every step.
+
+A lease is a row with its owner, an epoch that grows whenever another process takes it, and the time until which it
+holds. The epoch decides what may be committed: a process that was stalled, cut off or declared dead can never write
+after another has taken over. The time only decides how soon another may take it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, case, insert, select, update
+
+from center.results import schema as t
+from edgewater.errors import Conflict
+
+DRIVER = "driver"
+
+
+class LeaseLost(Conflict):
+    """Another process has taken the lease: this one must not write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The lease as stored.
+
+    Attributes:
+        owner: the process that holds it; empty: it is free.
+        epoch: how often it has been taken; 0: never.
+        until_ms: wall time on the owner's clock. Each renewal increases it, so that others see the renewal whatever
+            their clocks say.
+    """
+
+    owner: str
+    epoch: int
+    until_ms: int
+
+
+def create(connection: Connection) -> None:
+    """Adds the free lease to a new store."""
+    if connection.execute(select(t.leases.c.epoch).where(t.leases.c.name == DRIVER)).scalar() is None:
+        connection.execute(insert(t.leases).values(name=DRIVER, owner="", epoch=0, until_ms=0))
+
+
+def read(connection: Connection) -> Lease:
+    c = t.leases.c
+    row = connection.execute(select(c.owner, c.epoch, c.until_ms).where(c.name == DRIVER)).one()
+    return Lease(*row)
+
+
+def take(connection: Connection, owner: str, seen: Lease, until_ms: int) -> int | None:
+    """Takes the lease if it is still as `seen`, and returns its new epoch; None: it has changed meanwhile.
+
+    Waits for the transaction of a step that is under way, which renews the lease.
+    """
+    c = t.leases.c
+    unchanged = (c.name == DRIVER) & (c.epoch == seen.epoch) & (c.until_ms == seen.until_ms) & (c.owner == seen.owner)
+    values = {"owner": owner, "epoch": seen.epoch + 1, "until_ms": max(until_ms, seen.until_ms + 1)}
+    taken = connection.execute(update(t.leases).where(unchanged).values(**values)).rowcount
+    return seen.epoch + 1 if taken else None
+
+
+def hold(connection: Connection, epoch: int, until_ms: int) -> None:
+    """Locks and renews the lease: until the transaction ends nobody takes it. Raises LeaseLost."""
+    c = t.leases.c
+    later = case((c.until_ms < until_ms, until_ms), else_=c.until_ms + 1)
+    mine = (c.name == DRIVER) & (c.epoch == epoch)
+    if connection.execute(update(t.leases).where(mine).values(until_ms=later)).rowcount == 0:
+        lease = read(connection)
+        raise LeaseLost(f"the driver's lease has epoch {lease.epoch} and is held by {lease.owner}, not by this process")
+
+
+def release(connection: Connection, epoch: int) -> None:
+    """Frees the lease, if it is still held under `epoch`."""
+    mine = (t.leases.c.name == DRIVER) & (t.leases.c.epoch == epoch)
+    connection.execute(update(t.leases).where(mine).values(owner=""))
