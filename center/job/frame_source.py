@@ -50,6 +50,11 @@ MIN_PARTITION_BYTES = 1 << 20
 """A smaller partition costs more as a task than it saves."""
 COALESCING_POLL_S = 0.005
 """Interval of polling the catalog while a batch is delayed."""
+PARKED_POLL_S = 0.03
+"""Interval at which the reader of a standby looks whether its driver leads."""
+WARM_UP, WARM_UP_BATCHES = "", 2
+"""No query's key: its position counts batches without frames, which a standby runs so that its first batch with frames
+is not Spark's first one."""
 
 Offset = dict[str, int]
 
@@ -69,6 +74,8 @@ class SourceOptions:
         parallelism: number of tasks of a large micro-batch.
         keep_frames_ms: how long applied frames stay in index and log.
         retention_every_ms: how often older ones are dropped.
+        leads: file that exists while this driver leads; without it the stream is parked: it runs, and reads nothing.
+            Empty: it is never parked.
     """
 
     catalog_url: str
@@ -78,6 +85,7 @@ class SourceOptions:
     parallelism: int = 2
     keep_frames_ms: int = 0
     retention_every_ms: int = 10_000
+    leads: str = ""
 
     def to_options(self) -> dict[str, str]:
         # Spark redacts options whose name contains "url" in printed plans: these may contain a password.
@@ -85,6 +93,7 @@ class SourceOptions:
             "catalog_url": self.catalog_url,
             "results_url": self.results_url,
             "log_dir": self.log_dir,
+            "leads": self.leads,
             "parallelism": str(self.parallelism),
             "keep_frames_ms": str(self.keep_frames_ms),
             "retention_every_ms": str(self.retention_every_ms),
@@ -110,6 +119,7 @@ class SourceOptions:
             int(options["parallelism"]),
             int(options["keep_frames_ms"]),
             int(options["retention_every_ms"]),
+            options["leads"],
         )
 
 
@@ -153,6 +163,8 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         self._coalescer = BatchCoalescer()
         self._target: Offset | None = None
         self._failures = 0
+        self._parked = False
+        self._warm_ups = 0
 
     def __reduce__(self) -> tuple[type[FrameReader], tuple[SourceOptions, Admission]]:
         return type(self), (self._options, self._admission)
@@ -186,7 +198,12 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The end of the next micro-batch. Never raises: that would end the stream, and the catalog may recover."""
+        if self._is_parked():
+            return self._parked_offset(start)
         try:
+            if self._parked:
+                # Others have led since the stream began, and the frames that they have applied may be gone.
+                start = {**start, **{key: max(at, start.get(key, 0)) for key, at in self._store.consumed().items()}}
             last = self._catalog.last_positions() if self._target is None else self._target
             if isinstance(limit, ReadAllAvailable):
                 ends = last
@@ -196,10 +213,21 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         except Exception as exc:
             self._failed("latestOffset", exc)
             return start
-        self._failures = 0
+        self._failures, self._parked = 0, False
         # Keys are sorted: Spark takes the same offset in another order for a new one and runs empty batches for ever.
         # Positions never decrease, or it would read again.
         return _sorted({**start, **{key: max(end, start.get(key, 0)) for key, end in ends.items()}})
+
+    def _is_parked(self) -> bool:
+        return bool(self._options.leads) and not Path(self._options.leads).exists()
+
+    def _parked_offset(self, start: Offset) -> Offset:
+        self._parked = True
+        if self._warm_ups < WARM_UP_BATCHES:
+            self._warm_ups += 1
+            return _sorted({**start, WARM_UP: start.get(WARM_UP, 0) + 1})
+        time.sleep(PARKED_POLL_S)
+        return start
 
     def _gathered(self, start: Offset, last: Offset) -> Offset:
         """The last positions, after waiting for edges that send at the same moment (`BatchCoalescer`)."""
@@ -225,13 +253,15 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return [(entry.position, max(entry.plain_bytes, entry.work * BYTES_PER_UNIT)) for entry in entries]
 
     def partitions(self, start: Offset, end: Offset) -> list[FramePartition]:
+        if end.get(WARM_UP, 0) > start.get(WARM_UP, 0):
+            return [FramePartition(())]
         # A checkpoint may be older than the store. Merged with new frames, applied ones could not be distinguished.
         consumed = self._store.consumed()
         after = {key: max(start.get(key, 0), consumed.get(key, 0)) for key in end}
         frames = [
             (key, entry)
             for key, through in end.items()
-            if through > after[key]
+            if through > after[key] and key != WARM_UP
             for entry in self._catalog.frames(key, after[key], through)
         ]
         quarantined = self._catalog.quarantine_reasons()

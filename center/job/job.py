@@ -9,13 +9,14 @@ other state.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ from edgewater.health import health_server
 logger = logging.getLogger(__name__)
 
 STOP_POLL_S = 0.2
+DRIVER, LEADS = "driver-", "leads"
+"""Prefix of a driver's directory, and the file in it that exists while the driver leads and its stream may read."""
 IDLE = ("Waiting for data to arrive", "Waiting for next trigger")
 """Spark's status of a stream that has read the log up to its end. Before the first read it has others."""
 MAX_RESTART_DELAY_S = 10.0
@@ -143,7 +146,8 @@ class Job:
         self._stream_problem = "Spark is starting"
         self._warm = threading.Event()
         self._failed_attempts = 0
-        self._term_began_s = time.monotonic()
+        self._term_began_s, self._applied_before, self._is_read = time.monotonic(), 0, False
+        self._leads_file: Path | None = None
 
     @property
     def role(self) -> Role:
@@ -152,11 +156,13 @@ class Job:
     def problem(self) -> str:
         """Why this driver cannot do its work; empty: it can. A standby's work is to be warm.
 
-        A stream that has been started counts once a batch of it was applied, or no frame is left to be applied.
+        The leader's stream counts once a batch of it was applied, or no frame is left to be applied.
         """
         if self.role == "standby":
-            return self.leadership.problem or ("" if self._warm.is_set() else "the standby is starting")
-        return self._stream_problem or self.processor.problem or self._deadlines.problem or self.leadership.problem
+            return self.leadership.problem or self._stream_problem
+        unread = "" if self._is_read else "the frames are not read yet"
+        others = self.processor.problem or self._deadlines.problem or self.leadership.problem
+        return self._stream_problem or unread or others
 
     def _missing(self) -> list[str]:
         problem = self.problem()
@@ -166,10 +172,21 @@ class Job:
         return {"role": self.role, "leader": self.leadership.leader or None}
 
     def _begin_term(self) -> None:
-        self._term_began_s = time.monotonic()
-        self._stream_problem = "the stream is starting" if self._warm.is_set() else "Spark is starting"
+        self._term_began_s, self._applied_before, self._is_read = time.monotonic(), self.processor.applied, False
         self.processor.begin_term()
         self._writer.begin_term()
+        self.count_start()
+        if self._failed_attempts < SUSPICIOUS and self._leads_file is not None:
+            self._leads_file.touch()
+
+    def _follow_leadership(self, leads_file: Path) -> None:
+        """Lets the stream read if this driver leads, after suspicious frames were tried; else parks it."""
+        leads = self.leadership.leads.is_set()
+        if leads and not leads_file.exists():
+            self.quarantine_deadly_frames()
+            leads_file.touch()
+        elif not leads:
+            leads_file.unlink(missing_ok=True)
 
     def run(self, stop: threading.Event) -> None:
         """As `run_job`. The driver that leads keeps deadlines from the first moment, also while Spark starts."""
@@ -182,21 +199,21 @@ class Job:
                     )
                 )
                 logger.info("metrics are served at http://%s/metrics", address)
+            self._leads_file = stack.enter_context(own_directory(self._config.work_dir)) / LEADS
             stack.callback(self._close)
             self.leadership.start()
             self._deadlines.start()
             self._functions.start()
             self._leave_cpu_to_leader(stop)
+            if stop.is_set():
+                return
             spark = start_session(self._config.session)
             stack.callback(_stop_quietly, spark.stop)
             spark.dataSource.register(FrameSource)
             logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
             # Spark starts the stream's own Python processes meanwhile.
             threading.Thread(target=self._warm_up, args=(spark, began_s), name="warm-up", daemon=True).start()
-            while not stop.is_set():
-                if self.leadership.leads.wait(STOP_POLL_S):
-                    self.count_start()
-                    self._keep_streaming(spark, stop)
+            self._keep_streaming(spark, stop, self._leads_file)
             self._hand_over()  # before Spark's end, which takes seconds
 
     def _leave_cpu_to_leader(self, stop: threading.Event) -> None:
@@ -208,10 +225,6 @@ class Job:
             if waited_s > (STANDBY_DELAY_S if leadership.sees_leader else self._config.lease_ms / 2000):
                 return
 
-    def _is_over(self, stop: threading.Event) -> bool:
-        """Whether this driver is to end its stream."""
-        return stop.is_set() or not self.leadership.leads.is_set()
-
     def _warm_up(self, spark: Any, began_s: float) -> None:
         try:
             warm_up(spark, self._config.session.cores)
@@ -221,45 +234,55 @@ class Job:
         finally:
             self._warm.set()
 
-    def _keep_streaming(self, spark: Any, stop: threading.Event) -> None:
-        """Restarts the stream whenever it fails, until `stop` is set, another driver leads, or the Spark context is
-        lost."""
+    def _keep_streaming(self, spark: Any, stop: threading.Event, leads_file: Path) -> None:
+        """Restarts the stream whenever it fails, until `stop` is set or the Spark context is lost."""
         attempts = Retrying(
-            retry=retry_if_exception(lambda exc: not self._is_over(stop) and _is_stream_failure(exc, spark)),
+            retry=retry_if_exception(lambda exc: not stop.is_set() and _is_stream_failure(exc, spark)),
             wait=wait_random_exponential(multiplier=0.2, max=MAX_RESTART_DELAY_S),
             sleep=sleep_using_event(stop),
             before_sleep=self._failed,
             reraise=True,
         )
         try:
-            attempts(self._stream, spark, stop)
+            attempts(self._stream, spark, stop, leads_file)
         except Exception as exc:
-            if self._is_over(stop):
+            if stop.is_set():
                 return
             logger.critical("the Spark context is lost: %s", _reason(exc))
             raise
 
-    def _stream(self, spark: Any, stop: threading.Event) -> None:
-        if self._is_over(stop):
+    def _stream(self, spark: Any, stop: threading.Event, leads_file: Path) -> None:
+        if stop.is_set():
             return
         # A power of two: if no frame is to blame, it costs ever less.
         if self._failed_attempts >= SUSPICIOUS and self._failed_attempts & (self._failed_attempts - 1) == 0:
-            self.quarantine_deadly_frames()
-        applied = self.processor.applied
-        query = start_stream(spark, self._config, self.processor)
+            leads_file.unlink(missing_ok=True)
+        self._follow_leadership(leads_file)
+        self._applied_before = self.processor.applied
+        query = start_stream(spark, self._config, self.processor, leads_file)
         try:
-            while not self._is_over(stop):
-                if query.awaitTermination(STOP_POLL_S) and not self._is_over(stop):
+            while not stop.is_set():
+                if query.awaitTermination(STOP_POLL_S) and not stop.is_set():
                     raise StreamStopped("the stream stopped without a request")
-                read = self.processor.applied > applied or self._is_done(query)
-                if self._stream_problem and read and self._warm.is_set():
-                    self._stream_problem = self.processor.problem = ""
-                    self._failed_attempts = 0
-                    self._store.reset_starts()
-                    self.metrics.start_seconds.set(time.monotonic() - self._term_began_s)
-                    logger.info("the stream is read")
+                self._follow_leadership(leads_file)
+                self._observe(query)
         finally:
             _stop_quietly(query.stop)
+
+    def _observe(self, query: Any) -> None:
+        """Notes that the stream does its work: reads frames, or is warm."""
+        leads = self.leadership.leads.is_set()
+        if not self._warm.is_set() or not (self._stream_problem or (leads and not self._is_read)):
+            return
+        if not leads and query.status["message"] in IDLE:
+            self._stream_problem = ""
+            logger.info("this standby is warm")
+        elif leads and (self.processor.applied > self._applied_before or self._is_done(query)):
+            self._stream_problem, self._is_read, self.processor.problem = "", True, ""
+            self._failed_attempts = 0
+            self._store.reset_starts()
+            self.metrics.start_seconds.set(time.monotonic() - self._term_began_s)
+            logger.info("the stream is read")
 
     def count_start(self) -> None:
         """Counts starts without progress as failed attempts: a frame may have ended this process."""
@@ -320,12 +343,19 @@ class StreamStopped(Exception):
     """The stream ended without a request of this process."""
 
 
-def start_stream(spark: Any, config: JobConfig, process: Callable[[Any, int], None]) -> Any:
-    """Starts the streaming query at the result store's positions; `FrameSource` must be registered."""
+def start_stream(
+    spark: Any, config: JobConfig, process: Callable[[Any, int], None], leads_file: Path | None = None
+) -> Any:
+    """Starts the streaming query at the result store's positions; `FrameSource` must be registered.
+
+    Args:
+        leads_file: in the driver's own directory; the stream reads while it exists. None: always.
+    """
     options = SourceOptions(
         catalog_url=config.catalog_url,
         results_url=config.results_url,
         log_dir=str(config.log_dir),
+        leads=str(leads_file or ""),
         limits=config.limits,
         parallelism=config.session.cores,
         keep_frames_ms=config.keep_frames_ms,
@@ -333,8 +363,27 @@ def start_stream(spark: Any, config: JobConfig, process: Callable[[Any, int], No
     )
     stream = spark.readStream.format(FORMAT).options(**options.to_options()).load()
     writer = stream.writeStream.queryName("edgewater").foreachBatch(process)
-    writer = writer.option("checkpointLocation", str(new_checkpoint(config.work_dir)))
+    writer = writer.option(
+        "checkpointLocation", str(new_checkpoint(leads_file.parent if leads_file else config.work_dir))
+    )
     return writer.trigger(processingTime=f"{config.trigger_ms} milliseconds").start()
+
+
+@contextlib.contextmanager
+def own_directory(work_dir: Path) -> Iterator[Path]:
+    """A directory under `work_dir` of this driver alone; those of drivers that have ended are deleted."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    for other in work_dir.glob(f"{DRIVER}*"):
+        with contextlib.suppress(OSError), (other / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(other, ignore_errors=True)
+    unlocked = Path(tempfile.mkdtemp(dir=work_dir))
+    # Named as a driver's only once it is locked: before, another one that starts would delete it.
+    with (unlocked / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        directory = unlocked.rename(work_dir / f"{DRIVER}{unlocked.name}")
+        yield directory
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def new_checkpoint(work_dir: Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-E2E, SPARK = pytest.mark.e2e, pytest.mark.spark
+E2E, SPARK, FULL = pytest.mark.e2e, pytest.mark.spark, pytest.mark.full
 
 # Module -> what it shows, and the lane that it belongs to.
 BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
@@ -25,6 +25,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
     "journal": (("small",), None),
     "merging": (("measures ddsketch 1 %  groups 10", "stacked_us_per_partial"), None),
     "sampling_pays": (("times faster: sum", "needed"), None),
+    "scale": (("next_answer_s", '"wrong_or_incomplete": 0'), FULL),
     "shares": (("balanced", "1e-02"), None),
     "slicing": (("synopsis ddsketch 1 %  windows 100", "bucketing_m_per_s"), None),
     "synopses": (("throughput", "merge", "kll k=200, merged of 20", "plots in"), None),

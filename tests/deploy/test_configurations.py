@@ -69,16 +69,19 @@ def test_gateway_job_and_executors_mount_the_frame_log_where_the_configuration_h
             assert frames not in mounts
 
 
-def test_spark_properties_agree_with_the_services_and_policies(dev: Any, tmp_path: Path) -> None:
+def test_spark_properties_agree_with_the_pods_and_policies(dev: Any, tmp_path: Path) -> None:
     conf = job_config(loaded(dev, "job", tmp_path)).session.settings
-    service = dev.find("Service", conf["spark.driver.host"])
-    ports = {p["name"]: p["port"] for p in service["spec"]["ports"]}
-    assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["publishNotReadyAddresses"] is True
-    assert ports == {
-        "driver": int(conf["spark.driver.port"]),
-        "blockmanager": int(conf["spark.driver.blockManager.port"]),
-    }
+    job = dev.find("Deployment", "edgewater-job")["spec"]["template"]["spec"]["containers"][0]
+    ports = {p["name"]: p["containerPort"] for p in job["ports"]}
+    assert (ports["driver"], ports["blockmanager"]) == (
+        int(conf["spark.driver.port"]),
+        int(conf["spark.driver.blockManager.port"]),
+    )
+    # With two drivers an executor must reach its own: by the pod's address.
+    (address,) = [e for e in job["env"] if e["name"] == "POD_IP"]
+    assert address["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    (arguments,) = [e["value"] for e in job["env"] if e["name"] == "PYSPARK_SUBMIT_ARGS"]
+    assert "spark.driver.host=$(POD_IP)" in arguments and "spark.driver.host" not in conf
     policy = dev.find("NetworkPolicy", "edgewater-executor")["spec"]["ingress"]
     assert policy[0]["ports"] == [{"protocol": "TCP", "port": int(conf["spark.blockManager.port"])}]
     assert Path(conf["spark.kubernetes.executor.podTemplateFile"]).name in dev.config_maps["edgewater-center"]

@@ -110,10 +110,10 @@ def test_the_only_role_is_the_jobs_and_reaches_pods_only(rendered: Any) -> None:
         ]
 
 
-def test_one_driver_runs_at_a_time(rendered: Any) -> None:
+def test_an_update_replaces_one_driver_at_a_time(rendered: Any) -> None:
     for workload in rendered.of("Deployment"):
         if workload["metadata"]["name"] == "edgewater-job":
-            assert (workload["spec"]["replicas"], workload["spec"]["strategy"]) == (1, {"type": "Recreate"})
+            assert workload["spec"]["strategy"] == {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 
 
 def test_the_center_namespace_enforces_the_restricted_level(rendered: Any) -> None:

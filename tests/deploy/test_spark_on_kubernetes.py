@@ -110,7 +110,7 @@ def serving(api: ApiServer) -> Iterator[int]:
 def job_environment(dev: Any) -> dict[str, str]:
     """The job container's own variables, references between them resolved as the kubelet does."""
     job = dev.find("Deployment", "edgewater-job")["spec"]["template"]["spec"]["containers"][0]
-    env = {"POD_NAME": "edgewater-job-7d9f", "POD_NAMESPACE": "edgewater"}
+    env = {"POD_NAME": "edgewater-job-7d9f", "POD_NAMESPACE": "edgewater", "POD_IP": "127.0.0.1"}
     for entry in job["env"]:
         if "value" in entry:
             env[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda m: env[m[1]], entry["value"])

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, HeartbeatThread, component_status
+from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, HeartbeatThread, Role, component_status
 from center.catalog.liveness import EXPIRE_AFTER_MS, STALE_AFTER_MS
 
 
@@ -63,3 +63,17 @@ def test_a_process_beats_from_its_start_and_signs_off_at_its_end(registry: Compo
             assert asked.acquire(timeout=10)
         assert registry.heartbeats() == [ComponentHeartbeat("job", "host:1", "", 5, 5)]
     assert registry.heartbeats() == []
+
+
+def test_of_several_drivers_the_one_that_leads_decides_readiness_and_warm_standbys_are_counted() -> None:
+    def driver(instance: str, role: Role, problem: str = "", at: int = 10_000) -> ComponentHeartbeat:
+        return ComponentHeartbeat("job", instance, "", 0, at, problem, role)
+
+    pair = [driver("a:1", "leader"), driver("b:1", "standby"), driver("c:1", "standby", "Spark is starting")]
+    status = component_status("job", pair, 10_000)
+    assert (status.ready, status.leader, status.standbys, status.instances) == (True, "a:1", 1, 3)
+    failing = component_status("job", [driver("a:1", "leader", "the stream failed"), pair[1]], 10_000)
+    assert (failing.ready, failing.reason, failing.standbys) == (False, "the stream failed", 1)
+    alone = component_status("job", [driver("a:1", "leader", at=0), pair[1]], 10_000)
+    assert (alone.ready, alone.leader, alone.standbys) == (False, "", 1)
+    assert "no driver leads" in alone.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMinRows
 
 from center.job.admission import BatchLimits
-from center.job.frame_source import FramePartition, FrameReader, SourceOptions, divide
+from center.job.frame_source import WARM_UP, WARM_UP_BATCHES, FramePartition, FrameReader, SourceOptions, divide
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.rows import FrameRow, RowKind, from_table
@@ -237,3 +238,35 @@ def test_an_empty_range_has_no_partitions(reader: FrameReader, world: Any) -> No
 
     assert reader.partitions({"a@1": 1}, {"a@1": 1}) == []
     assert divide([], 4) == []
+
+
+def test_the_stream_of_a_standby_reads_nothing_and_goes_on_where_the_last_leader_stopped(
+    world: Any, options: SourceOptions, tmp_path: Path
+) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    leads = tmp_path / "leads"
+    reader = FrameReader(replace(options, leads=str(leads)))
+    start = reader.initialOffset()
+    for batch in range(1, WARM_UP_BATCHES + 1):
+        warm = reader.latestOffset(start, ReadMaxBytes(1 << 20))
+        assert warm == {WARM_UP: batch}
+        assert read_all(reader, start, warm) == []
+        assert len(reader.partitions(start, warm)) == 1, "a task, so that Spark starts its workers"
+        start = warm
+    assert reader.latestOffset(start, ReadMaxBytes(1 << 20)) == start
+
+    # Another driver applies the first window, and its frames leave the log. Then this one leads.
+    writer = LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), JobMetrics(), now_ms=world.clock)
+    applied = world.positions_of(ref)
+    writer.apply([], [], {"a@1": applied})
+    writer.close()
+    world.ship_window(ref, 1)
+    leads.touch()
+    end = reader.latestOffset(start, ReadMaxBytes(1 << 20))
+    assert end == {WARM_UP: WARM_UP_BATCHES, "a@1": world.positions_of(ref)}
+    assert set(positions(read_all(reader, start, end))["a@1"]) == set(range(applied + 1, end["a@1"] + 1))
+
+    leads.unlink()
+    world.ship_window(ref, 2)
+    assert reader.latestOffset(end, ReadMaxBytes(1 << 20)) == end
