@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,71 +11,26 @@ import click
 
 from edgewater.accuracy import MEASURES, SCOPES, check_confidence, check_error, check_measure
 from edgewater.errors import InvalidConfig
-from edgewater.quantities import duration_ms, format_duration, fraction
+from edgewater.quantities import format_duration
 from sim.early_answers.baseline_runs import BASELINES
 from sim.early_answers.study import Study, run_study
 from sim.early_answers.summary import table
 from sim.early_answers.values import NAMES
 from sim.early_answers.workload import DELAYS, SCENARIOS
+from sim.parameters import Duration, Fraction, MicroDuration
+from sim.scheduling.cli import scheduling
 
 ALGORITHMS = ("edgewater", *BASELINES)
 
 ALIASES = {"aion-corrected": "edgewater"}
 
 
-class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return value if isinstance(value, int) else duration_ms(value, _flag(param), InvalidConfig)
-
-
-class _MicroDuration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A duration per event, such as 20us or 1ms, as a float in ms."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        for unit, scale in (("us", 1e-3), ("µs", 1e-3), ("ms", 1.0)):
-            if str(value).endswith(unit):
-                try:
-                    cost = float(str(value)[: -len(unit)]) * scale
-                except ValueError:
-                    break
-                if cost >= 0:
-                    return cost
-        raise InvalidConfig(_flag(param), value, "a duration such as 20us or 1.5ms")
-
-
-class _Fraction(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A percentage, or a fraction from 0 to 1, validated by `check`."""
-
-    name = "percentage"
-
-    def __init__(self, check: Callable[[object, str, type[InvalidConfig]], float]) -> None:
-        self._check = check
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        share = fraction(value)
-        if share is None:
-            try:
-                share = float(value)
-            except ValueError as exc:
-                raise InvalidConfig(_flag(param), value, "a percentage such as 5%, or 0.05") from exc
-        return self._check(share, _flag(param), InvalidConfig)
-
-
-def _flag(param: click.Parameter | None) -> str:
-    return param.opts[0] if param else ""
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def simulate() -> None:
     """Run production code under a virtual clock, on synthetic or recorded events."""
+
+
+simulate.add_command(scheduling)
 
 
 @simulate.command("early-answers")
@@ -119,30 +73,30 @@ def simulate() -> None:
     type=click.IntRange(1),
     help="Number of windows. With 400 and a true coverage of 95 %, 99 of 100 runs show 92.2 % to 97.8 %.",
 )
-@click.option("--window", "window_ms", default="3s", show_default=True, type=_Duration(), help="Length of a window.")
+@click.option("--window", "window_ms", default="3s", show_default=True, type=Duration(), help="Length of a window.")
 @click.option(
-    "--every", "every_ms", default=None, type=_Duration(), help="Step of sliding windows.  [default: tumbling windows]"
+    "--every", "every_ms", default=None, type=Duration(), help="Step of sliding windows.  [default: tumbling windows]"
 )
 @click.option(
     "--substream",
     "substream_ms",
     default="600ms",
     show_default=True,
-    type=_Duration(),
+    type=Duration(),
     help="Length f of a sub-stream; must divide the window and the step.",
 )
 @click.option(
     "--error",
     default="5%",
     show_default=True,
-    type=_Fraction(check_error),
+    type=Fraction(check_error),
     help="Target of the relative error; between 0 and 1, both excluded.",
 )
 @click.option(
     "--confidence",
     default="95%",
     show_default=True,
-    type=_Fraction(check_confidence),
+    type=Fraction(check_confidence),
     help="Probability per window that the error is within the target; between 0 and 1, both excluded.",
 )
 @click.option(
@@ -172,7 +126,7 @@ def simulate() -> None:
     "event_cost_ms",
     default="20us",
     show_default=True,
-    type=_MicroDuration(),
+    type=MicroDuration(),
     help="Processing time per sampled event.",
 )
 @click.option(
@@ -180,14 +134,14 @@ def simulate() -> None:
     "fixed_ms",
     default="1s",
     show_default=True,
-    type=_Duration(),
+    type=Duration(),
     help="Waiting time of the algorithm `fixed`.",
 )
 @click.option(
     "--latest",
     "latest_ms",
     default=None,
-    type=_Duration(),
+    type=Duration(),
     help="Staleness budget: answer by then, even if the contract is not met.",
 )
 @click.option(

@@ -1,0 +1,31 @@
+"""Scheduling: many queries on too little CPU. Pure: no clock, no threads.
+
+`Scheduler` orders the queries of one worker by a `Policy`: Klink's least slack (chapter 3 of the thesis "Klink and
+Aion", as corrected) or one of the baselines that it is measured against. Slack needs an estimate of the next sweeping
+watermark's ingestion (`IngestionHistory`) and measured costs (`CostEstimate`): see `docs/explanation/scheduling.md`.
+"""
+
+from edgewater.scheduling.costs import CostEstimate, Operator
+from edgewater.scheduling.ingestion import DelayInterval, IngestionHistory, normal_interval
+from edgewater.scheduling.memory import MemoryLimits
+from edgewater.scheduling.policies import POLICIES, LeastSlack, Policy, make_policy
+from edgewater.scheduling.queries import Item, QueryProfile, QueryState
+from edgewater.scheduling.scheduler import Scheduler, Turn
+
+__all__ = [
+    "POLICIES",
+    "CostEstimate",
+    "DelayInterval",
+    "IngestionHistory",
+    "Item",
+    "LeastSlack",
+    "MemoryLimits",
+    "Operator",
+    "Policy",
+    "QueryProfile",
+    "QueryState",
+    "Scheduler",
+    "Turn",
+    "make_policy",
+    "normal_interval",
+]

@@ -1,0 +1,137 @@
+"""What a query's records cost, measured while they are processed. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgewater.errors import InvalidConfig
+
+MAX_COST_MS = 60_000.0
+"""Per record, per firing, and of what another tier reports; more is taken for an error of the report."""
+WEIGHT = 0.1
+"""Of a new measurement in the moving average."""
+MAX_FACTOR = 8.0
+"""A single measurement moves no average by more: one pause of the process must not send a query to the end."""
+_LEAST_MS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of a query's pipeline, with what is assumed of it until it has been measured.
+
+    Attributes:
+        cost_ms: processing time per record that reaches it.
+        selectivity: records out per record in.
+        stores: it keeps its records until the window fires, as a join does, so that processing frees no memory. A
+            window that aggregates online (partial computation) does not.
+    """
+
+    cost_ms: float
+    selectivity: float = 1.0
+    stores: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cost_ms <= MAX_COST_MS:
+            raise InvalidConfig("cost_ms", self.cost_ms, f"a time per record from 0 to {MAX_COST_MS:.0f} ms")
+        if not (self.selectivity >= 0 and math.isfinite(self.selectivity)):
+            raise InvalidConfig("selectivity", self.selectivity, "records out per record in, 0 or more")
+
+
+class CostEstimate:
+    """Cost and selectivity per operator of one query, and of one firing of its windows.
+
+    Measurements that are not finite or negative are refused and counted; outliers are bounded by `MAX_FACTOR`.
+
+    Attributes:
+        remaining_ms: per stage, the cost of one record from there to the end; one more entry than operators, the last
+            is 0.
+        kept: per stage, the records left of one that entered the pipeline.
+        firing_ms: cost of emitting a window.
+        downstream_ms: what other tiers say the way to the answer costs after this pipeline.
+        refused: number of refused measurements and reports.
+    """
+
+    __slots__ = ("_costs", "_selectivities", "_stores", "downstream_ms", "firing_ms", "kept", "refused", "remaining_ms")
+
+    def __init__(self, operators: Sequence[Operator], firing_ms: float = 0.0) -> None:
+        if not operators:
+            raise InvalidConfig("operators", 0, "at least one operator")
+        if not 0 <= firing_ms <= MAX_COST_MS:
+            raise InvalidConfig("firing_ms", firing_ms, f"a time per window from 0 to {MAX_COST_MS:.0f} ms")
+        self._costs = [o.cost_ms for o in operators]
+        self._selectivities = [o.selectivity for o in operators]
+        self._stores = [o.stores for o in operators]
+        self.firing_ms = firing_ms
+        self.downstream_ms = 0.0
+        self.refused = 0
+        self._derive()
+
+    def observe(self, stage: int, records_in: float, records_out: float, spent_ms: float) -> None:
+        """Adds a measurement of the operator at `stage`."""
+        if not (records_in > 0 and math.isfinite(records_in)):
+            return
+        cost, selectivity = spent_ms / records_in, records_out / records_in
+        if not (0 <= cost <= MAX_COST_MS and 0 <= selectivity < math.inf):
+            self.refused += 1
+            return
+        self._costs[stage] = _moved(self._costs[stage], cost, _LEAST_MS)
+        self._selectivities[stage] = _moved(self._selectivities[stage], selectivity, 1e-3)
+        self._derive()
+
+    def observe_firing(self, spent_ms: float) -> None:
+        if not 0 <= spent_ms <= MAX_COST_MS:
+            self.refused += 1
+            return
+        self.firing_ms = _moved(self.firing_ms, spent_ms, _LEAST_MS)
+
+    def report_downstream(self, cost_ms: float) -> None:
+        """Takes the cost that another tier reports; an absurd one is refused, and the last one stays."""
+        if not 0 <= cost_ms <= MAX_COST_MS:
+            self.refused += 1
+            return
+        self.downstream_ms = cost_ms
+
+    def reduction(self, by_stage: Sequence[float], budget_ms: float) -> tuple[float, int]:
+        """The most records by which memory shrinks if this query runs, and how many operators to run for it.
+
+        The thesis' p_k = size · (1 - product of the first k selectivities), for as many records as `budget_ms` pays.
+
+        Args:
+            by_stage: queued records that wait for the operator of each stage.
+
+        Returns:
+            The reduction in records, 0 if no prefix of the pipeline reduces them, and the number of operators.
+        """
+        best, through = 0.0, len(by_stage)
+        freed = spent_ms = 0.0
+        reached = 0.0
+        for stage, waiting in enumerate(by_stage):
+            reached += waiting
+            spent_ms += reached * self._costs[stage]
+            if not self._stores[stage]:
+                freed += reached * (1.0 - self._selectivities[stage])
+            reached *= self._selectivities[stage]
+            paid = freed * min(1.0, budget_ms / spent_ms) if spent_ms > 0 else freed
+            if paid > best:
+                best, through = paid, stage + 1
+        return best, through
+
+    @property
+    def output_rate(self) -> float:
+        """Records out per ms of processing, end to end: Highest Rate's priority."""
+        return self.kept[-1] / max(self.remaining_ms[0], _LEAST_MS)
+
+    def _derive(self) -> None:
+        remaining, kept = [0.0], [1.0]
+        for cost, selectivity in zip(reversed(self._costs), reversed(self._selectivities), strict=True):
+            remaining.append(cost + selectivity * remaining[-1])
+        for selectivity in self._selectivities:
+            kept.append(kept[-1] * selectivity)
+        self.remaining_ms, self.kept = remaining[::-1], kept
+
+
+def _moved(average: float, measured: float, least: float) -> float:
+    anchor = max(average, least)
+    return average + WEIGHT * (min(max(measured, anchor / MAX_FACTOR), anchor * MAX_FACTOR) - average)

@@ -1,0 +1,99 @@
+"""When queued records fill the memory: the queries that shrink it most run first. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edgewater.errors import InvalidConfig
+from edgewater.scheduling.queries import QueryState
+
+NEARLY_BEST = 0.99
+"""Queries whose reduction is at least this share of the largest are equal; the least slack decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """Bounds of the queues' memory.
+
+    Attributes:
+        cap_bytes: never exceeded: what does not fit is held back at its source.
+        record_bytes: memory of a queued record.
+        threshold: share of the cap from which on memory is managed (the thesis' b).
+        release: management ends at this share.
+        longest_ms: management ends after this time at the latest, and rests as long: meanwhile the policy decides.
+    """
+
+    cap_bytes: float
+    record_bytes: float = 100.0
+    threshold: float = 0.8
+    release: float = 0.7
+    longest_ms: float = 500.0
+
+    def __post_init__(self) -> None:
+        if not self.cap_bytes >= self.record_bytes > 0:
+            raise InvalidConfig("cap_bytes", self.cap_bytes, f"at least one record of {self.record_bytes:g} bytes")
+        if not 0 <= self.release < self.threshold <= 1:
+            raise InvalidConfig("threshold", self.threshold, f"a share above {self.release:g}, at most 1")
+        if not self.longest_ms > 0:
+            raise InvalidConfig("longest_ms", self.longest_ms, "a time above 0")
+
+
+class MemoryManager:
+    """Decides when memory is managed, and by which query.
+
+    Attributes:
+        used: queued records; `peak`: the most so far.
+        activations: how often management began.
+    """
+
+    def __init__(self, limits: MemoryLimits | None, *, manages: bool = True) -> None:
+        self.limits = limits
+        self.used = self.peak = 0.0
+        self.activations = 0
+        self._most = limits.cap_bytes / limits.record_bytes if limits else math.inf
+        self._threshold = limits.threshold * self._most if limits and manages else math.inf
+        self._until_ms: float | None = None
+        self._rests_until_ms = -math.inf
+
+    def has_room(self, records: float) -> bool:
+        return self.used + records <= self._most
+
+    def add(self, records: float) -> None:
+        self.used += records
+        self.peak = max(self.peak, self.used)
+
+    def is_active(self, queries: Iterable[QueryState], now_ms: float) -> bool:
+        """Whether the next turn is for memory."""
+        if self._until_ms is None and self.used < self._threshold:
+            return False
+        limits = self.limits
+        assert limits is not None, "without limits the threshold is infinite"
+        if self._until_ms is not None:
+            if self.used > limits.release * self._most and now_ms < self._until_ms:
+                return True
+            self._rests_until_ms = now_ms + limits.longest_ms
+            self._until_ms = None
+            return False
+        if now_ms < self._rests_until_ms:
+            return False
+        # Until the first answer would become late, unless answers are late already.
+        slack_ms = min((query.slack_ms(now_ms) for query in queries if query.records), default=0.0)
+        self._until_ms = now_ms + (min(slack_ms, limits.longest_ms) if slack_ms > 0 else limits.longest_ms)
+        self.activations += 1
+        return True
+
+    @staticmethod
+    def choose(queries: Iterable[QueryState], cycle_ms: float, now_ms: float) -> tuple[QueryState, int] | None:
+        """The query to run, and how many of its operators; of those with the largest reduction the least slack.
+
+        None if no query has records that processing would remove.
+        """
+        reductions = [(q, *q.costs.reduction(q.by_stage, cycle_ms)) for q in queries if q.records]
+        reductions = [each for each in reductions if each[1] > 0]
+        if not reductions:
+            return None
+        least = NEARLY_BEST * max(reduction for _, reduction, _ in reductions)
+        best = [(query, through) for query, reduction, through in reductions if reduction >= least]
+        return min(best, key=lambda each: each[0].slack_ms(now_ms))

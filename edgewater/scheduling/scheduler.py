@@ -1,0 +1,304 @@
+"""The scheduler: which query a worker runs next, for how long, and what fits into the queues. Pure.
+
+One scheduler serves one worker. The worker asks for a `Turn`, processes the head of that query's queue item by item
+until the turn's time is used or the queue is empty, and reports what it spent. A decision takes a few microseconds
+whatever the number of queries: keys are kept in an array, and renewed for the query that changed and, if they depend
+on the time, once a cycle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgewater.errors import Conflict, InvalidConfig, NotFound
+from edgewater.scheduling.memory import MemoryLimits, MemoryManager
+from edgewater.scheduling.policies import Policy
+from edgewater.scheduling.queries import Item, QueryProfile, QueryState
+
+DEFAULT_CYCLE_MS = 120.0
+DEFAULT_FLOOR_MS = 30_000.0
+FLOOR_CYCLES = 4
+"""At most one of so many cycles is for a query that has waited too long, so that the policy keeps its effect."""
+OVERRUN_CYCLES = 2
+"""A turn is an overrun beyond so many cycles; an item cannot be interrupted, so one cycle more is no fault."""
+_INDEBTED = 1e15
+"""Added to the key of a query with a debt: it runs if nothing else can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A query's time on the worker.
+
+    Attributes:
+        through: number of operators to run; items that have passed them stay in the queue.
+        limit_ms: after this time the worker asks again.
+    """
+
+    query: QueryState
+    through: int
+    limit_ms: float
+
+    def items(self) -> Iterator[Item]:
+        """Yields the head of the queue as long as this turn may process it; `Scheduler.complete` removes it."""
+        queue = self.query.queue
+        whole = self.through >= len(self.query.profile.operators)
+        if whole:
+            while queue:
+                yield queue[0]
+        else:
+            # A watermark cannot overtake records, and is not processed before they have left the pipeline.
+            yield from [item for item in queue if item.end_ms is None and item.stage < self.through]
+
+
+class Scheduler:
+    """Queues and order of the queries of one worker.
+
+    Args:
+        policy: orders the queries.
+        cycle_ms: the thesis' r: after this time another query may run.
+        memory: None: unbounded queues.
+        manage_memory: whether large reductions come first near the cap; otherwise only the cap holds.
+        floor_ms: a query that has waited so long comes next, whatever the policy, in one of `FLOOR_CYCLES` cycles;
+            None: never, as in the published baselines.
+
+    Attributes:
+        clock_jumps: how often the time went back.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        cycle_ms: float = DEFAULT_CYCLE_MS,
+        memory: MemoryLimits | None = None,
+        manage_memory: bool = True,
+        floor_ms: float | None = DEFAULT_FLOOR_MS,
+    ) -> None:
+        if not 0 < cycle_ms < math.inf:
+            raise InvalidConfig("cycle_ms", cycle_ms, "a time above 0")
+        if floor_ms is not None and not floor_ms > 0:
+            raise InvalidConfig("floor_ms", floor_ms, "a time above 0")
+        self._policy = policy
+        self._cycle_ms = cycle_ms
+        self._floor_ms = floor_ms
+        self.memory = MemoryManager(memory, manages=manage_memory)
+        self._states: dict[str, QueryState] = {}
+        self._slots: list[QueryState | None] = []
+        self._keys = np.empty(0)
+        self._now_ms = self._renewed_ms = self._floor_at_ms = -math.inf
+        self._turns = 0
+        self._indebted: dict[str, QueryState] = {}
+        self._current: tuple[QueryState, int] | None = None
+        self.clock_jumps = 0
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @property
+    def queries(self) -> tuple[QueryState, ...]:
+        return tuple(self._states.values())
+
+    def query(self, name: str) -> QueryState:
+        """Raises NotFound."""
+        if (state := self._states.get(name)) is None:
+            raise NotFound(f"no query {name!r} is scheduled")
+        return state
+
+    def add(self, profile: QueryProfile, now_ms: float) -> QueryState:
+        """Registers a query. Raises Conflict if its name is taken."""
+        if profile.name in self._states:
+            raise Conflict(f"query {profile.name!r} is scheduled already")
+        now_ms = self._at(now_ms)
+        index = next((i for i, state in enumerate(self._slots) if state is None), len(self._slots))
+        state = QueryState.of(profile, index, now_ms)
+        if index == len(self._slots):
+            self._slots.append(state)
+            self._keys = np.append(self._keys, np.inf)
+        else:
+            self._slots[index] = state
+        self._states[profile.name] = state
+        return state
+
+    def remove(self, name: str) -> list[Item]:
+        """Unregisters a query; its turn, if it has one, may still be reported. Returns what was queued.
+
+        Raises:
+            NotFound: there is no such query.
+        """
+        state = self.query(name)
+        del self._states[name]
+        self._slots[state.index] = None
+        self._keys[state.index] = np.inf
+        self._indebted.pop(name, None)
+        if self._current is not None and self._current[0] is state:
+            self._current = None
+        dropped = list(state.queue)
+        self.memory.add(-state.records)
+        state.queue.clear()
+        state.sweeps.clear()
+        state.records = state.queued_ms = 0.0
+        return dropped
+
+    def offer(self, query: QueryState, records: float, now_ms: float, payload: object = None) -> bool:
+        """Queues a batch of records. False: it would exceed the cap, so its source has to keep it for now.
+
+        A batch that is larger than the cap as a whole is refused for ever: sources cut batches below it.
+        """
+        if not self.memory.has_room(records) or self._slots[query.index] is not query:
+            return False
+        self.memory.add(records)
+        item = Item(records, self._at(now_ms), payload=payload, cost_ms=records * query.costs.remaining_ms[0])
+        query.records += records
+        query.by_stage[0] += records
+        self._append(query, item)
+        return True
+
+    def watermark(self, query: QueryState, watermark_ms: float, now_ms: float, number: int = 0) -> bool:
+        """Advances the watermark of an input. Whether it sweeps windows, in which case it is queued behind the records.
+
+        Never refused: without it the windows could not fire and give their memory back.
+        """
+        if self._slots[query.index] is not query:
+            return False
+        now_ms = self._at(now_ms)
+        if not (firings := query.advance(number, watermark_ms, now_ms)):
+            if query.queue:
+                self._renew(query)
+            return False
+        end_ms = query.end_ms - query.profile.period_ms
+        query.sweeps.append((end_ms, now_ms))
+        cost_ms = firings * query.costs.firing_ms
+        self._append(query, Item(0.0, now_ms, end_ms=end_ms, firings=firings, cost_ms=cost_ms))
+        return True
+
+    def next(self, now_ms: float) -> Turn | None:
+        """The next turn; None if nothing is queued. Work-conserving: never None otherwise."""
+        now_ms = self._at(now_ms)
+        whole_cycle = now_ms - self._renewed_ms >= self._cycle_ms
+        if whole_cycle:
+            self._renewed_ms = now_ms
+            if self._policy.timed:
+                for state in self._states.values():
+                    if state.queue and not state.sweeps:
+                        self._renew(state)
+        # Before memory management: that trades tail latency for throughput, and the floor bounds the tail.
+        if whole_cycle and (starved := self._starved()) is not None:
+            return self._begin(starved, len(starved.profile.operators))
+        if self.memory.is_active(self._states.values(), now_ms):
+            chosen = self.memory.choose(self._states.values(), self._cycle_ms, now_ms)
+            if chosen is not None:
+                return self._begin(*chosen)
+        if self._current is not None:
+            state, swept = self._current
+            if state.queue and state.swept == swept:
+                return self._begin(state, len(state.profile.operators))
+            self._current = None
+        if not len(self._keys):
+            return None
+        index = int(self._keys.argmin())
+        if self._keys[index] == np.inf:
+            return None
+        first = self._slots[index]
+        assert first is not None, "the key of a free slot is infinite"
+        if self._policy.sticky:
+            self._current = (first, first.swept)
+        return self._begin(first, len(first.profile.operators))
+
+    def complete(self, query: QueryState, item: Item, through: int | None = None) -> None:
+        """The worker has processed an item of its turn, through all operators or as many as the turn has.
+
+        An item that has left the pipeline leaves the queue; otherwise it stays with fewer records.
+        """
+        if self._slots[query.index] is not query:
+            return
+        if through is None or through >= len(query.profile.operators):
+            taken = query.queue.popleft()
+            assert taken is item, "items are processed in the order of the queue"
+            if item.end_ms is None:
+                query.records -= item.records
+                query.by_stage[item.stage] -= item.records
+                self.memory.add(-item.records)
+            else:
+                query.sweeps.popleft()
+                query.swept += 1
+            query.queued_ms -= item.cost_ms
+            return
+        costs = query.costs
+        left = item.records * costs.kept[through] / max(costs.kept[item.stage], 1e-12)
+        left = min(left, item.records)
+        cost_ms = left * costs.remaining_ms[through]
+        query.records += left - item.records
+        query.by_stage[item.stage] -= item.records
+        query.by_stage[through] += left
+        self.memory.add(left - item.records)
+        query.queued_ms += cost_ms - item.cost_ms
+        item.records, item.stage, item.cost_ms = left, through, cost_ms
+
+    def ran(self, turn: Turn, spent_ms: float, now_ms: float) -> None:
+        """The turn has ended. A query that was removed meanwhile is passed over."""
+        now_ms = self._at(now_ms)
+        query = turn.query
+        if self._indebted:
+            self._pay(query, spent_ms)
+        if self._slots[query.index] is not query:
+            return
+        query.served_ms = now_ms
+        if spent_ms > OVERRUN_CYCLES * self._cycle_ms:
+            query.overruns += 1
+            query.debt_ms += spent_ms - self._cycle_ms
+            self._indebted[query.profile.name] = query
+        self._renew(query)
+
+    def _begin(self, query: QueryState, through: int) -> Turn:
+        self._turns += 1
+        query.turn = self._turns
+        return Turn(query, through, self._cycle_ms)
+
+    def _append(self, query: QueryState, item: Item) -> None:
+        if not query.queue:
+            query.served_ms = self._now_ms
+        query.queue.append(item)
+        query.queued_ms += item.cost_ms
+        self._renew(query)
+
+    def _renew(self, query: QueryState) -> None:
+        if not query.queue:
+            query.queued_ms = query.records = 0.0  # what rounding has left
+            query.by_stage = [0.0] * len(query.by_stage)
+            self._keys[query.index] = np.inf
+            return
+        key = self._policy.key(query, self._now_ms)
+        self._keys[query.index] = key + _INDEBTED if query.debt_ms > 0 else key
+
+    def _pay(self, query: QueryState, spent_ms: float) -> None:
+        """Others have run, or nothing else was queued: debts shrink by the time, so nobody is set back for ever."""
+        for name, debtor in list(self._indebted.items()):
+            debtor.debt_ms = max(0.0, debtor.debt_ms - spent_ms)
+            if not debtor.debt_ms:
+                del self._indebted[name]
+                self._renew(debtor)
+
+    def _starved(self) -> QueryState | None:
+        if self._floor_ms is None or self._now_ms - self._floor_at_ms < FLOOR_CYCLES * self._cycle_ms:
+            return None
+        waiting = [state for state in self._states.values() if state.queue]
+        oldest = min(waiting, key=lambda state: state.served_ms, default=None)
+        if oldest is None or self._now_ms - oldest.served_ms < self._floor_ms:
+            return None
+        self._floor_at_ms = self._now_ms
+        return oldest
+
+    def _at(self, now_ms: float) -> float:
+        if now_ms < self._now_ms:
+            # Everything that is a time since then begins anew; otherwise cycles and the floor would stand still.
+            self.clock_jumps += 1
+            self._renewed_ms = self._floor_at_ms = -math.inf
+            for state in self._states.values():
+                state.served_ms = min(state.served_ms, now_ms)
+        if math.isfinite(now_ms):
+            self._now_ms = now_ms
+        return self._now_ms

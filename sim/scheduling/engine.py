@@ -1,0 +1,220 @@
+"""Runs the production scheduler on simulated workers under a virtual clock.
+
+Whole queries are placed on nodes, in turn; each node has one core and one scheduler, and an equal part of the memory.
+True costs are those of the profiles; the scheduler knows only what it measures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from edgewater.scheduling import (
+    CostEstimate,
+    Item,
+    MemoryLimits,
+    QueryProfile,
+    Scheduler,
+    Turn,
+    make_policy,
+)
+from edgewater.scheduling.scheduler import DEFAULT_CYCLE_MS, DEFAULT_FLOOR_MS
+from sim.scheduling.workload import Arrival, Load, arrivals, profiles
+
+RECORD_BYTES = 100.0
+MEASURED_EVERY = 8
+"""One of so many batches is measured by operator."""
+FAIR_QUANTUM_MS = 10.0
+"""Fair scheduling switches more often than once a cycle, as an operating system does."""
+GUESS = 3.0
+"""Before anything is measured the scheduler's costs are wrong by this factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A load, and how it is scheduled.
+
+    Attributes:
+        memory_bytes: of all nodes together; None: unbounded.
+        manage_memory: False: back-pressure alone ("w/o MM" in the thesis).
+        patience: of least slack (`LeastSlack`).
+    """
+
+    load: Load = field(default_factory=Load)
+    policy: str = "klink"
+    nodes: int = 1
+    memory_bytes: float | None = None
+    manage_memory: bool = True
+    cycle_ms: float = DEFAULT_CYCLE_MS
+    measure_overhead: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run measured.
+
+    Attributes:
+        latency_ms: from the ingestion of each sweeping watermark until its window was emitted.
+        window_latency_ms: from the window's end.
+        slowdown: latency over the time that the firing takes alone.
+        records: records processed while records arrived.
+        seconds: simulated time until then.
+        memory_peak: bytes queued at most, per node, summed.
+        unfired: windows whose watermark had been ingested, and that were not emitted.
+        scheduler_s, busy_s: CPU of scheduling, measured, and simulated CPU of the queries.
+    """
+
+    latency_ms: list[float] = field(default_factory=list)
+    window_latency_ms: list[float] = field(default_factory=list)
+    slowdown: list[float] = field(default_factory=list)
+    records: float = 0.0
+    seconds: float = 0.0
+    memory_peak: float = 0.0
+    turns: int = 0
+    scheduler_s: float = 0.0
+    busy_s: float = 0.0
+    activations: int = 0
+
+
+def run(experiment: Experiment, tick: Callable[[], None] = lambda: None) -> Outcome:
+    """Simulates the arrivals and everything that is queued at their end, so that no late answer is left out."""
+    queries = profiles(experiment.load)
+    outcome = Outcome(seconds=experiment.load.seconds)
+    by_node: list[list[Arrival]] = [[] for _ in range(experiment.nodes)]
+    for arrival in arrivals(experiment.load, queries):
+        by_node[arrival.query % experiment.nodes].append(arrival)
+    for number, mine in enumerate(by_node):
+        placed = range(number, len(queries), experiment.nodes)
+        _Node(experiment, {i: queries[i] for i in placed}, outcome).run(mine)
+        tick()
+    return outcome
+
+
+class _Node:
+    def __init__(self, experiment: Experiment, queries: dict[int, QueryProfile], outcome: Outcome) -> None:
+        policy = experiment.policy
+        memory = None
+        if experiment.memory_bytes is not None:
+            memory = MemoryLimits(experiment.memory_bytes / experiment.nodes, RECORD_BYTES)
+        self._scheduler = Scheduler(
+            make_policy(policy),
+            cycle_ms=min(experiment.cycle_ms, FAIR_QUANTUM_MS) if policy == "fair" else experiment.cycle_ms,
+            memory=memory,
+            manage_memory=policy == "klink" and experiment.manage_memory,
+            floor_ms=DEFAULT_FLOOR_MS if policy == "klink" else None,
+        )
+        self._true = queries
+        self._costs = {i: CostEstimate(q.operators, q.firing_ms) for i, q in queries.items()}
+        self._states = {i: self._scheduler.add(_guessed(q), 0.0) for i, q in queries.items()}
+        self._numbers = {state.index: i for i, state in self._states.items()}
+        self._held: dict[int, deque[Arrival]] = {}
+        self._arrived: dict[tuple[int, float], float] = {}
+        self._outcome = outcome
+        self._batches = 0
+        self._end_ms = experiment.load.seconds * 1e3
+        self._clock = time.thread_time if experiment.measure_overhead else _no_clock
+
+    def run(self, mine: Sequence[Arrival]) -> None:
+        scheduler, outcome, clock = self._scheduler, self._outcome, self._clock
+        now_ms, at, count = 0.0, 0, len(mine)
+        while True:
+            began_s = clock()
+            while at < count and mine[at].at_ms <= now_ms:
+                self._arrive(mine[at])
+                at += 1
+            if self._held:
+                self._release(now_ms)
+            turn = scheduler.next(now_ms)
+            outcome.scheduler_s += clock() - began_s
+            if turn is None:
+                if at >= count:
+                    break
+                now_ms = mine[at].at_ms
+                continue
+            spent_ms = 0.0
+            for item in turn.items():
+                spent_ms += self._process(turn, item, now_ms + spent_ms)
+                if spent_ms >= turn.limit_ms:
+                    break
+            now_ms += spent_ms
+            outcome.busy_s += spent_ms / 1e3
+            outcome.turns += 1
+            began_s = clock()
+            scheduler.ran(turn, spent_ms, now_ms)
+            outcome.scheduler_s += clock() - began_s
+        assert not self._held, "with empty queues everything fits"
+        outcome.memory_peak += scheduler.memory.peak * RECORD_BYTES
+        outcome.activations += scheduler.memory.activations
+
+    def _arrive(self, arrival: Arrival) -> None:
+        if arrival.watermark_ms is not None:
+            self._arrived[arrival.query, arrival.watermark_ms] = arrival.at_ms
+        if arrival.query in self._held:
+            self._held[arrival.query].append(arrival)  # a source delivers in order
+        elif not self._offer(arrival, arrival.at_ms):
+            self._held[arrival.query] = deque([arrival])
+
+    def _offer(self, arrival: Arrival, now_ms: float) -> bool:
+        state = self._states[arrival.query]
+        if arrival.watermark_ms is None:
+            return self._scheduler.offer(state, arrival.records, now_ms)
+        self._scheduler.watermark(state, arrival.watermark_ms, now_ms, arrival.number)
+        return True
+
+    def _release(self, now_ms: float) -> None:
+        """Sources that are held back deliver as far as there is room, the one that has waited longest first."""
+        for query in sorted(self._held, key=lambda each: self._held[each][0].at_ms):
+            held = self._held[query]
+            while held and self._offer(held[0], now_ms):
+                held.popleft()
+            if held:
+                return
+            del self._held[query]
+
+    def _process(self, turn: Turn, item: Item, now_ms: float) -> float:
+        """Processes an item; returns its true cost."""
+        state, outcome = turn.query, self._outcome
+        query = self._numbers[state.index]
+        true, clock = self._costs[query], self._clock
+        if item.end_ms is not None:
+            spent_ms = item.firings * true.firing_ms
+            for number in range(item.firings):
+                end_ms = item.end_ms - number * state.profile.period_ms
+                done_ms = now_ms + spent_ms
+                latency_ms = done_ms - self._arrived.pop((query, end_ms))
+                outcome.latency_ms.append(latency_ms)
+                outcome.window_latency_ms.append(done_ms - end_ms)
+                outcome.slowdown.append(latency_ms / (true.firing_ms + true.remaining_ms[0]))
+            began_s = clock()
+            if item.firings:
+                state.costs.observe_firing(spent_ms / item.firings)
+            self._scheduler.complete(state, item)
+            outcome.scheduler_s += clock() - began_s
+            return spent_ms
+        operators = self._true[query].operators
+        spent_ms, records = 0.0, item.records
+        measured = self._batches % MEASURED_EVERY == 0
+        self._batches += 1
+        for stage in range(item.stage, turn.through):
+            operator = operators[stage]
+            spent_ms += records * operator.cost_ms
+            if measured:
+                state.costs.observe(stage, records, records * operator.selectivity, records * operator.cost_ms)
+            records *= operator.selectivity
+        if turn.through == len(state.profile.operators) and now_ms <= self._end_ms:
+            outcome.records += item.records / true.kept[item.stage]
+        began_s = clock()
+        self._scheduler.complete(state, item, turn.through)
+        outcome.scheduler_s += clock() - began_s
+        return spent_ms
+
+
+def _guessed(query: QueryProfile) -> QueryProfile:
+    operators = [replace(o, cost_ms=o.cost_ms * GUESS) for o in query.operators]
+    return replace(query, operators=operators, firing_ms=query.firing_ms * GUESS)
+
+
+def _no_clock() -> float:
+    return 0.0

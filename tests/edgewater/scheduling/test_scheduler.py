@@ -1,0 +1,355 @@
+"""A worker that processes turns item by item; the time is what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewater.errors import Conflict, InvalidConfig, NotFound
+from edgewater.scheduling import (
+    POLICIES,
+    LeastSlack,
+    MemoryLimits,
+    Operator,
+    QueryProfile,
+    QueryState,
+    Scheduler,
+    Turn,
+    make_policy,
+)
+
+COST_MS = 0.01
+
+
+def profile(name: str, period_ms: float = 1_000, *, offset_ms: float = 0, inputs: int = 1) -> QueryProfile:
+    return QueryProfile(name, [Operator(COST_MS, 0.0)], period_ms, offset_ms, inputs)
+
+
+def work(scheduler: Scheduler, turn: Turn, now_ms: float, per_record_ms: float = COST_MS) -> float:
+    """Runs a turn; returns the time it took."""
+    spent_ms = 0.0
+    for item in turn.items():
+        spent_ms += item.records * per_record_ms
+        scheduler.complete(turn.query, item, turn.through)
+        if spent_ms >= turn.limit_ms:
+            break
+    scheduler.ran(turn, spent_ms, now_ms + spent_ms)
+    return spent_ms
+
+
+def order(scheduler: Scheduler, now_ms: float, limit: int = 1_000) -> list[str]:
+    """The queries in the order of their turns until nothing is queued."""
+    names = []
+    while (turn := scheduler.next(now_ms)) is not None and len(names) < limit:
+        names.append(turn.query.profile.name)
+        now_ms += work(scheduler, turn, now_ms)
+    return names
+
+
+def klink(**options: object) -> Scheduler:
+    return Scheduler(LeastSlack(), **options)  # type: ignore[arg-type]
+
+
+def test_the_query_whose_window_ends_first_runs_first() -> None:
+    scheduler = klink()
+    late, soon = scheduler.add(profile("late", 10_000), 0), scheduler.add(profile("soon", 500), 0)
+    scheduler.offer(late, 100, 1)
+    scheduler.offer(soon, 100, 2)
+    assert order(scheduler, 3) == ["soon", "late"]
+
+
+def test_a_query_with_more_queued_work_has_less_slack() -> None:
+    scheduler = klink()
+    light, heavy = scheduler.add(profile("light"), 0), scheduler.add(profile("heavy"), 0)
+    scheduler.offer(light, 100, 1)
+    scheduler.offer(heavy, 200, 1)
+    assert heavy.slack_ms(1) == light.slack_ms(1) - 100 * COST_MS
+    assert order(scheduler, 2) == ["heavy", "light"]
+
+
+def test_a_queued_watermark_comes_before_all_that_is_only_expected() -> None:
+    scheduler = klink()
+    due, expected = scheduler.add(profile("due"), 0), scheduler.add(profile("expected"), 0)
+    scheduler.offer(expected, 1_000_000, 1)  # 10 s of work: a slack far below zero
+    assert scheduler.watermark(due, 1_000, 1_005)
+    assert order(scheduler, 1_006)[0] == "due"
+
+
+def test_past_delays_move_the_slack() -> None:
+    scheduler = klink()
+    slow = scheduler.add(profile("slow"), 0)
+    for epoch in range(1, 20):
+        scheduler.watermark(slow, epoch * 1_000, epoch * 1_000 + 400)
+        order(scheduler, epoch * 1_000 + 400)
+    assert slow.slack_ms(19_500) == pytest.approx(20_000 + 400 - 19_500)
+
+
+def test_a_join_is_due_when_the_first_of_the_missing_watermarks_is_expected() -> None:
+    scheduler = klink()
+    join = scheduler.add(profile("join", inputs=2), 0)
+    for epoch in range(1, 20):
+        now_ms = epoch * 1_000
+        assert not scheduler.watermark(join, now_ms, now_ms + 100, 0), "the other input is missing"
+        assert scheduler.watermark(join, now_ms, now_ms + 600, 1)
+        order(scheduler, now_ms + 600)
+    assert join.expected_ingestion_ms(19_900) == pytest.approx(20_100), "the minimum over inputs"
+    scheduler.watermark(join, 20_000, 20_100, 0)
+    assert join.expected_ingestion_ms(20_100) == pytest.approx(20_600), "the one that is missing"
+
+
+def test_downstream_costs_count_against_the_slack() -> None:
+    scheduler = klink()
+    near, far = scheduler.add(profile("near"), 0), scheduler.add(profile("far"), 0)
+    far.costs.report_downstream(300)
+    for each in (near, far):
+        scheduler.offer(each, 10, 1)
+    assert order(scheduler, 2) == ["far", "near"]
+
+
+FIRST: dict[str, str] = {
+    "klink": "soon", "fair": "first", "fcfs": "oldest", "hr": "productive", "streambox": "soon",
+    "edgewise": "long", "edf": "soon", "srpt": "short",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_policy_has_its_own_first_query(policy: str) -> None:
+    scheduler = Scheduler(make_policy(policy), floor_ms=None)
+    operators = {"productive": [Operator(COST_MS / 10, 1.0)], "soon": [Operator(COST_MS, 0.0)]}
+    records = {"first": 50, "oldest": 50, "productive": 60, "soon": 50, "long": 90, "short": 20}
+    periods = {"soon": 500.0}
+    states = {
+        name: scheduler.add(
+            QueryProfile(name, operators.get(name, [Operator(COST_MS * (1 + (name == "long")), 0.0)]),
+                         periods.get(name, 9_000.0)), 0)
+        for name in records
+    }  # fmt: skip
+    if policy == "srpt":
+        records["productive"] = 900
+    for name in ("oldest", "first", "productive", "soon", "long", "short"):
+        scheduler.offer(states[name], records[name], 1 + (name != "oldest"))
+    turn = scheduler.next(3)
+    assert turn is not None and turn.query.profile.name == FIRST[policy]
+
+
+def test_streambox_keeps_a_query_until_its_watermark_is_processed() -> None:
+    scheduler = Scheduler(make_policy("streambox"), cycle_ms=1, floor_ms=None)
+    one, other = scheduler.add(profile("one"), 0), scheduler.add(profile("other", offset_ms=1), 0)
+    for state in (one, other):
+        for _ in range(3):
+            scheduler.offer(state, 200, 1)
+    scheduler.watermark(other, 1, 2)
+    assert order(scheduler, 3)[:5] == ["other"] * 4 + ["one"], "three batches and the watermark"
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidConfig, match="klink, fair"):
+        make_policy("best")
+
+
+@given(
+    st.sampled_from(POLICIES),
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 300), st.booleans(), st.floats(-50, 400)), min_size=1, max_size=60
+    ),
+    st.booleans(),
+)
+def test_everything_that_is_queued_is_processed_once_and_in_order(
+    policy: str, events: list[tuple[int, int, bool, float]], capped: bool
+) -> None:
+    """Whatever the clock does: no item is lost, overtaken or processed twice, and memory stays under its cap."""
+    memory = MemoryLimits(40_000, 100) if capped else None
+    scheduler = Scheduler(make_policy(policy), memory=memory, cycle_ms=5)
+    states = [scheduler.add(profile(f"q{i}", 100 * (i + 1)), 0) for i in range(6)]
+    queued: dict[str, list[int]] = {state.profile.name: [] for state in states}
+    done: dict[str, list[int]] = {state.profile.name: [] for state in states}
+    now_ms = 0.0
+
+    def run(turns: int) -> None:
+        nonlocal now_ms
+        while turns and (turn := scheduler.next(now_ms)) is not None:
+            turns -= 1
+            spent_ms = 0.0
+            for item in turn.items():
+                if item.end_ms is None:
+                    assert isinstance(item.payload, int)
+                    done[turn.query.profile.name].append(item.payload)
+                spent_ms += item.records * COST_MS
+                scheduler.complete(turn.query, item, turn.through)
+                if spent_ms >= turn.limit_ms:
+                    break
+            now_ms += spent_ms
+            scheduler.ran(turn, spent_ms, now_ms)
+
+    for number, (which, records, is_watermark, step_ms) in enumerate(events):
+        now_ms += step_ms
+        state = states[which]
+        if is_watermark:
+            scheduler.watermark(state, now_ms, now_ms)
+        elif scheduler.offer(state, records, now_ms, number):
+            queued[state.profile.name].append(number)
+        assert scheduler.memory.used * 100 <= 40_000 or not capped
+        run(number % 3)
+    run(10_000)
+    assert done == queued
+    assert scheduler.next(now_ms) is None
+    assert scheduler.memory.used == pytest.approx(0, abs=1e-6)
+    assert all(state.records == state.queued_ms == 0 and not state.sweeps for state in states)
+
+
+def busy(scheduler: Scheduler, state: QueryState, cost_ms: float) -> Callable[[float], None]:
+    def offer(now_ms: float) -> None:
+        if not state.queue:
+            scheduler.offer(state, cost_ms / COST_MS, now_ms)
+
+    return offer
+
+
+def shares(scheduler: Scheduler, offers: list[Callable[[float], None]], seconds: float) -> dict[str, float]:
+    """Time per query over a run in which every query always has something queued."""
+    now_ms, spent = 0.0, dict.fromkeys((q.profile.name for q in scheduler.queries), 0.0)
+    while now_ms < seconds * 1e3:
+        for offer in offers:
+            offer(now_ms)
+        turn = scheduler.next(now_ms)
+        assert turn is not None, "work-conserving"
+        took_ms = work(scheduler, turn, now_ms)
+        spent[turn.query.profile.name] += took_ms
+        now_ms += took_ms
+    return spent
+
+
+def test_a_query_that_always_overruns_its_cycle_leaves_the_others_half_of_the_time() -> None:
+    scheduler = klink(cycle_ms=100)
+    hog, calm = scheduler.add(profile("hog", 10), 0), scheduler.add(profile("calm", 100_000), 0)
+    spent = shares(scheduler, [busy(scheduler, hog, 2_000), busy(scheduler, calm, 50)], 100)
+    assert spent["calm"] > 0.45 * sum(spent.values())
+    assert hog.overruns > 10 and calm.overruns == 0
+
+
+def test_no_query_waits_for_ever() -> None:
+    scheduler = klink(cycle_ms=50, floor_ms=1_000)
+    urgent = [scheduler.add(profile(f"urgent{i}", 10), 0) for i in range(3)]
+    patient = [scheduler.add(profile(f"patient{i}", 1e9), 0) for i in range(3)]
+    offers = [busy(scheduler, state, 50) for state in (*urgent, *patient)]
+    spent = shares(scheduler, offers, 20)
+    assert all(spent[state.profile.name] > 0 for state in patient)
+    assert sum(spent[state.profile.name] for state in urgent) > 0.7 * sum(spent.values()), "the policy keeps its effect"
+    waited = 20_000 - min(state.served_ms for state in patient)
+    assert waited <= 1_000 + 4 * 50 * (len(patient) + 1) + 50
+
+
+def test_without_a_floor_the_policy_starves() -> None:
+    scheduler = klink(cycle_ms=50, floor_ms=None)
+    urgent, patient = scheduler.add(profile("urgent", 10), 0), scheduler.add(profile("patient", 1e9), 0)
+    spent = shares(scheduler, [busy(scheduler, urgent, 50), busy(scheduler, patient, 50)], 10)
+    assert spent["patient"] == 0
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000.0, 3_600_000.0])
+def test_after_a_jump_of_the_clock_everybody_is_served(jump_ms: float) -> None:
+    scheduler = klink(floor_ms=1_000)
+    states = [scheduler.add(profile(f"q{i}"), 10_000_000) for i in range(4)]
+    for state in states:
+        scheduler.offer(state, 10, 10_000_000)
+    now_ms = 10_000_000 + jump_ms
+    for state in states:
+        scheduler.offer(state, 10, now_ms)
+        scheduler.watermark(state, now_ms + 10_000_000_000, now_ms)
+    assert set(order(scheduler, now_ms)) == {f"q{i}" for i in range(4)}
+    assert scheduler.clock_jumps == (jump_ms < 0)
+    assert scheduler.next(float("nan")) is None
+
+
+def test_a_queue_at_its_cap_refuses_records_and_takes_watermarks() -> None:
+    scheduler = klink(memory=MemoryLimits(1_000, 100))
+    state = scheduler.add(profile("q"), 0)
+    assert scheduler.offer(state, 10, 1)
+    assert not scheduler.offer(state, 1, 1), "its source keeps it"
+    assert scheduler.watermark(state, 1_000, 1_001), "without it the window could not fire"
+    order(scheduler, 1_002)
+    assert scheduler.offer(state, 10, 2_000)
+    assert not scheduler.offer(state, 11, 2_000), "larger than the cap: never"
+    assert scheduler.memory.peak == 10
+
+
+def test_memory_management_runs_the_largest_reduction_and_then_the_least_slack() -> None:
+    scheduler = klink(memory=MemoryLimits(100_000, 100, threshold=0.5, release=0.1), cycle_ms=1)
+    soon = scheduler.add(QueryProfile("soon", [Operator(COST_MS * 100, 0.0)], 100), 0)
+    cheap = scheduler.add(QueryProfile("cheap", [Operator(COST_MS, 0.0)], 1e6), 0)
+    alike = scheduler.add(QueryProfile("alike", [Operator(COST_MS, 0.0)], 1e5), 0)
+    for state in (soon, cheap, alike):
+        scheduler.offer(state, 200, 1)
+    turn = scheduler.next(2)
+    assert turn is not None and turn.query is alike, "as cheap as the other one, and due earlier"
+    assert scheduler.memory.activations == 1
+
+
+def test_a_managed_turn_runs_a_filter_and_leaves_the_join_for_later() -> None:
+    scheduler = klink(memory=MemoryLimits(20_000, 100, threshold=0.5, release=0.1))
+    join = QueryProfile("join", [Operator(COST_MS, 0.25), Operator(COST_MS, 0.0, stores=True)], 1_000)
+    state = scheduler.add(join, 0)
+    scheduler.offer(state, 60, 1)
+    scheduler.offer(state, 60, 1)
+    turn = scheduler.next(2)
+    assert turn is not None and turn.through == 1
+    work(scheduler, turn, 2)
+    assert state.records == pytest.approx(30) == scheduler.memory.used
+    assert [item.stage for item in state.queue] == [1, 1]
+    assert order(scheduler, 5) == ["join"]
+    assert scheduler.memory.used == 0
+
+
+def test_a_query_that_is_deleted_while_it_is_queued_never_runs() -> None:
+    scheduler = klink(memory=MemoryLimits(100_000, 100))
+    gone, stays = scheduler.add(profile("gone", 10), 0), scheduler.add(profile("stays"), 0)
+    for state in (gone, stays):
+        scheduler.offer(state, 10, 1)
+    assert len(scheduler.remove("gone")) == 1
+    assert scheduler.memory.used == 10
+    assert order(scheduler, 2) == ["stays"]
+    assert not scheduler.offer(gone, 10, 3) and not scheduler.watermark(gone, 5_000, 5_000)
+    with pytest.raises(NotFound, match="gone"):
+        scheduler.remove("gone")
+    again = scheduler.add(profile("gone"), 4)
+    assert scheduler.offer(again, 1, 4) and order(scheduler, 5) == ["gone"]
+
+
+def test_a_query_that_is_deleted_during_its_turn_changes_no_other() -> None:
+    scheduler = klink(cycle_ms=1)
+    gone = scheduler.add(profile("gone"), 0)
+    scheduler.offer(gone, 1_000, 1)
+    turn = scheduler.next(1)
+    assert turn is not None
+    item = next(turn.items())
+    scheduler.remove("gone")
+    new = scheduler.add(profile("new"), 2)
+    scheduler.complete(gone, item)
+    scheduler.ran(turn, 500, 501)
+    assert new.debt_ms == new.records == 0 and scheduler.next(502) is None
+
+
+def test_a_name_is_taken_once() -> None:
+    scheduler = klink()
+    scheduler.add(profile("q"), 0)
+    with pytest.raises(Conflict, match="'q'"):
+        scheduler.add(profile("q"), 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: klink(cycle_ms=0), "cycle_ms"),
+        (lambda: klink(floor_ms=-1), "floor_ms"),
+        (lambda: profile("q", 0), "period_ms"),
+        (lambda: profile("q", inputs=0), "inputs"),
+        (lambda: MemoryLimits(10, 100), "cap_bytes"),
+        (lambda: MemoryLimits(1_000, 100, threshold=0.5, release=0.6), "threshold"),
+    ],
+)
+def test_nonsense_is_refused_by_its_name(make: Callable[[], object], field: str) -> None:
+    with pytest.raises(InvalidConfig, match=field):
+        make()
