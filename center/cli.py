@@ -19,8 +19,7 @@ import click
 from center.config import ENVIRONMENT_PREFIX, CenterConfig
 from edgewater.configuration import PRIVATE_UMASK
 from edgewater.errors import InvalidConfig
-
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+from edgewater.log_output import configure_logging, log_options
 
 
 def _overrides(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> dict[str, object]:
@@ -59,13 +58,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=_overrides,
         help="Any key of the file, such as spark.master=local[4]. May be repeated.",
     )
-    @click.option(
-        "--log-level",
-        default="info",
-        show_default=True,
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        help="Level of the log on stderr.",
-    )
+    @log_options
     @click.option("--supervised", is_flag=True, hidden=True)
     @functools.wraps(command)
     def wrapped(
@@ -73,11 +66,12 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
         data_dir: Path | None,
         overrides: dict[str, object],
         log_level: str,
+        log_format: str,
         supervised: bool,
         **kwargs: Any,
     ) -> Any:
         os.umask(PRIVATE_UMASK)
-        logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+        configure_logging(log_level, log_format)
         logging.getLogger("py4j").setLevel(logging.WARNING)
         if supervised:
             from center.ops.supervisor import stop_with_supervisor
@@ -92,7 +86,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _flags(params: Mapping[str, Any]) -> list[str]:
     """The flags of `configured`, to be passed on to the components' processes."""
-    flags = ["--log-level", params["log_level"]]
+    flags = ["--log-level", params["log_level"], "--log-format", params["log_format"]]
     for name, flag in (("path", "--config"), ("data_dir", "--data-dir")):
         if params[name] is not None:
             flags += [flag, str(params[name])]

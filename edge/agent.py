@@ -34,6 +34,7 @@ from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, 
 from edge.process import now_ms, release_free_memory
 from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
+from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edgewater.connections import ConnectionLimits, guarded
@@ -90,6 +91,7 @@ class Agent:
     uplink: Uplink
     meter: BusyMeter
     backfills: BackfillRunner
+    tap: StreamTap
     daily_quota: DailyQuota | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
@@ -162,10 +164,11 @@ class Agent:
         return health_routes(registry, self.missing)
 
     def _push_routes(self) -> list[Route]:
-        return push_routes(
+        push = push_routes(
             self.config, self.accept, self.unavailable, now_ms,
             self.meter.busy, self.meter.on_refused, self._count_refused,
         )  # fmt: skip
+        return push + tap_routes(self.config, self.tap)
 
     def _misdirected(self, _: Scope, detail: str) -> Response:
         self._count_refused("host")
@@ -227,6 +230,7 @@ class Agent:
         """Ingests a pushed chunk; returns when it is durable. Raises Retired: the edge has been retired."""
         if self.uplink.retired.is_set():
             raise Retired(RETIRED)
+        self.tap.offer(stream, chunk)
         self._count_rejected(stream, chunk)
         if chunk.batch.num_rows:
             with self.meter.busy(chunk.source):
@@ -293,6 +297,7 @@ class Agent:
     async def _read_until_end(self, source: Source) -> None:
         async for chunk in source.chunks(self.durable.positions.get(source.name)):
             self.failing.pop(source.name, None)
+            self.tap.offer(source.stream, chunk)
             self._count_rejected(source.stream, chunk)
             event = Ingested(source.stream, source.name, chunk.batch, now_ms())
             is_open = self.durable.core.streams[source.stream].is_open(source.name)
@@ -480,7 +485,9 @@ def open_agent(config: EdgeConfig) -> Agent:
         durable, backfilled, config.limits.max_pending_bytes // 2,
         changed=outbox.changed.set, now_ms=now_ms, monotonic=time.monotonic,
     )  # fmt: skip
-    return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, daily_quota)
+    return Agent(
+        config, durable, sources, commit, outbox, uplink, meter, backfills, StreamTap(config.streams), daily_quota
+    )
 
 
 def _daily_quota(config: EdgeConfig, directory: Path) -> DailyQuota | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import click
 
 from edgewater.errors import EdgewaterError, InvalidInput
+from edgewater.log_output import configure_logging, log_options
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -50,15 +50,14 @@ def _fail(error: EdgewaterError) -> None:
 
 @edge.command()
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--log-level", default="info", show_default=True,
-              type=click.Choice(["debug", "info", "warning", "error"]), help="Log level on stderr.")  # fmt: skip
-def run(config: Path, log_level: str) -> None:
+@log_options
+def run(config: Path, log_level: str, log_format: str) -> None:
     """Run the agent configured by the file CONFIG until SIGTERM or Ctrl-C.
 
     It serves /livez, /readyz and /metrics at its `http.listen` address, and POST /v1/streams/NAME for
     streams with an http source. State survives `kill -9` at any moment: a restarted agent resumes.
     """
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging(log_level, log_format)
     from edge.process import use_system_allocator
     from edgewater.configuration import PRIVATE_UMASK
 
@@ -102,6 +101,41 @@ def check(config: Path, as_json: bool) -> None:
         _fail(exc)
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
     sys.exit(0 if report.ok else 1)
+
+
+@edge.command()
+@click.argument("agent")
+@click.option(
+    "--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--once", is_flag=True, help="Print one look and end, as if the output were no terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print one look as JSON.")
+def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
+    """Show one running agent until Ctrl-C: records in, records that are not counted by reason, queries, backlog.
+
+    AGENT is its configuration file, or its address, such as http://127.0.0.1:7410. No center is asked.
+    """
+    from edge import watch
+
+    watch.top(agent, interval, once, as_json)
+
+
+@edge.command()
+@click.argument("agent")
+@click.argument("stream")
+@click.option("--records", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Records at most.")
+@click.option("--wait", type=click.FloatRange(0, 60, min_open=True), default=10.0, show_default=True,
+              help="Seconds to wait for a record.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def tap(agent: str, stream: str, records: int, wait: float, as_json: bool) -> None:
+    """Show records of STREAM as one running agent decodes them: some of the next ones, and why others are rejected.
+
+    AGENT is its configuration file, or its address, such as http://127.0.0.1:7410. If the agent has tokens for pushes,
+    the first one in the file is used, or with an address EDGEWATER_EDGE_TOKEN.
+    """
+    from edge import watch
+
+    watch.tap(agent, stream, records, wait, as_json)
 
 
 @edge.group(name="journal")

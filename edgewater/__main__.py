@@ -23,8 +23,14 @@ DISTRIBUTIONS = {
     "demo": "edgewater[demo]",
     "plan": "edgewater[sim]",
     "simulate": "edgewater[sim]",
+    "query": "edgewater[client]",
+    "edges": "edgewater[client]",
+    "streams": "edgewater[client]",
+    "top": "edgewater[client]",
+    "edge": "edgewater[client]",
 }
-"""The distribution that a command needs; the other commands need `edgewater` without extras."""
+"""The distribution that a command needs; the other commands need `edgewater` without extras. Of `edge`, only `top` and
+`tap` need more than that."""
 
 
 class CommandError(click.ClickException):
@@ -110,6 +116,8 @@ def main() -> None:
     \b
       edgewater center run             start a center: gateway, Spark job and REST API
       edgewater edge run edge.yaml     start an edge agent near a source
+      edgewater query add q.yaml       register a query; also ls, show, explain, tail, rm
+      edgewater top                    show a center's queries, edges and alarms
       edgewater demo                   run a center and three edges on a year of flights
       edgewater COMMAND --help         describe a command, with an example
     """

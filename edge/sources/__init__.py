@@ -5,11 +5,12 @@ chunks with positions; it never touches the core or the journal.
 """
 
 from edge.sources.factory import build_sources, file_opener
-from edge.sources.http import HttpSource, Unavailable, problem, push_routes
+from edge.sources.http import BearerTokens, HttpSource, Unavailable, problem, push_routes
 from edge.sources.pacing import PacedSource, replay_clock
 from edge.sources.stdin import StdinSource
 
 __all__ = [
+    "BearerTokens",
     "HttpSource",
     "PacedSource",
     "StdinSource",

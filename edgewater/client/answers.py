@@ -206,7 +206,7 @@ class Answer:
         """What the error of a measure is made of; an awaitable if the answer is of an `AsyncCenter`."""
         if self.explain_with is None:
             raise InvalidRequest("explain", self.query, "an answer of a query: center.query(name).latest()")
-        return self.explain_with(self.members["window"]["start"], measure, group=group, revision=self.revision)
+        return self.explain_with(self.members["window"]["start"], group, self.revision, measure=measure)
 
     def to_arrow(self) -> pa.Table:
         """The window, phase, revision and completeness in every row, then the columns of `table`."""
@@ -315,7 +315,9 @@ def from_table(
     return Answers(table, answers)
 
 
-DESCRIBING = frozenset({"window_start", "window_end", "phase", "revision", "completeness", "contract", "withheld"})
+DESCRIBING = frozenset(
+    {"window_start", "window_end", "phase", "revision", "completeness", "given_at", "contract", "withheld"}
+)
 """Names of the first columns of a table, which describe the answer; one that is taken has the prefix ``answer_``."""
 
 

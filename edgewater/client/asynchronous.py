@@ -41,6 +41,9 @@ class AsyncCenter:
     async def register(self, spec: Mapping[str, Any] | str | Path, if_exists: IfExists = "same") -> AsyncQuery:
         return AsyncQuery(await self._run(flows.register(spec, if_exists)), self)
 
+    async def dry_run(self, spec: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+        return await self._run(flows.dry_run(spec))
+
     async def query(self, name: str) -> AsyncQuery:
         return AsyncQuery(await self._run(flows.get(f"/v1/queries/{segment(name)}")), self)
 
@@ -152,11 +155,10 @@ class AsyncQuery(QueryData):
         return dict(await self._run(flows.get(f"/v1/queries/{segment(self.name)}")))
 
     async def explain(
-        self, window: Moment, measure: str | None = None, group: Mapping[str, Any] | None = None,
-        revision: int | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+        self, window: Moment, group: Mapping[str, Any] | None = None, revision: int | None = None, **questions: Any
+    ) -> dict[str, Any]:
         at = moment(window, "window") or ""
-        return await self._run(flows.explain(self.name, at, measure, group, revision))
+        return await self._run(flows.explain(self.name, at, revision, question_params(group, questions)))
 
     async def delete(self) -> None:
         await self.center.send("DELETE", f"/v1/queries/{segment(self.name)}")

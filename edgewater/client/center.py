@@ -53,6 +53,10 @@ class Center:
         """
         return Query(self._run(flows.register(spec, if_exists)), self)
 
+    def dry_run(self, spec: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+        """What a registration would do: which edges would refuse the query, and why. Nothing is registered."""
+        return self._run(flows.dry_run(spec))
+
     def query(self, name: str) -> Query:
         """A registered query. Raises NotFound."""
         return Query(self._run(flows.get(f"/v1/queries/{segment(name)}")), self)
@@ -218,12 +222,14 @@ class Query(QueryData):
         return dict(self._run(flows.get(f"/v1/queries/{segment(self.name)}")))
 
     def explain(
-        self, window: Moment, measure: str | None = None, group: Mapping[str, Any] | None = None,
-        revision: int | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """What the error of a measure in a window is made of: by cause, by edge, by revision."""
+        self, window: Moment, group: Mapping[str, Any] | None = None, revision: int | None = None, **questions: Any
+    ) -> dict[str, Any]:
+        """What the error of a value in a window is made of: by cause, by edge, by revision.
+
+        Default: the first measure, and of several groups the one with the widest interval.
+        """
         at = moment(window, "window") or ""
-        return self._run(flows.explain(self.name, at, measure, group, revision))
+        return self._run(flows.explain(self.name, at, revision, question_params(group, questions)))
 
     def delete(self) -> None:
         """Deletes the query and its answers."""

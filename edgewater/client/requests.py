@@ -198,7 +198,7 @@ def read_spec(spec: Mapping[str, Any] | str | Path) -> tuple[bytes, str, str]:
     if isinstance(spec, Mapping):
         body, media = json.dumps(dict(spec)).encode(), "application/json"
     else:
-        text = spec.read_text() if isinstance(spec, Path) else spec
+        text = _read(spec) if isinstance(spec, Path) else spec
         body, media = text.encode(), "application/yaml"
         try:
             mapping = load_yaml(text)
@@ -208,6 +208,13 @@ def read_spec(spec: Mapping[str, Any] | str | Path) -> tuple[bytes, str, str]:
         found = mapping.get("name") if isinstance(mapping, Mapping) else mapping
         raise InvalidQuery("name", found, "a mapping with a query's name, such as {name: flights, from: …}")
     return body, media, mapping["name"]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidQuery("", str(path), "a readable file of YAML", str(exc)) from None
 
 
 def get(path: str, params: tuple[tuple[str, str], ...] = ()) -> Flow[Any]:
@@ -220,15 +227,19 @@ def send(method: str, path: str, body: bytes | None, media: str) -> Flow[Any]:
     return json_of(response) if response.content else None
 
 
-def explain(
-    name: str, start: str, measure: str | None, group: Mapping[str, Any] | None, revision: int | None
-) -> Flow[dict[str, Any]]:
-    params = question_params(group, {"measure": measure})
-    if revision is not None:
-        params += (("revision", str(revision)),)
-    response = yield Request("GET", f"/v1/queries/{segment(name)}/windows/{segment(start)}/explain", params)
+def explain(name: str, start: str, revision: int | None, params: tuple[tuple[str, str], ...]) -> Flow[dict[str, Any]]:
+    asked = params if revision is None else (*params, ("revision", str(revision)))
+    response = yield Request("GET", f"/v1/queries/{segment(name)}/windows/{segment(start)}/explain", asked)
     explained: dict[str, Any] = json_of(response)
     return explained
+
+
+def dry_run(spec: Mapping[str, Any] | str | Path) -> Flow[dict[str, Any]]:
+    body, media, _ = read_spec(spec)
+    headers = {"Content-Type": media}
+    response = yield Request("POST", "/v1/queries", (("dry_run", "true"),), content=body, headers=headers)
+    found: dict[str, Any] = json_of(response)
+    return found
 
 
 def register(spec: Mapping[str, Any] | str | Path, if_exists: IfExists) -> Flow[dict[str, Any]]:

@@ -1,0 +1,110 @@
+"""A look at decoded records: ``GET /v1/streams/{stream}/tap`` returns some of the next chunk of a stream.
+
+Nothing is kept for it: a chunk passes by, and those who wait for one of its stream get a few of its records. Who may
+push records may also look at them; without tokens, only this machine may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from edge.config import EdgeConfig
+from edge.records import Chunk
+from edge.sources import BearerTokens, problem
+
+MAX_WAITING = 8
+MAX_RECORDS = 100
+MAX_WAIT_S = 60.0
+
+
+class StreamTap:
+    """Passes chunks to requests that wait for one.
+
+    Args:
+        streams: names of the streams.
+    """
+
+    def __init__(self, streams: Iterable[str]) -> None:
+        self._waiting: dict[str, set[asyncio.Future[Chunk]]] = {name: set() for name in streams}
+
+    def offer(self, stream: str, chunk: Chunk) -> None:
+        """Called with each chunk that is read, before it is ingested."""
+        if self._waiting[stream] and (chunk.batch.num_rows or chunk.rejected):
+            for waiter in self._waiting[stream]:
+                if not waiter.done():
+                    waiter.set_result(chunk)
+            self._waiting[stream].clear()
+
+    async def next(self, stream: str, wait_s: float) -> Chunk | None:
+        """The next chunk of a stream; None: nothing has come in time."""
+        waiter: asyncio.Future[Chunk] = asyncio.get_running_loop().create_future()
+        self._waiting[stream].add(waiter)
+        try:
+            return await asyncio.wait_for(waiter, wait_s)
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting[stream].discard(waiter)
+
+    @property
+    def streams(self) -> list[str]:
+        return sorted(self._waiting)
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+
+def tap_routes(config: EdgeConfig, tap: StreamTap) -> list[Route]:
+    """Returns the route by which people look at records."""
+    tokens = BearerTokens(token.get_secret_value() for token in config.http.tokens)
+
+    async def look(request: Request) -> Response:
+        if tokens.principal(request) is None:
+            detail = "a bearer token of http.tokens is required: Authorization: Bearer <token>"
+            return problem(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+        stream = request.path_params["stream"]
+        if stream not in tap.streams:
+            return problem(404, "not-found", f"no stream {stream[:100]!r}; streams: {', '.join(tap.streams)}")
+        asked = {}
+        for name, default, most in (("records", 10.0, float(MAX_RECORDS)), ("wait", 10.0, MAX_WAIT_S)):
+            text = request.query_params.get(name, str(default))
+            try:
+                asked[name] = float(text)
+            except ValueError:
+                asked[name] = math.nan
+            if not 0 < asked[name] <= most:
+                return problem(
+                    422, "invalid-request", f"{name}: {text[:100]!r} is not accepted; expected up to {most:g}"
+                )
+        if tap.waiting >= MAX_WAITING:
+            detail = f"{MAX_WAITING} requests wait for records already"
+            return problem(429, "too-many-requests", detail, headers={"Retry-After": "1"})
+        chunk = await tap.next(stream, asked["wait"])
+        return JSONResponse({"stream": stream, **_sample(chunk, max(1, int(asked["records"])))})
+
+    return [Route("/v1/streams/{stream}/tap", look, methods=["GET"])]
+
+
+def _sample(chunk: Chunk | None, count: int) -> dict[str, Any]:
+    """Records of a chunk at equal distances, how many it has, and its rejections."""
+    if chunk is None:
+        return {"source": None, "of": 0, "records": [], "rejected": []}
+    rows = chunk.batch.num_rows
+    at = np.unique(np.linspace(0, rows - 1, min(count, rows)).astype(np.int64)) if rows else np.arange(0)
+    records = [_plain(record) for record in chunk.batch.take(at).to_pylist()]
+    rejected = [rejection.to_json() for rejection in chunk.rejected]
+    return {"source": chunk.source, "of": rows, "records": records, "rejected": rejected}
+
+
+def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as JSON, which has no NaN and no infinity."""
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

@@ -1,0 +1,217 @@
+"""`edgewater edge top` and `edge tap`: one agent, as its own address shows it. No center is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from edge.config import load_config
+from edgewater.errors import EdgewaterError, InvalidConfig, ProtocolError
+from edgewater.terminal import console, plain, table
+
+TOKEN = "EDGEWATER_EDGE_TOKEN"
+PREFIX = "edgewater_edge_"
+Samples = dict[str, dict[tuple[str, ...], float]]
+"""By metric without its prefix, by the values of its labels, the stream first."""
+
+
+class AgentUnreachable(EdgewaterError):
+    """The agent does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAddress:
+    """Where an agent answers.
+
+    Attributes:
+        metrics: base URL of /metrics and /readyz.
+        records: base URL of pushes.
+        token: of a push; None: none.
+    """
+
+    metrics: str
+    records: str
+    token: str | None
+
+    @classmethod
+    def of(cls, where: str) -> AgentAddress:
+        """From a URL, or from the agent's configuration. Raises InvalidConfig."""
+        if where.startswith(("http://", "https://")):
+            base = where.rstrip("/")
+            return cls(base, base, os.environ.get(TOKEN))
+        if not Path(where).is_file():
+            raise InvalidConfig("AGENT", where, "the agent's configuration file, or its address: http://127.0.0.1:7410")
+        http = load_config(Path(where)).http
+        records = f"{'https' if http.tls else 'http'}://{http.listen}"
+        token = http.tokens[0].get_secret_value() if http.tokens else None
+        return cls(f"http://{http.metrics}" if http.metrics else records, records, token)
+
+
+def _get(client: httpx.Client, url: str, **request: Any) -> httpx.Response:
+    try:
+        return client.get(url, **request)
+    except (httpx.TransportError, httpx.InvalidURL) as exc:
+        raise AgentUnreachable(f"cannot reach the agent at {url}: {exc}; does it run?") from None
+
+
+def samples(client: httpx.Client, address: AgentAddress) -> Samples:
+    """The agent's metrics. Raises AgentUnreachable, ProtocolError: what answers is no agent."""
+    url = f"{address.metrics}/metrics"
+    response = _get(client, url)
+    found: Samples = {}
+    try:
+        for family in text_string_to_metric_families(response.text if response.is_success else ""):
+            for sample in family.samples:
+                if sample.name.startswith(PREFIX):
+                    name = sample.name.removeprefix(PREFIX)
+                    labels = sorted(sample.labels.items(), key=lambda label: label[0] != "stream")
+                    found.setdefault(name, {})[tuple(value for _, value in labels)] = sample.value
+    except ValueError:
+        found = {}
+    if not found:
+        raise ProtocolError(
+            f"{url}: status {response.status_code} and no metric of an agent; is it an agent's address?"
+        )
+    return found
+
+
+def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
+    """The agent's state as JSON."""
+    found = samples(client, address)
+    ready = _get(client, f"{address.metrics}/readyz")
+
+    def by_name(metric: str) -> dict[str, float]:
+        return {"/".join(labels): value for labels, value in sorted(found.get(metric, {}).items())}
+
+    def one(metric: str) -> float | None:
+        return found.get(metric, {}).get(())
+
+    return {
+        "ready": ready.status_code == 200,
+        "not_ready": [] if ready.status_code == 200 else _reasons(ready),
+        "connected": one("connected") == 1.0,
+        "retired": one("retired") == 1.0,
+        "records": by_name("records_total"),
+        "watermarks": by_name("watermark_seconds"),
+        "rejected": by_name("rejected_records_total"),
+        "dropped": by_name("dropped_records_total"),
+        "input_losses": by_name("input_losses_total"),
+        "refused": by_name("refused_total"),
+        "query_bytes": by_name("query_bytes"),
+        **{name: one(name) for name in GAUGES},
+        "frames": one("frames_total"),
+    }
+
+
+GAUGES = (
+    "queries", "limited_queries", "backlog_bytes", "pending_bytes", "journal_bytes", "bandwidth_bytes_per_second",
+    "rtt_seconds", "busy_share", "backfill_records",
+)  # fmt: skip
+
+
+def _reasons(response: httpx.Response) -> list[str]:
+    try:
+        body = response.json()
+        return [str(reason) for reason in body["missing"]]
+    except (ValueError, KeyError, TypeError):
+        return [response.text[:200]]
+
+
+def top(where: str, interval_s: float, once: bool, as_json: bool) -> None:
+    """Shows an agent's state once, or until Ctrl-C."""
+    address = AgentAddress.of(where)
+    with httpx.Client(timeout=10) as client:
+        state = look(client, address)
+        if as_json:
+            click.echo(json.dumps(state))
+            return
+        screen = console()
+        if once or not screen.is_terminal:
+            screen.print(_view(state, None, 0.0))
+            return
+        with Live(console=screen, screen=True, auto_refresh=False) as live:
+            before, at = state, time.monotonic()
+            live.update(_view(state, None, 0.0), refresh=True)
+            while True:
+                time.sleep(interval_s)
+                try:
+                    state, now = look(client, address), time.monotonic()
+                except EdgewaterError as exc:  # the agent may come back
+                    live.update(Text(plain(exc.message)), refresh=True)
+                    continue
+                live.update(_view(state, before, now - at), refresh=True)
+                before, at = state, now
+
+
+def _view(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> Group:
+    def rate(stream: str, records: float) -> str:
+        if before is None or seconds <= 0:
+            return ""
+        return f"{(records - before['records'].get(stream, 0)) / seconds:.0f}"
+
+    ready = "ready" if state["ready"] else "not ready: " + "; ".join(state["not_ready"])
+    link = "connected" if state["connected"] else "not connected"
+    records = [
+        (name, f"{n:.0f}", rate(name, n), _time(state["watermarks"].get(name))) for name, n in state["records"].items()
+    ]
+    lost = [
+        (kind, name, f"{n:.0f}")
+        for kind in ("rejected", "dropped", "input_losses", "refused")
+        for name, n in state[kind].items()
+        if n
+    ]
+    queries = [(name, f"{n:.0f}") for name, n in state["query_bytes"].items()]
+    gauges = [(name, "?" if state[name] is None else f"{state[name]:g}") for name in (*GAUGES, "frames")]
+    return Group(
+        Text(plain(f"{ready}; {link}{'; retired' if state['retired'] else ''}")),
+        table(("stream", "records", "per second", "watermark"), records, "records in"),
+        table(("kind", "reason", "records"), lost, "not counted") if lost else Text("every record is counted"),
+        table(("query", "bytes of open windows"), queries, "queries") if queries else Text("no query"),
+        table(("", "value"), gauges),
+    )
+
+
+def _time(seconds: float | None) -> str:
+    from edgewater.timestamps import rfc3339
+
+    return "none" if seconds is None else rfc3339(int(seconds * 1000))
+
+
+def tap(where: str, stream: str, records: int, wait_s: float, as_json: bool) -> None:
+    """Prints decoded records of the next chunk of a stream."""
+    address = AgentAddress.of(where)
+    headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
+    with httpx.Client(timeout=wait_s + 10) as client:
+        url = f"{address.records}/v1/streams/{quote(stream, safe='')}/tap"
+        response = _get(client, url, params={"records": records, "wait": wait_s}, headers=headers)
+    try:
+        found = response.json()
+        if not response.is_success:
+            raise ProtocolError(str(found["detail"]))
+    except (ValueError, KeyError, TypeError):
+        raise ProtocolError(f"{url}: status {response.status_code}; is it an agent's address?") from None
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    if found["source"] is None:
+        click.echo(f"no record of {plain(stream)} has been read within {wait_s:g} s", err=True)
+        return
+    click.echo(f"{plain(found['source'])}: {len(found['records'])} of {found['of']} records of a chunk")
+    if found["records"]:
+        columns = list(found["records"][0])
+        console().print(table(columns, [[str(r[c]) for c in columns] for r in found["records"]]))
+    for rejection in found["rejected"]:
+        click.echo(f"rejected: {plain(json.dumps(rejection, ensure_ascii=False))}")

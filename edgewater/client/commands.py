@@ -1,0 +1,453 @@
+"""`edgewater query`, `edges`, `streams` and `top`: a center from the command line."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgewater.client.answers import Answer, Gap, Progress
+from edgewater.client.center import Center, Query
+from edgewater.client.interval import Interval, shown
+from edgewater.errors import InvalidRequest
+from edgewater.terminal import plain, print_table
+
+Command = Callable[..., Any]
+
+
+def asks_center(command: Command) -> Command:
+    """Adds the options of the connection and `--json`, and passes the `Center` as the first argument."""
+
+    @click.option("--url", envvar="EDGEWATER_URL", show_envvar=True, help="Address of the API.", metavar="URL")
+    @click.option(
+        "--ca", envvar="EDGEWATER_CA", show_envvar=True, metavar="FILE", help="Certificates that sign the API's."
+    )
+    @click.option("--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds per request.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @functools.wraps(command)
+    def wrapped(url: str | None, ca: str | None, timeout: float, as_json: bool, **kwargs: Any) -> Any:
+        with Center(url, ca=ca, timeout=timeout) as center:
+            return command(center, as_json=as_json, **kwargs)
+
+    return wrapped
+
+
+def selects(command: Command) -> Command:
+    """Adds the options that select groups and measures; passes them as `questions`."""
+
+    @click.option("--group", "groups", multiple=True, metavar="COLUMN:VALUE", help="Only this group; may be repeated.")
+    @click.option("--measure", "measures", multiple=True, help="Only this measure; may be repeated.")
+    @click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Of the intervals.")
+    @functools.wraps(command)
+    def wrapped(
+        *args: Any, groups: tuple[str, ...], measures: tuple[str, ...], confidence: float | None, **kw: Any
+    ) -> Any:
+        questions: dict[str, Any] = {"group": _groups(groups), "measure": list(measures)}
+        if confidence is not None:
+            questions["confidence"] = confidence
+        return command(*args, questions=questions, **kw)
+
+    return wrapped
+
+
+def _groups(texts: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        column, colon, value = text.partition(":")
+        if not colon or not column:
+            raise InvalidRequest("--group", text, "column:value, such as carrier:UA")
+        found.setdefault(column, []).append(value)
+    return found
+
+
+def print_json(value: object) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+@click.group()
+def query() -> None:
+    """Register, list, read and delete the queries of a center.
+
+    EDGEWATER_URL is the center's address (http://127.0.0.1:7480 if it is not set). A token is read from
+    EDGEWATER_TOKEN, or from the file that EDGEWATER_TOKEN_FILE names: never from an argument, which others see.
+
+    \b
+      edgewater query add flights.yaml
+      edgewater query ls
+      edgewater query show flights_by_carrier
+      edgewater query tail flights_by_carrier --group carrier:UA
+    """
+
+
+@query.command("add")
+@click.argument("file", type=click.Path(allow_dash=True, exists=True, dir_okay=False, path_type=Path))
+@click.option("--replace", is_flag=True, help="Delete another query of this name, and its answers, first.")
+@click.option("--dry-run", is_flag=True, help="Only say which edges would accept it. Exit status 1 if none or not all.")
+@asks_center
+def query_add(center: Center, file: Path, replace: bool, dry_run: bool, as_json: bool) -> None:
+    """Register the query in FILE, YAML or JSON; - is the standard input.
+
+    The same query again changes nothing. Another query of that name is an error, unless --replace is given.
+    """
+    spec = sys.stdin.read() if str(file) == "-" else file
+    if dry_run:
+        _print_dry_run(center.dry_run(spec), as_json)
+        return
+    found = center.register(spec, if_exists="replace" if replace else "same")
+    if as_json:
+        print_json(dict(found.registered))
+        return
+    click.echo(f"{plain(found.name)} is registered, version {found.version}")
+    for note in found.notes:
+        click.echo(f"note: {plain(note)}")
+
+
+def _print_dry_run(found: Mapping[str, Any], as_json: bool) -> None:
+    accepted = {True: "accepts it", False: "refuses it", None: "has never connected"}
+    if as_json:
+        print_json(found)
+    else:
+        for text in (found["refused"], *found["notes"]):
+            if text:
+                click.echo(f"note: {plain(text)}")
+        size_of = ", ".join(f"{m} {n}" for m, n in found["entry_bytes"].items())
+        click.echo(f"bytes of a group in a frame, at most: {plain(size_of)}")
+        rows = [(e["edge"], accepted[e["accepted"]], e["message"] or "") for e in found["edges"]]
+        print_table(("edge", "would", "reason"), rows, empty="no edge serves the stream")
+    ok = found["refused"] is None and all(e["accepted"] for e in found["edges"]) and found["edges"]
+    sys.exit(0 if ok else 1)
+
+
+@query.command("ls")
+@asks_center
+def query_ls(center: Center, as_json: bool) -> None:
+    """List the queries that the token may read."""
+    found = center.queries()
+    if as_json:
+        print_json({"queries": [dict(q.registered) for q in found]})
+        return
+    rows = [(q.name, str(q.version), q.spec["from"], _window(q.spec), ", ".join(q.spec["measures"])) for q in found]
+    print_table(("query", "version", "stream", "window", "measures"), rows, empty="no query is registered")
+
+
+@query.command("show")
+@click.argument("name")
+@asks_center
+@selects
+def query_show(center: Center, name: str, questions: dict[str, Any], as_json: bool) -> None:
+    """Show the query NAME: whether it has answers, what it waits for, its edges, and its latest answer."""
+    found = center.query(name)
+    status, detail = found.status(), found.detail()
+    latest = found.latest(**questions) if status["latest_window"] is not None else None
+    if as_json:
+        print_json({"query": detail, "status": status, "latest": None if latest is None else _as_json(latest)})
+        return
+    click.echo(f"{plain(name)}, version {found.version}: {status['state']}")
+    for label in ("reason", "remedy", "budget"):
+        if status[label]:
+            click.echo(f"  {label}: {plain(status[label])}")
+    rows = [
+        (e["edge"], e["state"], e["watermark"] or ("ended" if e["ended"] else "none yet"),
+         {True: "accepted", False: f"refused: {e['message']}", None: "not confirmed"}[e["accepted"]],
+         f"{e['shipped']['frames']} frames, {e['shipped']['wire_bytes']} bytes")
+        for e in detail["edges"]
+    ]  # fmt: skip
+    print_table(("edge", "state", "watermark", "query", "shipped"), rows, empty="no edge is expected")
+    if latest is not None:
+        click.echo()
+        print_answer(latest)
+
+
+@query.command("explain")
+@click.argument("name")
+@click.argument("window", required=False)
+@click.option("--revision", type=click.IntRange(1), help="Default: the newest.")
+@asks_center
+@selects
+def query_explain(
+    center: Center, name: str, window: str | None, revision: int | None, questions: dict[str, Any], as_json: bool
+) -> None:
+    """Explain an answer of the query NAME: what its error is made of, by cause and by edge.
+
+    WINDOW is the start of the window; default: the latest one. Without --measure the first one is explained, and of
+    several groups the one with the widest interval.
+    """
+    found = center.query(name)
+    start = window or found.latest().members["window"]["start"]
+    explained = found.explain(start, revision=revision, **questions)
+    if as_json:
+        print_json(explained)
+        return
+    group = "".join(f" {column}:{value}" for column, value in explained["group"].items())
+    interval = Interval(*(explained[k] for k in ("estimate", "lower", "upper", "confidence")))
+    what = f"{name} {explained['window']['start']}{group} {explained['measure']} {explained['value']}".rstrip()
+    click.echo(f"{plain(what)}: {interval}, confidence {shown(interval.confidence)}, {explained['phase']}")
+    parts = [(p["cause"], _amount(p["below"]), _amount(p["above"]), p["says"]) for p in explained["parts"]]
+    print_table(("cause", "below", "above", "says"), parts, empty="nothing makes it uncertain")
+    click.echo("(the parts do not add up to the interval)")
+    closed = {True: "closed", False: "open", None: "unknown"}
+    edges = [
+        (
+            e["edge"],
+            e["state"],
+            closed[e["closed"]],
+            e["watermark"] or "none",
+            _amount(e["late"]),
+            _sides(e["withheld"]),
+        )
+        for e in explained["edges"]
+    ]
+    print_table(("edge", "state", "window", "watermark", "late", "withheld"), edges, empty="no edge is expected")
+    revisions = [(str(r["revision"]), r["phase"], r["given_at"], str(_interval(r))) for r in explained["revisions"]]
+    print_table(("revision", "phase", "given at", explained["measure"]), revisions, empty="no revisions")
+
+
+def _interval(cell: Mapping[str, Any]) -> Interval:
+    return Interval(cell["estimate"], cell["lower"], cell["upper"])
+
+
+def _amount(value: float | None) -> str:
+    return "unknown" if value is None else shown(value)
+
+
+def _sides(value: Mapping[str, Any] | None) -> str:
+    return "unknown" if value is None else f"-{_amount(value['below'])} +{_amount(value['above'])}"
+
+
+@query.command("tail")
+@click.argument("name")
+@click.option("--count", "-n", type=click.IntRange(1), help="End after this number of answers.")
+@click.option("--phase", type=click.Choice(["early", "complete", "final"]), default="early", show_default=True,
+              help="Only answers that have reached it.")  # fmt: skip
+@asks_center
+@selects
+def query_tail(
+    center: Center, name: str, count: int | None, phase: str, questions: dict[str, Any], as_json: bool
+) -> None:
+    """Print the answers of the query NAME as they are given, until Ctrl-C: the latest one first.
+
+    With --json a line per answer, as the API states it. A lost connection is made again, and no answer is left out
+    unless a line `gap` says so.
+    """
+    phases = ("early", "complete", "final")
+    left = count
+    for event in center.query(name).live(**questions):
+        match event:
+            case Progress():
+                continue
+            case Gap():
+                text = f"gap: answers after {event.after} up to {event.through} are left out ({event.reason})"
+                if as_json:
+                    print_json({"gap": {"after": event.after, "through": event.through, "reason": event.reason}})
+                else:
+                    click.echo(plain(text), err=True)
+                continue
+            case Answer() if phases.index(event.phase) >= phases.index(phase):
+                if as_json:
+                    print_json(_as_json(event))
+                else:
+                    print_answer(event)
+                    click.echo()
+                sys.stdout.flush()
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+
+
+@query.command("rm")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@asks_center
+def query_rm(center: Center, name: str, yes: bool, as_json: bool) -> None:
+    """Delete the query NAME and its answers, for good."""
+    found = center.query(name)
+    if not yes:
+        click.confirm(f"Delete the query {plain(name)} and its answers?", abort=True, err=True)
+    found.delete()
+    if as_json:
+        print_json({"deleted": name, "version": found.version})
+    else:
+        click.echo(f"{plain(name)}, version {found.version}, is deleted")
+
+
+@click.command()
+@asks_center
+def edges(center: Center, as_json: bool) -> None:
+    """List the edges of a center: state, lag of the watermark, backlog, link, records that were not counted."""
+    found = center.edges()
+    if as_json:
+        print_json({"edges": found})
+        return
+    print_table(EDGE_COLUMNS, edge_rows(found), empty="no edge has ever connected")
+
+
+EDGE_COLUMNS = ("edge", "state", "stream", "watermark", "records", "backlog", "bandwidth", "rtt", "clock", "dropped")
+
+
+def edge_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A row per edge and stream."""
+    rows: list[tuple[str, ...]] = []
+    for e in found:
+        dropped = ", ".join(f"{reason} {n}" for reason, n in sorted(e["drops"].items()) if n) or "0"
+        link = (size(e["backlog_bytes"]), f"{size(e['bandwidth_bytes_s'])}/s", f"{e['rtt_ms']:.0f} ms",
+                f"{e['clock_offset_ms']:+.0f} ms", dropped)  # fmt: skip
+        for s in e["streams"] or [{"name": "", "watermark": None, "ended": False, "records": 0}]:
+            watermark = "ended" if s["ended"] else s["watermark"] or "none yet"
+            rows.append((e["edge"], e["state"], s["name"], watermark, str(s["records"]), *link))
+    return rows
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+@click.group()
+def streams() -> None:
+    """List the streams of a center, and declare the columns that their edges may have.
+
+    \b
+      edgewater streams ls
+      edgewater streams columns flights
+      edgewater streams columns flights --set carrier=string --set distance=int64
+    """
+
+
+@streams.command("ls")
+@asks_center
+def streams_ls(center: Center, as_json: bool) -> None:
+    """List the streams, their columns, who declared them, and the edges that differ."""
+    found = center.streams()
+    if as_json:
+        print_json({"streams": found})
+        return
+    rows = [(s["stream"], s["source"], _columns(s), "; ".join(s["differing"])) for s in found]
+    print_table(("stream", "declared by", "columns", "refused edges"), rows, empty="no edge serves a stream")
+
+
+@streams.command("columns")
+@click.argument("name")
+@click.option(
+    "--set",
+    "declared",
+    multiple=True,
+    metavar="COLUMN=TYPE",
+    help="A column: string, int64, float64 or bool. Repeat it: what is not named is no column then.",
+)
+@click.option(
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A YAML mapping of columns: carrier: string, or carrier: {type: string, description: …}.",
+)
+@click.option("--reset", is_flag=True, help="Let the first edge that has a column decide its type again.")
+@asks_center
+def streams_columns(
+    center: Center, name: str, declared: tuple[str, ...], file: Path | None, reset: bool, as_json: bool
+) -> None:
+    """Show the columns of the stream NAME; or declare all of them, with --set or --file; or --reset them.
+
+    Edges with another column, or another type, are refused until they are set right. Needs the role admin.
+    """
+    from edgewater.client.requests import segment
+
+    if (bool(declared) + bool(file) + reset) > 1:
+        raise click.UsageError("--set, --file and --reset exclude each other")
+    path = f"/v1/streams/{segment(name)}/columns"
+    if reset:
+        center.send("DELETE", path)
+    elif declared or file:
+        center.send("PUT", path, json.dumps({"columns": _declared(declared, file)}).encode())
+    found = next((s for s in center.streams() if s["stream"] == name), None)
+    if found is None and not reset:
+        known = ", ".join(s["stream"] for s in center.streams()) or "(none)"
+        raise InvalidRequest("name", name, f"one of the streams {known}")
+    if as_json:
+        print_json(found)
+    elif found is None:
+        click.echo(f"{plain(name)} has no columns: no edge serves it")
+    else:
+        rows = [(c["name"], c["type"], c["description"]) for c in found["columns"]]
+        click.echo(f"{plain(name)}: columns declared by {found['source']}")
+        print_table(("column", "type", "description"), rows, empty="no columns")
+        for text in found["differing"]:
+            click.echo(f"refused: {plain(text)}")
+
+
+def _declared(declared: tuple[str, ...], file: Path | None) -> Any:
+    if file is not None:
+        import yaml
+
+        from edgewater.plain_yaml import load_yaml
+
+        try:
+            return load_yaml(file.read_text())
+        except yaml.YAMLError as exc:
+            raise InvalidRequest("--file", str(file), "YAML", str(exc).replace("\n", " ")) from None
+    columns: dict[str, str] = {}
+    for text in declared:
+        column, equals, kind = text.partition("=")
+        if not equals or not column or column in columns:
+            raise InvalidRequest("--set", text, "column=type, each column once, such as carrier=string")
+        columns[column] = kind
+    return columns
+
+
+def _columns(stream: Mapping[str, Any]) -> str:
+    return ", ".join(f"{c['name']} {c['type']}" for c in stream["columns"])
+
+
+def _window(spec: Mapping[str, Any]) -> str:
+    return " ".join(f"{k} {v}" for k, v in spec["window"].items())
+
+
+def _as_json(answer: Answer) -> dict[str, Any]:
+    """An answer without its data, and its rows as a list of mappings."""
+    rows = answer.table.to_pylist()
+    return {**answer.members, "rows": json.loads(json.dumps(rows, default=str).replace("NaN", "null"))}
+
+
+def print_answer(answer: Answer) -> None:
+    """The state of an answer, and a row per group."""
+    click.echo(plain(summary(answer)))
+    columns = [(name, cells) for name in answer.measures if (cells := _cells(answer, name)) is not None]
+    rows = [
+        (*(str(v) for v in group.values()), *(cells[at] for _, cells in columns))
+        for at, group in enumerate(answer.groups)
+    ]
+    print_table((*answer.group_by, *(name for name, _ in columns)), rows, empty="no groups")
+
+
+def summary(answer: Answer) -> str:
+    """One line: the window, phase, completeness and contract."""
+    missing = f" without {', '.join(answer.missing)}" if answer.missing else ""
+    violations = ", ".join(str(v["code"]) for v in answer.violations)
+    contract = "met" if answer.contract_met else f"not met ({violations})"
+    return (
+        f"{answer.query} {answer.members['window']['start']} {answer.phase} revision {answer.revision}, complete "
+        f"{shown(answer.completeness)}{missing}, confidence {shown(answer.confidence)}, contract {contract}"
+    )
+
+
+def _cells(answer: Answer, name: str) -> list[str]:
+    try:
+        return [str(i) for i in answer[name].intervals]
+    except InvalidRequest:
+        return [json.dumps(v, default=str, ensure_ascii=False)[:60] for v in answer[name].values]
+
+
+def latest_or_none(found: Query) -> Answer | None:
+    from edgewater.errors import NotFound
+
+    try:
+        return found.latest()
+    except NotFound:
+        return None

@@ -1,0 +1,179 @@
+"""`edgewater query`, `edges`, `streams` and `top`, as a user types them, against a real server and without one."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import sys
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edgewater.__main__ import GROUP, Commands
+from edgewater.log_output import configure_logging
+from tests.center.api.conftest import HOUR, SPEC, T0
+
+POINTS = [
+    EntryPoint(name, value, GROUP)
+    for name, value in {
+        "query": "edgewater.client.commands:query", "edges": "edgewater.client.commands:edges",
+        "streams": "edgewater.client.commands:streams", "top": "edgewater.client.top:top",
+    }.items()
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in ("EDGEWATER_TOKEN", "EDGEWATER_TOKEN_FILE", "EDGEWATER_CA", "EDGEWATER_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+    def command(url: str, *arguments: str, **more: Any) -> Result:
+        commands = Commands("edgewater", find=lambda: POINTS)
+        return CliRunner(env={"EDGEWATER_URL": url}).invoke(commands, list(arguments), **more)
+
+    return command
+
+
+def said(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_query_is_added_listed_shown_followed_and_removed(desk, run, tmp_path):
+    desk.connect("jfk")
+    file = tmp_path / "q.yaml"
+    file.write_text(json.dumps(SPEC))
+    with desk.served() as url:
+        added = said(run(url, "query", "add", str(file), "--json"))
+        assert (added["name"], added["version"]) == ("flights", 1)
+        assert run(url, "query", "add", "-", input=json.dumps(SPEC)).stdout == "flights is registered, version 1\n"
+        other = json.dumps({**SPEC, "lateness": "2h"})
+        refused = run(url, "query", "add", "-", input=other)
+        assert (refused.exit_code, "flights" in refused.stderr) == (1, True)
+        assert "version 2" in run(url, "query", "add", "-", "--replace", input=other).stdout
+        assert [q["name"] for q in said(run(url, "query", "ls", "--json"))["queries"]] == ["flights"]
+        assert re.search(r"flights +2 +flights +tumbling 1h +n, miles, delay", run(url, "query", "ls").stdout)
+        query = desk.catalog.query("flights")
+        assert said(run(url, "query", "show", "flights", "--json"))["latest"] is None
+        asked = run(url, "query", "rm", "flights", input="n\n")
+        assert (asked.exit_code, "Delete the query flights" in asked.stderr) == (1, True)
+        assert said(run(url, "query", "rm", "flights", "--yes", "--json")) == {"deleted": "flights", "version": 2}
+        assert run(url, "query", "ls").stdout == "no query is registered\n"
+        assert query.ref.version == 2
+
+
+def test_answers_are_shown_and_followed_without_control_characters(two_hours, run):
+    desk, query = two_hours
+    for edge in ("jfk", "lga"):
+        desk.report(query, edge, T0 + 2 * HOUR, {"\x1b[2Jred": 2})
+    with desk.served() as url:
+        shown = run(url, "query", "show", "flights", "--measure", "n").stdout
+        assert "\x1b" not in shown
+        assert "2013-01-01T02:00:00Z complete revision 1, complete 1, confidence 1" in shown
+        assert "\N{REPLACEMENT CHARACTER}[2Jred  4" in shown
+        tailed = said(run(url, "query", "tail", "flights", "-n", "1", "--json"))
+        assert [r["n"] for r in tailed["rows"]] == [4]
+        text = run(url, "query", "tail", "flights", "-n", "1", "--group", "carrier:UA", "--phase", "complete").stdout
+        assert "no groups" in text
+        state = said(run(url, "query", "show", "flights", "--json", "--group", "carrier:UA"))
+        assert (state["latest"]["rows"], state["status"]["query"]) == ([], "flights")
+
+
+def test_edges_and_streams_are_listed_and_columns_declared(two_hours, run, tmp_path):
+    desk, _ = two_hours
+    desk.beat("jfk", T0 + HOUR, late=3)
+    with desk.served() as url:
+        assert {e["edge"] for e in said(run(url, "edges", "--json"))["edges"]} == {"jfk", "lga"}
+        assert re.search(r"jfk +up +flights +2013-01-01T01:00:00Z +7 .* late 3", run(url, "edges").stdout)
+        assert "carrier string, distance int64, dep_delay float64" in run(url, "streams", "ls").stdout
+        misfit = run(url, "streams", "columns", "flights", "--set", "carrier=string")
+        assert (misfit.exit_code, "delete it first" in misfit.stderr) == (1, True)
+        desk.catalog.delete("flights", desk.now)
+        declared = said(run(url, "streams", "columns", "flights", "--set", "carrier=string", "--json"))
+        assert (declared["source"], [c["name"] for c in declared["columns"]]) == ("admin", ["carrier"])
+        assert declared["differing"]
+        (tmp_path / "columns.yaml").write_text("carrier: {type: string, description: IATA}\n")
+        listed = run(url, "streams", "columns", "flights", "--file", str(tmp_path / "columns.yaml")).stdout
+        assert "IATA" in listed
+        assert said(run(url, "streams", "columns", "flights", "--reset", "--json"))["source"] == "edges"
+        wrong = run(url, "streams", "columns", "flights", "--set", "carrier=text")
+        assert (wrong.exit_code, "text" in wrong.stderr) == (2, True)
+        for bad in ("carrier", "=string"):
+            assert run(url, "streams", "columns", "flights", "--set", bad).exit_code == 2
+        assert "one of the streams flights" in run(url, "streams", "columns", "trips").stderr
+        assert run(url, "streams", "columns", "x", "--set", "a=string", "--reset").exit_code == 2
+
+
+def test_top_shows_queries_edges_and_alarms(two_hours, run):
+    desk, _ = two_hours
+    desk.register(name="waiting")
+    with desk.served() as url:
+        state = said(run(url, "top", "--json"))
+        assert [(q["query"], q.get("phase")) for q in state["queries"]] == [("flights", "complete"), ("waiting", None)]
+        assert state["queries"][0]["widest"]["measure"] == "n"
+        text = run(url, "top").stdout
+        assert "no alarms" in text
+        assert re.search(r"flights +2013-01-01T01:00:00Z +complete +n \w\w: \d +1 ", text)
+    principals = {"some": {"token": "right", "role": "reader", "queries": ["fl*"]}}
+    with desk.served(principals=principals) as url:
+        limited = said(run(url, "top", "--json", env={"EDGEWATER_TOKEN": "right"}))
+        assert ([q["query"] for q in limited["queries"]], "role" in limited["alarms_hidden"]) == (["flights"], True)
+
+
+def test_wrong_names_addresses_and_tokens_are_errors_in_a_line(two_hours, run):
+    desk, _ = two_hours
+    with desk.served(principals={"reader": {"token": "right", "role": "reader"}}) as url:
+        token = {"EDGEWATER_TOKEN": "right"}
+        for arguments, code, message in (
+            (("query", "show", "nope"), 1, "query nope is not registered"),
+            (("query", "show", "flights", "--measure", "q"), 2, "expected one of n, miles, delay"),
+            (("query", "show", "flights", "--group", "xx"), 2, "column:value"),
+            (("query", "tail", "nope"), 1, "nope is not registered"),
+            (("query", "rm", "flights", "--yes"), 1, "does not have the role editor"),
+            (("query", "add", "-"), 2, "a query's name"),
+        ):
+            result = run(url, *arguments, env=token, input="")
+            assert (result.exit_code, result.stderr.count("\n")) == (code, 1), result.stderr
+            assert message in result.stderr
+        assert "credential" in run(url, "query", "ls").stderr or run(url, "query", "ls").exit_code == 1
+    gone = run(url, "query", "ls")
+    assert (gone.exit_code, "is it running?" in gone.stderr) == (1, True)
+    assert run("7480", "edges").exit_code == 2
+
+
+def test_a_token_is_no_option_of_any_command():
+    import click
+
+    def options(command: click.Command) -> set[str]:
+        found = {o for p in command.params for o in p.opts}
+        for name in getattr(command, "commands", {}):
+            found |= options(command.commands[name])  # type: ignore[attr-defined]
+        return found
+
+    for point in POINTS:
+        assert not any("token" in o for o in options(point.load()))
+
+
+def test_a_log_is_lines_of_json_if_it_is_asked_for():
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    stream = io.StringIO()
+    try:
+        configure_logging("info", "json", stream)
+        try:
+            raise ValueError("a\nb")
+        except ValueError:
+            logging.getLogger("center.api").exception("it %s", "failed")
+    finally:
+        root.handlers[:], root.level = before, level
+        assert sys.exc_info() == (None, None, None)
+    (line,) = stream.getvalue().splitlines()
+    found = json.loads(line)
+    assert (found["level"], found["logger"], found["message"]) == ("error", "center.api", "it failed")
+    assert "ValueError: a\nb" in found["exception"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found["time"])
