@@ -45,6 +45,7 @@ def commands() -> click.Group:
 
 def pages(command: click.Command, context: click.Context, path: str) -> Iterator[tuple[str, str]]:
     """The name and help of a command and of all below it."""
+    command._help_option = None  # click keeps the one of the first context, which may be a test's without `-h`
     yield path, command.get_help(context)
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
