@@ -26,7 +26,7 @@ from center.api.negotiation import ARROW, CSV, JSON
 from center.catalog import RegisteredQuery
 from center.ledger import Violation, with_violations
 from center.results import AnswerRecord
-from center.serving import MeasureQuestions, render, to_table, without_lists
+from center.serving import MeasureQuestions, render, summarized, to_stated_table, without_lists
 from edgewater.errors import InvalidInput
 from edgewater.timestamps import rfc3339
 
@@ -66,16 +66,19 @@ class AnswerRenderer:
         self._lock = threading.Lock()
         self._on_lookup = on_lookup
 
-    def answer(self, record: AnswerRecord, query: RegisteredQuery, questions: MeasureQuestions) -> bytes:
-        """One answer as JSON without line breaks."""
-        key = (record.query, record.window_start_ms, record.revision, _late(record), questions)
+    def answer(
+        self, record: AnswerRecord, query: RegisteredQuery, questions: MeasureQuestions, *, summary: bool = False
+    ) -> bytes:
+        """One answer as JSON without line breaks; a summary has only the groups with the widest intervals."""
+        key = (record.query, record.window_start_ms, record.revision, _late(record), questions, summary)
         with self._lock:
             held = self._cache.get(key)
         self._on_lookup(held is not None)
         if held is not None:
             return held
         # Two threads may render the same answer at once: cheaper than to let all threads wait for the slowest.
-        rendered = _as_far_as_readable(lambda r: to_json(render(r, query.spec, questions)), record)
+        shorten = summarized if summary else dict
+        rendered = _as_far_as_readable(lambda r: to_json(shorten(render(r, query.spec, questions))), record)
         with self._lock:
             if len(rendered) <= self._cache.maxsize:
                 self._cache[key] = rendered
@@ -102,29 +105,17 @@ class AnswerRenderer:
     def table(
         self, records: Sequence[AnswerRecord], query: RegisteredQuery, questions: MeasureQuestions, form: str
     ) -> bytes:
-        """Answers as CSV or as an Arrow IPC stream, with window, phase, revision and completeness in every row.
-
-        If an answer has no data, there is also a column `contract`, since its numbers are null.
-        """
-        shows_contract = any(r.synopsis is None for r in records)
-        heads: list[dict[str, Any]] = [{} for _ in records]
-        if shows_contract or form == ARROW:
-            heads = [json.loads(self.answer(r, query, questions)) for r in records]
-        tables = [
-            _with_quality(
-                _as_far_as_readable(partial(to_table, spec=query.spec, questions=questions), record),
-                record,
-                head["contract"] if shows_contract else None,
-                form,
-            )
-            for record, head in zip(records, heads, strict=True)
-        ]
+        """Answers as CSV or as an Arrow IPC stream, with what every row has to state: window, phase, revision, when it
+        was given, completeness, contract, and what edges withhold."""
+        make = partial(to_stated_table, spec=query.spec, questions=questions)
+        tables = [_with_quality(*_as_far_as_readable(make, record), record, form) for record in records]
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         sink = BytesIO()
         if form == CSV:
             pyarrow.csv.write_csv(without_lists(table), sink)
         else:
             assert form == ARROW
+            heads = [json.loads(self.answer(r, query, questions)) for r in records]
             metadata = [{k: v for k, v in a.items() if k != "data"} for a in heads]
             table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: to_json(metadata)})
             with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -149,18 +140,21 @@ def _as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord)
         return make(replace(record, synopsis=None, quality={**record.quality, "contract": contract}))
 
 
-def _with_quality(table: pa.Table, record: AnswerRecord, contract: Mapping[str, Any] | None, form: str) -> pa.Table:
-    """Prepends the answer's window, phase, revision and completeness, so that no row looks complete if it is not."""
+def _with_quality(
+    table: pa.Table, quality: Mapping[str, Any], contract: Mapping[str, Any], record: AnswerRecord, form: str
+) -> pa.Table:
+    """Prepends the answer's own columns, so that no row looks complete, exact or as promised if it is not."""
+    codes = [violation["code"] for violation in contract["violations"]]
     metadata = {
         "window_start": _time(record.window_start_ms, form),
         "window_end": _time(record.window_end_ms, form),
         "phase": pa.scalar(record.phase.value, pa.string()),
         "revision": pa.scalar(record.revision, pa.int64()),
-        "completeness": pa.scalar(record.quality["completeness"]["ratio"], pa.float64()),
+        "completeness": pa.scalar(quality["completeness"]["ratio"], pa.float64()),
+        "given_at": _time(record.answered_at_ms, form),
+        "contract": pa.scalar("; ".join(codes) or "met", pa.string()),
+        "withheld": pa.scalar(to_json(quality["error"]["withheld"]).decode(), pa.string()),
     }
-    if contract is not None:
-        codes = [violation["code"] for violation in contract["violations"]]
-        metadata["contract"] = pa.scalar("; ".join(codes) or "met", pa.string())
     taken = set(table.column_names)
     for at, (name, value) in enumerate(metadata.items()):
         while name in taken:  # a group column or a measure has that name

@@ -28,7 +28,19 @@ from center.api.live_feed import AnswerPoller, LiveFeed
 from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
 from center.api.models import ProblemDetails
 from center.api.pages import SecurityHeaders
-from center.api.routers import alarms, answers, edges, evaluate, health, live, quarantine, queries, streams
+from center.api.routers import (
+    alarms,
+    answers,
+    edges,
+    evaluate,
+    explain,
+    functions,
+    health,
+    live,
+    quarantine,
+    queries,
+    streams,
+)
 from center.api.services import Services
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
@@ -48,7 +60,12 @@ Times are accepted as RFC 3339 or unix ms and returned as RFC 3339; ranges inclu
 Errors are `application/problem+json` (RFC 9457) with a stable `type`.
 """
 
-ROUTERS = tuple(m.router for m in (queries, answers, evaluate, live, edges, streams, alarms, quarantine, health, pages))
+ROUTERS = tuple(
+    m.router
+    for m in (
+        queries, functions, answers, explain, evaluate, live, edges, streams, alarms, quarantine, health, pages,
+    )
+)  # fmt: skip
 REFRESH_S = 1.0
 """How often changed credentials are looked for."""
 

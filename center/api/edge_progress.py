@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from cachetools import TTLCache
 
-from center.api_access import Principal
 from center.catalog import Catalog, EdgeRecord, RegisteredQuery, expected_edges
 from edgewater.errors import NotFound
 from edgewater.streams import MAX_TIME_MS, EdgeId
@@ -45,14 +44,14 @@ class EdgeProgress:
                 self._cache[None] = view
             return view
 
-    def event_data(self, query: RegisteredQuery | None, reader: Principal) -> dict[str, Any]:
-        """The data of a `progress` event of one query, or of all that a principal may read.
+    def event_data(self, query: RegisteredQuery | None, reads: Callable[[str], bool]) -> dict[str, Any]:
+        """The data of a `progress` event of one query, or of all whose names are read.
 
         Raises:
             NotFound: the query was deleted or replaced.
         """
         view, now_ms = self.view(), self._now_ms()
-        queries = [q for q in view.queries if reader.may("reader", q.ref.name)] if query is None else [query]
+        queries = [q for q in view.queries if reads(q.ref.name)] if query is None else [query]
         if query is not None and query not in view.queries and self._catalog.query(query.ref.name).ref != query.ref:
             raise NotFound(f"query {query.ref.name}: version {query.ref.version} has been replaced")
         return {"time": rfc3339(now_ms), "queries": [query_progress(q, view.edges, now_ms) for q in queries]}

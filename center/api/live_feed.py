@@ -27,6 +27,7 @@ from center.api.answer_cache import AnswerRenderer, to_json
 from center.api.edge_progress import EdgeProgress
 from center.api_access import ANYONE, Principal
 from center.catalog import RegisteredQuery
+from center.ledger import Phase
 from center.results import AnswerRecord, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
 from edgewater.errors import NotFound, StorageError
@@ -152,9 +153,12 @@ class LiveFeed:
 
 @dataclass(slots=True)
 class LiveStream:
-    """One client's stream of one query, or (`query` None) of all.
+    """One client's stream of one query, or (`query` None) of several.
 
     Attributes:
+        names: of several, only these; (): all.
+        summary: answers have only the groups with the widest intervals.
+        min_phase: answers that have not reached it are left out.
         reader: answers of queries that it may not read are left out.
         require_allowed: called from time to time; raises EdgewaterError to end the stream.
         after: id of the last answer that the client has; None: a new client.
@@ -166,6 +170,9 @@ class LiveStream:
     reader: Principal = ANYONE
     after: int | None = None
     require_allowed: Callable[[], Awaitable[None]] | None = None
+    names: tuple[str, ...] = ()
+    summary: bool = False
+    min_phase: Phase = Phase.EARLY
     _sent: int = field(default=0, init=False)
     _full_pages: int = field(default=0, init=False)
 
@@ -189,7 +196,8 @@ class LiveStream:
     @property
     def _asked(self) -> Hashable:
         """What the stream's events are a function of, besides the answers that its client has."""
-        return self.query and self.query.ref, self.questions, self.reader.grants
+        which = self.query and self.query.ref, self.names, self.questions, self.summary, self.min_phase
+        return *which, self.reader.grants
 
     def _moment(self) -> int:
         """A number that changes twice per pace."""
@@ -208,7 +216,7 @@ class LiveStream:
 
     async def _progress(self) -> bytes:
         def read() -> tuple[bytes]:
-            return (_encoded([_event("progress", self.feed.progress.event_data(self.query, self.reader))]),)
+            return (_encoded([_event("progress", self.feed.progress.event_data(self.query, self._reads))]),)
 
         (data,) = await self.feed.shared.read(("progress", self._asked, self._moment()), read)
         return bytes(data)
@@ -230,7 +238,14 @@ class LiveStream:
 
     def _like(self) -> LiveStream:
         """A stream that asks the same, from the beginning."""
-        return LiveStream(self.feed, self.query, self.questions, self.reader)
+        return LiveStream(
+            self.feed, self.query, self.questions, self.reader, names=self.names, summary=self.summary,
+            min_phase=self.min_phase,
+        )  # fmt: skip
+
+    def _reads(self, name: str) -> bool:
+        """Whether a query is one of the stream's, and its reader may read it."""
+        return (not self.names or name in self.names) and self.reader.may("reader", name)
 
     def _begin(self) -> list[ServerSentEvent]:
         newest = self.feed.results.last_answer_id()
@@ -263,7 +278,8 @@ class LiveStream:
         self._sent = through
         # Read the queries after the id: an answer up to it may belong to a query younger than the shared view.
         queries = [self.query] if self.query else self.feed.progress.view(refresh=True).queries
-        latest = [r for q in queries if (r := self.feed.results.latest(q.ref)) is not None]
+        wanted = (q for q in queries if self._reads(q.ref.name))
+        latest = [r for q in wanted if (r := self.feed.results.latest(q.ref, self.min_phase)) is not None]
         return self._events_of(sorted(latest, key=lambda r: r.answer_id))
 
     def _events_of(self, records: Sequence[AnswerRecord]) -> list[ServerSentEvent]:
@@ -276,12 +292,12 @@ class LiveStream:
                 queries = {q.ref: q for q in self.feed.progress.view(refresh=True).queries}
         return [
             ServerSentEvent(
-                self.feed.renderer.answer(record, queries[record.query], self.questions).decode(),
+                self.feed.renderer.answer(record, queries[record.query], self.questions, summary=self.summary).decode(),
                 event="answer",
                 id=str(record.answer_id),
             )
             for record in records
-            if record.query in queries and self.reader.may("reader", record.query.name)
+            if record.query in queries and record.phase.rank >= self.min_phase.rank and self._reads(record.query.name)
         ]
 
 

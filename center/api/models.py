@@ -43,6 +43,7 @@ EXAMPLE_ANSWER: dict[str, Any] = {
     "window": {"start": "2013-01-01T00:00:00Z", "end": "2013-01-02T00:00:00Z"},
     "phase": "early",
     "revision": 1,
+    "given_at": "2013-01-02T00:00:01.800Z",
     "data": [{"group": {"carrier": "UA"}, "flights": {"estimate": 165, "lower": 165, "upper": None}}],
     "confidence": 1.0,
     "quality": {
@@ -242,7 +243,14 @@ class StreamColumns(BaseModel):
         description="Who says so. `edges`: the first edge that had a column has decided its type."
     )
     columns: list[DescribedColumn]
-    differing: list[str] = Field(description="Why edges that are known are refused now.")
+    differing: list[str] = Field(description="Why edges that are known are refused now, or differ from the others.")
+    edges: list[str] = Field(description="That serve it, without retired ones.")
+    records: int = Field(description="Accepted by these since their incarnations began.")
+    watermark: Rfc3339 | None = Field(
+        description="The least of these edges: before it, none expects more records. Null: one has none yet, or all"
+        " have ended the stream."
+    )
+    ended: bool = Field(description="At every edge.")
 
 
 class StreamList(BaseModel):
@@ -251,21 +259,40 @@ class StreamList(BaseModel):
     @classmethod
     def of(cls, declared: Mapping[str, DeclaredStream], edges: Sequence[EdgeRecord]) -> Self:
         served = [(e.edge, s) for e in edges if not e.retired for s in e.streams]
-        found: dict[str, dict[str, str]] = {}
-        for _, stream in served:
-            found.setdefault(stream.name, {}).update({n: type_name(t) for n, t in stream.columns.items()})
         streams = []
-        for name in sorted({*found, *declared}):
-            known = declared.get(name)
-            columns = [DescribedColumn(name=n, type=k) for n, k in found.get(name, {}).items()]
+        for name in sorted({*(s.name for _, s in served), *declared}):
+            known, here = declared.get(name), [(e, s) for e, s in served if s.name == name]
+            found: dict[str, str] = {}
             differing = []
+            for edge, stream in here:
+                if known is not None:
+                    differing.append(known.difference(edge, stream))
+                    continue
+                for column, kind in stream.columns.items():
+                    first = found.setdefault(column, type_name(kind))
+                    if first != type_name(kind):
+                        differing.append(
+                            f"column {name}.{column} is {type_name(kind)} at edge {edge}, {first} at others"
+                        )
+            columns = [DescribedColumn(name=n, type=k) for n, k in found.items()]
             if known is not None:
                 columns = [
                     DescribedColumn(name=n, type=c.type, description=c.description) for n, c in known.columns.items()
                 ]
-                differing = [text for edge, s in served if s.name == name and (text := known.difference(edge, s))]
-            source = "edges" if known is None else known.source
-            streams.append(StreamColumns(stream=name, source=source, columns=columns, differing=differing))
+            records = {e.edge: e for e in edges}
+            marks = [records[edge].watermarks.get(name) for edge, _ in here]
+            least = min((m for m in marks if m is not None), default=None) if None not in marks else None
+            streams.append(
+                StreamColumns(
+                    stream=name,
+                    source="edges" if known is None else known.source,
+                    columns=columns,
+                    differing=[text for text in differing if text],
+                    edges=[edge for edge, _ in here],
+                    records=sum(records[edge].records.get(name, 0) for edge, _ in here),
+                    **watermark(least),
+                )
+            )
         return cls(streams=streams)
 
 
@@ -410,6 +437,7 @@ class Answer(BaseModel):
     window: WindowRange
     phase: Literal["early", "complete", "final"]
     revision: int = Field(ge=1)
+    given_at: Rfc3339 = Field(description="Wall time at which the center gave it.")
     data: list[AnswerRow] = Field(description="A row per group.")
     confidence: float | None = Field(
         description="Probability that a value lies in [lower, upper]; 1: the bounds always hold."

@@ -10,6 +10,8 @@ JSON = "application/json"
 CSV = "text/csv"
 ARROW = "application/vnd.apache.arrow.stream"
 ANSWER_FORMS = (JSON, CSV, ARROW)
+FORMATS = {"json": JSON, "csv": CSV, "arrow": ARROW}
+"""By value of the parameter `format`."""
 
 
 def negotiate(accept: str | None, forms: Sequence[str] = ANSWER_FORMS) -> str:

@@ -28,8 +28,8 @@ def answers(model: type[Any], *statuses: int) -> Responses:
     """The `responses` of an endpoint that returns answers, by ``Accept``."""
     ok = {
         "model": model,
-        "description": "By `Accept`: JSON, CSV (a row per group), or an Arrow IPC stream whose schema metadata"
-        " `edgewater.answers` has the quality of each answer.",
+        "description": "By `format` or `Accept`: JSON, CSV (a row per group), or an Arrow IPC stream whose schema"
+        " metadata `edgewater.answers` has the quality of each answer.",
         "content": {
             JSON: {},
             CSV: {"schema": {"type": "string"}, "example": _EXAMPLE_CSV},
@@ -41,6 +41,7 @@ def answers(model: type[Any], *statuses: int) -> Responses:
 
 
 _EXAMPLE_CSV = (
-    "window_start,window_end,phase,revision,completeness,carrier,flights,flights_lower,flights_upper\n"
-    "2013-01-01 00:00:00.000Z,2013-01-02 00:00:00.000Z,early,1,0.667,UA,165,165,165\n"
+    "window_start,window_end,phase,revision,completeness,given_at,contract,withheld,carrier,flights,flights_lower,"
+    "flights_upper\n"
+    "2013-01-01T00:00:00Z,2013-01-02T00:00:00Z,early,1,0.667,2013-01-02T00:00:01.800Z,missing-edges,{},UA,165,165,\n"
 )

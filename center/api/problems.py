@@ -65,6 +65,7 @@ HTTP_PROBLEMS: dict[str, ProblemType] = {
     "not-acceptable": ProblemType(406, "Not acceptable"),
     "timeout": ProblemType(408, "Request timeout"),
     "too-large": ProblemType(413, "Body too large"),
+    "incomplete": ProblemType(409, "Incomplete answers"),
     "misdirected": ProblemType(421, "Misdirected request"),
     "unsupported-media-type": ProblemType(415, "Unsupported media type"),
     "too-many-requests": ProblemType(429, "Too many requests"),
@@ -72,7 +73,11 @@ HTTP_PROBLEMS: dict[str, ProblemType] = {
 }
 """Errors of HTTP itself."""
 
-_CODES_BY_STATUS = {p.status: code for code, p in HTTP_PROBLEMS.items()} | {404: "not-found", 401: "unauthenticated"}
+_CODES_BY_STATUS = {p.status: code for code, p in HTTP_PROBLEMS.items()} | {
+    409: "conflict",
+    404: "not-found",
+    401: "unauthenticated",
+}
 
 
 class HttpProblem(Exception):

@@ -6,10 +6,12 @@ They are checked against the query's spec (`QuestionParams.questions`), and hash
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from center.api.negotiation import FORMATS, negotiate
+from center.ledger import Phase
 from center.serving import MAX_ASKED, MeasureQuestions, require_possible
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
@@ -107,6 +109,27 @@ class QuestionParams(BaseModel):
         named = [m for m in spec.measures if not questions.measures or m.name in questions.measures]
         require_possible(questions, {m.name: m.function.make(m.parameters, None) for m in named})
         return questions
+
+
+class AnswerParams(QuestionParams):
+    """The parameters of endpoints that return answers."""
+
+    format: Annotated[
+        Literal["json", "csv", "arrow"] | None,
+        Field(description="The form of the response; overrides `Accept`.", examples=["csv"]),
+    ] = None
+    min_phase: Annotated[
+        Phase,
+        Field(description="Only windows whose newest answer has reached this phase.", examples=["final"]),
+    ] = Phase.EARLY
+    require: Annotated[
+        Literal["complete"] | None,
+        Field(description="`complete`: 409 instead of answers of which one lacks records of an edge."),
+    ] = None
+
+    def form(self, accept: str | None) -> str:
+        """The requested form. Raises HttpProblem if `accept` includes none."""
+        return negotiate(accept) if self.format is None else FORMATS[self.format]
 
 
 def _groups(texts: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -11,16 +11,19 @@ from center.budgets.allocation import (
     RebalanceEvent,
     ShareReported,
     ShareViolation,
+    error_limits,
 )
-from center.budgets.holdings import Grant
+from center.budgets.holdings import Grant, Holding
 
 __all__ = [
     "AllocationPolicy",
     "BudgetAllocator",
     "BudgetReport",
     "Grant",
+    "Holding",
     "MembersChanged",
     "RebalanceEvent",
     "ShareReported",
     "ShareViolation",
+    "error_limits",
 ]

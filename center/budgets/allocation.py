@@ -24,6 +24,7 @@ from functools import singledispatchmethod
 from typing import Any
 
 from center.budgets.holdings import NO_HOLDING, Grant, Holding
+from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import MIN_TIME_MS, EdgeId
 
 _RELATIVE_TOLERANCE = 1e-9
@@ -352,3 +353,16 @@ def _over(amount: float, share: float) -> float:
 
 def _finite_or_zero(value: float) -> float:
     return value if math.isfinite(value) and value > 0 else 0.0
+
+
+def error_limits(spec: QuerySpec) -> tuple[dict[str, float], dict[str, float]]:
+    """A query's error budget E per measure: the limits that edges divide, and those that every edge may use in full.
+
+    Errors of sums add up over edges. The error of an extremum is the largest of any edge's. Relative errors do not add
+    up either: Σ e·|vᵢ| ≤ e·|Σ vᵢ| as long as the vᵢ have one sign.
+    """
+    if not isinstance(spec.budget, ErrorBudget):
+        return {}, {}
+    kind = {m.name: m.function.error for m in spec.measures}
+    divided = {name: limit for name, limit in spec.budget.limits if kind[name] != "extremum"}
+    return divided, {name: limit for name, limit in spec.budget.limits if name not in divided}

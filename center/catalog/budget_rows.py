@@ -57,6 +57,10 @@ def update_state(connection: Connection, ref: QueryRef, compute: ComputeBudgetUp
     return updated.result, True
 
 
+def read_state(connection: Connection, ref: QueryRef) -> Any:
+    return connection.execute(select(t.budget_states.c.state).where(_is_query(t.budget_states, ref))).scalar()
+
+
 def read_states(connection: Connection, after: int) -> dict[QueryRef, Any]:
     rows = select(t.budget_states).where(t.budget_states.c.grants_version > after)
     return {QueryRef(r.name, r.version): r.state for r in connection.execute(rows)}

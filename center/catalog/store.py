@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
 from center.catalog import alarm_rows, budget_rows, frame_index, quarantine
 from center.catalog import schema as t
@@ -106,13 +106,8 @@ class Catalog:
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
             rows = connection.execute(select(t.queries).where(t.queries.c.name == spec.name)).all()
-            for live in (query_from_row(r) for r in rows if r.deleted_at_ms is None):
-                if live.spec == spec:
-                    return live
-                raise Conflict(
-                    f"query {spec.name}: another one is registered under this name, as version {live.ref.version};"
-                    " delete it first or take another name"
-                )
+            if (live := _live_one(rows, spec)) is not None:
+                return live
             spec.window.require_affordable()
             if count_rows(connection, t.queries) >= MAX_QUERIES:
                 forget_ended(connection, now_ms - FORGET_AFTER_MS)
@@ -121,10 +116,7 @@ class Catalog:
                     f"query {spec.name}: {MAX_QUERIES} queries are registered or were deleted within a day, which is"
                     " the limit"
                 )
-            declared = select_declared(connection, self._configured).get(spec.stream)
-            if declared is not None:
-                require_fit(spec, declared.types, f"by the columns of stream {spec.stream} at the center")
-            else:
+            if not self._fits_declared(connection, spec):
                 require_fit_at_edges(spec, select_edges(connection))
             version = max([r.version for r in rows], default=0)
             version = max(version, counter(connection, FORGOTTEN)) + 1
@@ -132,6 +124,32 @@ class Catalog:
             connection.execute(insert(t.queries).values(**row, last_position=0))
             increment_version(connection)
         return RegisteredQuery(QueryRef(spec.name, version), spec, now_ms, None)
+
+    def try_register(self, spec: QuerySpec) -> tuple[RegisteredQuery | None, InvalidQuery | None]:
+        """What `register` would find, without registering: the equal live query, and why an edge's stream does not fit.
+
+        Raises:
+            Conflict, InvalidQuery: as `register`, but for what the edges serve.
+        """
+        with read_transaction(self._engine) as connection:
+            rows = connection.execute(select(t.queries).where(t.queries.c.name == spec.name)).all()
+            live = _live_one(rows, spec)
+            spec.window.require_affordable()
+            if self._fits_declared(connection, spec):
+                return live, None
+            try:
+                require_fit_at_edges(spec, select_edges(connection))
+            except InvalidQuery as exc:
+                return live, exc
+        return live, None
+
+    def _fits_declared(self, connection: Connection, spec: QuerySpec) -> bool:
+        """Whether the stream's columns are declared. Raises InvalidQuery if the query does not fit them."""
+        declared = select_declared(connection, self._configured).get(spec.stream)
+        if declared is None:
+            return False
+        require_fit(spec, declared.types, f"by the columns of stream {spec.stream} at the center")
+        return True
 
     def delete(self, name: str, now_ms: int) -> None:
         """Deletes the live query of that name. Its frames stay until retention drops them. Raises NotFound."""
@@ -187,6 +205,11 @@ class Catalog:
         """Updates a budget's state by `compute` in one transaction; returns its result, and whether it was written."""
         with write_transaction(self._engine) as connection:
             return budget_rows.update_state(connection, ref, compute, now_ms)
+
+    def budget_state(self, ref: QueryRef) -> Any:
+        """The state of a query's budget as JSON; None: it has none yet."""
+        with read_transaction(self._engine) as connection:
+            return budget_rows.read_state(connection, ref)
 
     def budget_states(self, after: int) -> dict[QueryRef, Any]:
         """The states whose grants have changed since `budgets_version` was `after`."""
@@ -540,6 +563,18 @@ class Catalog:
         """The latest alarms, of a query or of all, newest first; each source has a share: see `alarm_rows.latest`."""
         with read_transaction(self._engine) as connection:
             return alarm_rows.latest(connection, limit, query)
+
+
+def _live_one(rows: Sequence[Row[Any]], spec: QuerySpec) -> RegisteredQuery | None:
+    """The live query of these rows, if it is equal. Raises Conflict if it is another."""
+    for live in (query_from_row(r) for r in rows if r.deleted_at_ms is None):
+        if live.spec == spec:
+            return live
+        raise Conflict(
+            f"query {spec.name}: another one is registered under this name, as version {live.ref.version};"
+            " delete it first or take another name"
+        )
+    return None
 
 
 def _state_lost(edge: EdgeId, incarnation: str, previous: str, returned: bool) -> tuple[str, str]:

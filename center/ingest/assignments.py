@@ -12,7 +12,7 @@ import pyarrow as pa
 from center.budgets import Grant, MembersChanged
 from center.catalog import DeclaredStream, EdgeRecord, RegisteredQuery, contributes, expected_edges
 from center.sampling import SamplingRequirement, is_expensive
-from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.query import QuerySpec, StalenessBudget
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
@@ -175,16 +175,3 @@ class BudgetSnapshot:
             version=grant.version,
             from_ms=grant.from_ms,
         )
-
-
-def error_limits(spec: QuerySpec) -> tuple[dict[str, float], dict[str, float]]:
-    """A query's error budget E per measure: the limits that edges divide, and those that every edge may use in full.
-
-    Errors of sums add up over edges. The error of an extremum is the largest of any edge's. Relative errors do not add
-    up either: Σ e·|vᵢ| ≤ e·|Σ vᵢ| as long as the vᵢ have one sign.
-    """
-    if not isinstance(spec.budget, ErrorBudget):
-        return {}, {}
-    kind = {m.name: m.function.error for m in spec.measures}
-    divided = {name: limit for name, limit in spec.budget.limits if kind[name] != "extremum"}
-    return divided, {name: limit for name, limit in spec.budget.limits if name not in divided}

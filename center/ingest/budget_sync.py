@@ -21,9 +21,10 @@ from center.budgets import (
     RebalanceEvent,
     ShareReported,
     ShareViolation,
+    error_limits,
 )
 from center.catalog import BudgetStateChange, Catalog, query_key
-from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment, error_limits
+from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment
 from center.ingest.status_writer import StatusWriter
 from edgewater.query import ErrorBudget
 from edgewater.streams import EdgeId

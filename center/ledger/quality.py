@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -123,6 +123,9 @@ _ROUNDING = 1e-9
 MAX_NAMED_EDGES = 3
 """Edges that a message names."""
 
+MAX_LISTED_EDGES = 1_000
+"""Edges that an answer lists as closed."""
+
 STALENESS = "staleness-budget"
 """Violation code: the answer came later than its staleness budget."""
 
@@ -162,6 +165,34 @@ class Violation:
 
     code: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeStatements:
+    """What each edge had stated of a window when it was answered.
+
+    Attributes:
+        closed: expected edges, sorted, that had closed the window with all their records.
+        closed_until_ms: per missing edge that has closed any slice, the event time before which it had closed all.
+        totals: per edge, sorted, whose closes state late or withheld records.
+    """
+
+    closed: tuple[str, ...] = ()
+    closed_until_ms: Mapping[str, int] = field(default_factory=dict)
+    totals: Mapping[str, Totals] = field(default_factory=dict)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON; `closed` is null for more than `MAX_LISTED_EDGES`."""
+        bounds = {edge: t.withheld for edge, t in self.totals.items() if t.withheld}
+        return {
+            "closed": list(self.closed) if len(self.closed) <= MAX_LISTED_EDGES else None,
+            "closed_until_ms": dict(self.closed_until_ms),
+            "late": {edge: t.late for edge, t in self.totals.items() if t.late},
+            "withheld": {e: {name: b.to_mapping() for name, b in sorted(w.items())} for e, w in bounds.items()},
+        }
+
+
+NO_STATEMENTS = EdgeStatements()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +286,7 @@ class Quality:
         at_most_once: expected edges whose delivery is at most once, sorted.
         left: edges, sorted, that were expected when the window had begun and have left since, without having closed it:
             they were retired, or no longer serve the stream.
+        edges: what each edge had stated.
     """
 
     expected: int
@@ -271,6 +303,7 @@ class Quality:
     losses: tuple[tuple[EdgeId, InputLoss], ...] = ()
     at_most_once: tuple[EdgeId, ...] = ()
     left: tuple[EdgeId, ...] = ()
+    edges: EdgeStatements = NO_STATEMENTS
 
     @property
     def reported(self) -> int:
@@ -281,7 +314,8 @@ class Quality:
         return not self.missing and not self.left and self.expected > 0
 
     def to_mapping(self) -> dict[str, Any]:
-        """The members of an answer's JSON: completeness, records, staleness_ms, error, contract."""
+        """The members of an answer's JSON: completeness, records, staleness_ms, error, contract; and `edges`, which
+        only explanations show."""
         result: dict[str, Any] = {
             "completeness": {
                 "ratio": self.reported / (self.expected + len(self.left)) if self.expected else 0.0,
@@ -307,6 +341,7 @@ class Quality:
                 "met": not self.violations,
                 "violations": [{"code": v.code, "message": v.message} for v in self.violations],
             },
+            "edges": self.edges.to_mapping(),
         }
         if self.lost_state:
             result["completeness"]["lost_state"] = list(self.lost_state)
@@ -360,6 +395,7 @@ def assess(
     at_most_once: tuple[EdgeId, ...] = (),
     left: tuple[EdgeId, ...] = (),
     has_data: bool = True,
+    edges: EdgeStatements = NO_STATEMENTS,
 ) -> Quality:
     """Computes the quality of an answer.
 
@@ -396,6 +432,7 @@ def assess(
         losses=losses,
         at_most_once=at_most_once,
         left=left,
+        edges=edges,
     )
 
 

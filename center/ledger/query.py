@@ -23,7 +23,7 @@ from typing import Any
 
 from center.catalog import EdgeRecord, expected_edges
 from center.ledger.events import Emission, FrameSummary, LateSlice, refusal
-from center.ledger.quality import Phase, Quality, Totals, assess
+from center.ledger.quality import EdgeStatements, Phase, Quality, Totals, assess
 from center.ledger.state import (
     EdgeIncarnation,
     EntryKind,
@@ -458,11 +458,12 @@ class QueryLedger(ABC):
 
     def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
         states = [state for s in slices if (state := self._slices.get(s)) is not None]
+        missing = tuple(e for e in self._state.expected if self._is_missing(e, start_ms))
         return assess(
             self._spec,
             Totals.union((s.totals for s in states), self._spec),
             expected=len(self._state.expected),
-            missing=tuple(e for e in self._state.expected if self._is_missing(e, start_ms)),
+            missing=missing,
             lost_state=tuple(e for e in self._state.expected if self._has_lost_state(e, start_ms)),
             left=self._left(start_ms),
             staleness_ms=staleness_ms,
@@ -470,6 +471,19 @@ class QueryLedger(ABC):
             losses=self._losses(start_ms),
             at_most_once=self._state.at_most_once,
             has_data=any(s.has_data for s in states),
+            edges=self._statements(missing, states),
+        )
+
+    def _statements(self, missing: Sequence[EdgeId], states: Sequence[SliceState]) -> EdgeStatements:
+        by_edge: dict[str, list[Totals]] = {}
+        for state in states:
+            for edge, totals in state.by_edge.items():
+                by_edge.setdefault(edge, []).append(totals)
+        through, absent = self._state.through_ms, frozenset(missing)
+        return EdgeStatements(
+            tuple(e for e in self._state.expected if e not in absent),
+            {e: through[e] for e in missing if MIN_TIME_MS < through.get(e, MIN_TIME_MS) < MAX_TIME_MS},
+            {edge: Totals.union(each, self._spec) for edge, each in sorted(by_edge.items())},
         )
 
     def _is_missing(self, edge: EdgeId, start_ms: int) -> bool:

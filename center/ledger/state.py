@@ -153,11 +153,13 @@ class SliceState:
     Attributes:
         has_data: a close or a partial has reported records.
         totals: union of all closes, cached because every window over the slice needs it.
+        by_edge: the same per edge, of those whose closes state late or withheld records.
     """
 
     closes: Mapping[EdgeIncarnation, SliceClose]
     has_data: bool
     totals: Totals
+    by_edge: Mapping[str, Totals]
 
     @property
     def extent(self) -> Extent | None:
@@ -169,7 +171,12 @@ class SliceState:
     @classmethod
     def of(cls, closes: Mapping[EdgeIncarnation, SliceClose], has_data: bool, spec: QuerySpec) -> SliceState:
         totals = Totals.of_closes(closes.values(), spec)
-        return cls(closes, has_data or totals.observed > 0, totals)
+        stating: dict[str, list[SliceClose]] = {}
+        for (edge, _), close in closes.items():
+            if close.late or close.withheld:
+                stating.setdefault(edge, []).append(close)
+        by_edge = {edge: Totals.of_closes(each, spec) for edge, each in stating.items()}
+        return cls(closes, has_data or totals.observed > 0, totals, by_edge)
 
     def to_json(self) -> str:
         closes = [

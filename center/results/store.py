@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, case, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, case, delete, func, insert, null, select, update
 
 from center.catalog import query_from_key, query_key
 from center.ledger import (
@@ -362,9 +362,11 @@ class ResultStore:
     # Lists leave out sessions that were merged into others: their windows are empty and have no data. Such a session is
     # found by its start; its last revision names the session that has its records.
 
-    def latest(self, ref: QueryRef) -> AnswerRecord | None:
+    # `min_phase` leaves out windows whose newest answer has not reached a phase.
+
+    def latest(self, ref: QueryRef, min_phase: Phase = Phase.EARLY) -> AnswerRecord | None:
         """The newest revision of the query's last window."""
-        newest = _newest_revisions(ref).order_by(t.answers.c.window_start_ms.desc()).limit(1)
+        newest = _newest_revisions(ref, min_phase).order_by(t.answers.c.window_start_ms.desc()).limit(1)
         return next(iter(self._newest(ref, newest)), None)
 
     def last(self, ref: QueryRef, count: int) -> int | None:
@@ -375,7 +377,13 @@ class ResultStore:
         return start
 
     def windows(
-        self, ref: QueryRef, start_ms: int | None, end_ms: int | None, limit: int, cursor: str | None = None
+        self,
+        ref: QueryRef,
+        start_ms: int | None,
+        end_ms: int | None,
+        limit: int,
+        cursor: str | None = None,
+        min_phase: Phase = Phase.EARLY,
     ) -> tuple[list[AnswerRecord], str | None]:
         """The newest revision of each window that starts in [start_ms, end_ms), ascending.
 
@@ -389,11 +397,7 @@ class ResultStore:
             InvalidRequest: not a cursor.
         """
         starts = t.answers.c.window_start_ms
-        newest = _newest_revisions(ref)
-        if start_ms is not None:
-            newest = newest.where(starts >= start_ms)
-        if end_ms is not None:
-            newest = newest.where(starts < end_ms)
+        newest = _in_range(_newest_revisions(ref, min_phase), start_ms, end_ms)
         if cursor is not None:
             newest = newest.where(starts > _read_cursor(cursor))
         found = self._newest(ref, newest.order_by(starts).limit(limit + 1))
@@ -401,10 +405,21 @@ class ResultStore:
             return found, None
         return found[:limit], str(found[limit - 1].window_start_ms)
 
-    def at(self, ref: QueryRef, time_ms: int) -> list[AnswerRecord]:
+    def last_windows(
+        self, ref: QueryRef, start_ms: int | None, end_ms: int | None, limit: int
+    ) -> tuple[list[AnswerRecord], bool]:
+        """The last windows that start in [start_ms, end_ms), ascending, without their synopses; and whether the range
+        has earlier ones too."""
+        newest = _in_range(_newest_revisions(ref), start_ms, end_ms)
+        last = newest.order_by(t.answers.c.window_start_ms.desc()).limit(limit + 1)
+        columns = [null().label("synopsis") if c.name == "synopsis" else c for c in t.answers.c]
+        found = self._newest(ref, last, columns)
+        return found[-limit:], len(found) > limit
+
+    def at(self, ref: QueryRef, time_ms: int, min_phase: Phase = Phase.EARLY) -> list[AnswerRecord]:
         """The newest revision of each window that contains the event time, ascending."""
         starts, ends = t.answers.c.window_start_ms, t.answers.c.window_end_ms
-        begun = _newest_revisions(ref).where(starts <= time_ms)
+        begun = _newest_revisions(ref, min_phase).where(starts <= time_ms)
         # Windows of a query have one size or do not overlap, so the last window that starts by then bounds where the
         # windows that contain `time_ms` start.
         last = begun.with_only_columns(func.max(ends) - starts).order_by(starts.desc()).limit(1)
@@ -463,7 +478,7 @@ class ResultStore:
         with read_transaction(self._engine) as connection:
             return {(query_from_key(r.query), r.edge, r.reason): r.records for r in connection.execute(rows)}
 
-    def _newest(self, ref: QueryRef, newest: Any) -> list[AnswerRecord]:
+    def _newest(self, ref: QueryRef, newest: Any, columns: Sequence[Any] = (t.answers,)) -> list[AnswerRecord]:
         """The answers whose (window_start_ms, revision) `newest` selects."""
         chosen = newest.subquery()
         here = (
@@ -471,20 +486,34 @@ class ResultStore:
             & (t.answers.c.window_start_ms == chosen.c.window_start_ms)
             & (t.answers.c.revision == chosen.c.revision)
         )
-        return self._answers(select(t.answers).join(chosen, here).order_by(t.answers.c.window_start_ms))
+        rows = select(*columns).select_from(t.answers).join(chosen, here)
+        return self._answers(rows.order_by(t.answers.c.window_start_ms))
 
     def _answers(self, rows: Any) -> list[AnswerRecord]:
         with read_transaction(self._engine) as connection:
             return _with_late_records(connection, [_record(row) for row in connection.execute(rows)])
 
 
-def _newest_revisions(ref: QueryRef) -> Select[Any]:
-    """(window_start_ms, revision) of the newest answer of each window, without windows that are empty now."""
+def _newest_revisions(ref: QueryRef, min_phase: Phase = Phase.EARLY) -> Select[Any]:
+    """(window_start_ms, revision) of the newest answer of each window, without windows that are empty now.
+
+    A window's phase never moves back, so the newest answer is among those of the phases asked for, or none is.
+    """
     answers = t.answers.c
     not_empty = case((answers.window_end_ms > answers.window_start_ms, answers.revision))
     newest = select(answers.window_start_ms, func.max(answers.revision).label("revision"))
     newest = newest.where(answers.query == query_key(ref)).group_by(answers.window_start_ms)
+    if min_phase is not Phase.EARLY:
+        newest = newest.where(answers.phase.in_([p.value for p in Phase if p.rank >= min_phase.rank]))
     return newest.having(func.max(answers.revision) == func.max(not_empty))
+
+
+def _in_range(rows: Select[Any], start_ms: int | None, end_ms: int | None) -> Select[Any]:
+    """Those of windows that start in [start_ms, end_ms)."""
+    starts = t.answers.c.window_start_ms
+    if start_ms is not None:
+        rows = rows.where(starts >= start_ms)
+    return rows if end_ms is None else rows.where(starts < end_ms)
 
 
 def _record(row: Row[Any]) -> AnswerRecord:

@@ -5,10 +5,11 @@
 
 from center.serving.cells import without_lists
 from center.serving.evaluator import AnsweredWindows, Evaluator, WindowAnswer
+from center.serving.explanation import edge_statements, explain_value, value_of_group
 from center.serving.function_values import SEED, function_confidence
 from center.serving.measures import MAX_ASKED, NO_QUESTIONS, MeasureQuestions, require_possible
 from center.serving.question_lines import WindowQuestion, parse_json
-from center.serving.render import render, to_csv, to_table
+from center.serving.render import render, summarized, to_csv, to_stated_table, to_table
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
 
@@ -23,11 +24,16 @@ __all__ = [
     "SynopsisCache",
     "WindowAnswer",
     "WindowQuestion",
+    "edge_statements",
+    "explain_value",
     "function_confidence",
     "parse_json",
     "render",
     "require_possible",
+    "summarized",
     "to_csv",
+    "to_stated_table",
     "to_table",
+    "value_of_group",
     "without_lists",
 ]

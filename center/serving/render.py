@@ -7,7 +7,7 @@ are withheld, the bounds are null.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,6 +42,7 @@ from edgewater.timestamps import rfc3339
 _UNSTATED = (None, None, None)
 _PREDICTION_ROUNDING = 2.0**-44
 _NOTHING = object()
+SUMMARY_GROUPS = 5
 
 __all__ = [
     "DEFAULT_QUANTILES",
@@ -49,7 +50,9 @@ __all__ = [
     "MeasureQuestions",
     "denoted_values",
     "render",
+    "summarized",
     "to_csv",
+    "to_stated_table",
     "to_table",
 ]
 
@@ -86,6 +89,13 @@ class AnswerRows:
     length: int
     unsent_maxima: Mapping[str, UnsentMaximum]
 
+    def group_cells(self) -> list[dict[str, Any]]:
+        """The group of each row as JSON."""
+        if not self.groups:
+            return [{} for _ in range(self.length)]
+        keys = zip(*(column.to_pylist() for column in self.groups.values()), strict=True)
+        return [{n: plain_key(v) for n, v in zip(self.groups, key, strict=True)} for key in keys]
+
     def function_of(self, accuracy: Accuracy) -> FunctionPart | None:
         """The accuracy's function of a sample, if there is one and no question replaces it."""
         parts = (part for values in self.values if values.name == accuracy.measure for part in values.parts)
@@ -99,13 +109,54 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
         InvalidRequest: a question that a measure's synopsis cannot answer.
         SynopsisError: the stored bytes cannot be read.
     """
-    rows = _rows(record, spec, questions)
-    quality = dict(record.quality)
-    contract = quality.pop("contract")
+    rows = answer_rows(record, spec, questions)
+    quality, contract = stated_quality(record, spec, rows, questions)
+    groups = rows.group_cells()
+    columns = [(values.name, values.cells(rows.length)) for values in rows.values]
+    data = [{"group": groups[i], **{name: cells[i] for name, cells in columns}} for i in range(rows.length)]
+    return {
+        "query": record.query.name,
+        "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
+        "phase": record.phase.value,
+        "revision": record.revision,
+        "given_at": rfc3339(record.answered_at_ms),
+        "data": data,
+        "confidence": min((c for values in rows.values if (c := values.confidence) is not None), default=None),
+        "quality": quality,
+        "contract": contract,
+    }
+
+
+def summarized(answer: dict[str, Any]) -> dict[str, Any]:
+    """A rendered answer with the `SUMMARY_GROUPS` groups whose first measure has the widest interval, unknown ones
+    first, in the order of the answer; `groups` is the number of all."""
+    data = answer["data"]
+    widest = sorted(range(len(data)), key=lambda i: -_width(data[i]))[:SUMMARY_GROUPS]
+    return {**answer, "data": [data[i] for i in sorted(widest)], "groups": len(data)}
+
+
+def _width(row: Mapping[str, Any]) -> float:
+    """The width of the first interval in a row; lists have none."""
+    pending = [cell for name, cell in row.items() if name != "group"]
+    while pending:
+        cell = pending.pop(0)
+        if isinstance(cell, Mapping) and "lower" in cell:
+            lower, upper = cell["lower"], cell["upper"]
+            return math.inf if lower is None or upper is None else float(upper) - float(lower)
+        if isinstance(cell, Mapping):
+            pending = [*cell.values(), *pending]
+    return 0.0
+
+
+def stated_quality(
+    record: AnswerRecord, spec: QuerySpec, rows: AnswerRows, questions: MeasureQuestions
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The quality and the contract of an answer: of the whole one, whatever part of it is requested."""
+    quality = {name: value for name, value in record.quality.items() if name not in ("contract", "edges")}
+    contract = record.quality["contract"]
     if any("groups" in p for p in quality.get("prediction", {}).values()):
         del quality["prediction"]  # it is in the rows
-    # Quality and contract cover the whole answer, whatever part of it is requested.
-    whole = rows if questions == NO_QUESTIONS else _rows(record, spec, NO_QUESTIONS)
+    whole = rows if questions == NO_QUESTIONS else answer_rows(record, spec, NO_QUESTIONS)
     if spec.accuracy is not None and spec.accuracy.kind is None:
         function = whole.function_of(spec.accuracy)
         assert function is not None
@@ -116,25 +167,15 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
     contract = with_own_errors(with_unsent_maxima(contract, spec, whole.unsent_maxima), spec, own)
     if "merged_into_ms" in quality:
         quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
-    names = list(rows.groups)
-    keys = [column.to_pylist() for column in rows.groups.values()]
-    groups = (
-        [{n: plain_key(v) for n, v in zip(names, key, strict=True)} for key in zip(*keys, strict=True)] if keys else []
-    )
-    columns = [(values.name, values.cells(rows.length)) for values in rows.values]
-    data = [
-        {"group": groups[i] if keys else {}, **{name: cells[i] for name, cells in columns}} for i in range(rows.length)
-    ]
-    return {
-        "query": record.query.name,
-        "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
-        "phase": record.phase.value,
-        "revision": record.revision,
-        "data": data,
-        "confidence": min((c for values in rows.values if (c := values.confidence) is not None), default=None),
-        "quality": quality,
-        "contract": contract,
-    }
+    return quality, contract
+
+
+def to_stated_table(
+    record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS
+) -> tuple[pa.Table, dict[str, Any], dict[str, Any]]:
+    """`to_table`, with the quality and the contract that `render` states."""
+    rows = answer_rows(record, spec, questions)
+    return _table(record, rows), *stated_quality(record, spec, rows, questions)
 
 
 def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> pa.Table:
@@ -145,7 +186,10 @@ def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions 
     An answer without any group has a row of nulls, since a table of no rows would not state that there is an answer;
     group columns are of type null then, as no edge has reported their types.
     """
-    rows = _rows(record, spec, questions)
+    return _table(record, answer_rows(record, spec, questions))
+
+
+def _table(record: AnswerRecord, rows: AnswerRows) -> pa.Table:
     columns: dict[str, pa.Array] = dict(rows.groups)
     for values in rows.values:
         for part in values.parts:
@@ -166,7 +210,9 @@ def to_csv(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
     return text
 
 
-def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) -> AnswerRows:
+def answer_rows(
+    record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions, new_error: Callable[[bool], OwnError] = OwnError
+) -> AnswerRows:
     withheld = record.quality["error"]["withheld"]
     predictions = record.quality.get("prediction")
     completeness = record.quality["completeness"]
@@ -203,7 +249,7 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) ->
     def evaluator(measure: Measure) -> MeasureEvaluator:
         confidence = function_confidence(spec, measure, groups_in_all, questions.confidence)
         stack = stacks[measure.name]
-        own = OwnError(isinstance(stack, SampleStack | RowSampleStack))
+        own = new_error(isinstance(stack, SampleStack | RowSampleStack))
         return MeasureEvaluator(measure, stack, questions, partial(widen, measure=measure), confidence, own)
 
     shown = [evaluator(m) for m in spec.measures if not questions.measures or m.name in questions.measures]

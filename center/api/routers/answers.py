@@ -12,11 +12,11 @@ from starlette.responses import Response
 from center.api.access import IN_TURN, READS_QUERY, caller
 from center.api.answer_cache import Page, entity_tag
 from center.api.models import Answer, AnswerList, AnswerPage, Revisions
-from center.api.negotiation import JSON, matches, negotiate
+from center.api.negotiation import JSON, matches
 from center.api.openapi import answers as answer_responses
 from center.api.openapi import problems
-from center.api.problems import problem_response
-from center.api.query_params import QuestionParams
+from center.api.problems import HttpProblem, problem_response
+from center.api.query_params import AnswerParams
 from center.api.routers.queries import query_status
 from center.api.services import Center, Services
 from center.api.time_params import Time
@@ -31,6 +31,8 @@ MAX_LIMIT = 1_000
 CHUNK = 25
 PAGE_BYTES = 16 << 20
 """Bytes of synopses after which a page ends before its `limit`; rendered answers are about ten times larger."""
+MAX_NAMED = 3
+"""Edges that a problem names."""
 CHANGING = "private, no-cache"
 """Cacheable, but revalidated each time; If-None-Match makes that cheap."""
 IMMUTABLE = "private, max-age=31536000, immutable"
@@ -40,7 +42,7 @@ IMMUTABLE_SHORT = "private, max-age=60, immutable"
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
 
-class RangeParams(QuestionParams):
+class RangeParams(AnswerParams):
     """Selects windows by their start."""
 
     start: Annotated[Time | None, Field(description="Inclusive.")] = None
@@ -51,13 +53,13 @@ class RangeParams(QuestionParams):
     cursor: Annotated[str | None, Field(max_length=18, description="`next_cursor` of the previous page.")] = None
 
 
-class AtParams(QuestionParams):
+class AtParams(AnswerParams):
     """Selects windows by a time."""
 
     time: Annotated[Time, Field(description="Event time; selects all windows that contain it.")]
 
 
-class RevisionParams(QuestionParams):
+class RevisionParams(AnswerParams):
     """Selects a window's revision."""
 
     revision: Annotated[
@@ -72,7 +74,7 @@ class RevisionParams(QuestionParams):
     "/windows",
     dependencies=[READS_QUERY, IN_TURN],
     response_model=None,
-    responses=answer_responses(AnswerPage, 422),
+    responses=answer_responses(AnswerPage, 409, 422),
     summary="A range of windows",
 )
 def windows(name: str, params: Annotated[RangeParams, Query()], request: Request, center: Center) -> Response:
@@ -80,7 +82,6 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
 
     Every answer states its completeness; windows without an answer are not listed.
     """
-    form = negotiate(request.headers.get("accept"))
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
     query = center.catalog.query(name)
@@ -90,34 +91,34 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     headers = {}
     if cursor is not None:
         headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'
-    return _respond(request, center, query, records, questions, form, page=page, headers=headers)
+    return _respond(request, center, query, records, questions, params, page=page, headers=headers)
 
 
 @router.get(
     "/latest",
     dependencies=[READS_QUERY, IN_TURN],
     response_model=None,
-    responses=answer_responses(Answer, 422),
+    responses=answer_responses(Answer, 409, 422),
     summary="The last window",
 )
-def latest(name: str, params: Annotated[QuestionParams, Query()], request: Request, center: Center) -> Response:
+def latest(name: str, params: Annotated[AnswerParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of the last window that has an answer.
 
     Without one, the problem (404) says why: `state`, `reason`, `remedy`, `since` and `waits_for`, as `/status` does.
     """
-    form = negotiate(request.headers.get("accept"))
     query = center.catalog.query(name)
     questions = params.questions(query.spec)
-    record = center.results.latest(query.ref)
+    record = center.results.latest(query.ref, params.min_phase)
     if record is None:
-        return _no_answer(request, center, query)
-    return _respond(request, center, query, [record], questions, form)
+        return _no_answer(request, center, query, params.min_phase)
+    return _respond(request, center, query, [record], questions, params)
 
 
-def _no_answer(request: Request, center: Services, query: RegisteredQuery) -> Response:
+def _no_answer(request: Request, center: Services, query: RegisteredQuery, min_phase: Phase) -> Response:
     """404 with the query's status: why it has no answer, whom it waits for, and what to do."""
     status = query_status(center, caller(request), query)
-    detail = f"query {query.ref.name} has no answer yet: {status.reason}"
+    which = "answer" if min_phase is Phase.EARLY else f"answer of phase {min_phase.value}"
+    detail = f"query {query.ref.name} has no {which} yet: {status.reason or 'its windows are still open or may change'}"
     if status.remedy:
         detail += f". What to do: {status.remedy}"
     members = status.model_dump(include={"state", "reason", "remedy", "since", "waits_for", "edges"})
@@ -128,23 +129,22 @@ def _no_answer(request: Request, center: Services, query: RegisteredQuery) -> Re
     "/at",
     dependencies=[READS_QUERY, IN_TURN],
     response_model=None,
-    responses=answer_responses(AnswerList, 422),
+    responses=answer_responses(AnswerList, 409, 422),
     summary="At a moment",
 )
 def at(name: str, params: Annotated[AtParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that contains an event time: several for sliding windows."""
-    form = negotiate(request.headers.get("accept"))
     query = center.catalog.query(name)
     questions = params.questions(query.spec)
-    records = center.results.at(query.ref, params.time)
-    return _respond(request, center, query, records, questions, form, as_list=True)
+    records = center.results.at(query.ref, params.time, params.min_phase)
+    return _respond(request, center, query, records, questions, params, as_list=True)
 
 
 @router.get(
     "/windows/{start}",
     dependencies=[READS_QUERY, IN_TURN],
     response_model=None,
-    responses=answer_responses(Answer, 422),
+    responses=answer_responses(Answer, 409, 422),
     summary="One window",
 )
 def window(
@@ -155,7 +155,6 @@ def window(
     A revision never changes, so it may be cached; the quality of a final one states the records that have come since,
     so it is validated each time.
     """
-    form = negotiate(request.headers.get("accept"))
     query = _live(center, name, params.version)
     questions = params.questions(query.spec)
     revision = params.revision or _revisions(center, query, start)[-1]
@@ -164,7 +163,9 @@ def window(
     if params.revision is not None and record.phase is not Phase.FINAL:
         # A final answer states the records that have come since.
         cache = IMMUTABLE if params.version is not None else IMMUTABLE_SHORT
-    return _respond(request, center, query, [record], questions, form, cache=cache)
+    if record.phase.rank < params.min_phase.rank:
+        raise NotFound(f"query {name}: the answer at {rfc3339(start)} is {record.phase.value}, not {params.min_phase}")
+    return _respond(request, center, query, [record], questions, params, cache=cache)
 
 
 @router.get(
@@ -184,7 +185,7 @@ def _read_page(center: Services, query: RegisteredQuery, params: RangeParams) ->
     cursor, held = params.cursor, 0
     while len(records) < params.limit and held < PAGE_BYTES:
         count = min(CHUNK, params.limit - len(records))
-        chunk, cursor = center.results.windows(query.ref, params.start, params.end, count, cursor)
+        chunk, cursor = center.results.windows(query.ref, params.start, params.end, count, cursor, params.min_phase)
         records += chunk
         held += sum(len(r.synopsis or b"") for r in chunk)
         if cursor is None:
@@ -212,14 +213,17 @@ def _respond(
     query: RegisteredQuery,
     records: Sequence[AnswerRecord],
     questions: MeasureQuestions,
-    form: str,
+    params: AnswerParams,
     *,
     page: Page | None = None,
     as_list: bool = False,
     cache: str = CHANGING,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Answers in the requested form, or 304 before anything is rendered."""
+    """Answers in the requested form, or 304 before anything is rendered. Raises HttpProblem for `require`."""
+    form = params.form(request.headers.get("accept"))
+    if params.require is not None:
+        _require_complete(records)
     etag = entity_tag(query, records, questions, page, form)
     headers = {"ETag": etag, "Cache-Control": cache, "Vary": "Accept", **(headers or {})}
     if matches(request.headers.get("if-none-match"), etag):
@@ -229,6 +233,20 @@ def _respond(
     else:
         body = center.renderer.answers(records, query, questions, page, form)
     return Response(body, 200, headers, form)
+
+
+def _require_complete(records: Sequence[AnswerRecord]) -> None:
+    for record in records:
+        completeness = record.quality["completeness"]
+        if completeness["ratio"] < 1:
+            edges = [*completeness["missing"], *completeness.get("left", ())]
+            lacking = f"records of {', '.join(edges[:MAX_NAMED])}{', …' if len(edges) > MAX_NAMED else ''}"
+            if not edges:
+                late = completeness.get("after_final")
+                lacking = f"{late} records that came when it was final" if late else "an expected edge"
+            raise HttpProblem(
+                "incomplete", f"the answer to the window at {rfc3339(record.window_start_ms)} lacks {lacking}"
+            )
 
 
 def _shown(millis: int | None) -> str | None:

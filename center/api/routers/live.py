@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -19,7 +19,8 @@ from center.api.live_feed import LiveStream
 from center.api.openapi import Responses, problems
 from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
-from edgewater.errors import EdgewaterError, InvalidRequest
+from center.ledger import Phase
+from edgewater.errors import EdgewaterError, InvalidRequest, NotFound
 
 EXAMPLE = """\
 id: 41
@@ -47,21 +48,60 @@ log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1", tags=["live"])
 
 
-class NoParams(BaseModel):
+MAX_QUERIES = 500
+"""Queries that a stream of several names."""
+
+
+class SeveralParams(BaseModel):
+    """Selects the queries of a stream of several."""
+
     model_config = ConfigDict(extra="forbid")
 
+    query: Annotated[
+        list[str], Field(max_length=MAX_QUERIES, description="Only these; default: all that the caller may read.")
+    ] = []
+    summary: Annotated[
+        bool, Field(description="`data` has only the 5 groups with the widest intervals; `groups` counts all.")
+    ] = False
+    min_phase: Annotated[Phase, Field(description="Only answers that have reached this phase.")] = Phase.EARLY
 
-@router.get("/live", dependencies=[READS], response_model=None, responses=RESPONSES, summary="All queries, live")
+
+class LiveParams(QuestionParams):
+    """The questions of a stream of one query."""
+
+    min_phase: Annotated[Phase, Field(description="Only answers that have reached this phase.")] = Phase.EARLY
+
+
+@router.get(
+    "/live",
+    dependencies=[READS],
+    response_model=None,
+    responses=RESPONSES | problems(404, 422, 429, 503),
+    summary="Several queries, live",
+)
 async def live(
-    params: Annotated[NoParams, Query()],
+    params: Annotated[SeveralParams, Query()],
     request: Request,
     center: Center,
     caller: Caller,
     last_event_id: LastEventId = None,
 ) -> Response:
-    """Begins with the latest answer of each query that the caller may read. For the events, see the stream of one."""
+    """Begins with the latest answer of each query. For the events, see the stream of one.
+
+    A query that is deleted leaves the stream; one that is registered under a name of the stream joins it.
+    """
+    names = tuple(dict.fromkeys(params.query))
+    if names:
+        known = {q.ref.name for q in (await run_in_threadpool(center.progress.view, refresh=True)).queries}
+        for name in names:
+            if name not in known or not caller.may("reader", name):
+                raise NotFound(f"query {name} is not registered")
     after, allowed = _answer_id(last_event_id), partial(require_still, request)
-    return _stream(center, LiveStream(center.feed, reader=caller, after=after, require_allowed=allowed))
+    stream = LiveStream(
+        center.feed, reader=caller, after=after, require_allowed=allowed, names=names, summary=params.summary,
+        min_phase=params.min_phase,
+    )  # fmt: skip
+    return _stream(center, stream)
 
 
 @router.get(
@@ -73,7 +113,7 @@ async def live(
 )
 async def live_query(
     name: str,
-    params: Annotated[QuestionParams, Query()],
+    params: Annotated[LiveParams, Query()],
     request: Request,
     center: Center,
     caller: Caller,
@@ -89,7 +129,8 @@ async def live_query(
     query = await run_in_threadpool(center.catalog.query, name)
     questions = await run_in_threadpool(params.questions, query.spec)
     after, allowed = _answer_id(last_event_id), partial(require_still, request)
-    return _stream(center, LiveStream(center.feed, query, questions, caller, after, allowed))
+    stream = LiveStream(center.feed, query, questions, caller, after, allowed, min_phase=params.min_phase)
+    return _stream(center, stream)
 
 
 def _answer_id(text: str | None) -> int | None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
+from center.api import models
 from center.api.access import EDITS, EDITS_QUERY, IN_TURN, READS, READS_QUERY, Caller, caller, require
 from center.api.bodies import read_body, read_document
 from center.api.edge_progress import edge_progress
+from center.api.explain_models import DryRun, DryRunEdge
 from center.api.models import (
     EXAMPLE_SPEC,
     EXAMPLE_SPEC_YAML,
     Alarm,
-    Query,
     QueryDetail,
     QueryEdge,
     QueryList,
@@ -26,8 +28,8 @@ from center.api.openapi import problems
 from center.api.services import Center, Services
 from center.api.waiting import explain
 from center.api_access import Principal
-from center.catalog import COMPONENTS, RegisteredQuery, component_status, expected_edges
-from edgewater.errors import NotFound
+from center.catalog import COMPONENTS, EdgeRecord, RegisteredQuery, component_status, expected_edges
+from edgewater.errors import InvalidQuery, NotFound
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.synopses import require_fit
@@ -39,7 +41,13 @@ router = APIRouter(prefix="/v1/queries", tags=["queries"])
 @router.get("", dependencies=[READS, IN_TURN], summary="The live queries that the caller may read")
 def queries(center: Center, caller: Caller) -> QueryList:
     queries = center.catalog.queries()
-    return QueryList(queries=[Query.of(q) for q in queries if caller.may("reader", q.ref.name)])
+    return QueryList(queries=[models.Query.of(q) for q in queries if caller.may("reader", q.ref.name)])
+
+
+class RegisterParams(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    dry_run: Annotated[bool, Field(description="Check only.")] = False
 
 
 _BODY: dict[str, Any] = {
@@ -62,12 +70,17 @@ _BODY: dict[str, Any] = {
     response_model=RegisteredAnswer,
     openapi_extra=_BODY,
     responses={
-        200: {"model": RegisteredAnswer, "description": "The same query is registered already."},
+        200: {
+            "model": RegisteredAnswer | DryRun,
+            "description": "The same query is registered already; or what `dry_run` finds.",
+        },
         **problems(403, 408, 409, 413, 415, 422),
     },
 )
-async def register(request: Request, center: Center) -> Response:
+async def register(params: Annotated[RegisterParams, Query()], request: Request, center: Center) -> Response:
     """Edges receive it within a second. Registering the same query again changes nothing.
+
+    `dry_run` answers what would happen (`DryRun`), and registers nothing.
 
     An invalid query is refused with the field, its value and what is accepted.
     """
@@ -76,9 +89,50 @@ async def register(request: Request, center: Center) -> Response:
     spec = await run_sync(read_query, body, content_type, limiter=center.parsing)
     request.state.target = f"/v1/queries/{spec.name}"
     require(request, "editor", spec.name)
+    if params.dry_run:
+        return JSONResponse((await run_sync(_dry_run, center, spec)).model_dump(mode="json"))
     if not await run_sync(_is_registered, center, spec):
         await center.rates.spend(caller(request), "registrations")
     return await run_sync(_register, center, spec)
+
+
+def _dry_run(center: Services, spec: QuerySpec) -> DryRun:
+    """What a registration would do. Raises Conflict and InvalidQuery as the registration would."""
+    live, misfit = center.catalog.try_register(spec)
+    known = {e.edge: e for e in center.catalog.edges()}
+    if spec.edges is None:
+        # An edge whose permissions, or columns, do not fit is shown too.
+        wanted = [e.edge for e in known.values() if not e.retired and e.stream(spec.stream)]
+    else:
+        wanted = [EdgeId(edge) for edge in spec.edges]
+    return DryRun(
+        spec=spec.to_mapping(),
+        registered=live is not None,
+        refused=None if misfit is None or live is not None else misfit.message,
+        entry_bytes={m.name: m.entry_bytes for m in spec.measures},
+        notes=list(spec.notes),
+        edges=[_would_accept(edge, known.get(edge), spec) for edge in sorted(wanted)],
+    )
+
+
+def _would_accept(edge: EdgeId, record: EdgeRecord | None, spec: QuerySpec) -> DryRunEdge:
+    """As an edge decides, as far as its columns tell."""
+    if record is None:
+        return DryRunEdge(edge=edge, accepted=None, code="never-connected", message=f"{edge} has never connected")
+    stream = record.stream(spec.stream)
+    if stream is None:
+        return DryRunEdge(
+            edge=edge, accepted=False, code="invalid-query", message=f"{edge} does not serve stream {spec.stream}"
+        )
+    if not stream.answers(spec):
+        return DryRunEdge(
+            edge=edge, accepted=False, code="forbidden", message=f"{edge} may not answer queries named {spec.name}"
+        )
+    try:
+        spec.bind(stream.columns)
+    except InvalidQuery as exc:
+        return DryRunEdge(edge=edge, accepted=False, code=exc.code, message=exc.message)
+    return DryRunEdge(edge=edge, accepted=True)
 
 
 def read_query(body: bytes, content_type: str) -> QuerySpec:
@@ -120,7 +174,7 @@ def query(name: str, center: Center) -> QueryDetail:
         late.setdefault(edge, {})[reason] = records
     now_ms = center.now_ms()
     return QueryDetail(
-        **Query.of(query).model_dump(),
+        **models.Query.of(query).model_dump(),
         edges=[
             QueryEdge.of(
                 edge_progress(edge, edges.get(edge), query.spec.stream, now_ms),

@@ -75,6 +75,23 @@ def test_questions_are_asked_of_live_answers_too(two_hours):
         ]
 
 
+def test_a_stream_of_several_queries_has_only_those_and_summaries_have_the_widest_groups(two_hours):
+    desk, query = two_hours
+    other = desk.register(name="other")
+    desk.register(name="third")
+    groups = {f"C{i:03}": 1 for i in range(20)}
+    desk.report(other, "jfk", T0, groups)
+    desk.report(other, "lga", T0, groups)
+    with desk.served() as url:
+        with streaming(f"{url}/v1/live?query=other&query=flights&summary=true") as events:
+            answers = {a["query"]: a for a in (events.next("answer")[2] for _ in range(2))}
+            assert {q["query"] for q in events.next("progress")[2]["queries"]} == {"other", "flights"}
+        assert (len(answers["other"]["data"]), answers["other"]["groups"]) == (5, 20)
+        with streaming(f"{url}/v1/live?query=flights&min_phase=final") as events:
+            assert events.next("answer")[2]["window"]["start"] == "2013-01-01T00:00:00Z"
+        assert httpx.get(f"{url}/v1/live?query=flights&query=absent").status_code == 404
+
+
 def test_progress_is_sent_without_data_too_and_reports_each_edge(desk):
     desk.connect("jfk", "lga")
     desk.register()

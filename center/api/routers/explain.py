@@ -1,0 +1,240 @@
+"""Why an answer is what it is: one value's error by cause, completeness by window and edge, and the error budget."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from center.api.access import IN_TURN, READS_QUERY
+from center.api.edge_progress import edge_progress
+from center.api.explain_models import CompletenessMatrix, EdgeBudget, Explanation, PendingGrant, QueryBudget
+from center.api.openapi import problems
+from center.api.query_params import QuestionParams
+from center.api.services import Center, Services
+from center.api.time_params import Time
+from center.budgets import BudgetAllocator, Holding, error_limits
+from center.catalog import RegisteredQuery, expected_edges
+from center.results import AnswerRecord
+from center.serving import edge_statements, explain_value, value_of_group
+from edgewater.errors import InvalidRequest, NotFound
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
+from edgewater.timestamps import rfc3339
+
+MAX_REVISIONS = 20
+"""Revisions of a window that an explanation evaluates."""
+MAX_WINDOWS = 1_000
+
+router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
+
+
+class ExplainParams(QuestionParams):
+    """Selects a value of a window: a measure, a group, and what else the measure is asked."""
+
+    revision: Annotated[int | None, Field(ge=1, le=1 << 31, description="Default: the newest.")] = None
+
+
+class MatrixParams(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    start: Annotated[Time | None, Field(description="Inclusive.")] = None
+    end: Annotated[Time | None, Field(description="Exclusive.")] = None
+    limit: Annotated[int, Field(ge=1, le=MAX_WINDOWS, description="The last windows of the range, at most.")] = 120
+
+
+@router.get(
+    "/windows/{start}/explain",
+    dependencies=[READS_QUERY, IN_TURN],
+    responses=problems(404, 422),
+    summary="Why a value is what it is",
+)
+def explain(name: str, start: Time, params: Annotated[ExplainParams, Query()], center: Center) -> Explanation:
+    """The error by cause, what each edge had stated, and the value's revisions.
+
+    Default: the first measure, and of several groups the one with the widest interval.
+    """
+    query = center.catalog.query(name)
+    measure = _measure(params, query.spec)
+    questions = params.questions(query.spec)
+    revisions = center.results.revisions(query.ref, start)
+    if not revisions:
+        raise NotFound(f"query {name}: no window that starts at {rfc3339(start)} has an answer")
+    record = center.results.answer(query.ref, start, params.revision or revisions[-1])
+    value = explain_value(record, query.spec, measure, questions)
+    history = []
+    for revision in revisions[-MAX_REVISIONS:]:
+        other = center.results.answer(query.ref, start, revision)
+        cell = value_of_group(other, query.spec, measure, questions, value.group)
+        history.append(
+            {
+                "revision": revision,
+                "phase": other.phase.value,
+                "given_at": rfc3339(other.answered_at_ms),
+                **_interval(cell),
+            }
+        )
+    return Explanation.model_validate(
+        {
+            "query": name,
+            "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
+            "phase": record.phase.value,
+            "revision": record.revision,
+            "given_at": rfc3339(record.answered_at_ms),
+            "measure": measure.name,
+            "value": value.name,
+            "group": value.group,
+            "groups": value.groups,
+            **_interval(value.cell),
+            "confidence": value.confidence,
+            "parts": [part.to_json() for part in value.parts],
+            "edges": _edges(center, query, record, measure),
+            "revisions": history,
+            "contract": value.contract,
+            "coverage": value.coverage,
+        }
+    )
+
+
+def _measure(params: ExplainParams, spec: QuerySpec) -> Measure:
+    names = [m.name for m in spec.measures]
+    if len(params.measure) > 1 or any(name not in names for name in params.measure):
+        raise InvalidRequest("measure", params.measure, f"one of {', '.join(names)}")
+    return spec.measures[names.index(params.measure[0])] if params.measure else spec.measures[0]
+
+
+def _interval(cell: dict[str, Any]) -> dict[str, Any]:
+    return {name: cell.get(name) for name in ("estimate", "lower", "upper")}
+
+
+def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measure: Measure) -> list[dict[str, Any]]:
+    stated = edge_statements(record, measure)
+    known = {e.edge: e for e in center.catalog.edges()}
+    rates = center.catalog.sampling_rates().get(query.ref, {})
+    unknown = {"closed": None, "closed_until": None, "late": None, "withheld": None}
+    now_ms, edges = center.now_ms(), sorted({*stated, *expected_edges(query.spec, known.values())})
+    shown = []
+    for edge in edges:
+        progress = edge_progress(EdgeId(edge), known.get(EdgeId(edge)), query.spec.stream, now_ms)
+        shown.append(
+            {
+                "edge": edge,
+                "state": progress["state"],
+                "watermark": progress["watermark"],
+                **stated.get(edge, unknown),
+                "rate": rates.get(EdgeId(edge)),
+            }
+        )
+    return shown
+
+
+@router.get(
+    "/completeness",
+    dependencies=[READS_QUERY, IN_TURN],
+    responses=problems(404, 422),
+    summary="Which edges each window has",
+)
+def completeness(name: str, params: Annotated[MatrixParams, Query()], center: Center) -> CompletenessMatrix:
+    """The newest answer of each window, by edge. Windows without an answer are not listed."""
+    if params.start is not None and params.end is not None and params.end < params.start:
+        raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
+    query = center.catalog.query(name)
+    records, earlier = center.results.last_windows(query.ref, params.start, params.end, params.limit)
+    listed = [_closed_by(r) for r in records]
+    named = {e for r, closed in zip(records, listed, strict=True) for e in (*(closed or ()), *_lacking(r))}
+    edges = sorted({*named, *expected_edges(query.spec, center.catalog.edges())})
+    return CompletenessMatrix(
+        query=name,
+        windows=[rfc3339(r.window_start_ms) for r in records],
+        edges={e: "".join(_state(r, c, e) for r, c in zip(records, listed, strict=True)) for e in edges},
+        phases="".join(r.phase.value[0] for r in records),
+        ratios=[r.quality["completeness"]["ratio"] for r in records],
+        earlier=earlier,
+    )
+
+
+def _closed_by(record: AnswerRecord) -> frozenset[str] | None:
+    """The edges that had closed the window; None: unknown."""
+    closed = record.quality.get("edges", {}).get("closed")
+    return None if closed is None else frozenset(closed)
+
+
+def _lacking(record: AnswerRecord) -> list[str]:
+    completeness = record.quality["completeness"]
+    return [*completeness["missing"], *completeness.get("left", ())]
+
+
+def _state(record: AnswerRecord, closed: frozenset[str] | None, edge: str) -> str:
+    completeness = record.quality["completeness"]
+    if edge in completeness.get("left", ()):
+        return "l"
+    if edge in completeness["missing"]:
+        if edge in completeness.get("lost_state", ()):
+            return "s"
+        return "i" if any(loss["edge"] == edge for loss in completeness.get("losses", ())) else "m"
+    if closed is None:
+        return "?"
+    return "c" if edge in closed else "-"
+
+
+@router.get(
+    "/budget", dependencies=[READS_QUERY, IN_TURN], responses=problems(404), summary="How the error budget is divided"
+)
+def budget(name: str, center: Center) -> QueryBudget:
+    """Per edge, the share that it was granted, that is in force and pending, and what it withholds."""
+    query = center.catalog.query(name)
+    divided, whole = error_limits(query.spec)
+    state = center.catalog.budget_state(query.ref)
+    allocator = BudgetAllocator(divided, whole)
+    if state is not None:
+        allocator.restore(state)
+    known = {e.edge: e for e in center.catalog.edges()}
+    shipped, rates = center.results.shipped(query.ref), center.catalog.sampling_rates().get(query.ref, {})
+    latest = next(iter(center.results.last_windows(query.ref, None, None, 1)[0]), None)
+    stated = {m.name: edge_statements(latest, m) for m in query.spec.measures} if latest else {}
+    spec: dict[str, Any] = query.spec.to_mapping()
+    edges = sorted({*expected_edges(query.spec, known.values()), *allocator.holdings, *map(EdgeId, shipped)})
+    return QueryBudget(
+        query=name,
+        budget=spec.get("budget"),
+        limits={**divided, **whole},
+        divided=list(divided),
+        sums=allocator.in_force(MAX_TIME_MS - 1) if state is not None else {},
+        window=rfc3339(latest.window_start_ms) if latest else None,
+        edges=[
+            _edge_budget(
+                edge,
+                allocator.holdings.get(edge),
+                {name: by_edge[edge]["withheld"] for name, by_edge in stated.items() if edge in by_edge},
+                rates.get(edge),
+                shipped.get(edge, {}).get("wire_bytes", 0),
+            )
+            for edge in edges
+        ],
+    )
+
+
+def _edge_budget(
+    edge: EdgeId, holding: Holding | None, withheld: dict[str, Any], rate: float | None, wire_bytes: int
+) -> EdgeBudget:
+    stated: dict[str, Any] = dict.fromkeys(("granted", "in_force", "pending", "from", "heard_at"))
+    if holding is not None:
+        pending = holding.pending
+        stated = {
+            "granted": dict(holding.grant.shares) if holding.grant.version else None,
+            "in_force": dict(holding.last.shares),
+            "pending": None
+            if pending is None
+            else PendingGrant.model_validate({"shares": dict(pending.shares), "from": _time(pending.from_ms)}),
+            "from": _time(holding.last.from_ms),
+            "heard_at": _time(holding.reported_at_ms) if holding.reported_at_ms else None,
+        }
+    known = {name: bound for name, bound in withheld.items() if bound is not None} or None
+    rest = {"edge": edge, "withheld_last": known, "rate": rate, "wire_bytes": wire_bytes}
+    return EdgeBudget.model_validate({**stated, **rest})
+
+
+def _time(millis: int) -> str | None:
+    return None if millis <= MIN_TIME_MS or millis >= MAX_TIME_MS else rfc3339(millis)

@@ -1,0 +1,229 @@
+"""Explains one value of an answer: which part of its error has which cause, and what each edge had stated. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from center.results import AnswerRecord
+from center.serving.cells import Cell
+from center.serving.measures import MeasureQuestions, is_incomplete, may_count_twice
+from center.serving.own_error import OwnError
+from center.serving.render import AnswerRows, answer_rows, stated_quality
+from edgewater.errors import NotFound
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
+from edgewater.synopses import Estimates
+from edgewater.timestamps import rfc3339
+
+NO_BOUND = "no bound is known"
+_VALUE = ("estimate", "lower", "upper")
+
+
+@dataclass(slots=True)
+class NotedError(OwnError):
+    """Also keeps the values as the synopsis states them."""
+
+    noted: list[Estimates] = field(default_factory=list)
+
+    def note(self, estimates: Estimates) -> None:
+        OwnError.note(self, estimates)
+        self.noted.append(estimates)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPart:
+    """The part of an interval that one cause makes.
+
+    Attributes:
+        above, below: how far the true value may lie above and below the estimate for this cause; None: unknown.
+    """
+
+    cause: str
+    above: float | None
+    below: float | None
+    says: str
+
+    def to_json(self) -> dict[str, Any]:
+        known = self.above is not None and self.below is not None
+        return {"cause": self.cause, "above": self.above, "below": self.below, "known": known, "says": self.says}
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedValue:
+    """One value of an answer.
+
+    Attributes:
+        name: which of the measure's values it is, such as ``quantiles 0.5``; empty: it has one.
+        groups: number of groups among which it is the one with the widest interval.
+    """
+
+    group: dict[str, Any]
+    name: str
+    cell: Cell
+    confidence: float | None
+    parts: tuple[ErrorPart, ...]
+    groups: int
+    contract: Mapping[str, Any]
+    coverage: float | None
+
+
+def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked: MeasureQuestions) -> ExplainedValue:
+    """Explains the value of a measure that `asked` selects; of several groups, the one with the widest interval.
+
+    Raises:
+        NotFound: the answer has no such group.
+    """
+    questions = replace(asked, measures=(measure.name,))
+    errors: list[NotedError] = []
+
+    def new_error(is_sample: bool) -> NotedError:
+        errors.append(NotedError(is_sample))
+        return errors[-1]
+
+    rows = answer_rows(record, spec, questions, new_error)
+    if not rows.length:
+        raise NotFound(f"query {spec.name}: the answer at {rfc3339(record.window_start_ms)} has no such group")
+    values = rows.values[0]
+    cells = values.cells(rows.length)
+    shown = [_main_value(cell) for cell in cells]
+    at = max(range(rows.length), key=lambda i: _width(shown[i][1]))
+    name, cell = shown[at]
+    quality, contract = stated_quality(record, spec, rows, questions)
+    own = errors[0]
+    before = own.noted[0] if own.noted and cell else None
+    parts = (
+        _own_part(own, before, at, measure),
+        _withheld_part(record, measure),
+        *_predicted_parts(record, spec, measure),
+        *_missing_part(record, measure),
+    )
+    coverage = quality.get("accuracy", {}).get("coverage")
+    return ExplainedValue(rows.group_cells()[at], name, cell, values.confidence, parts, rows.length, contract, coverage)
+
+
+def value_of_group(
+    record: AnswerRecord, spec: QuerySpec, measure: Measure, asked: MeasureQuestions, group: Mapping[str, Any]
+) -> Cell:
+    """The same value in another revision; without members if that has no such group."""
+    rows: AnswerRows = answer_rows(record, spec, replace(asked, measures=(measure.name,)))
+    cells = rows.values[0].cells(rows.length)
+    found = (cell for cell, key in zip(cells, rows.group_cells(), strict=True) if key == group)
+    return _main_value(next(found, {}))[1]
+
+
+def edge_statements(record: AnswerRecord, measure: Measure) -> dict[str, dict[str, Any]]:
+    """What each edge had stated of the window when the answer was given; None: unknown."""
+    completeness, stated = record.quality["completeness"], record.quality.get("edges")
+    missing, left = completeness["missing"], completeness.get("left", ())
+    held = {} if stated is None else stated["withheld"]
+    late = {} if stated is None else stated["late"]
+    closed = (stated or {}).get("closed") or ()
+    until = {} if stated is None else stated["closed_until_ms"]
+    result = {}
+    for edge in sorted({*closed, *missing, *left, *held, *late}):
+        has_closed = True if edge in closed else False if edge in (*missing, *left) else None
+        none_late = 0 if has_closed else None
+        result[edge] = {
+            "closed": has_closed,
+            "closed_until": rfc3339(until[edge]) if edge in until else None,
+            "late": late.get(edge, none_late),
+            "withheld": _withheld_at_edge(held.get(edge), measure, bool(has_closed)),
+        }
+    return result
+
+
+def _withheld_at_edge(bounds: Mapping[str, Any] | None, measure: Measure, closed: bool) -> dict[str, Any] | None:
+    if bounds is None or (measure.name not in bounds and measure.function.error is not None):
+        return {"above": 0, "below": 0} if closed else None
+    bound = bounds.get(measure.name)
+    return None if bound is None else {"above": bound["above"], "below": bound["below"]}
+
+
+def _main_value(cell: Cell) -> tuple[str, Cell]:
+    """The interval that a cell is, or the first one in it; lists have none."""
+    if "estimate" in cell:
+        return "", {name: cell[name] for name in _VALUE}
+    for name, member in cell.items():
+        if isinstance(member, Mapping):
+            inner, value = _main_value(dict(member))
+            if value:
+                return f"{name} {inner}".strip(), value
+    return "", {}
+
+
+def _width(value: Cell) -> float:
+    if not value or value["lower"] is None or value["upper"] is None:
+        return math.inf
+    return float(value["upper"]) - float(value["lower"])
+
+
+def _own_part(own: NotedError, before: Estimates | None, row: int, measure: Measure) -> ErrorPart:
+    """The synopsis' own error, from the bounds before they are widened by what the answer lacks."""
+    cause = "sampling" if own.is_sample else "sketch"
+    if before is None:
+        width = _finite(own.half_width)
+        return ErrorPart(cause, width, width, f"the largest error of any value of {measure.function.name}")
+    value, lower, upper = (float(getattr(before, name)[row]) for name in ("value", "lower", "upper"))
+    above, below = _finite(upper - value), _finite(value - lower)
+    if above == 0 and below == 0:
+        return ErrorPart(cause, 0, 0, f"{measure.function.name} is exact for the records that have arrived")
+    what = "a sample of the records" if own.is_sample else f"the synopsis of {measure.function.name}"
+    return ErrorPart(cause, above, below, f"the error of {what}")
+
+
+def _withheld_part(record: AnswerRecord, measure: Measure) -> ErrorPart:
+    withheld = record.quality["error"]["withheld"]
+    if not withheld or (measure.name not in withheld and measure.function.error is not None):
+        return ErrorPart("withheld", 0, 0, "the edges that have closed the window withhold nothing")
+    bound = withheld.get(measure.name)
+    above, below = (None, None) if bound is None else (bound["above"], bound["below"])
+    return ErrorPart("withheld", above, below, "what edges withhold of a group, at most, under the error budget")
+
+
+def _predicted_parts(record: AnswerRecord, spec: QuerySpec, measure: Measure) -> tuple[ErrorPart, ...]:
+    """Errors of an estimate that stands for records which have not arrived."""
+    error, predicted = record.quality["error"], record.quality.get("prediction")
+    if predicted is None:
+        return ()
+    parts = []
+    for cause, what in (
+        ("sampling", "records that edges did not process"),
+        ("straggler", "records that have not arrived yet"),
+        ("missing", "records of edges that have stopped reporting"),
+    ):
+        if measure.name not in predicted:
+            parts.append(ErrorPart(cause, None, None, f"{what}: {NO_BOUND} for a measure that is not estimated"))
+            continue
+        width = error.get(cause)
+        whose = " of the group with the widest interval" if spec.group_by else ""
+        says = what + (f", as estimated{whose}" if width is not None else f": {NO_BOUND}")
+        parts.append(ErrorPart(cause, width, width, says))
+    return tuple(parts)
+
+
+def _missing_part(record: AnswerRecord, measure: Measure) -> tuple[ErrorPart, ...]:
+    """How far records that the answer lacks may move the value, where no estimate stands for them."""
+    completeness, name = record.quality["completeness"], measure.function.name
+    if may_count_twice(completeness):
+        edges = ", ".join(completeness["lost_state"])
+        return (ErrorPart("missing", None, None, f"{edges} lost its state: records may be missing or counted twice"),)
+    if "prediction" in record.quality:
+        return ()
+    if not is_incomplete(completeness):
+        return (ErrorPart("missing", 0, 0, "every expected edge has closed the window with all its records"),)
+    lacking = [*completeness["missing"], *completeness.get("left", ())]
+    says = f"records of {', '.join(lacking[:3])}{', …' if len(lacking) > 3 else ''} may be missing"
+    if not lacking:
+        says = "records came when the window was final" if completeness.get("after_final") else "no edge is expected"
+    return (
+        ErrorPart(
+            "missing", 0 if name == "min" else None, 0 if name in ("count", "max") else None, f"{says}: {NO_BOUND}"
+        ),
+    )
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
