@@ -76,7 +76,7 @@ def test_questions_are_asked_of_live_answers_too(two_hours):
 
 
 def test_a_stream_of_several_queries_has_only_those_and_summaries_have_the_widest_groups(two_hours):
-    desk, query = two_hours
+    desk, _ = two_hours
     other = desk.register(name="other")
     desk.register(name="third")
     groups = {f"C{i:03}": 1 for i in range(20)}
