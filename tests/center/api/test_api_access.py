@@ -385,13 +385,13 @@ def test_one_principal_does_not_take_the_threads_of_all(two_hours, monkeypatch):
     reading, most, hold = 0, 0, threading.Event()
     latest = desk.results.latest
 
-    def slow(ref):
+    def slow(*args):
         nonlocal reading, most
         reading += 1
         most = max(most, reading)
         assert hold.wait(20)
         reading -= 1
-        return latest(ref)
+        return latest(*args)
 
     async def ask() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:

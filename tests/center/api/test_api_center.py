@@ -190,7 +190,8 @@ def test_openapi_describes_every_endpoint_with_a_summary_and_problems_only(desk)
     assert set(document["paths"]) == {
         "/v1/queries", "/v1/queries/{name}", "/v1/queries/{name}/windows", "/v1/queries/{name}/latest",
         "/v1/queries/{name}/at", "/v1/queries/{name}/windows/{start}", "/v1/queries/{name}/windows/{start}/revisions",
-        "/v1/queries/{name}/status", "/v1/queries/{name}/evaluate",
+        "/v1/queries/{name}/windows/{start}/explain", "/v1/queries/{name}/completeness", "/v1/queries/{name}/budget",
+        "/v1/queries/{name}/status", "/v1/queries/{name}/evaluate", "/v1/functions",
             "/v1/queries/{name}/live", "/v1/live", "/v1/edges", "/v1/edges/{edge}", "/v1/edges/{edge}/reinstate",
         "/v1/streams", "/v1/streams/{stream}/columns",
         "/v1/alarms", "/v1/quarantine", "/v1/quarantine/{query}/{position}", "/livez", "/readyz", "/metrics",

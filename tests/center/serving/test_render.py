@@ -74,6 +74,7 @@ def test_an_answer_is_rendered_as_documented() -> None:
         "window": {"start": "2013-01-01T06:00:00Z", "end": "2013-01-01T06:01:00Z"},
         "phase": "complete",
         "revision": 2,
+        "given_at": "1970-01-01T00:00:00Z",
         "data": [
             {
                 "group": {"carrier": "AA"},
