@@ -64,7 +64,15 @@ class StalenessBudget:
     staleness_ms: int
 
 
-Budget = ErrorBudget | StalenessBudget | None
+@dataclass(frozen=True, slots=True)
+class CombinedBudget:
+    """Both limits: edges send the fewest bytes with which an answer within the error is there in time."""
+
+    error: ErrorBudget
+    staleness: StalenessBudget
+
+
+Budget = ErrorBudget | StalenessBudget | CombinedBudget | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +187,26 @@ class QuerySpec:
         return spec
 
     @property
+    def error_budget(self) -> ErrorBudget | None:
+        """The error budget, alone or combined with a staleness budget."""
+        budget = self.budget.error if isinstance(self.budget, CombinedBudget) else self.budget
+        return budget if isinstance(budget, ErrorBudget) else None
+
+    @property
+    def staleness_budget(self) -> StalenessBudget | None:
+        """The staleness budget, alone or combined with an error budget."""
+        budget = self.budget.staleness if isinstance(self.budget, CombinedBudget) else self.budget
+        return budget if isinstance(budget, StalenessBudget) else None
+
+    @property
+    def saves_bytes(self) -> bool:
+        """Whether edges send as little as the limits of a combined budget permit, instead of as early as they can."""
+        return isinstance(self.budget, CombinedBudget)
+
+    @property
     def notes(self) -> list[str]:
         """What a valid query does not do, although its writer may expect it."""
-        relative = self.budget.relative if isinstance(self.budget, ErrorBudget) else ()
+        relative = self.error_budget.relative if self.error_budget is not None else ()
         return [f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in relative]
 
     def to_mapping(self) -> dict[str, object]:
@@ -193,11 +218,14 @@ class QuerySpec:
             result["group_by"] = list(self.group_by)
         result["measures"] = {m.name: m.to_text() for m in self.measures}
         result["window"] = self.window.to_mapping()
-        if isinstance(self.budget, ErrorBudget):
-            percentages = {name: format_fraction(share) for name, share in self.budget.relative}
-            result["budget"] = {"error": {**dict(self.budget.limits), **percentages}}
-        elif isinstance(self.budget, StalenessBudget):
-            result["budget"] = {"staleness": format_duration(self.budget.staleness_ms)}
+        budget: dict[str, object] = {}
+        if (error := self.error_budget) is not None:
+            percentages = {name: format_fraction(share) for name, share in error.relative}
+            budget["error"] = {**dict(error.limits), **percentages}
+        if (staleness := self.staleness_budget) is not None:
+            budget["staleness"] = format_duration(staleness.staleness_ms)
+        if budget:
+            result["budget"] = budget
         if self.accuracy is not None:
             result["accuracy"] = self.accuracy.to_mapping()
         if self.cache != CacheSpec():
@@ -289,20 +317,26 @@ def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> No
 def _budget(value: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> Budget:
     if value is None:
         return None
-    accepted = "{error: {measure: amount}} or {staleness: 2s}"
     b = require_keys(value, "budget", {"error": False, "staleness": False}, InvalidQuery)
-    if len(b) != 1:
-        raise InvalidQuery("budget", value, accepted, "exactly one kind of budget")
+    if not b:
+        raise InvalidQuery("budget", value, "{error: {measure: amount}}, {staleness: 2s}, or both", "it is empty")
+    staleness = error = None
     if "staleness" in b:
-        return StalenessBudget(duration_ms(b["staleness"], "budget.staleness", InvalidQuery, minimum_ms=1))
+        staleness = StalenessBudget(duration_ms(b["staleness"], "budget.staleness", InvalidQuery, minimum_ms=1))
+    if "error" in b:
+        error = _error_budget(b["error"], measures, accuracy)
+    return CombinedBudget(error, staleness) if error is not None and staleness is not None else error or staleness
+
+
+def _error_budget(value: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> ErrorBudget:
     if accuracy is not None:
-        raise InvalidQuery("budget.error", b["error"], "an accuracy, an error budget, or an accuracy with a staleness "
+        raise InvalidQuery("budget.error", value, "an accuracy, an error budget, or an accuracy with a staleness "
                            "budget", "withheld values would add to the error of the accuracy")  # fmt: skip
-    if not isinstance(b["error"], Mapping) or not b["error"]:
-        raise InvalidQuery("budget.error", b["error"], "an amount per measure, such as {bytes: 1MB}")
+    if not isinstance(value, Mapping) or not value:
+        raise InvalidQuery("budget.error", value, "an amount per measure, such as {bytes: 1MB}")
     names = [m.name for m in measures]
     limits, relative = [], []
-    for name, amount in b["error"].items():
+    for name, amount in value.items():
         at = f"budget.error.{name}"
         if name not in names:
             raise InvalidQuery(at, amount, f"one of the measures {', '.join(names)}", "unknown measure")

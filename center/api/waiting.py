@@ -8,7 +8,7 @@ from typing import Literal
 
 from center.api.edge_progress import edge_state
 from center.catalog import EdgeRecord, QueryStatusRecord, RegisteredQuery, expected_edges
-from edgewater.query import Budget, ErrorBudget
+from edgewater.query import ErrorBudget
 from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.timestamps import rfc3339
 
@@ -112,7 +112,7 @@ def explain(
     blocking = [w for w in waits if w.holds_back]
 
     def result(state: QueryState, reason: str, remedy: str = "", since_ms: int | None = None) -> QueryWait:
-        saved = SAVES_NOTHING if answered and not withheld and _is_relative(query.spec.budget) else ""
+        saved = SAVES_NOTHING if answered and not withheld and _is_relative(query.spec.error_budget) else ""
         return QueryWait(state, reason, remedy or REMEDIES.get(state, ""), since_ms, waits, saved)
 
     if not_ready:
@@ -143,8 +143,8 @@ def explain(
     return result("waiting", f"no window has been closed by every expected edge: {_joined(waits)}")
 
 
-def _is_relative(budget: Budget | None) -> bool:
-    return isinstance(budget, ErrorBudget) and bool(budget.relative) and not budget.limits
+def _is_relative(budget: ErrorBudget | None) -> bool:
+    return budget is not None and bool(budget.relative) and not budget.limits
 
 
 def _at_edge(

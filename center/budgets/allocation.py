@@ -24,7 +24,7 @@ from functools import singledispatchmethod
 from typing import Any
 
 from center.budgets.holdings import NO_HOLDING, Grant, Holding
-from edgewater.query import ErrorBudget, QuerySpec
+from edgewater.query import QuerySpec
 from edgewater.streams import MIN_TIME_MS, EdgeId
 
 _RELATIVE_TOLERANCE = 1e-9
@@ -361,8 +361,8 @@ def error_limits(spec: QuerySpec) -> tuple[dict[str, float], dict[str, float]]:
     Errors of sums add up over edges. The error of an extremum is the largest of any edge's. Relative errors do not add
     up either: Σ e·|vᵢ| ≤ e·|Σ vᵢ| as long as the vᵢ have one sign.
     """
-    if not isinstance(spec.budget, ErrorBudget):
+    if spec.error_budget is None:
         return {}, {}
     kind = {m.name: m.function.error for m in spec.measures}
-    divided = {name: limit for name, limit in spec.budget.limits if kind[name] != "extremum"}
-    return divided, {name: limit for name, limit in spec.budget.limits if name not in divided}
+    divided = {name: limit for name, limit in spec.error_budget.limits if kind[name] != "extremum"}
+    return divided, {name: limit for name, limit in spec.error_budget.limits if name not in divided}

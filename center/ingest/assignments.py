@@ -12,7 +12,7 @@ import pyarrow as pa
 from center.budgets import Grant, MembersChanged
 from center.catalog import DeclaredStream, EdgeRecord, RegisteredQuery, contributes, expected_edges
 from center.sampling import SamplingRequirement, is_expensive
-from edgewater.query import QuerySpec, StalenessBudget
+from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
@@ -162,8 +162,8 @@ class BudgetSnapshot:
     def message(self, query: RegisteredQuery, edge: EdgeId) -> pb.Budget | None:
         """The budget message of one query to one edge; None if there is none yet."""
         ref = query.ref
-        if isinstance(query.spec.budget, StalenessBudget):
-            delay_ms = self.processing_delay_ms.get(ref)
+        delay_ms = self.processing_delay_ms.get(ref, 0) if query.spec.staleness_budget is not None else 0
+        if query.spec.error_budget is None:
             return pb.Budget(query=ref.name, query_version=ref.version, center_ms=delay_ms) if delay_ms else None
         grant = self.grants.get(ref, {}).get(edge)
         if grant is None:
@@ -174,4 +174,5 @@ class BudgetSnapshot:
             shares=grant.shares,
             version=grant.version,
             from_ms=grant.from_ms,
+            center_ms=delay_ms,
         )

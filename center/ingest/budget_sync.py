@@ -26,7 +26,6 @@ from center.budgets import (
 from center.catalog import BudgetStateChange, Catalog, query_key
 from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment
 from center.ingest.status_writer import StatusWriter
-from edgewater.query import ErrorBudget
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 
@@ -72,7 +71,7 @@ class BudgetSync:
         plan_changed = plan.version != self._plan_version
         for assigned in plan.queries:
             ref = assigned.query.ref
-            if isinstance(assigned.query.spec.budget, ErrorBudget) and (plan_changed or ref in self._reports):
+            if assigned.query.spec.error_budget is not None and (plan_changed or ref in self._reports):
                 await self._sync_query(assigned)
         self._plan_version = plan.version
         live = {q.query.ref for q in plan.queries}

@@ -12,7 +12,7 @@ from center.estimation import GroupPrediction, Prediction
 from center.sampling import describe_reasons, is_expensive
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
-from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import Delivery, EdgeId
 from edgewater.wire import InputLoss, SamplingReason, Signs, SliceClose
 
@@ -76,7 +76,7 @@ class Totals:
             for w in close.withheld
             if w.groups or w.largest_unsent is not None
         }
-        relative = dict(spec.budget.relative) if isinstance(spec.budget, ErrorBudget) else {}
+        relative = dict(spec.error_budget.relative) if spec.error_budget is not None else {}
         sums = [m.name for m in spec.measures if m.name in relative and m.function.error == "sum"]
         signs: dict[str, frozenset[int]] = {}
         if sums and close.observed:
@@ -313,6 +313,13 @@ class Quality:
     def is_complete(self) -> bool:
         return not self.missing and not self.left and self.expected > 0
 
+    @property
+    def keeps_error(self) -> bool:
+        """Whether nothing but the staleness violates the contract. False also for an unsent maximum, whose error shows
+        only beside the values of the answer (`center.serving.unsent_maxima`)."""
+        unsent = any(bound.unsent is not None for bound in self.withheld.values())
+        return not unsent and all(v.code == STALENESS for v in self.violations)
+
     def to_mapping(self) -> dict[str, Any]:
         """The members of an answer's JSON: completeness, records, staleness_ms, error, contract; and `edges`, which
         only explanations show."""
@@ -401,17 +408,22 @@ def assess(
 
     Args:
         has_data: some edge has reported records of the window.
-        first_staleness_ms: staleness of the window's first answer. A staleness budget applies to that one only.
+        first_staleness_ms: staleness of the window's first answer; under a combined budget, of the first one that
+            kept the error budget. A staleness budget applies to that one only.
     """
     withheld = dict(sorted((totals.withheld or {}).items()))
-    if isinstance(spec.budget, StalenessBudget):
-        requested: dict[str, Any] = {"staleness_ms": spec.budget.staleness_ms}
-        violations = _too_stale(first_staleness_ms, spec.budget.staleness_ms) + _incomplete(expected, missing)
-    else:
-        budget = spec.budget or ErrorBudget(())
+    requested: dict[str, Any] = {}
+    violations = _incomplete(expected, missing)
+    if spec.error_budget is not None or spec.staleness_budget is None:
+        budget = spec.error_budget or ErrorBudget(())
         limits = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
-        requested = {"error": limits} if spec.budget else {"exact": _exactness(spec)}
-        violations = _incomplete(expected, missing) + _over_budget(withheld, budget) + _of_both_signs(totals)
+        requested = {"error": limits} if spec.error_budget is not None else {"exact": _exactness(spec)}
+        violations += _over_budget(withheld, budget) + _of_both_signs(totals)
+    if spec.staleness_budget is not None:
+        staleness_budget_ms = spec.staleness_budget.staleness_ms
+        requested["staleness_ms"] = staleness_budget_ms
+        of = "first answer within the error budget" if spec.saves_bytes else "first answer"
+        violations = _too_stale(first_staleness_ms, staleness_budget_ms, of) + violations
     if spec.accuracy is not None and spec.accuracy.kind is None:
         # The error of a function's value is checked where the value is computed (`center.serving.function_values`).
         promised = {"staleness_ms": requested["staleness_ms"]} if "staleness_ms" in requested else {}
@@ -503,8 +515,8 @@ def with_accuracy(
         # All edges have closed the window: no estimate stands for the records that one of them lacks.
         violations += [v for v in quality.violations if v.code == MISSING_EDGES]
     requested = dict(accuracy.to_contract())
-    if isinstance(spec.budget, StalenessBudget):
-        requested["staleness_ms"] = spec.budget.staleness_ms
+    if spec.staleness_budget is not None:
+        requested["staleness_ms"] = spec.staleness_budget.staleness_ms
     sampled = prediction is not None and prediction.sampled < prediction.arrived
     waited = prediction.waited_slots * slot_ms if prediction is not None else None
     result = AccuracyQuality(
@@ -531,10 +543,10 @@ def _describe_sampling(
     return UNKNOWN_SAMPLE if unknown_sample else ALL_RECORDS_NEEDED if is_expensive(spec) else NOT_SAMPLED
 
 
-def _too_stale(first_staleness_ms: int, budget_ms: int) -> list[Violation]:
+def _too_stale(first_staleness_ms: int, budget_ms: int, of: str) -> list[Violation]:
     if first_staleness_ms <= budget_ms:
         return []
-    message = f"the first answer came {first_staleness_ms} ms after the window's end; the budget is {budget_ms} ms"
+    message = f"the {of} came {first_staleness_ms} ms after the window's end; the budget is {budget_ms} ms"
     return [Violation(STALENESS, message)]
 
 

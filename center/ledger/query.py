@@ -35,7 +35,6 @@ from center.ledger.state import (
     WindowState,
     at_most,
 )
-from edgewater.query import StalenessBudget
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.windows import SlidingWindow
 from edgewater.wire import InputLoss, LossReason, SliceClose
@@ -61,10 +60,10 @@ class QueryLedger(ABC):
 
     def __init__(self, state: QueryState, entries: Iterable[tuple[EntryKind, int, StateEntry]], margin_ms: int) -> None:
         self._spec = state.query.spec
-        budget = self._spec.budget
+        budget = self._spec.staleness_budget
         # How long after its end a window is due; None: it is due when all edges have closed it.
         self._due_after_ms: int | None = None
-        if isinstance(budget, StalenessBudget):
+        if budget is not None:
             self._due_after_ms = budget.staleness_ms - min(margin_ms, budget.staleness_ms // 2)
         self._slices: StateTable[SliceState] = StateTable()
         self._windows: StateTable[WindowState] = StateTable()
@@ -442,13 +441,26 @@ class QueryLedger(ABC):
         end, slices = self._end(start_ms), self._slices_of(start_ms)
         staleness = max(0, now_ms - self._state.running_clock.to_wall_ms(end))
         first = staleness if state.first_staleness_ms is None else state.first_staleness_ms
-        quality = self._quality(start_ms, slices, staleness, first)
+        kept = state.kept_staleness_ms
+        if self._spec.saves_bytes:
+            # Both limits hold together: an answer in time without all edges does not meet the budget.
+            quality = self._quality(start_ms, slices, staleness, staleness if kept is None else kept)
+            if kept is None and quality.keeps_error:
+                kept = staleness
+        else:
+            quality = self._quality(start_ms, slices, staleness, first)
         if phase is Phase.FINAL:
             self._close_window(start_ms)
         else:
             revision = state.revision + 1
             answered = replace(
-                state, revision=revision, phase=phase, first_staleness_ms=first, lacks_edges=lacks_edges, outdated=False
+                state,
+                revision=revision,
+                phase=phase,
+                first_staleness_ms=first,
+                lacks_edges=lacks_edges,
+                outdated=False,
+                kept_staleness_ms=kept,
             )
             self._windows.put(start_ms, answered)
             if lacks_edges and not state.lacks_edges:

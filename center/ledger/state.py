@@ -210,6 +210,7 @@ class WindowState:
             closed the window as it is now. It is answered again when all edges have.
         outdated: it has changed since its newest answer; the next one is given in a later
             transaction (`query.MAX_WORK`).
+        kept_staleness_ms: under a combined budget, staleness of the first answer that kept the error budget.
     """
 
     has_data: bool
@@ -220,6 +221,7 @@ class WindowState:
     merged_into: int | None = None
     lacks_edges: bool = False
     outdated: bool = False
+    kept_staleness_ms: int | None = None
 
     @property
     def is_answered(self) -> bool:
@@ -228,6 +230,8 @@ class WindowState:
     def to_json(self) -> str:
         values = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
         rest = [self.session and astuple(self.session), self.merged_into, self.lacks_edges]
+        if self.kept_staleness_ms is not None:
+            return _dump([*values, *rest, self.outdated, self.kept_staleness_ms])
         return _dump([*values, *rest, *([True] if self.outdated else [])])
 
     @classmethod

@@ -54,7 +54,7 @@ def with_unsent_maxima(
 ) -> dict[str, Any]:
     """The contract, with a violation for each measure of which a group may be further from the truth than its limit."""
     violations = []
-    budget = spec.budget if isinstance(spec.budget, ErrorBudget) else ErrorBudget(())
+    budget = spec.error_budget or ErrorBudget(())
     limits, relative = dict(budget.limits), dict(budget.relative)
     for name, maximum in unsent.items():
         # A relative limit permits to withhold a maximum of 0 only, which is the true one of any group below 0.

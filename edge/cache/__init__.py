@@ -18,6 +18,7 @@ from edge.cache.policy import (
     learn,
     rank_closed,
     rank_closed_by_deadline,
+    rank_closed_by_error,
     rank_open,
     rank_open_by_deadline,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "primary_mask",
     "rank_closed",
     "rank_closed_by_deadline",
+    "rank_closed_by_error",
     "rank_open",
     "rank_open_by_deadline",
 ]

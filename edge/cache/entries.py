@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from edge.cache.arrival_profile import PARTS
 from edgewater.query import BoundQuery
@@ -32,6 +34,7 @@ _COUNTERS = {"last_batch": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "
 _PARTS = f"({PARTS},)<u2"
 _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0.0, pa.bool_(): False}
 """Replaces null in a group's hash. A collision makes a forecast worse and changes no answer."""
+_NO_QUANTA: Mapping[str, float] = MappingProxyType({})
 MAX_SIZE = 1e19
 """Values beyond it take no part in forecasts; the square of a smaller one fits into float32."""
 SMALLEST_UNIT = 1e-300
@@ -150,6 +153,16 @@ class SliceEntries:
     def first_seen(self) -> npt.NDArray[np.float32]:
         """Per group: the elapsed fraction of the slice at its first batch, 0 to 1."""
         return self._column("first")
+
+    def in_key_order(self, groups: IntArray) -> IntArray:
+        """Returns the groups in the order of their keys, in which neighbours have much in common to compress."""
+        columns = self.pending.rows(groups)
+        if not columns:
+            return groups
+        names = [str(i) for i in range(len(columns))]
+        texts = [c.cast(pa.uint8()) if pa.types.is_boolean(c.type) else c for c in columns]
+        order = pc.sort_indices(pa.table(texts, names), [(name, "ascending") for name in names])
+        return np.asarray(groups[order.to_numpy()], np.int64)
 
     @property
     def sends(self) -> npt.NDArray[np.int32]:
@@ -313,19 +326,27 @@ class SliceEntries:
         self._grow()
         return codes
 
-    def send(self, groups: IntArray, recorded: GroupedAggregate | None = None) -> GroupedAggregate:
+    def send(
+        self, groups: IntArray, recorded: GroupedAggregate | None = None, quanta: Mapping[str, float] = _NO_QUANTA
+    ) -> GroupedAggregate:
         """Returns the pending values of these groups; V becomes empty, F becomes F ⊕ V.
 
         Args:
             recorded: in a replay, the values that were sent for these groups, in their order: F becomes F ⊕ recorded.
+            quanta: measures of which only multiples are sent; the rest stays pending (`DivisibleSum.cut`).
         """
         taken = self.pending.take(groups)
+        rests = {name: cast(Any, taken.measures[name]).cut(quantum) for name, quantum in quanta.items()}
         added = taken if recorded is None else recorded
         for name in self._with_error:
             sent = self._column(f"sent:{name}")
             sent[groups] = cast(BoundedError, added.measures[name]).advance(sent[groups])
         self.pending.reset(groups)
         self._column("unsent")[groups] = 0
+        for name, rest in rests.items():
+            self.pending.measures[name].merge(rest, groups)
+            left = rest.change(np.zeros(len(groups))) != 0.0
+            self._column("unsent")[groups[left]] = 1
         self._column("sends")[groups] += 1
         return taken
 

@@ -26,6 +26,7 @@ LEARNING_RATE = 0.3
 FORGOTTEN_BELOW = 0.02
 """Mean records per slice below which a group is dropped: after about ten slices without a record."""
 CURVE_BINS = 64
+NEEDED_DECAY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class GroupHistory:
         max_sends: the largest number of times that any group of the newest slice was sent.
         groups: the number of groups of the newest slice.
         profile: when and how many records arrive.
+        needed: under a combined budget, the number of groups that a slice has to send.
     """
 
     measures: tuple[str, ...] = ()
@@ -68,6 +70,7 @@ class GroupHistory:
     _values: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     profile: ArrivalProfile = field(default_factory=ArrivalProfile)
     _counts: npt.NDArray[np.float16] = field(default_factory=lambda: np.zeros((0, PARTS), np.float16))
+    needed: float = 0.0
 
     def __post_init__(self) -> None:
         if not self._values.size:
@@ -175,6 +178,10 @@ class GroupHistory:
                 records = entries.arrivals.astype(np.float64)
                 self.profile.learn_values(records, entries.size(name), past.arrivals, past.totals[name])
 
+    def learn_needed(self, groups: int) -> None:
+        """Updates `needed` with a slice that had to send this many groups; it falls more slowly than it rises."""
+        self.needed = max(float(groups), NEEDED_DECAY * self.needed)
+
     def learn_curve(self, first_seen: npt.NDArray[np.float32]) -> None:
         """Updates `curve` with the times at which the groups with the largest initial prefix errors appeared."""
         bins = np.minimum((first_seen * CURVE_BINS).astype(np.int64), CURVE_BINS - 1)
@@ -187,6 +194,8 @@ class GroupHistory:
 
     def to_state(self) -> State:
         numbers = [self.measures, self.slices, self.scale, self.max_sends, self.groups]
+        if self.needed:
+            numbers.append(self.needed)
         arrays = {"hashes": self._hashes, "values": self._values, "curve": self.curve}
         arrays["counts"] = self._counts.view(np.uint16)
         return State(
@@ -195,7 +204,7 @@ class GroupHistory:
 
     @classmethod
     def from_state(cls, state: State) -> GroupHistory:
-        measures, slices, scale, max_sends, groups = state.numbers
+        measures, slices, scale, max_sends, groups, *needed = state.numbers
         error_target = ErrorTarget.from_state(state.components["error_target"])
         curve, hashes, values = (state.arrays[name] for name in ("curve", "hashes", "values"))
         result = cls(tuple(measures), slices, scale, error_target, curve, max_sends, groups, hashes, values)
@@ -204,6 +213,7 @@ class GroupHistory:
             result._counts = state.arrays["counts"].view(np.float16)
         else:  # checkpoints of 0.1 have none
             result._counts = np.zeros((len(hashes), PARTS), np.float16)
+        result.needed = needed[0] if needed else 0.0
         return result
 
 

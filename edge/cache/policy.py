@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.cache.entries import SliceEntries, ratio
 from edge.cache.error_target import nth_largest
-from edge.cache.eviction import EVICTION_POLICIES, SliceView
+from edge.cache.eviction import EVICTION_POLICIES, SliceView, most_accumulated_error
 from edge.cache.history import GroupHistory
 from edge.cache.partition import ErrorLimits, primary_mask
 from edge.cache.send_queue import SendQueue
@@ -79,6 +79,14 @@ def rank_closed(entries: SliceEntries, limits: ErrorLimits) -> SendQueue:
     return SendQueue.for_closed_slice(np.flatnonzero(primary_mask(entries, limits)), entries.newest_batch)
 
 
+def rank_closed_by_error(entries: SliceEntries, limits: ErrorLimits, history: GroupHistory) -> SendQueue:
+    """Queues the primary cache of a closed slice, the largest errors first: they matter most in an answer that is due
+    before all of it has arrived."""
+    groups = np.flatnonzero(primary_mask(entries, limits))
+    ranks = most_accumulated_error(SliceView(entries, limits, history, 1.0), groups)
+    return SendQueue.for_closed_slice(groups[np.argsort(ranks, kind="stable")], entries.newest_batch)
+
+
 def rank_open_by_deadline(
     entries: SliceEntries, spec: CacheSpec, history: GroupHistory, context: RankingContext, slots: SendSlots
 ) -> SendQueue:
@@ -108,12 +116,17 @@ def rank_closed_by_deadline(entries: SliceEntries, history: GroupHistory) -> Sen
     return SendQueue.for_closed_slice(groups[order], entries.newest_batch)
 
 
-def learn(entries: SliceEntries, history: GroupHistory, slots: SendSlots | None) -> None:
+def learn(
+    entries: SliceEntries, history: GroupHistory, slots: SendSlots | None, limits: ErrorLimits | None = None
+) -> None:
     """Updates the history with a slice that has just closed, before any of it is sent.
 
     Args:
         slots: under a staleness budget, the sends until the deadline.
+        limits: under a combined budget, what the slice may withhold.
     """
+    if limits is not None:
+        history.learn_needed(int(np.count_nonzero(primary_mask(entries, limits) | (entries.sends > 0))))
     if slots is not None:
         errors = accumulated_errors(entries, history, np.flatnonzero(entries.has_pending))
         totals = np.zeros(len(entries))

@@ -30,14 +30,19 @@ MAX_QUEUED = 1 << 14
 """The queue of an open slice keeps this many of the best entries; once they have been sent, it is ranked again."""
 
 
-def max_entries_per_frame(left_ms: float, entries_per_ms: float) -> int:
+LARGE_FRAME_FACTOR = 4
+"""Frames that save bytes may be larger by this, so that less of them is overhead."""
+
+
+def max_entries_per_frame(left_ms: float, entries_per_ms: float, *, large: bool = False) -> int:
     """Returns how many entries of an open slice one frame may carry (`FRAME_TIME_FRACTION`).
 
     Unlimited if the rate is unknown (0), or if the slice should have closed and waits for its records.
     """
     if left_ms <= 0.0 or entries_per_ms <= 0.0:
         return MAX_QUEUED
-    return max(int(FRAME_TIME_FRACTION * left_ms * entries_per_ms), MIN_ENTRIES_PER_FRAME)
+    factor = LARGE_FRAME_FACTOR if large else 1
+    return factor * max(int(FRAME_TIME_FRACTION * left_ms * entries_per_ms), MIN_ENTRIES_PER_FRAME)
 
 
 @dataclass(frozen=True, slots=True)

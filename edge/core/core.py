@@ -8,6 +8,7 @@ production.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import singledispatchmethod
@@ -294,7 +295,9 @@ class EdgeCore:
         for pipeline in self._oldest_first():
             left = self._pull(pipeline, event)
             if left is not None:
-                built = FrameBuilt(Frame.pack(self.next_seq, pipeline.ref, left.body), left.closed)
+                smallest = pipeline.spec.saves_bytes
+                built = FrameBuilt(Frame.pack(self.next_seq, pipeline.ref, left.body, smallest=smallest), left.closed)
+                pipeline.on_packed(built.frame.raw_bytes, len(built.frame.body))
                 self._append_unacked(built.frame)
                 return [built]
         self._defer_next_pull(event)
@@ -315,6 +318,7 @@ class EdgeCore:
                 continue
             again = self._pull(pipeline, event.pull, RecordedPull(PullResult(frame.unpack(), closed)))
             assert again is not None, "a recorded frame is always built again"
+            pipeline.on_packed(frame.raw_bytes, len(frame.body))
             if again.closed == closed and google_crc32c.value(encode_body(again.body)) == frame.crc32c:
                 return [event.built]
             break
@@ -328,7 +332,7 @@ class EdgeCore:
             min(event.capacity_bytes, MAX_FRAME_BYTES),
             self._watermark_ms(pipeline),
             event.drain_windows.get(stream, NO_DRAIN_WINDOW),
-            self._link_estimate(stream, event),
+            self._link_estimate(stream, event.bandwidth_bytes_s, event.path_delay_ms),
             stream in event.unread,
             recorded,
             self._drops_are_due(pipeline, event),
@@ -355,11 +359,11 @@ class EdgeCore:
                 int(EMPTY_PULL_WAIT_FRACTION * left_ms), EMPTY_PULL_WAIT_MIN_MS
             )
 
-    def _link_estimate(self, stream: str, event: PullEvent) -> LinkEstimate:
+    def _link_estimate(self, stream: str, bandwidth_bytes_s: float, path_delay_ms: int) -> LinkEstimate:
         """Returns the link in the stream's event time, in which slices end."""
         clock = self.streams[stream].spec.clock
         speed = clock.speed if clock is not None else 1.0
-        return LinkEstimate(event.bandwidth_bytes_s / 1000.0 / speed, event.path_delay_ms * speed, speed)
+        return LinkEstimate(bandwidth_bytes_s / 1000.0 / speed, path_delay_ms * speed, speed)
 
     def _oldest_first(self) -> list[QueryPipeline]:
         """Returns the queries with the oldest progress first, so that a busy query starves no other."""
@@ -410,7 +414,7 @@ class EdgeCore:
         """Returns the wall time (ms) at which the next `TickEvent` is due, or None."""
         return min((d for s in self.streams.values() if (d := s.next_deadline()) is not None), default=None)
 
-    def next_pull_ms(self, bandwidth_bytes_s: float, now_ms: int) -> int | None:
+    def next_pull_ms(self, bandwidth_bytes_s: float, now_ms: int, path_delay_ms: int = 0) -> int | None:
         """Returns the wall time at which the next `PullEvent` is due; None: nothing to send.
 
         Closed slices are sent at once. Entries of open slices are sent if their gain is large enough
@@ -424,7 +428,8 @@ class EdgeCore:
                 return now_ms
             drops = [p.unreported_drops.since_ms for p in self._queries_of(name)]
             drops_due = [since_ms + REPORT_DROPS_MS for since_ms in drops if since_ms is not None]
-            for due_ms in (self._next_report_ms(name, now_ms), *drops_due):
+            early_ms = self._early_due_ms(name, bandwidth_bytes_s, now_ms, path_delay_ms)
+            for due_ms in (self._next_report_ms(name, now_ms), early_ms, *drops_due):
                 if due_ms is not None:
                     earliest = due_ms if earliest is None else min(earliest, due_ms)
             drain_ms, first_end = self._drain(name, bandwidth_bytes_s, now_ms)
@@ -447,6 +452,20 @@ class EdgeCore:
             wall_ms += clock.to_event_ms(wall_ms) < due_ms  # a fast clock's rounding
             earliest = wall_ms if earliest is None else min(earliest, wall_ms)
         return earliest
+
+    def _early_due_ms(self, stream: str, bandwidth_bytes_s: float, now_ms: int, path_delay_ms: int) -> int | None:
+        """Returns the wall time at which entries of open slices under combined budgets have to be sent; None: never."""
+        state = self.streams[stream]
+        if state.spec.clock is None:
+            return None
+        clock, link = state.spec.clock, self._link_estimate(stream, bandwidth_bytes_s, path_delay_ms)
+        event_ms = clock.to_event_ms(now_ms)
+        dues = [p.early_due_ms(p.watermark_ms(state.watermark_ms), event_ms, link) for p in self._queries_of(stream)]
+        earliest = min((due for due in dues if due is not None), default=None)
+        if earliest is None:
+            return None
+        rest_ms = clock.to_wall_ms(self._no_pull_before_ms.get(stream, MIN_TIME_MS))
+        return max(clock.to_wall_ms(math.ceil(earliest)), rest_ms, now_ms)
 
     def drain_windows(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, tuple[int, int]]:
         """Returns `PullEvent.drain_windows` for a pull at `now_ms`.

@@ -34,9 +34,17 @@ from edge.core.budget_schedule import ShareSchedule
 from edge.core.drift import estimate_drift
 from edge.core.dropped import UnreportedDrops
 from edge.core.finished import NO_COUNTERS, Counters, FinishedSlices
+from edge.core.least_bytes import EarlySends, SlicePeriod, early_sends, quanta_of
 from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
 from edge.core.memory import FullSlices, HeldMemory, MemoryAction
-from edge.core.selection import PullContext, PullResult, RecordedPull, limit_to_capacity, remaining_slots, select_groups
+from edge.core.selection import (
+    PullContext,
+    PullResult,
+    RecordedPull,
+    limit_to_capacity,
+    remaining_slots,
+    select_groups,
+)
 from edge.core.slices import UNKNOWN_LINK, LinkEstimate, Progress, Slice
 from edge.core.streams import MAX_LOSSES, StreamState, add_loss
 from edgewater.accuracy import report_schedule
@@ -44,7 +52,7 @@ from edgewater.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.errors import InvalidQuery, StorageError
 from edgewater.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.partial_check import group_bytes, max_groups
-from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.query import BoundQuery, QuerySpec, StalenessBudget
 from edgewater.streams import MIN_TIME_MS, TIME_COLUMN, type_name
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, count_distinct, is_sampled
 from edgewater.synopses.encoding.state import State
@@ -60,6 +68,7 @@ SLICE_BYTES, MEASURE_BYTES = 3_500, 700
 TYPES_REMEDY = "Restore the columns, delete the query at the center, and change them then"
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 EAGER_MARGIN = 0.5
+PACKING_RATE = 0.3
 """With the eviction `gain`, entries that have used up this fraction of their limit count as pending."""
 
 
@@ -405,13 +414,13 @@ class QueryPipeline:
 
     def slice_shares(self, start: int) -> dict[str, float]:
         """Returns the shares of a slice: of k slices of a window each may withhold E/k, or E for extrema."""
-        if not isinstance(self.spec.budget, ErrorBudget):
+        if self.spec.error_budget is None:
             return {}
         functions = {m.name: m.function for m in self.spec.measures}
         k, shares = self.spec.window.slices_per_window, self.schedule.at(start)
         return {
             name: shares.get(name, 0.0) / (k if functions[name].error == "sum" else 1)
-            for name, _ in self.spec.budget.limits
+            for name, _ in self.spec.error_budget.limits
         }
 
     def closed_bytes(self, watermark_ms: int) -> int:
@@ -426,14 +435,31 @@ class QueryPipeline:
             after_ms: event time by the stream's clock. A slice that should have closed by then waits for its
                 records; sending its values now would send most groups twice.
         """
-        if self.monitor is not None:
-            return 0, None  # it sends at its report times
+        if self.monitor is not None or self.spec.saves_bytes:
+            return 0, None  # it sends at its report times, or what `early_sends` demands
         after = watermark_ms if self.is_staleness_bound else max(watermark_ms, after_ms)
         sizes = [(end, size) for end, size in self._pending_bytes() if end > after and size]
         return sum(size for _, size in sizes), min((end for end, _ in sizes), default=None)
 
+    def early_due_ms(self, watermark_ms: int, now_ms: int, link: LinkEstimate) -> float | None:
+        """Returns the event time from which entries of an open slice cannot wait for its close; None: all can."""
+        if not self.spec.saves_bytes:
+            return None
+        open_ = [(start, slice_) for start, slice_ in self.slices.items() if self._end(start) > watermark_ms]
+        early = [self._early_sends(start, slice_, watermark_ms, now_ms, link) for start, slice_ in open_]
+        return min((e.from_ms for e in early if e is not None), default=None)
+
+    def _early_sends(
+        self, start: int, slice_: Slice, watermark_ms: int, now_ms: int, link: LinkEstimate
+    ) -> EarlySends | None:
+        if not self.spec.saves_bytes:
+            return None
+        period = SlicePeriod(start, self._end(start), now_ms, watermark_ms)
+        size = self.progress.entry_bytes * self.progress.packed_fraction
+        return early_sends(slice_, self.spec, self.history, self._limits(start), period, link, size)
+
     def _limits(self, start: int) -> ErrorLimits:
-        relative = dict(self.spec.budget.relative) if isinstance(self.spec.budget, ErrorBudget) else {}
+        relative = dict(self.spec.error_budget.relative) if self.spec.error_budget is not None else {}
         return ErrorLimits(self.slice_shares(start), relative)
 
     def _elapsed(self, start: int, now_ms: int) -> float:
@@ -442,7 +468,7 @@ class QueryPipeline:
 
     def _pending_bytes(self) -> Iterator[tuple[int, int]]:
         """Yields the end of each slice and the estimated bytes that it has to send."""
-        margin = EAGER_MARGIN if self.spec.cache.eviction == "gain" else 1.0
+        margin = EAGER_MARGIN if self.spec.cache.eviction == "gain" and not self.spec.saves_bytes else 1.0
         for start, slice_ in self.slices.items():
             if self._is_unreported(slice_) or (slice_.in_time and slice_.close_reported):
                 continue  # entries omitted under a staleness budget are not sent
@@ -510,12 +536,14 @@ class QueryPipeline:
             if recorded is None and work.units >= FULL_FRAME_WORK:
                 through = min(through, end - 1)
                 break
-            if end > watermark_ms and (closing or not self._may_send_early(end, drain_window_ms)):
+            now_ms = drain_window_ms[0]
+            early = self._early_sends(start, slice_, watermark_ms, now_ms, link) if end > watermark_ms else None
+            if end > watermark_ms and (closing or not self._may_send_early(end, drain_window_ms, early)):
                 continue  # a frame that closes a slice is sent at once, not filled with early sends
             if end <= watermark_ms and (end > through or self._is_unreported(slice_)):
                 continue
             made: list[Partial] = []
-            selection = self._select(start, slice_, room, end <= watermark_ms, drain_window_ms, link)
+            selection = self._select(start, slice_, room, end <= watermark_ms, drain_window_ms, link, early)
             selection = limit_to_capacity(slice_, selection, capacity_bytes, self.progress.entry_bytes)
             if recorded is not None:
                 selection = recorded.replace_selection(start, slice_, selection)
@@ -651,7 +679,14 @@ class QueryPipeline:
         return arrivals, partials
 
     def _select(
-        self, start: int, slice_: Slice, room: int, closed: bool, drain_window_ms: tuple[int, int], link: LinkEstimate
+        self,
+        start: int,
+        slice_: Slice,
+        room: int,
+        closed: bool,
+        drain_window_ms: tuple[int, int],
+        link: LinkEstimate,
+        early: EarlySends | None,
     ) -> Selection:
         """Selects the groups of a slice to send now, of about `room` bytes; at least one if there is any room."""
         entry_bytes, end = self.progress.entry_bytes, self._end(start)
@@ -661,15 +696,19 @@ class QueryPipeline:
             remaining_slots(self.spec, end, drain_window_ms[0], link, entry_bytes) if self.bounded_measures else None
         )
         if not closed and self.spec.cache.eviction == "gain":
-            count = min(count, max_entries_per_frame(end - drain_window_ms[0], link.bytes_per_ms / entry_bytes))
+            rate, large = link.bytes_per_ms / entry_bytes, self.spec.saves_bytes
+            count = min(count, max_entries_per_frame(end - drain_window_ms[0], rate, large=large))
+        if early is not None:
+            # What cannot wait is sent whatever its gain is, as if all of it were needed for the rest of the slice.
+            count, drain_window_ms = min(count, early.entries), (drain_window_ms[0], end)
         context = PullContext(start, end, closed, drain_window_ms, count)
         return select_groups(slice_, self.spec, self.history, self._limits(start), context, slots)
 
     @property
     def _relative_sums(self) -> tuple[str, ...]:
-        if not isinstance(self.spec.budget, ErrorBudget):
+        if self.spec.error_budget is None:
             return ()
-        relative = dict(self.spec.budget.relative)
+        relative = dict(self.spec.error_budget.relative)
         return tuple(m.name for m in self.spec.measures if m.name in relative and m.function.error == "sum")
 
     @property
@@ -680,9 +719,11 @@ class QueryPipeline:
         extent = (slice_.first_ms, slice_.last_ms) if self._has_session_windows else (None, None)
         return SliceClose(start, slice_.observed, slice_.late, slice_.entries.withheld(self._relative_sums), *extent)
 
-    def _may_send_early(self, end: int, drain_window_ms: tuple[int, int]) -> bool:
+    def _may_send_early(self, end: int, drain_window_ms: tuple[int, int], early: EarlySends | None) -> bool:
         if self.monitor is not None:
             return False
+        if self.spec.saves_bytes:
+            return early is not None and early.from_ms <= drain_window_ms[0]
         after, through = drain_window_ms
         return through > after if end > after else self.is_staleness_bound
 
@@ -692,13 +733,22 @@ class QueryPipeline:
         return isinstance(self.spec.budget, StalenessBudget)
 
     def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
+        if self.spec.saves_bytes:
+            groups = slice_.entries.in_key_order(groups)
         self._record_drift(start, slice_.entries, groups)
         slice_.discount_pending(self._limits(start), groups)
         sent = recorded.partials.pop(start) if recorded is not None else None
-        data = self.encode(slice_.entries.send(groups, sent))
+        quanta = quanta_of(self.spec, self.slice_shares(start), slice_.entries.pending.measures)
+        data = self.encode(slice_.entries.send(groups, sent, quanta))
         # The estimate follows the actual size of entries, so that frames are about as large as the capacity.
         self.progress.entry_bytes += 0.3 * (len(data) / len(groups) - self.progress.entry_bytes)
         return Partial(start, 0, data)
+
+    def on_packed(self, raw_bytes: int, packed_bytes: int) -> None:
+        """Learns how small frames of the query are on the link, from one that was built or recorded."""
+        if self.spec.saves_bytes and raw_bytes:
+            change = packed_bytes / raw_bytes - self.progress.packed_fraction
+            self.progress.packed_fraction += PACKING_RATE * change
 
     def _record_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:
         """Adds the drift of groups that are sent, or (None) of all groups that a closed slice withholds."""
@@ -720,6 +770,10 @@ class QueryPipeline:
         if done and self.slices:
             self.schedule = self.schedule.without_before(min(self.slices))
 
+    @property
+    def _packed(self) -> list[float]:
+        return [self.progress.packed_fraction] if self.spec.saves_bytes else []
+
     def to_state(self) -> State:
         """Returns the state. The spec is bound again on reading, as a new release may evaluate it otherwise."""
         numbers = {
@@ -728,7 +782,7 @@ class QueryPipeline:
             "types": _types_of(self.bound),
             "since_ms": self.since_ms,
             "schedule": self.schedule.to_state(),
-            "progress": [self.progress.through_ms, self.progress.entry_bytes],
+            "progress": [self.progress.through_ms, self.progress.entry_bytes, *self._packed],
             "sampling_rate": self.sampling_rate,
             "losses": [astuple(loss) for loss in self.losses],
             "unreported_drops": self.unreported_drops.to_state(),

@@ -22,6 +22,7 @@ from edge.cache import (
     learn,
     rank_closed,
     rank_closed_by_deadline,
+    rank_closed_by_error,
     rank_open,
     rank_open_by_deadline,
 )
@@ -111,7 +112,7 @@ class RecordedPull:
         if start in self.partials:
             # By key: if a source's records have changed, the groups are numbered differently.
             groups = slice_.entries.codes(self.partials[start].rows(), len(self.partials[start]))
-        if not np.array_equal(groups, selection.groups):
+        if not np.array_equal(np.sort(groups), selection.groups):  # they may be recorded in the order of their keys
             slice_.send_queue = SendQueue()  # the drawn groups that were not sent have to be ranked again
         return Selection(groups, closed)
 
@@ -139,7 +140,7 @@ def select_groups(
             )
         return slice_.send_queue.draw(slice_.entries, context.max_groups)
     if not slice_.learned:
-        learn(slice_.entries, history, slots)
+        learn(slice_.entries, history, slots, limits if spec.saves_bytes else None)
         slice_.learned = True
     count = context.max_groups
     if slots is not None:
@@ -148,9 +149,12 @@ def select_groups(
         slice_.in_time |= slots.remaining >= 1.0
         count = min(count, int(slots.remaining)) if slice_.in_time and slots.remaining < count else count
     if slice_.send_queue.expired_closed(slice_.entries):
-        slice_.send_queue = (
-            rank_closed(slice_.entries, limits) if slots is None else rank_closed_by_deadline(slice_.entries, history)
-        )
+        if slots is not None:
+            slice_.send_queue = rank_closed_by_deadline(slice_.entries, history)
+        elif spec.saves_bytes:
+            slice_.send_queue = rank_closed_by_error(slice_.entries, limits, history)
+        else:
+            slice_.send_queue = rank_closed(slice_.entries, limits)
     return slice_.send_queue.draw(slice_.entries, count)
 
 

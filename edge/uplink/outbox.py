@@ -20,7 +20,7 @@ from edge.core import (
 )
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport
-from edgewater.query import ErrorBudget, QuerySpec
+from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, Delivery, type_name
 from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
@@ -112,7 +112,7 @@ class UplinkOutbox:
         """Waits until a pull is due, builds a frame, and waits until it is durable."""
         while True:
             now = self._now_ms()
-            due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now)
+            due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now, self.path_delay_ms)
             if due is not None and due <= now:
                 drain_windows = self._durable.core.drain_windows(self.bandwidth_bytes_s, now)
                 pull = PullEvent(
@@ -179,7 +179,7 @@ class UplinkOutbox:
 
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         now = self._now_ms()
-        queries = {r: p for r, p in self._durable.core.queries.items() if isinstance(p.spec.budget, ErrorBudget)}
+        queries = {r: p for r, p in self._durable.core.queries.items() if p.spec.error_budget is not None}
         due = [r for r in queries if all_queries or now - self._reported_ms.get(r, -REPORT_EVERY_MS) >= REPORT_EVERY_MS]
         reports = [self._budget_report(queries[ref]) for ref in due]
         self._reported_ms = {r: t for r, t in self._reported_ms.items() if r in queries} | dict.fromkeys(due, now)

@@ -301,6 +301,15 @@ class BoundedError(Protocol):
         """Returns F ⊕ V per group, in the type of F: the center's value after the pending state is sent."""
 
 
+@runtime_checkable
+class DivisibleSum(Protocol):
+    """A stack of sums or counts that may be sent in parts: rounded values first, the rest later or never."""
+
+    def cut(self, quantum: float) -> Self:
+        """Rounds each value down to a multiple of `quantum`, a power of two, and returns the rest, as the sum of no
+        values. A value that such a multiple cannot express stays whole, and its rest is 0."""
+
+
 Interval = tuple[FloatArray, FloatArray, FloatArray, float]
 """Value, lower and upper bounds (float64, one per name), and the relative error that holds with the confidence."""
 

@@ -32,7 +32,8 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
-from edgewater.query import ErrorBudget, QuerySpec
+from edge.uplink import MIN_FRAME_BYTES
+from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
@@ -123,8 +124,9 @@ class EdgeSimulation:
         size = self._query.window.slice_ms
         step_ms = max(min(RESOLUTION * left * (1.0 + left / size / NEAR), COARSEST * size), FINEST_MS)
         bandwidth = self._bandwidth()
-        due = self.core.next_pull_ms(bandwidth, now)
-        if due is not None and due <= now and self._pull(now_ms, now, step_ms, bandwidth, center):
+        path_delay = round(self._link.latency_ms + self._link.jitter_ms)
+        due = self.core.next_pull_ms(bandwidth, now, path_delay)
+        if due is not None and due <= now and self._pull(now_ms, now, step_ms, bandwidth, path_delay, center):
             return max(self.wire.free_ms, now_ms + 1e-6)
         return float(min(now_ms + step_ms, self._window_end_ms))
 
@@ -134,12 +136,15 @@ class EdgeSimulation:
             return self.wire.delivered_bytes_s
         return self._link.bandwidth_bytes_s / self._link.bytes_per_update * self._entry_bytes
 
-    def _pull(self, now_ms: float, now: int, step_ms: float, bandwidth: float, center: MergingCenter) -> bool:
+    def _pull(
+        self, now_ms: float, now: int, step_ms: float, bandwidth: float, path_delay_ms: int, center: MergingCenter
+    ) -> bool:
         # Whole entries, plus one byte against rounding.
         entries = max(1, round(bandwidth * step_ms / 1000.0 / self._entry_bytes))
         capacity = math.ceil(entries * self._entry_bytes) + 1
-        path_delay = round(self._link.latency_ms + self._link.jitter_ms)
-        event = PullEvent(capacity, self.core.drain_windows(bandwidth, now), bandwidth, path_delay)
+        if self._query.saves_bytes and self._link.bytes_per_update is None:
+            capacity = max(capacity, MIN_FRAME_BYTES)  # as an agent, since small frames are mostly overhead
+        event = PullEvent(capacity, self.core.drain_windows(bandwidth, now), bandwidth, path_delay_ms)
         built = [e.frame for e in self.core.handle(event) if isinstance(e, FrameBuilt)]
         for frame in built:
             body = frame.unpack()
@@ -168,10 +173,10 @@ class EdgeSimulation:
 
 def equal_shares(query: QuerySpec, edges: int) -> dict[str, float]:
     """Returns equal shares: E / n for sums; E for extrema, whose errors do not add up."""
-    if not isinstance(query.budget, ErrorBudget):
+    if query.error_budget is None:
         return {}
     extrema = {m.name for m in query.measures if m.function.error == "extremum"}
-    return {name: limit if name in extrema else limit / edges for name, limit in query.budget.limits}
+    return {name: limit if name in extrema else limit / edges for name, limit in query.error_budget.limits}
 
 
 def with_group_codes(trace: Trace, query: QuerySpec) -> tuple[Trace, QuerySpec]:

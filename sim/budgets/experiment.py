@@ -13,7 +13,7 @@ import numpy as np
 
 from edgewater.caching import CacheSpec
 from edgewater.errors import InvalidRequest
-from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.query import QuerySpec
 from edgewater.windows import SlidingWindow
 from sim.budgets.baselines import batching, random_early, streaming
 from sim.budgets.edges import Rebalance, simulate
@@ -76,8 +76,8 @@ def run(
 
 def evaluated_measure(query: QuerySpec) -> str:
     """Returns the name of the measure whose error is evaluated."""
-    if isinstance(query.budget, ErrorBudget):
-        return [*query.budget.limits, *query.budget.relative][0][0]
+    if query.error_budget is not None:
+        return [*query.error_budget.limits, *query.error_budget.relative][0][0]
     return query.measures[0].name
 
 
@@ -88,7 +88,7 @@ def _computed(
     if measure.function.name not in get_args(Aggregate):
         raise InvalidRequest("measure", measure.to_text(), "sum, count, min or max")
     aggregate: Aggregate = measure.function.name  # type: ignore[assignment]
-    if isinstance(query.budget, ErrorBudget) and query.budget.relative:
+    if query.error_budget is not None and query.error_budget.relative:
         raise InvalidRequest("budget", query.to_mapping()["budget"], "an absolute error for this policy")
     update_bytes = link.bytes_per_update or UPDATE_BYTES
     service_ms = update_bytes / link.bandwidth_bytes_s * 1000.0
@@ -122,8 +122,10 @@ def _one_edge(
 ) -> list[WindowSchedule]:
     measure = evaluated_measure(query)
     values = measured_values(part, query, measure)
-    budget = dict(query.budget.limits)[measure] / shares if isinstance(query.budget, ErrorBudget) else None
-    stale = float(query.budget.staleness_ms) if isinstance(query.budget, StalenessBudget) else None
+    # Under both budgets the error is kept, with the least staleness: the optimum then sends the fewest updates too.
+    error, staleness = query.error_budget, query.staleness_budget
+    budget = dict(error.limits)[measure] / shares if error is not None else None
+    stale = float(staleness.staleness_ms) if staleness is not None and budget is None else None
     if budget is None and stale is None:
         budget = 0.0
     size = query.window.slice_ms

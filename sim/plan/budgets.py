@@ -71,7 +71,7 @@ def _own(query: QuerySpec, largest: float) -> PlannedBudget | None:
     if isinstance(query.budget, StalenessBudget):
         ms = query.budget.staleness_ms
         return PlannedBudget("staleness", ms / query.window.longest_ms, ms, of_query=True)
-    limit = dict(query.budget.limits).get(query.measures[0].name) if query.budget is not None else None
+    limit = dict(query.error_budget.limits).get(query.measures[0].name) if query.error_budget is not None else None
     return None if limit is None else PlannedBudget("error", limit / largest, limit, of_query=True)
 
 

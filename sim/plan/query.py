@@ -8,7 +8,7 @@ from pathlib import Path
 from edgewater.errors import InvalidConfig, InvalidQuery
 from edgewater.measure import Measure
 from edgewater.quantities import duration_ms, format_duration
-from edgewater.query import ErrorBudget, QuerySpec
+from edgewater.query import QuerySpec
 from edgewater.windows import SlidingWindow, TumblingWindow
 
 AGGREGATES = ("sum", "count", "min", "max")
@@ -120,8 +120,8 @@ def _evaluated(query: QuerySpec, name: str | None) -> Measure:
         if name not in by_name:
             raise InvalidConfig("--measure", name, f"one of the query's measures {', '.join(by_name)}")
         return by_name[name]
-    if isinstance(query.budget, ErrorBudget):
-        budgeted = [n for n, _ in (*query.budget.limits, *query.budget.relative)]
+    if query.error_budget is not None:
+        budgeted = [n for n, _ in (*query.error_budget.limits, *query.error_budget.relative)]
         able = [n for n in budgeted if by_name[n].function.name in AGGREGATES]
         return by_name[(able or budgeted)[0]]
     return next((m for m in query.measures if m.function.name in AGGREGATES), query.measures[0])

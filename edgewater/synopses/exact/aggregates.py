@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,9 @@ from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 _LINEAR = Properties(invertible=True, linear=True)
 _PER_GROUP = ArrayRoles(0)
 
+S = TypeVar("S", bound=ArrayStack)
+_MAX_QUANTUM = 2.0**62
+_LARGEST_CUT = 2.0**900
 _HALF = 32
 _ROWS = 1 << 20  # rows whose lower halves add up to less than 2^53
 
@@ -115,6 +118,9 @@ class CountStack(ArrayStack):
     def advance(self, sent: FloatArray) -> FloatArray:
         return np.asarray(sent + self._view("n"))
 
+    def cut(self, quantum: float) -> Self:
+        return _cut(self, "n", quantum)
+
 
 class SumStack(ArrayStack):
     """Sum per group; no answer where there is no value."""
@@ -173,6 +179,9 @@ class IntegerSumStack(SumStack):
     def _total(self) -> FloatArray:
         return wide_as_float(self._wide())
 
+    def cut(self, quantum: float) -> Self:
+        return _cut(self, "sum", quantum)
+
     def _sums(self, present: BoolArray) -> Estimates:
         return Estimates.exact_integers(wide_as_integers(self._wide()), present)
 
@@ -195,6 +204,17 @@ class IntegerSumStack(SumStack):
         result = cls()
         result._load([*decoded, np.zeros_like(decoded[1])][:3])
         return result
+
+
+def _cut(stack: S, name: str, quantum: float) -> S:
+    """`DivisibleSum.cut` of an array of integers. In two's complement the low bits are the rest of negative numbers
+    too."""
+    rest = stack.take(np.zeros(0, np.int64))
+    rest.grow(len(stack))
+    mask = int(min(max(quantum, 1.0), _MAX_QUANTUM)) - 1
+    rest._view(name)[:] = stack._view(name) & mask
+    stack._view(name)[:] -= rest._view(name)
+    return rest
 
 
 class _FloatSumsStack(ArrayStack):
@@ -268,6 +288,21 @@ class FloatSumStack(_FloatSumsStack, SumStack):
     def merge(self, other: Self, codes: IntArray) -> None:
         np.add.at(self._view("n"), codes, other._view("n"))
         self._totals.merge(other._totals, codes)
+
+    def cut(self, quantum: float) -> Self:
+        total = self._total()
+        with np.errstate(over="ignore", invalid="ignore"):
+            steps = np.floor(total / quantum)
+            multiples = steps * quantum + 0.0
+        whole = np.flatnonzero(~((np.abs(steps) < 2.0**53) & (np.abs(total) < _LARGEST_CUT)))
+        divided = np.setdiff1d(np.arange(len(self)), whole)
+        rest = self.take(np.arange(len(self)))
+        rest._view("n")[:] = 0
+        rest._totals.reset(whole)
+        rest._totals.add(divided, [-multiples[divided]])
+        self._totals.reset(divided)
+        self._totals.add(divided, [multiples[divided]])
+        return rest
 
 
 class ExtremumStack(ArrayStack):
