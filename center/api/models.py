@@ -35,7 +35,7 @@ measures:
   flights: count()
   delay: mean(dep_delay)
 window: {tumbling: 1d}
-budget: {staleness: 2s}        # or {error: {flights: 100}}; none: exact
+budget: {staleness: 2s}        # or {error: {flights: 100}}, or both; none: exact
 lateness: 1h                   # until then a window may be revised
 """
 EXAMPLE_ANSWER: dict[str, Any] = {

@@ -31,7 +31,7 @@ MAX_QUEUED = 1 << 14
 
 
 LARGE_FRAME_FACTOR = 4
-"""Frames that save bytes may be larger by this, so that less of them is overhead."""
+"""Frames of a combined budget may be larger by this, so that less of them is overhead."""
 
 
 def max_entries_per_frame(left_ms: float, entries_per_ms: float, *, large: bool = False) -> int:

@@ -23,7 +23,9 @@ from edgewater.synopses import DivisibleSum, Stack
 DRAIN_SAFETY = 1.3
 """Early sends begin when sending them would take the time that is left, divided by this: values change meanwhile."""
 USED_AFTER_CLOSE = 0.8
-"""The fraction of the sends between a slice's close and its deadline that a combined budget plans with."""
+"""The fraction of the link's bytes between a slice's close and its deadline that a combined budget plans with."""
+CLOSING_FRAME_BYTES = 256
+"""What a frame has besides its entries, about."""
 NEEDED_MARGIN = 1.1
 """By how much a slice may need more sends than earlier ones did."""
 LEAST_ELAPSED = 0.25
@@ -85,11 +87,13 @@ def early_sends(
         return None
     pending = slice_.count_pending(limits, 1.0)
     if history.slices:
+        # If repeated sends counted, a slice that repeats many would let the next one begin earlier, and repeat more.
         sent = int(np.count_nonzero(slice_.entries.sends))
         needed = max(float(pending), NEEDED_MARGIN * history.needed - sent)
     else:
         needed = pending / max(period.elapsed, LEAST_ELAPSED)
-    excess = needed - USED_AFTER_CLOSE * rate * (deadline_ms - period.close_ms)
+    after_close_bytes = USED_AFTER_CLOSE * link.bytes_per_ms * (deadline_ms - period.close_ms) - CLOSING_FRAME_BYTES
+    excess = needed - max(after_close_bytes, 0.0) / entry_bytes
     return EarlySends(math.ceil(excess), period.close_ms - DRAIN_SAFETY * excess / rate) if excess > 0.0 else None
 
 

@@ -746,7 +746,7 @@ class QueryPipeline:
 
     def on_packed(self, raw_bytes: int, packed_bytes: int) -> None:
         """Learns how small frames of the query are on the link, from one that was built or recorded."""
-        if self.spec.saves_bytes and raw_bytes:
+        if self.spec.saves_bytes and raw_bytes and self.encode is GroupedAggregate.to_bytes:
             change = packed_bytes / raw_bytes - self.progress.packed_fraction
             self.progress.packed_fraction += PACKING_RATE * change
 

@@ -290,8 +290,12 @@ class Frame:
             smallest: a metered link is worth more time: about a millisecond per 2 KB.
         """
         plain = encode_body(body)
-        codec = pa.Codec("zstd", compression_level=_SMALLEST_LEVEL) if smallest else pa.Codec("zstd")
-        packed = {Encoding.PLAIN: plain, Encoding.ZSTD: codec.compress(plain, asbytes=True)}
+        zstd = (
+            pa.Codec("zstd", compression_level=_SMALLEST_LEVEL).compress(plain, asbytes=True)
+            if smallest
+            else pa.compress(plain, codec="zstd", asbytes=True)
+        )
+        packed = {Encoding.PLAIN: plain, Encoding.ZSTD: zstd}
         if len(plain) <= preset.MAX_BODY_BYTES:
             packed[Encoding.PRESET] = preset.deflate(plain)
         encoding, shipped = min(packed.items(), key=lambda item: len(item[1]))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from edgewater.errors import InvalidConfig
 from edgewater.quantities import duration_ms, fraction, size_bytes
-from edgewater.query import Budget, ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.query import Budget, CombinedBudget, ErrorBudget, QuerySpec, StalenessBudget
 
-Kind = Literal["error", "staleness"]
+Kind = Literal["error", "staleness", "combined"]
 ERROR_SHARES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 STALENESS_SHARES = (0.003, 0.01, 0.03, 0.1, 0.3)
 BUDGET_ACCEPTED = "an amount in the measure's unit such as 1000 or 1MB, or 0% to 100% of the largest possible error"
@@ -23,47 +23,76 @@ class PlannedBudget:
     """One budget of a plan.
 
     Attributes:
-        size: an error as a fraction of the largest possible error; a staleness in windows.
+        size: an error as a fraction of the largest possible error; a staleness in windows. Of a combined budget it is
+            the error.
         amount: an error in the measure's unit; a staleness in ms.
         of_query: whether it is the budget of the query itself.
+        staleness_ms: the staleness of a combined budget.
     """
 
     kind: Kind
     size: float
     amount: float
     of_query: bool = False
+    staleness_ms: int | None = None
 
     def for_query(self, measure: str) -> Budget:
         """Returns the budget for a query with this measure."""
         if self.kind == "staleness":
             return StalenessBudget(int(self.amount))
-        return ErrorBudget(((measure, self.amount),))
+        error = ErrorBudget(((measure, self.amount),))
+        return error if self.staleness_ms is None else CombinedBudget(error, StalenessBudget(self.staleness_ms))
+
+    def with_staleness(self, ms: int) -> PlannedBudget:
+        return replace(self, kind="combined", staleness_ms=ms)
 
 
-def budgets(errors: Sequence[str], stalenesses: Sequence[str], query: QuerySpec, largest: float) -> list[PlannedBudget]:
+def budgets(
+    errors: Sequence[str], stalenesses: Sequence[str], query: QuerySpec, largest: float, *, combined: bool = False
+) -> list[PlannedBudget]:
     """Returns the budgets to try, smallest first. A sweep includes the query's own budget.
 
     Args:
         errors, stalenesses: budgets from the command line. If both are empty: a sweep of the query's kind of budget,
             error by default.
         largest: the largest possible error, which is that of an answer without the largest group.
+        combined: each error is combined with each staleness; also if the query's own budget is combined.
 
     Raises:
         InvalidConfig: names the flag, the value and what is accepted.
     """
     window_ms = query.window.longest_ms
     own = _own(query, largest)
-    if errors or stalenesses:
+    if combined or (own is not None and own.kind == "combined"):
+        chosen = _combined(errors, stalenesses, own, largest, window_ms)
+    elif errors or stalenesses:
         chosen = [_error(text, largest) for text in errors] + [_staleness(text, window_ms) for text in stalenesses]
     elif own is not None and own.kind == "staleness":
         lengths = sorted({max(1, round(share * window_ms)) for share in STALENESS_SHARES})
         chosen = [PlannedBudget("staleness", ms / window_ms, ms) for ms in lengths]
     else:
         chosen = [PlannedBudget("error", share, share * largest) for share in ERROR_SHARES]
-    unique = {(b.kind, b.amount): b for b in chosen}
-    if own is not None and ((own.kind, own.amount) in unique or not (errors or stalenesses)):
-        unique[own.kind, own.amount] = own
-    return sorted(unique.values(), key=lambda b: (b.kind, b.amount))
+    unique = {_key(b): b for b in chosen}
+    if own is not None and (_key(own) in unique or not (errors or stalenesses)):
+        unique[_key(own)] = own
+    return sorted(unique.values(), key=_key)
+
+
+def _key(budget: PlannedBudget) -> tuple[str, int, float]:
+    return budget.kind, budget.staleness_ms or 0, budget.amount
+
+
+def _combined(
+    errors: Sequence[str], stalenesses: Sequence[str], own: PlannedBudget | None, largest: float, window_ms: int
+) -> list[PlannedBudget]:
+    """Returns each error with each staleness. Where no staleness is given: that of the query, or a sweep."""
+    lengths = sorted({int(_staleness(text, window_ms).amount) for text in stalenesses})
+    if not lengths and own is not None and own.staleness_ms is not None:
+        lengths = [own.staleness_ms]
+    lengths = lengths or sorted({max(1, round(share * window_ms)) for share in STALENESS_SHARES})
+    amounts = [_error(text, largest) for text in errors]
+    amounts = amounts or [PlannedBudget("error", share, share * largest) for share in ERROR_SHARES]
+    return [amount.with_staleness(ms) for ms in lengths for amount in amounts]
 
 
 def _own(query: QuerySpec, largest: float) -> PlannedBudget | None:
@@ -72,7 +101,10 @@ def _own(query: QuerySpec, largest: float) -> PlannedBudget | None:
         ms = query.budget.staleness_ms
         return PlannedBudget("staleness", ms / query.window.longest_ms, ms, of_query=True)
     limit = dict(query.error_budget.limits).get(query.measures[0].name) if query.error_budget is not None else None
-    return None if limit is None else PlannedBudget("error", limit / largest, limit, of_query=True)
+    if limit is None:
+        return None
+    own = PlannedBudget("error", limit / largest, limit, of_query=True)
+    return own if query.staleness_budget is None else own.with_staleness(query.staleness_budget.staleness_ms)
 
 
 def _error(text: str, largest: float) -> PlannedBudget:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from edgewater.caching import ESTIMATES, EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidConfig, StorageError
-from edgewater.query import ErrorBudget, QuerySpec
+from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.syntax import column_names, parse_sql
 from sim.budgets.optimal import ROUNDING
@@ -64,6 +64,9 @@ def _grid_flags(command: Callable[..., Any]) -> Callable[..., Any]:
                      help="Error budget: 1000, 1MB, or 0.1% of the largest possible error.  [default: 0.001% to 10%]"),
         click.option("--staleness", "stalenesses", multiple=True, metavar="DURATION",
                      help="Staleness budget: 2s, or 10% of a window."),
+        click.option("--combined", is_flag=True,
+                     help="Each --budget together with each --staleness: bytes against both.  [default: if the query "
+                          "has both]"),
         click.option("--policy", "policies", multiple=True, metavar="NAME",
                      help=f"{', '.join(POLICIES)}, or all.  [default: caching, the policy of an edge]"),
         click.option("--eviction", "evictions", multiple=True, metavar="NAME",
@@ -151,9 +154,10 @@ def _rows(flags: dict[str, Any], jobs: int, notify: Notify) -> list[Row]:
     sizings = chosen_names(flags["sizings"], "--sizing", SIZINGS, (default.sizing,))
     widths = list(dict.fromkeys(bandwidth(text) for text in flags["bandwidths"]))
     # Checks the budgets before a large file is read; the largest possible error is not known yet.
-    budgets(flags["error_budgets"], flags["stalenesses"], query, 1.0)
+    budgets(flags["error_budgets"], flags["stalenesses"], query, 1.0, combined=flags["combined"])
     trace, query, edges = _trace(flags, query, notify)
-    tried = budgets(flags["error_budgets"], flags["stalenesses"], query, _largest(trace, query))
+    largest = _largest(trace, query)
+    tried = budgets(flags["error_budgets"], flags["stalenesses"], query, largest, combined=flags["combined"])
     _report_differences(flags, query, tried, sizings, notify)
     stated: float | None = flags["update_bytes"]
     costs = {width: stated or update_bytes(trace, query, edges, width) for width in widths}
@@ -163,7 +167,7 @@ def _rows(flags: dict[str, Any], jobs: int, notify: Notify) -> list[Row]:
     inputs = PlanInputs(trace, query, edges, flags["seed"], costs)
     todo = combinations(policies, evictions, estimates, sizings, default.eager, widths, tried)
     rows = _measured(inputs, todo, jobs)
-    over = {label(r) for r in rows if r["budget_kind"] == "error" and r["error_p95"] > r["budget"] * (1 + ROUNDING)}
+    over = {label(r) for r in rows if r["budget_kind"] != "staleness" and r["error_p95"] > r["budget"] * (1 + ROUNDING)}
     if over:
         notify(f"exceeding an error budget: {', '.join(sorted(over))} (see error_p95)")
     return rows
@@ -228,7 +232,7 @@ def _report_differences(
     if flags["query_file"] is not None:
         for measure in omitted_measures(flags["query_file"], query):
             notify(f"not simulated: {measure} (sketches are not supported)")
-    own = isinstance(query.budget, ErrorBudget) and not any(b.of_query for b in tried)
+    own = query.error_budget is not None and not any(b.of_query for b in tried)
     if own and not (flags["error_budgets"] or flags["stalenesses"]):
         notify("the query's own budget is omitted: it is relative, and offline policies support absolute budgets only")
         for note in query.notes:

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+import numpy as np
 import pyarrow as pa
 
 from edgewater.caching import CacheSpec
@@ -15,7 +16,9 @@ from edgewater.errors import InvalidConfig
 from edgewater.query import QuerySpec
 from sim.budgets.experiment import PolicyName, SimulatedPolicy, run
 from sim.budgets.link import LinkModel
-from sim.plan.budgets import PlannedBudget
+from sim.budgets.optimal import ROUNDING
+from sim.budgets.outcome import PolicyOutcome
+from sim.plan.budgets import Kind, PlannedBudget
 from sim.plan.trace import PlacedTrace
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -68,7 +71,7 @@ def cache_specs(
 
     Sizing and estimate apply to staleness budgets only, and the sizing `target` does not depend on the estimate.
     """
-    if kind == "error":
+    if kind != "staleness":
         return [CacheSpec(eviction, eager=eager) for eviction in evictions]
     specs = [
         CacheSpec(eviction, sizing, "acc" if sizing == "target" else estimate, eager)
@@ -86,7 +89,7 @@ def combinations(
     """Returns all combinations in the order in which they are printed."""
     result = []
     for width in bandwidths:
-        for kind in ("error", "staleness"):
+        for kind in get_args(Kind):
             for name in [p for p in POLICIES if p in policies]:
                 specs = cache_specs(evictions, estimates, sizings, kind, eager) if name == "caching" else [CacheSpec()]
                 result += [Combination(name, spec, width, b) for spec in specs for b in budgets if b.kind == kind]
@@ -98,7 +101,9 @@ def measure(inputs: PlanInputs, combination: Combination) -> Row:
     measure = inputs.query.measures[0]
     query = replace(inputs.query, budget=combination.budget.for_query(measure.name))
     cost = inputs.update_bytes[combination.bandwidth_bytes_s]
-    link = LinkModel(float(combination.bandwidth_bytes_s), bytes_per_update=cost)
+    # A combined budget is about bytes, so the frames that edges build for it are measured.
+    measured = combination.budget.kind == "combined" and combination.policy == "caching"
+    link = LinkModel(float(combination.bandwidth_bytes_s), bytes_per_update=None if measured else cost)
     done = run(
         inputs.trace,
         query,
@@ -123,13 +128,23 @@ def measure(inputs: PlanInputs, combination: Combination) -> Row:
         "error_p95": done.error_p95(),
         "bytes": round(done.bytes),
         "budget_amount": combination.budget.amount,
+        "staleness_budget_ms": combination.budget.staleness_ms,
+        "late_windows": _late_windows(query, done),
         "budget_of_query": combination.budget.of_query,
         "window_ms": query.window.longest_ms,
         "largest_error": float(done.largest.max(initial=0.0)),
         "updates": done.updates,
-        "update_bytes": cost,
+        "update_bytes": round(done.bytes / max(done.updates, 1), 1) if measured else cost,
         "seed": inputs.seed,
     }
+
+
+def _late_windows(query: QuerySpec, done: PolicyOutcome) -> int | None:
+    """Returns how many windows missed the staleness budget; None without one."""
+    budget = query.staleness_budget
+    if budget is None:
+        return None
+    return int(np.count_nonzero(done.staleness > budget.staleness_ms / query.window.longest_ms * (1 + ROUNDING)))
 
 
 _inputs: PlanInputs | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.plan.grid import Row
-from sim.plan.table import label, size
+from sim.plan.table import duration_text, label, size
 
 SUFFIXES = (".svg", ".png", ".pdf")
 _STYLE: dict[str, dict[str, Any]] = {
@@ -20,6 +20,7 @@ _STYLE: dict[str, dict[str, Any]] = {
 _TITLES = {
     "error": ("error budget (share of the largest possible error)", "staleness p95 (windows)", "staleness_p95"),
     "staleness": ("staleness budget (windows)", "error p95 (share of the largest possible error)", "error_p95"),
+    "combined": ("error budget (share of the largest possible error)", "staleness p95 (windows)", "staleness_p95"),
 }
 
 
@@ -59,9 +60,15 @@ def _leads(amount: float, digits: tuple[int, ...]) -> bool:
     return amount > 0 and int(f"{amount:e}"[0]) in digits
 
 
+def _line(row: Row) -> str:
+    """The name of a curve: under combined budgets there is one per staleness budget."""
+    within = row["staleness_budget_ms"]
+    return label(row) if within is None else f"{label(row)}, {duration_text(within)}"
+
+
 def _curves(panel: Any, rows: Sequence[Row], column: str) -> None:
-    for name in dict.fromkeys(label(r) for r in rows):
-        line = [r for r in rows if label(r) == name]
+    for name in dict.fromkeys(_line(r) for r in rows):
+        line = [r for r in rows if _line(r) == name]
         style: dict[str, Any] = {"ms": 4, **_STYLE[line[0]["policy"]]}
         panel.plot([r["budget"] for r in line], [r[column] for r in line], label=name, clip_on=False, **style)
     _scale(panel, "x", [r["budget"] for r in rows])

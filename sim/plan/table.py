@@ -52,7 +52,10 @@ def error_text(row: Row, value: float) -> str:
 
 
 def budget(row: Row) -> str:
-    shown = error_text(row, row["budget"]) if row["budget_kind"] == "error" else staleness_text(row, row["budget"])
+    kind = row["budget_kind"]
+    shown = staleness_text(row, row["budget"]) if kind == "staleness" else error_text(row, row["budget"])
+    if kind == "combined":
+        shown = f"{shown}, {duration_text(row['staleness_budget_ms'])}"
     return f"{shown} *" if row["budget_of_query"] else shown
 
 
@@ -85,7 +88,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def _block(row: Row) -> tuple[object, ...]:
-    return row["bandwidth_bytes_s"], row["budget_kind"], label(row)
+    return row["bandwidth_bytes_s"], row["budget_kind"], row["staleness_budget_ms"], label(row)
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:

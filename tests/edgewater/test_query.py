@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgewater.errors import InvalidQuery
 from edgewater.measure import Measure
-from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.query import CombinedBudget, ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import MIN_TIME_MS
 from edgewater.windows import SlidingWindow
 
@@ -199,8 +199,12 @@ def test_text_and_numbers_that_cannot_be_serialised_are_refused() -> None:
         ("group_by", {"group_by": ["a", "a"]}, "each column once"),
         ("group_by", {"group_by": [f"c{i}" for i in range(17)]}, "at most 16 columns"),
         ("window.count", {"window": {"count": 1000}}, "no common order.*center.batch.build"),
-        ("budget", {"budget": {}}, "exactly one kind"),
-        ("budget", {"budget": {"staleness": "2s", "error": {"n": 1}}}, "exactly one kind"),
+        ("budget", {"budget": {}}, "or both"),
+        ("budget.staleness", {"budget": {"staleness": "0s", "error": {"n": 1}}}, "at least 1 ms"),
+        ("budget.error", {"budget": {"staleness": "2s", "error": {}}}, "an amount per measure"),
+        ("budget.error.m", {"budget": {"staleness": "2s", "error": {"m": 1}}}, "unknown measure"),
+        ("budget.error", {"budget": {"staleness": "2s", "error": {"n": 1}}, "accuracy": {"error": "5%"}},
+         "withheld values would add"),
         ("budget", {"budget": "2s"}, "a mapping"),
         ("budget.bytes", {"budget": {"bytes": 5}}, "unknown key"),
         ("budget.staleness", {"budget": {"staleness": "0s"}}, "at least 1 ms"),
@@ -230,6 +234,17 @@ def test_budgets_are_read_in_the_measures_unit() -> None:
     query = spec(measures=measures, budget={"error": {"n": 10, "b": "1MB", "top": 0.5}})
     assert query.budget == ErrorBudget((("b", 1e6), ("n", 10.0), ("top", 0.5)))
     assert spec(budget={"error": {"n": 0}}).budget == ErrorBudget((("n", 0.0),))
+
+
+def test_a_combined_budget_is_both_budgets() -> None:
+    query = spec(budget={"error": {"n": 10}, "staleness": "2s"})
+    assert query.budget == CombinedBudget(ErrorBudget((("n", 10.0),)), StalenessBudget(2000))
+    assert (query.error_budget, query.staleness_budget) == (query.budget.error, query.budget.staleness)
+    assert query.saves_bytes and not spec(budget={"staleness": "2s"}).saves_bytes
+    assert query.to_mapping()["budget"] == {"error": {"n": 10.0}, "staleness": "2s"}
+    assert QuerySpec.from_mapping(query.to_mapping()) == query
+    relative = spec(budget={"error": {"n": "1%"}, "staleness": "2s"})
+    assert len(relative.notes) == 1
 
 
 def test_a_budget_on_a_measure_without_an_error_function_counts_records_and_a_percentage_is_relative() -> None:

@@ -14,6 +14,8 @@ from tests.simulation.virtual import EPOCH_MS
 
 STREAM = "events"
 COLUMNS = {"id": pa.int64(), "k": pa.string(), "x": pa.int64(), "f": pa.float64()}
+COMBINED = 0.3
+"""Of queries with an error budget, those that have a staleness budget too."""
 SKETCHES = 0.2
 """Probability of a sketch in a query."""
 COLUMN_NAMES = {"id": "int64", "k": "string", "x": "int64", "f": "float64"}
@@ -225,6 +227,9 @@ class _Draw:
             }
             if limits:
                 mapping["budget"] = {"error": limits}
+                # Drawn apart, so that the other draws of a seed stay.
+                if random.Random(f"{name} {limits} {size_ms}").random() < COMBINED:
+                    mapping["budget"]["staleness"] = "1s"
         elif kind < 0.6:
             mapping["budget"] = {"staleness": rng.choice(("300ms", "1s", "3s"))}
         if "error" not in mapping.get("budget", {}) and "session" not in mapping["window"] and self.chance(0.25):

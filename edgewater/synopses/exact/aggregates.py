@@ -299,7 +299,7 @@ class FloatSumStack(_FloatSumsStack, SumStack):
         rest = self.take(np.arange(len(self)))
         rest._view("n")[:] = 0
         rest._totals.reset(whole)
-        rest._totals.add(divided, [-multiples[divided]])
+        rest._totals.add(divided, [0.0 - multiples[divided]])
         self._totals.reset(divided)
         self._totals.add(divided, [multiples[divided]])
         return rest

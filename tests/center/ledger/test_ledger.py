@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from center.ledger import (
     TimeAdvanced,
 )
 from center.ledger.query import MAX_SEALED_STATEMENTS, MAX_WORK
+from center.ledger.state import WindowState
 from edgewater.errors import NotFound, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
@@ -607,6 +609,46 @@ def test_withholding_under_a_staleness_budget_is_reported_and_no_violation() -> 
     (answer,) = center.says("a", MINUTE, close(0, 1, 0, withheld("n", 7.0)), now_ms=MINUTE)
     assert answer.quality.to_mapping()["error"]["withheld"] == {"n": {"above": 7.0, "below": 0.0}}
     assert answer.quality.violations == ()
+
+
+COMBINED = {"budget": {"error": {"n": 5}, "staleness": "2s"}}
+
+
+def test_a_combined_budget_is_met_by_an_answer_in_time_within_the_error() -> None:
+    center = Center("a", lateness="1m", **COMBINED)
+    (answer,) = center.says("a", MINUTE, close(0, 9, 0, withheld("n", 5.0)), now_ms=MINUTE + 2000)
+    contract = answer.quality.to_mapping()["contract"]
+    assert contract == {"requested": {"error": {"n": 5.0}, "staleness_ms": 2000}, "met": True, "violations": []}
+    (late,) = center.says("a", MINUTE + 1, close(0, 10, 1, withheld("n", 4.0)), now_ms=MINUTE + 9000)
+    assert late.quality.violations == (), "a window that was answered in time stays so when late records come"
+
+
+def test_a_combined_budget_is_not_met_by_what_comes_after_the_deadline() -> None:
+    center = Center("a", "b", lateness="1m", **COMBINED)
+    center.says("a", MINUTE, close(0, 9), now_ms=MINUTE)
+    (early,) = center.tick(MINUTE + 2000 - MARGIN_MS)
+    assert [v.code for v in early.quality.violations] == ["missing-edges"]
+    (complete,) = center.says("b", MINUTE, close(0, 9), now_ms=MINUTE + 2001)
+    (violation,) = complete.quality.violations
+    assert (violation.code, complete.phase) == ("staleness-budget", "complete")
+    assert "the first answer within the error budget came 2001 ms" in violation.message
+    (revised,) = center.says("b", MINUTE + 1, close(0, 10, 1), now_ms=MINUTE + 9000)
+    assert "came 2001 ms" in revised.quality.violations[0].message
+
+
+def test_an_answer_in_time_that_exceeds_the_error_does_not_meet_a_combined_budget_later_either() -> None:
+    center = Center("a", lateness="1m", **COMBINED)
+    (answer,) = center.says("a", MINUTE, close(0, 9, 0, withheld("n", 6.0)), now_ms=MINUTE + 100)
+    assert [v.code for v in answer.quality.violations] == ["error-budget"]
+    (revised,) = center.says("a", MINUTE + 1, close(0, 9, 0, withheld("n", 2.0)), now_ms=MINUTE + 3000)
+    assert [v.code for v in revised.quality.violations] == ["staleness-budget"]
+
+
+def test_when_the_error_was_kept_survives_a_restart() -> None:
+    state = WindowState(True, 1, Phase.COMPLETE, 300, kept_staleness_ms=700)
+    assert WindowState.from_value(json.loads(state.to_json())) == state
+    old = WindowState(True, 1, Phase.COMPLETE, 300)
+    assert json.loads(old.to_json()) == [True, 1, "complete", 300, None, None, False]
 
 
 # Queries come and go

@@ -32,11 +32,12 @@ REF, GROUPS, EDGES, ERROR = QueryRef("q", 1), 40, 3, 600.0
 SLICE_MS = 1000
 
 
-def query(budget: Any, eviction: str) -> QuerySpec:
+def query(budget: Any, eviction: str, staleness: str | None) -> QuerySpec:
+    limits = {"error": {"v": budget}, **({} if staleness is None else {"staleness": staleness})}
     return QuerySpec.from_mapping(
         {
             "name": "q", "from": "s", "group_by": ["key"], "measures": {"v": "sum(value)"}, "lateness": "1h",
-            "window": {"sliding": "3s", "every": "1s"}, "budget": {"error": {"v": budget}},
+            "window": {"sliding": "3s", "every": "1s"}, "budget": limits,
             "cache": {"eviction": eviction},
         }
     )  # fmt: skip
@@ -79,12 +80,14 @@ def received(bodies: list[FrameBody]) -> FloatArray:
     return sums
 
 
-@pytest.mark.parametrize("eviction", EVICTIONS)
-@pytest.mark.parametrize("budget", [ERROR, "10%"])
+@pytest.mark.parametrize(
+    "budget,eviction,staleness",
+    [*((b, e, None) for b in (ERROR, "10%") for e in EVICTIONS), (ERROR, "gain", "200ms"), ("10%", "gain", "200ms")],
+)
 def test_the_error_of_every_window_and_group_is_within_the_budget_and_reported_truly(
-    budget: Any, eviction: str
+    budget: Any, eviction: str, staleness: str | None
 ) -> None:
-    edges = [an_edge(number, query(budget, eviction)) for number in range(EDGES)]
+    edges = [an_edge(number, query(budget, eviction, staleness)) for number in range(EDGES)]
     missing = sum(truth - received(bodies) for bodies, truth in edges)
     true = sum(truth for _, truth in edges)
     assert (missing >= 0).all()

@@ -245,6 +245,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "sessions": {"window": {"session": "2s"}, "lateness": "30s"},
     "sessions, staleness": {"window": {"session": "2s"}, "budget": {"staleness": "1s"}},
     "sliding, late records": {"window": {"sliding": "20s", "every": "5s"}, "lateness": "30s"},
+    "combined budget, late records": {"budget": {"error": {"v": 900}, "staleness": "300ms"}, "lateness": "20s"},
     "error budget, late records": {"budget": {"error": {"v": 900}}, "lateness": "20s"},
     "accuracy": {"group_by": [], "accuracy": {"error": "5%", "substream": "1s"}, "lateness": "5s"},
     "accuracy, groups": {"accuracy": {"error": "5%", "substream": "1s"}, "lateness": "5s"},

@@ -51,6 +51,20 @@ def test_under_an_error_budget_the_center_is_within_it_and_what_is_withheld_is_s
     np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
 
 
+def test_a_combined_budget_takes_the_fewest_updates_that_keep_both_limits() -> None:
+    budget = 300_000.0
+    fewest = run(TRACE, query(error={"v": budget}), link(FAST), SimulatedPolicy("optimal")).updates
+    alone = run(TRACE, query(error={"v": budget}), link(4 * SLOW))
+    for updates_s in (FAST, 4 * SLOW):
+        out = run(TRACE, query(error={"v": budget}, staleness="1s"), link(updates_s))
+        assert (out.error <= budget * (1 + 1e-9)).all()
+        np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
+        assert (out.staleness[1:] <= 0.1).all()
+        assert fewest <= out.updates <= alone.updates
+        if updates_s == FAST:
+            assert out.updates == fewest
+
+
 @pytest.mark.parametrize("updates_s", [FAST, SLOW])
 def test_no_budget_costs_more_updates_than_exact_results(updates_s: float) -> None:
     short = TRACE.rows(np.flatnonzero(TRACE.times_ms < 2 * WINDOW_MS))

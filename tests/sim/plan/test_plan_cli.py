@@ -157,6 +157,37 @@ def test_a_query_with_a_staleness_budget_sweeps_staleness(trace: Path, tmp_path:
     assert all(r["staleness_p95"] <= r["budget"] * (1 + 1e-9) for r in found)
 
 
+def test_combined_budgets_show_bytes_against_error_and_staleness(trace: Path, tmp_path: Path) -> None:
+    grid = ("--budget", "1%", "--budget", "10%", "--staleness", "1s", "--staleness", "10s", "--windows", 2)
+    file = tmp_path / "plan.svg"
+    both = (trace, *FLAGS, *grid, "--combined", "--policy", "caching", "--policy", "optimal")
+    found = rows(*both, "--plot", file)
+    assert [(r["policy"], r["staleness_budget_ms"], r["budget"]) for r in found] == [
+        (name, ms, share) for name in ("caching", "optimal") for ms in (1000, 10_000) for share in (0.01, 0.1)
+    ]
+    assert {r["budget_kind"] for r in found} == {"combined"}
+    for row in found:
+        assert row["error_p95"] <= row["budget"] * (1 + 1e-9)
+        assert row["late_windows"] == 0 or row["staleness_budget_ms"] == 1000
+    cheap, dear = found[3], found[0]
+    assert cheap["bytes"] < dear["bytes"], "a larger error and a later answer take fewer bytes"
+    assert "caching gain, 10s" in file.read_text()
+    printed = plan(trace, *FLAGS, "--combined", "--budget", "1%", "--staleness", "10s", "--policy", "optimal").stdout
+    assert "combined 1%" in printed and ", 10s" in printed
+
+
+def test_a_query_with_a_combined_budget_sweeps_the_error(trace: Path, tmp_path: Path) -> None:
+    query = tmp_path / "q.yaml"
+    query.write_text(
+        "{name: q, from: t, group_by: [city], measures: {money: sum(amount)}, window: {tumbling: 20s},"
+        " budget: {error: {money: 50}, staleness: 2s}}"
+    )
+    found = rows(trace, "--query", query, "--time", "at", "--bandwidth", "1KiB", "--policy", "optimal", "--jobs", 1)
+    assert len(found) == 10
+    assert {(r["budget_kind"], r["staleness_budget_ms"]) for r in found} == {("combined", 2000)}
+    assert [r["budget_amount"] for r in found if r["budget_of_query"]] == [50]
+
+
 def test_count_max_and_min_are_supported(trace: Path) -> None:
     flags = [f for f in FLAGS if f not in ("--value", "amount")]
     found = rows(trace, *flags, "--budget", "5%", "--policy", "optimal")

@@ -1,4 +1,4 @@
-"""`python -m bench.budgets.least_bytes [--smoke]`: bytes under combined budgets, beside error budgets alone.
+"""`python -m bench.least_bytes [--smoke]`: bytes under combined budgets, beside error budgets alone.
 
 Four production `EdgeCore`s over simulated links, frames of real size, shares by a production `BudgetAllocator`. The
 generated trace has about 18,760 groups a window and edges of different rates; that of CRAN's downloads has 20,100 in
@@ -86,12 +86,12 @@ def generated(windows: int, seed: int, records: int = RECORDS, groups: int = GRO
     """Zipf-distributed items, lognormal integers; edge i has a share of the records in proportion to 1 / i."""
     rng = np.random.default_rng(seed)
     weights, rates = np.arange(1, groups + 1) ** -ZIPF_EXPONENT, 1.0 / np.arange(1, EDGES + 1)
-    names = np.array([f"/shop/item-{i:05d}" for i in rng.permutation(groups)])
+    names = pa.array([f"/shop/item-{i:05d}" for i in rng.permutation(groups)])
     total = windows * records
     times = np.sort(rng.integers(0, windows * WINDOW_MS, total))
     items = rng.choice(groups, total, p=weights / weights.sum())
     values = np.rint(rng.lognormal(10.0, 1.5, total)).astype(np.int64)
-    trace = Trace.from_columns(times, {"item": names[items]}, {"price": values})
+    trace = Trace.from_columns(times, {"item": names.take(pa.array(items))}, {"price": values})
     return LeastWorkload(
         "generated", _placed(trace, rng.choice(EDGES, total, p=rates / rates.sum())), "price", WINDOW_MS
     )
@@ -222,7 +222,7 @@ def compare(work: LeastWorkload, shares: Sequence[float], stalenesses: Sequence[
 def main(traces: tuple[str, ...], windows: int, seed: int, errors: tuple[float, ...], smoke: bool) -> None:
     """Measure combined budgets of 10 % of a window, and error budgets alone."""
     if smoke:
-        rows = compare(generated(2, seed, 3_000, 500), (0.01,), (None, 0.1))
+        rows = compare(generated(2, seed, 1_500, 300), (0.05,), (None, 0.1))
     else:
         made = {
             "generated": lambda: generated(windows, seed),

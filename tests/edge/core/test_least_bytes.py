@@ -1,0 +1,209 @@
+"""Combined budgets at an edge: nothing is sent early that can wait, what is sent is rounded, and both limits hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from edge.core import (
+    BudgetSet,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourcesOpened,
+    StreamSpec,
+    TickEvent,
+)
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, TIME_COLUMN
+from edgewater.synopses import FloatArray, GroupedAggregate
+from edgewater.wire import FrameBody, QueryRef
+
+REF, GROUPS, WINDOW_MS, SHARE = QueryRef("q", 1), 400, 10_000, 1_000.0
+QUANTUM = 32
+"""The largest power of two that is at most a sixteenth of the share."""
+COLUMNS = {"key": pa.string(), "whole": pa.int64(), "part": pa.float64()}
+
+
+def query(staleness: str | None, **changes: Any) -> QuerySpec:
+    budget = {"error": {"v": SHARE}, **({} if staleness is None else {"staleness": staleness})}
+    return QuerySpec.from_mapping(
+        {
+            "name": "q", "from": "s", "group_by": ["key"], "measures": {"v": "sum(whole)"}, "lateness": "1m",
+            "window": {"tumbling": "10s"}, "budget": budget, **changes,
+        }
+    )  # fmt: skip
+
+
+def records(window: int, step: int) -> pa.RecordBatch:
+    """Records of 100 ms; popular keys come often."""
+    rng = np.random.default_rng((window, step))
+    keys = np.minimum(rng.zipf(1.3, 300) - 1, GROUPS - 1)
+    begin = window * WINDOW_MS + 100 * step
+    values = np.rint(rng.lognormal(4.0, 1.0, len(keys)))
+    return pa.record_batch(
+        {
+            "key": pa.array([f"key-{k:03d}" for k in keys.tolist()]),
+            "whole": values.astype(np.int64),
+            "part": values / 3.0,
+            TIME_COLUMN: np.sort(rng.integers(begin, begin + 100, len(keys))),
+        }
+    )
+
+
+class Edge:
+    """An edge whose link has `bandwidth` bytes per second; frames occupy it for their size on the wire."""
+
+    def __init__(self, spec: QuerySpec, bandwidth: float) -> None:
+        self.core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, idle_ms=0)})
+        self.core.handle(SourcesOpened((("s", "file"),)))
+        self.core.handle(Configured(((REF, spec),)))
+        self.core.handle(BudgetSet(REF, {"v": SHARE}, 1))
+        self.bandwidth, self.free_ms = bandwidth, 0.0
+        self.bodies: list[FrameBody] = []
+        self.arrived_ms: dict[int, float] = {}
+        self.early = 0
+        self.wire_bytes = 0
+
+    def run(self, windows: int, column: str = "whole") -> list[FloatArray]:
+        """Ingests windows and sends what is due; returns the true sums per window."""
+        truth = [np.zeros(GROUPS) for _ in range(windows)]
+        for window in range(windows):
+            for step in range(WINDOW_MS // 100):
+                batch, now_ms = records(window, step), window * WINDOW_MS + 100 * step + 99
+                keys = np.array([int(k[4:]) for k in batch.column("key").to_pylist()])
+                np.add.at(truth[window], keys, batch.column(column).to_numpy())
+                self.core.handle(Ingested("s", "file", batch, now_ms))
+                self.core.handle(TickEvent(now_ms + 1))
+                self.send(now_ms + 1)
+        for now_ms in range(windows * WINDOW_MS, (windows + 1) * WINDOW_MS, 100):
+            self.core.handle(TickEvent(now_ms))
+            self.send(now_ms)
+        return truth
+
+    def send(self, now_ms: int) -> None:
+        while self.free_ms <= now_ms:
+            due = self.core.next_pull_ms(self.bandwidth, now_ms, 5)
+            if due is None or due > now_ms:
+                return
+            pull = PullEvent(8 << 10, self.core.drain_windows(self.bandwidth, now_ms), self.bandwidth, 5)
+            frames = [e.frame for e in self.core.handle(pull) if isinstance(e, FrameBuilt)]
+            if not frames:
+                return
+            (frame,) = frames
+            body = frame.unpack()
+            self.free_ms = max(self.free_ms, now_ms) + frame.wire_bytes / self.bandwidth * 1000.0
+            self.wire_bytes += frame.wire_bytes
+            self.bodies.append(body)
+            for partial in body.partials:
+                if now_ms < partial.slice_start_ms + WINDOW_MS:
+                    self.early += len(GroupedAggregate.from_bytes(partial.synopsis))
+            for close in body.closes:
+                self.arrived_ms[close.slice_start_ms] = self.free_ms
+
+    def partials(self, start_ms: int) -> list[GroupedAggregate]:
+        found = [p for body in self.bodies for p in body.partials if p.slice_start_ms == start_ms]
+        return [GroupedAggregate.from_bytes(p.synopsis) for p in found]
+
+    def received(self, window: int) -> tuple[FloatArray, int]:
+        """Returns the sums at the center, and the number of entries that made them."""
+        sums, entries = np.zeros(GROUPS), 0
+        for part in self.partials(window * WINDOW_MS):
+            keys = [int(k[4:]) for k in part.rows()[0].to_pylist()]
+            np.add.at(sums, keys, part.query("v").value)
+            entries += len(keys)
+        return sums, entries
+
+    def withheld(self, window: int) -> float:
+        closes = [c for body in self.bodies for c in body.closes if c.slice_start_ms == window * WINDOW_MS]
+        return max((w.largest_above for w in closes[-1].withheld), default=0.0)
+
+
+def check_within_budget(edge: Edge, truth: list[FloatArray]) -> None:
+    for window, true in enumerate(truth):
+        missing = true - edge.received(window)[0]
+        assert missing.min() >= -1e-9
+        assert missing.max() <= SHARE
+        assert edge.withheld(window) == pytest.approx(missing.max(), rel=1e-12)
+
+
+@pytest.mark.parametrize("column", ["whole", "part"])
+def test_on_a_wide_link_each_group_above_the_share_is_sent_once_and_rounded(column: str) -> None:
+    edge = Edge(query("2s", measures={"v": f"sum({column})"}), 20_000.0)
+    truth = edge.run(2, column)
+    assert edge.early == 0
+    check_within_budget(edge, truth)
+    for window, true in enumerate(truth):
+        sums, entries = edge.received(window)
+        assert entries == np.count_nonzero(true > SHARE) > 50
+        assert (np.fmod(sums, QUANTUM) == 0).all()
+        for part in edge.partials(window * WINDOW_MS):
+            keys = part.rows()[0].to_pylist()
+            assert keys == sorted(keys)
+
+
+def test_an_error_budget_alone_is_not_rounded_and_spends_the_link_on_freshness() -> None:
+    alone, both = Edge(query(None), 20_000.0), Edge(query("2s"), 20_000.0)
+    truth = alone.run(2)
+    both.run(2)
+    check_within_budget(alone, truth)
+    assert alone.early > 0
+    assert (np.fmod(alone.received(1)[0], QUANTUM) != 0).any()
+    assert both.wire_bytes < 0.5 * alone.wire_bytes
+
+
+def test_on_a_narrow_link_only_what_could_not_drain_in_time_is_sent_early() -> None:
+    edge = Edge(query("1s"), 600.0)
+    truth = edge.run(5)
+    check_within_budget(edge, truth)
+    assert edge.early > 0
+    for window in (3, 4):
+        assert edge.arrived_ms[window * WINDOW_MS] <= (window + 1) * WINDOW_MS + 1000
+        assert edge.received(window)[1] < 2 * np.count_nonzero(truth[window] > SHARE)
+
+
+def test_where_both_limits_cannot_hold_the_error_does_and_nothing_is_omitted() -> None:
+    edge = Edge(query("1ms"), 1_000.0)
+    truth = edge.run(2)
+    check_within_budget(edge, truth)
+    assert edge.early == 0, "a slice that closes after its deadline cannot be in time"
+    assert edge.arrived_ms[0] > WINDOW_MS + 1
+
+
+def test_nothing_is_rounded_beside_a_measure_that_counts_records() -> None:
+    edge = Edge(query("2s", measures={"v": "sum(whole)", "mean": "mean(whole)"}), 20_000.0)
+    truth = edge.run(1)
+    check_within_budget(edge, truth)
+    assert (np.fmod(edge.received(0)[0], QUANTUM) != 0).any()
+
+
+def test_the_moment_of_an_early_send_is_known_ahead() -> None:
+    """So that an agent whose source is silent wakes up in time."""
+    edge = Edge(query("1s"), 150.0)
+    for step in range(40):
+        edge.core.handle(Ingested("s", "file", records(0, step), 100 * step + 99))
+    edge.send(4_000)  # its progress
+    now, due, waits = 4_000, edge.core.next_pull_ms(1_500.0, 4_000, 5), 0
+    while due is not None and due > now:
+        now, waits = due, waits + 1
+        edge.core.handle(TickEvent(now))
+        due = edge.core.next_pull_ms(1_500.0, now, 5)
+    assert due is not None and now < WINDOW_MS and 0 < waits < 20
+    pull = PullEvent(8 << 10, edge.core.drain_windows(1_500.0, now), 1_500.0, 5)
+    assert any(isinstance(e, FrameBuilt) for e in edge.core.handle(pull))
+
+
+def test_the_state_of_a_combined_query_is_restored() -> None:
+    edge = Edge(query("1s"), 150.0)
+    edge.run(2)
+    state = edge.core.to_state()
+    again = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, idle_ms=0)})
+    again.restore(state)
+    assert again.to_state() == state
+    assert again.queries[REF].history.needed == edge.core.queries[REF].history.needed > 0
+    assert again.queries[REF].progress.packed_fraction == edge.core.queries[REF].progress.packed_fraction < 1.0
