@@ -26,6 +26,8 @@ MAX_GROUPS = 256
 """Groups per query for which windows are answered early; the center holds an estimator for each."""
 
 ZERO_MEAN_STANDARD_ERRORS = 4.0
+_MAX_VALUE = 1e150
+"""Squares of values within it do not overflow."""
 
 
 def check_measure(name: str, field: str = "measure", error: type[InvalidInput] = InvalidQuery) -> MeasureKind:
@@ -130,6 +132,8 @@ class Accuracy:
         kind: that measure's function; None for a function of a sample, which is not answered early.
         substream_ms: length f of a sub-stream, a divisor of the window's slices; None: the default length.
         scope: for a query with groups, whether the accuracy holds for each group or for all simultaneously; else None.
+        range: least and greatest value that an expensive function can have. A sample says nothing of the size of the
+            values that it misses, so that without a range there is no interval; cheap values are all looked at.
     """
 
     error: float
@@ -138,6 +142,7 @@ class Accuracy:
     kind: MeasureKind | None
     substream_ms: int | None = None
     scope: GroupScope | None = None
+    range: tuple[float, float] | None = None
 
     @classmethod
     def from_mapping(
@@ -150,7 +155,14 @@ class Accuracy:
         """
         if mapping is None:
             return None
-        keys = {"error": True, "confidence": False, "measure": False, "substream": False, "scope": False}
+        keys = {
+            "error": True,
+            "confidence": False,
+            "measure": False,
+            "substream": False,
+            "scope": False,
+            "range": False,
+        }
         fields = require_keys(mapping, "accuracy", keys, InvalidQuery)
         measure = _measure(fields.get("measure"), measures)
         sampled = measure.function.sample is not None
@@ -170,6 +182,7 @@ class Accuracy:
             None if sampled else check_measure(measure.function.name, "accuracy.measure"),
             None if substream is None else duration_ms(substream, "accuracy.substream", InvalidQuery, minimum_ms=1),
             _scope(fields.get("scope"), group_by),
+            _range(fields.get("range"), measure),
         )
         report_schedule(window, result, 0)
         return result
@@ -185,6 +198,8 @@ class Accuracy:
             result["substream"] = format_duration(self.substream_ms)
         if self.scope is not None:
             result["scope"] = self.scope
+        if self.range is not None:
+            result["range"] = list(self.range)
         return result
 
     def to_contract(self) -> Mapping[str, object]:
@@ -227,6 +242,21 @@ def _scope(value: object, group_by: Sequence[str]) -> GroupScope | None:
         "accuracy.scope", value, "each (the accuracy holds for every single group; the default) or all (for all groups "
         "simultaneously)",
     )  # fmt: skip
+
+
+def _range(value: object, measure: Measure) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    if measure.function.name not in ("sum", "mean"):
+        raise InvalidQuery(
+            "accuracy.range", value, "a sum or a mean, or no range", f"{measure.function.name} needs none"
+        )
+    ends = value if isinstance(value, list | tuple) else ()
+    if len(ends) == 2 and all(isinstance(e, int | float) and not isinstance(e, bool) for e in ends):
+        least, greatest = ends
+        if -_MAX_VALUE <= least <= greatest <= _MAX_VALUE:
+            return float(least), float(greatest)
+    raise InvalidQuery("accuracy.range", value, f"[least, greatest] of the values, numbers within ±{_MAX_VALUE:g}")
 
 
 def _measure(name: object, measures: Sequence[Measure]) -> Measure:

@@ -26,6 +26,12 @@ def _gamma_and_lognormal(rng: np.random.Generator, count: int) -> FloatArray:
     return np.asarray(np.where(rng.random(count) < 0.15, slow, rng.gamma(2.0, 60.0, count)))
 
 
+def _one_outlier(rng: np.random.Generator, count: int) -> FloatArray:
+    values = rng.uniform(0.0, 1.0, count)
+    values[rng.integers(0, count, min(count, 1))] = 10_000.0
+    return values
+
+
 DELAYS: Mapping[str, Draw] = {
     "exponential": lambda rng, n: rng.exponential(150.0, n),
     "gamma and lognormal": _gamma_and_lognormal,
@@ -34,7 +40,11 @@ DELAYS: Mapping[str, Draw] = {
 VALUES: Mapping[str, Draw] = {
     "gamma": lambda rng, n: rng.gamma(2.0, 5.0, n),
     "Pareto": lambda rng, n: rng.pareto(2.1, n) + 1,
+    "normal": lambda rng, n: rng.normal(10.0, 3.0, n),
+    "lognormal": lambda rng, n: rng.lognormal(0.0, 2.0, n),
     "zeros": lambda rng, n: np.where(rng.random(n) < 0.95, 0.0, rng.gamma(2.0, 5.0, n)),
+    "99.5 % zeros": lambda rng, n: np.where(rng.random(n) < 0.995, 0.0, rng.gamma(2.0, 5.0, n)),
+    "one outlier": _one_outlier,
 }
 
 

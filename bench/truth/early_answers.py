@@ -25,13 +25,24 @@ MEASURES: tuple[MeasureKind, ...] = ("count", "sum", "mean")
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """A workload by name. `change_every`: windows between changes; 0: none."""
+    """A workload by name.
+
+    Attributes:
+        change_every: windows between changes; 0: none.
+        rate: the part of the records that edges sample.
+    """
 
     name: str
     delays: str
     values: str = "gamma"
     event: str = ""
     change_every: int = 0
+    rate: float = 1.0
+
+    @property
+    def measures(self) -> Sequence[MeasureKind]:
+        """A count needs no sample."""
+        return MEASURES if self.rate == 1 else ("sum", "mean")
 
     def records(self, windows: int, seed: int) -> LateRecords:
         return LateRecords(self.delays, self.values, self.event, windows, seed)
@@ -44,6 +55,12 @@ DATA = (
     _Data("diurnal ×50", "Weibull", event="diurnal"),
     _Data("Pareto values", "exponential", "Pareto"),
     _Data("95 % zeros", "exponential", "zeros"),
+    _Data("normal sampled", "exponential", "normal", rate=0.1),
+    _Data("lognormal σ=2 sampled", "exponential", "lognormal", rate=0.1),
+    _Data("Pareto 2.1 sampled", "exponential", "Pareto", rate=0.1),
+    _Data("95 % zeros sampled", "exponential", "zeros", rate=0.1),
+    _Data("99.5 % zeros sampled", "exponential", "99.5 % zeros", rate=0.1),
+    _Data("one outlier sampled", "exponential", "one outlier", rate=0.1),
     _Data("outages of cells", "exponential", event="outages"),
     _Data("batches", "exponential", event="batches"),
     _Data("flipping correlation", "exponential", event="flips", change_every=FLIP_WINDOWS),
@@ -66,39 +83,43 @@ def cases() -> Iterator[Case]:
 def _cold(data: _Data, seed: int, trials: int) -> Tallies:
     def outcomes(measure: MeasureKind, confidence: float) -> Iterator[WindowOutcome]:
         for run in range(-(-trials // COLD_WINDOWS)):
-            yield from _simulated(data.records(COLD_WINDOWS, 1_000 * seed + run), measure, confidence)
+            yield from _simulated(data, data.records(COLD_WINDOWS, 1_000 * seed + run), measure, confidence)
 
-    return _tallies(outcomes)
+    return _tallies(data.measures, outcomes)
 
 
 def _steady(data: _Data, seed: int, trials: int) -> Tallies:
     def outcomes(measure: MeasureKind, confidence: float) -> Sequence[WindowOutcome]:
-        return _simulated(data.records(trials + WARM_UP, seed), measure, confidence)[WARM_UP:]
+        return _simulated(data, data.records(trials + WARM_UP, seed), measure, confidence)[WARM_UP:]
 
-    return _tallies(outcomes)
+    return _tallies(data.measures, outcomes)
 
 
 def _changed(data: _Data, seed: int, trials: int) -> Tallies:
     def outcomes(measure: MeasureKind, confidence: float) -> Iterator[WindowOutcome]:
         every = data.change_every
         windows = (trials // CHANGED_WINDOWS + 1) * every
-        for index, outcome in enumerate(_simulated(data.records(windows, seed), measure, confidence)):
+        for index, outcome in enumerate(_simulated(data, data.records(windows, seed), measure, confidence)):
             if index >= every and index % every < CHANGED_WINDOWS:
                 yield outcome
 
-    return _tallies(outcomes)
+    return _tallies(data.measures, outcomes)
 
 
-def _simulated(records: LateRecords, measure: MeasureKind, confidence: float) -> list[WindowOutcome]:
+def _simulated(data: _Data, records: LateRecords, measure: MeasureKind, confidence: float) -> list[WindowOutcome]:
     target = AccuracyTarget(ERROR, confidence)
     return EarlyAnswerSimulation(
-        records, target, measure, 0.0, substream_ms=SUBSTREAM_MS, sampling=False, disorder_ms=DISORDER_MS
-    ).run()
+        records, target, measure, 0.0, substream_ms=SUBSTREAM_MS, sampling=data.rate < 1, disorder_ms=DISORDER_MS,
+        fixed_rate=data.rate,
+    ).run()  # fmt: skip
 
 
-def _tallies(outcomes: Callable[[MeasureKind, float], Sequence[WindowOutcome] | Iterator[WindowOutcome]]) -> Tallies:
+def _tallies(
+    measures: Sequence[MeasureKind],
+    outcomes: Callable[[MeasureKind, float], Sequence[WindowOutcome] | Iterator[WindowOutcome]],
+) -> Tallies:
     result: Tallies = {}
-    for measure in MEASURES:
+    for measure in measures:
         for confidence in CONFIDENCES:
             interval = result[f"early {measure}", confidence] = Tally()
             met = result[f"early {measure}, met", confidence] = Tally()

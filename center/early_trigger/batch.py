@@ -100,5 +100,5 @@ def window_models(
     expected, deviation = (x.reshape(count, -1).T for x in (stragglers.expected, stragglers.deviation))
     return stragglers, model_window(
         first.measure, sample, expected, factors * deviation, ratio, spread, history.mean,
-        first.quantile if count == 1 else quantile, history.effective_windows,
+        first.quantile if count == 1 else quantile, history.range, history.effective_windows,
     )  # fmt: skip

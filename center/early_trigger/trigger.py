@@ -155,7 +155,11 @@ class EarlyTrigger:
         punctual = self.triangle.distributions()[LONG][:, : self.window_slots].mean(axis=1)[:, None]
         means = self.history.mean
         spread = np.sqrt(self.history.inflated_variation()) * np.abs(means)
-        model = WindowModel(self.measure, events * punctual, means, spread, events, events, np.zeros(shape[1]))
+        # Where the range of values is not known, no size of the sample gives an interval; the estimate has its size.
+        ends = np.stack(self.history.range)
+        reach = np.maximum(np.where(np.isfinite(ends), ends - means, 0.0) * [[[-1]], [[1]]], 0.0)[:, None]
+        reach = np.concatenate([reach, reach], axis=1)
+        model = WindowModel(self.measure, events * punctual, means, spread, events, events, np.zeros(shape[1]), reach)
         allowed, straggler_width = (f * np.abs(model.estimate) for f in (self.target.error, self._straggler_share))
         sampling_width = np.sqrt(np.maximum(allowed**2 - straggler_width**2, 0.0))
         sizes = model.sizes(sampling_width, self.quantile)

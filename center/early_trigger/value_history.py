@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from center.early_trigger.estimate import WindowSample
-from center.early_trigger.named_arrays import ArrayState
+from center.early_trigger.named_arrays import Arrays, ArrayState
 from edgewater.synopses import FloatArray, IntArray
 
 MEMORY_WINDOWS = 20.0
 UPWARD, DOWNWARD = 10.0, 40.0
 """Multiples of the usual variance at which half of a deviation is attributed to this window, by its direction."""
+RANGE_WINDOWS = 20
+"""The range is that of so many to twice as many windows."""
 MEAN_WINDOWS = 5.0
 """Effective number of windows in an exponential average with weight 0.3, (2 - 0.3)/0.3."""
 DEPARTURE_VARIANCES = 25.0
@@ -39,9 +41,14 @@ class ValueHistory(ArrayState):
         noise: mean squared relative deviation of a window's σ² from the past.
         pooled_noise: the same over all sources together, [trigger].
         windows: answered windows, int64 [trigger].
+        least, greatest: values of the last windows, of this stretch of `RANGE_WINDOWS`, and `least_before`,
+            `greatest_before`, of the one before it; infinity and -infinity without values, NaN if not all are known.
     """
 
-    STATE = ("mean", "variation", "noise", "pooled_noise", "share", "weight", "windows")
+    STATE = (
+        "mean", "variation", "noise", "pooled_noise", "share", "weight", "windows", "least", "greatest",
+        "least_before", "greatest_before",
+    )  # fmt: skip
 
     def __init__(self, sources: int) -> None:
         shape = (sources, 1)
@@ -52,6 +59,18 @@ class ValueHistory(ArrayState):
         self.noise: FloatArray = np.ones(shape)
         self.pooled_noise: FloatArray = np.ones(1)
         self.windows: IntArray = np.zeros(1, np.int64)
+        self.least, self.least_before = np.full(shape, np.inf), np.full(shape, np.inf)
+        self.greatest, self.greatest_before = np.full(shape, -np.inf), np.full(shape, -np.inf)
+
+    @property
+    def range(self) -> tuple[FloatArray, FloatArray]:
+        """The least and the greatest value of the last windows, [source, trigger], NaN if they are not known."""
+        return np.minimum(self.least, self.least_before), np.maximum(self.greatest, self.greatest_before)
+
+    def restore(self, arrays: Arrays) -> None:
+        """Restores `to_state`, or what it was without ranges."""
+        names = ("least", "greatest", "least_before", "greatest_before")
+        super().restore({name: getattr(self, name) for name in names} | arrays)
 
     @classmethod
     def join(cls, members: Sequence[ValueHistory]) -> ValueHistory:
@@ -87,7 +106,15 @@ class ValueHistory(ArrayState):
         self.variation = self.variation + pace * (squared - self.variation)
         now = np.where(sample.arrived > 0, 1.0, self.share)
         self.share = np.where(self.windows > 0, self.share + 0.2 * (now - self.share), now)
+        self._learn_range(sample)
         self.windows = self.windows + 1
+
+    def _learn_range(self, sample: WindowSample) -> None:
+        begins = (self.windows > 0) & (self.windows % RANGE_WINDOWS == 0)
+        self.least_before = np.where(begins, self.least, self.least_before)
+        self.greatest_before = np.where(begins, self.greatest, self.greatest_before)
+        self.least = np.minimum(np.where(begins, np.inf, self.least), sample.least)
+        self.greatest = np.maximum(np.where(begins, -np.inf, self.greatest), sample.greatest)
 
     @property
     def effective_windows(self) -> FloatArray:

@@ -11,7 +11,14 @@ import numpy as np
 
 from center.early_trigger import WindowSample
 from edgewater.accuracy import MeasureKind, check_relative
-from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics, lag_groups
+from edgewater.arrivals import (
+    NO_VALUES,
+    GroupedSubstream,
+    ReportSchedule,
+    SubstreamStatistics,
+    lag_groups,
+    range_of_moments,
+)
 from edgewater.errors import InvalidQuery
 from edgewater.synopses import FloatArray
 
@@ -28,13 +35,14 @@ class EdgeReport:
 class ArrivalCounts:
     """Sums per sub-stream and edge of one group; those of a window are the sums over its sub-streams.
 
-    A row of sums is float64: arrived events, then count, Σv and Σv² of the sampled ones, each by lag group.
+    A row of sums is float64: arrived events, then count, Σv and Σv² of the sampled ones, each by lag group, then the
+    least and the greatest value of the arrived ones, NaN if some values are not known.
     """
 
     def __init__(self, kind: MeasureKind, schedule: ReportSchedule) -> None:
         self.kind, self._schedule = kind, schedule
         self.lag_groups = int(lag_groups(schedule.grid.lags)[-1]) + 1
-        self._zeros = np.zeros(1 + 3 * self.lag_groups)
+        self._zeros = np.concatenate([np.zeros(1 + 3 * self.lag_groups), NO_VALUES[:, 0]])
         self._sums: dict[int, dict[str, FloatArray]] = {}
 
     @property
@@ -50,12 +58,13 @@ class ArrivalCounts:
         return any(bool(sums[1 : 1 + self.lag_groups].sum() < sums[0]) for sums in rows)
 
     def add(self, edge: str, statistics: SubstreamStatistics) -> None:
-        values = statistics.value_sums.reshape(-1) if statistics.value_sums.size else self._zeros[1:]
-        self.add_sums(edge, statistics.index, np.concatenate([[statistics.events], values]))
+        values = statistics.value_sums.reshape(-1) if statistics.value_sums.size else self._zeros[1:-2]
+        row = np.concatenate([[statistics.events], values, [statistics.least, statistics.greatest]])
+        self.add_sums(edge, statistics.index, row)
 
     def add_sums(self, edge: str, substream: int, sums: FloatArray) -> None:
         by_edge = self._sums.setdefault(substream, {})
-        by_edge[edge] = by_edge[edge] + sums if edge in by_edge else sums
+        by_edge[edge] = _combined(np.stack([by_edge[edge], sums])) if edge in by_edge else sums
 
     def snapshot(self) -> dict[int, dict[str, FloatArray]]:
         """Returns the sums for `rollback`. (Adding replaces arrays and never mutates one.)"""
@@ -101,33 +110,53 @@ class ArrivalCounts:
         return [[i, {e: s.tolist() for e, s in by_edge.items()}] for i, by_edge in self._sums.items()]
 
     def restore(self, state: Iterable[Any]) -> None:
-        self._sums = {i: {e: np.array(s) for e, s in by_edge.items()} for i, by_edge in state}
+        """Restores `to_state`, or what it was without ranges."""
+        self._sums = {i: {e: self._row(s) for e, s in by_edge.items()} for i, by_edge in state}
+
+    def _row(self, values: Sequence[float]) -> FloatArray:
+        row = np.array(values)
+        if len(row) == len(self._zeros):
+            return row
+        count, total, squares = row[1:].reshape(3, -1).sum(axis=1)
+        mean = total / max(count, 1.0)
+        return np.concatenate([row, range_of_moments(row[0], count, mean, squares - count * mean**2)])
 
     def _substream_at(self, start_ms: int) -> int:
         return self._schedule.slot_at(start_ms) // self._schedule.grid.substream_slots
 
 
-def window_sums(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]) -> tuple[FloatArray, FloatArray]:
+def _combined(rows: FloatArray) -> FloatArray:
+    """Combines rows of sums, [n, ..., sums]. NaN stays NaN."""
+    result = rows.sum(axis=0)
+    result[..., -2] = rows[..., -2].min(axis=0)
+    result[..., -1] = rows[..., -1].max(axis=0)
+    return np.asarray(result)
+
+
+def window_sums(
+    counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Returns the sums of a window for each group of a query.
 
     Returns:
-        Arrived events, [group, edge], and count, Σv, Σv² of the sampled ones, [group, edge, 3, lag group].
+        Arrived events, [group, edge]; count, Σv, Σv² of the sampled ones, [group, edge, 3, lag group]; least and
+        greatest value of the arrived ones, [group, edge, 2].
     """
-    result = np.zeros((len(counts) * len(edges), 1 + 3 * counts[0].lag_groups))
-    for index in counts[0].substreams(start_ms):
-        result += np.array([sums for c in counts for sums in c.sums(index, edges)]).reshape(result.shape)
-    shaped = result.reshape(len(counts), len(edges), -1)
-    return shaped[:, :, 0], shaped[:, :, 1:].reshape(len(counts), len(edges), 3, -1)
+    shape = (len(counts), len(edges), 3 + 3 * counts[0].lag_groups)
+    rows = [[s for c in counts for s in c.sums(index, edges)] for index in counts[0].substreams(start_ms)]
+    shaped = _combined(np.array(rows).reshape(-1, *shape))
+    return shaped[:, :, 0], shaped[:, :, 1:-2].reshape(*shape[:2], 3, -1), shaped[:, :, -2:]
 
 
 def window_sample(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]) -> WindowSample:
     """Returns the window's sample for a `TriggerBatch`, with a column per group."""
-    arrived, by_lag = window_sums(counts, start_ms, edges)
-    arrived = arrived.T
+    arrived, by_lag, ranges = window_sums(counts, start_ms, edges)
+    arrived, (least, greatest) = arrived.T, ranges.transpose(2, 1, 0)
+    sampled_by_lag = by_lag[:, :, 0].reshape(arrived.size, -1)
     if counts[0].kind == "count":
-        return WindowSample(arrived, arrived, arrived, arrived, by_lag[:, :, 0].reshape(arrived.size, -1))
+        return WindowSample(arrived, arrived, arrived, arrived, sampled_by_lag, least, greatest)
     count, total, squares = by_lag.sum(axis=3).transpose(2, 1, 0)
-    return WindowSample(arrived, count, total, squares, by_lag[:, :, 0].reshape(arrived.size, -1))
+    return WindowSample(arrived, count, total, squares, sampled_by_lag, least, greatest)
 
 
 def true_values(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]) -> list[float | None]:

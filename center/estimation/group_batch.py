@@ -40,6 +40,7 @@ TOO_FEW = "too few records for an error bound"
 TOO_YOUNG = "an edge has not been observed for the longest delay and a window more"
 BEYOND_LAGS = "records come later than the longest lag that is resolved, so stragglers cannot be bounded"
 UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
+UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
 ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
 """Why a group has no interval."""
 
@@ -95,7 +96,7 @@ class GroupBatch:
         if not indices:
             return
         counts = [self.groups[i].counts for i in indices]
-        _, sums = window_sums(counts, start_ms, edges)
+        _, sums, _ = window_sums(counts, start_ms, edges)
         count, total, squares = sums.transpose(2, 0, 1, 3).reshape(3, -1, sums.shape[3])
         # A group without an interval learns its values; its stragglers are taken to be of any size.
         known = [predictions[self.groups[i].key] for i in indices]
@@ -125,15 +126,17 @@ class GroupBatch:
             unmodelled = (share * model.events).sum(axis=0) / np.maximum(model.size, 1e-9) * np.abs(model.estimate)
             model = replace(model, straggler_width=model.straggler_width + unmodelled)
         sampling = model.sampling_width(sample.count, np.array([g.trigger.quantile for g in self.groups]))
+        ranged = np.isfinite(sampling)
         if widening > 1 and not complete:
             factor = np.where((sample.count >= sample.arrived).all(axis=0), widening, 1.0)
             sampling, model = sampling * factor, replace(model, straggler_width=model.straggler_width * factor)
         silent = self.triggers.triangle.silent_slots.reshape(len(self.groups), -1).T > 0
         if complete:
             stragglers = replace(stragglers, known=np.ones(len(self.groups), bool))
-            without_interval = np.where(sample.count.sum(axis=0) > 1, "", TOO_FEW).tolist()
+            enough = sample.count.sum(axis=0) > 1
+            without_interval = np.select([~enough, ~ranged], [TOO_FEW, UNKNOWN_RANGE], "").tolist()
         else:
-            without_interval = self._without_interval(start_ms, stragglers, model, silent, beyond)
+            without_interval = self._without_interval(start_ms, stragglers, model, silent, beyond, ranged)
         return BatchEvaluation(
             self, start_ms, sample, stragglers, model, sampling, without_interval, np.asarray(silent)
         )  # fmt: skip
@@ -155,6 +158,7 @@ class GroupBatch:
         model: WindowModel,
         silent: BoolArray,
         beyond: FloatArray,
+        ranged: BoolArray,
     ) -> list[str]:
         """Per group, why too little is known for an interval (see the module `group`); empty if enough is."""
         observed = np.array([g.has_observed(start_ms) for g in self.groups])
@@ -174,12 +178,13 @@ class GroupBatch:
             enough &= size >= max(MIN_EVENTS, 1 / error)
         has_history = ~(np.isinf(unseen) & (events > 0.5)).any(axis=0)
         resolved = ((seen + hidden) * events).sum(axis=0) <= error * size
-        eligible = observed & stragglers.known & has_history & resolved & enough & (np.abs(model.estimate) > 0)
+        eligible = observed & stragglers.known & has_history & resolved & enough & ranged & (np.abs(model.estimate) > 0)
         causes = {
             "": eligible,
             UNKNOWN_SILENCE: ~stragglers.known & silent.any(axis=0),
             TOO_YOUNG: ~stragglers.known,
             BEYOND_LAGS: ~resolved,
+            UNKNOWN_RANGE: has_history & enough & ~ranged,
             ZERO_ESTIMATE: has_history & (model.estimate == 0),
         }
         reasons: list[str] = np.select(list(causes.values()), list(causes), TOO_FEW).tolist()
@@ -285,12 +290,11 @@ class BatchEvaluation:
         silent_share = np.where(total > 0, of_silent / np.where(total > 0, total, 1.0), 0.0)
         width = np.hypot(self.sampling, model.straggler_width)
         arrived = self.sample.arrived.sum(axis=0)
-        lower = model.estimate - width
-        if self.batch.accuracy.kind == "count":
-            lower = np.maximum(lower, arrived)
+        least, greatest = model.certain_bounds(self.sample)
+        lower, upper = np.maximum(model.estimate - width, least), np.minimum(model.estimate + width, greatest)
         straggler, missing = (model.straggler_width * np.sqrt(share) for share in (1 - silent_share, silent_share))
         columns = (
-            model.estimate, lower, model.estimate + width, self.sampling, straggler, missing, arrived, size,
+            model.estimate, lower, upper, self.sampling, straggler, missing, arrived, size,
             self.sample.count.sum(axis=0),
         )  # fmt: skip
         table: list[list[float]] = np.stack(columns, axis=1).tolist()

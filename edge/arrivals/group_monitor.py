@@ -15,7 +15,8 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, GroupedSubstream, SlotGrid, lag_groups, summed
+from edge.arrivals.monitor import extremes
+from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, NO_VALUES, GroupedSubstream, SlotGrid, lag_groups, summed
 from edgewater.errors import CorruptSynopsis, InvalidConfig
 from edgewater.synopses import FloatArray, IntArray, KeyTable
 from edgewater.synopses.encoding.state import State
@@ -55,11 +56,14 @@ class GroupMonitor:
         self._buffered: list[tuple[IntArray, FloatArray]] = []
         self._value_count = 0
         self._sums = (_EMPTY, np.zeros((3, 0)))
+        # Codes of ranges: sub-stream · limit + group; least and greatest value of all events, NaN if unknown.
+        self._ranges: list[tuple[IntArray, FloatArray, FloatArray]] = []
+        self._range_count = 0
         self._others: dict[int, int] = {}
 
     @property
     def nbytes(self) -> int:
-        held = sum(a.nbytes for pair in (*self._cells, *self._buffered, self._sums) for a in pair)
+        held = sum(a.nbytes for each in (*self._cells, *self._buffered, self._sums, *self._ranges) for a in each)
         return held + self._table.nbytes
 
     def observe(
@@ -69,6 +73,7 @@ class GroupMonitor:
         keys: Sequence[pa.Array],
         values: FloatArray | None = None,
         kept: IntArray | None = None,
+        bounds: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
         """Adds a batch that arrived at once.
 
@@ -77,6 +82,8 @@ class GroupMonitor:
             keys: an Arrow array per key column, of all events.
             values: float64, of the sampled events, finite.
             kept: positions of the sampled events, ascending.
+            bounds: least and greatest possible value of each event, float64, finite, which are equal where its value is
+                known; None: nothing is known of events that were not sampled.
         """
         ahead = born_ms > arrival_ms + self.max_skew_ms
         if ahead.any():
@@ -85,6 +92,7 @@ class GroupMonitor:
                 good = ~ahead[kept]
                 values, kept = values[good], np.searchsorted(stay, kept[good])
             born_ms, keys = born_ms[stay], [k.take(pa.array(stay)) for k in keys]
+            bounds = None if bounds is None else (bounds[0][stay], bounds[1][stay])
         if not len(born_ms):
             return
         slot, arrived = born_ms // self.grid.slot_ms, arrival_ms // self.grid.slot_ms
@@ -93,6 +101,9 @@ class GroupMonitor:
             self._drop_groups(slot)
             return
         self._count(slot, codes, arrived)
+        if values is not None and kept is not None:
+            all_sampled = len(kept) == len(slot)
+            self._extend_ranges(slot, codes, (values, values) if all_sampled else bounds)
         if values is not None and kept is not None and len(kept):
             slot, codes = slot[kept], codes[kept]
             lag = np.clip(arrived - slot, 0, self.grid.lags - 1)
@@ -119,6 +130,22 @@ class GroupMonitor:
         self._cell_count += len(number)
         if self._cell_count > _MAX_CELLS:
             self._fold()
+
+    def _extend_ranges(self, slot: IntArray, codes: IntArray, bounds: tuple[FloatArray, FloatArray] | None) -> None:
+        """Extends the ranges of groups. `bounds`: of all events; None: unknown."""
+        keys = slot // self.grid.substream_slots * self.limit + codes
+        unknown = np.full(len(keys) if bounds is None else 0, np.nan)
+        chunk = extremes(keys, *(bounds or (unknown, unknown)))
+        self._ranges.append(chunk)
+        self._range_count += len(chunk[0])
+        if self._range_count > _MAX_CELLS:
+            self._fold_ranges()
+
+    def _fold_ranges(self) -> None:
+        if len(self._ranges) > 1:
+            keys, least, greatest = (np.concatenate(each) for each in zip(*self._ranges, strict=True))
+            self._ranges = [extremes(keys, least, greatest)]
+        self._range_count = len(self._ranges[0][0]) if self._ranges else 0
 
     def _drop_groups(self, slot: IntArray) -> None:
         """Drops the groups of this report, and keeps only the number of events."""
@@ -155,9 +182,11 @@ class GroupMonitor:
         """Returns the statistics since the last call, by sub-stream."""
         self._sum_values()
         self._fold()
+        self._fold_ranges()
         keys, groups, grid = self._table.rows(), len(self._table), self.grid
         cells, counts = self._cells[0] if self._cells else (_EMPTY, _EMPTY)
         places, sums = self._sums
+        owners, least, greatest = self._ranges[0] if self._ranges else (_EMPTY, *NO_VALUES[:, :0])
         per_cells, per_places = grid.substream_slots * grid.lags * self.limit, self._width * self.limit
         found = []
         for index in sorted({*np.unique(cells // per_cells).tolist(), *self._others}):
@@ -169,7 +198,12 @@ class GroupMonitor:
             order = np.argsort(place)
             late, others = sums[:, valued][:, order], self._others.get(index, 0)
             cells_of = cell * groups + group
-            found.append(GroupedSubstream(grid, index, keys, cells_of, counts[mine], place[order], late, others))
+            ranged = slice(*np.searchsorted(owners, [index * self.limit, (index + 1) * self.limit]).tolist())
+            ranges = np.repeat(NO_VALUES, groups, axis=1)
+            ranges[:, owners[ranged] - index * self.limit] = least[ranged], greatest[ranged]
+            found.append(
+                GroupedSubstream(grid, index, keys, cells_of, counts[mine], place[order], late, ranges, others)
+            )
             found[-1].bound()
         self._reset()
         return found
@@ -177,17 +211,24 @@ class GroupMonitor:
     def to_state(self) -> State:
         """Returns the state. Calling it does not change what `take` returns later."""
         self._fold()
+        self._fold_ranges()
         cells, counts = self._cells[0] if self._cells else (_EMPTY, _EMPTY)
         buffered = self._buffered or [(_EMPTY, np.zeros(0))]
         places, values = (np.concatenate(each) for each in zip(*buffered, strict=True))
         known, sums = self._sums
         arrays = {"cells": cells, "counts": counts, "places": places, "values": values, "known": known, "sums": sums}
+        owners, *extreme = self._ranges[0] if self._ranges else (_EMPTY, *NO_VALUES[:, :0])
+        arrays |= {"owners": owners, "ranges": np.stack(extreme)}
         keys = {str(n): column for n, column in enumerate(self._table.rows())}
         return State([self.limit, sorted(self._others.items())], arrays, {"keys": State(None, keys)})
 
     @classmethod
     def from_state(cls, state: State, grid: SlotGrid, types: Sequence[pa.DataType], limit: int) -> Self:
-        """Raises CorruptSynopsis for the state of a monitor with another limit or other types."""
+        """Restores `to_state`, or what it was without ranges: those of events so far are unknown then.
+
+        Raises:
+            CorruptSynopsis: the state of a monitor with another limit or other types.
+        """
         result, arrays = cls(grid, types, limit), state.arrays
         keys = list(state.components["keys"].arrays.values())
         (stored_limit, others), stored_types = state.numbers, [column.type for column in keys]
@@ -199,4 +240,11 @@ class GroupMonitor:
         result._buffered, result._value_count = [(places, arrays["values"])] if len(places) else [], len(places)
         result._sums = arrays["known"], arrays["sums"]
         result._others = dict(others)
+        if "ranges" in arrays:
+            owners, ranges = arrays["owners"], arrays["ranges"]
+        else:
+            per_substream = grid.substream_slots * grid.lags * limit
+            owners = np.unique(cells // per_substream * limit + cells % limit)
+            ranges = np.full((2, len(owners)), np.nan)
+        result._ranges, result._range_count = [(owners, *ranges)] if len(owners) else [], len(owners)
         return result

@@ -1,7 +1,8 @@
 """Collects the arrival statistics of a query without groups: delay D, gap G and value V, per sub-stream.
 
 D (in slots) and the counts cover all events; G covers the head of the first batch since the statistics were last taken.
-V covers the sampled events, because the value of the others may not have been evaluated. All statistics can be merged,
+V covers the sampled events, because the value of the others may not have been evaluated. Where it has been, their least
+and greatest values are known too: no sample shows the size of the values that it misses. All statistics can be merged,
 over the batches of an edge and over edges.
 
 Times are those of the edge's clock, corrected by the estimated clock offset. Clock errors remain: an event from the
@@ -17,6 +18,7 @@ the center computes its answers from exactly these sums.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -24,7 +26,7 @@ import numpy as np
 
 from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, Moments, SlotGrid, SubstreamStatistics, lag_groups
 from edgewater.errors import InvalidConfig, InvalidRecord
-from edgewater.synopses import FloatArray, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
 _GAPS = 512
@@ -64,6 +66,7 @@ class SubstreamMonitor:
         self._values: list[tuple[IntArray, FloatArray]] = []  # part·groups + group; count, Σ(v - c), Σ(v - c)²
         self._future: dict[int, list[int]] = {}  # part: skewed, from the future
         self._gaps: dict[int, Moments] = {}
+        self._ranges: dict[int, tuple[float, float]] = {}  # part: least and greatest value, NaN if unknown
         self._arrival_slot = 0
         self._born: list[IntArray] = []  # of this slot's arrivals
         self._event_count = 0
@@ -76,6 +79,7 @@ class SubstreamMonitor:
         arrival_ms: IntArray | int,
         values: FloatArray | None = None,
         kept: IntArray | None = None,
+        bounds: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
         """Adds a batch in order of arrival. Its arrays are buffered and must not be changed.
 
@@ -84,6 +88,8 @@ class SubstreamMonitor:
             arrival_ms: int64 per event, or one time for a batch that was read at once.
             values: float64, of the sampled events; NaN and infinity are left out.
             kept: positions of the sampled events, ascending; None: all.
+            bounds: least and greatest possible value of each event, float64, which are equal where its value is known;
+                NaN and infinity are left out. None: nothing is known of events that were not sampled.
 
         Raises:
             InvalidRecord: the lengths of the arrays do not match.
@@ -95,7 +101,15 @@ class SubstreamMonitor:
         if not len(born_ms):
             return
         if int(born_ms.max()) > (arrival_ms if isinstance(arrival_ms, int) else int(arrival_ms.min())):
-            born_ms, arrival_ms, values, kept = self._remove_future(born_ms, arrival_ms, values, kept)
+            stay = self._within_skew(born_ms, arrival_ms)
+            if stay is not None:
+                if kept is not None and values is not None:
+                    good = stay[kept]
+                    kept, values = (np.cumsum(stay) - 1)[kept[good]], values[good]
+                elif values is not None:
+                    values = values[stay]
+                born_ms, bounds = born_ms[stay], None if bounds is None else (bounds[0][stay], bounds[1][stay])
+                arrival_ms = arrival_ms if isinstance(arrival_ms, int) else arrival_ms[stay]
             if not len(born_ms):
                 return
         if not self._gaps:
@@ -111,6 +125,8 @@ class SubstreamMonitor:
         else:
             self._add_by_lag(born_ms, slot)
         if values is not None:
+            all_sampled = kept is None or len(kept) == len(born_ms)
+            self._extend_ranges(born_ms, (values, values) if all_sampled else bounds)
             self._buffer_values(born_ms, slot, values, kept)
 
     def take(self) -> list[SubstreamStatistics]:
@@ -131,6 +147,8 @@ class SubstreamMonitor:
             of(index).gap = gap
         for index, (skewed, future) in self._future.items():
             of(index).skewed, of(index).from_future = skewed, future
+        for index, (least, greatest) in self._ranges.items():
+            of(index).least, of(index).greatest = least, greatest
         self._reset()
         return [found[i] for i in sorted(found)]
 
@@ -142,15 +160,19 @@ class SubstreamMonitor:
         empty = np.zeros(0, np.int64)
         keys, counts = self._cells[0] if self._cells else (empty, empty)
         codes, sums = self._values[0] if self._values else (empty, np.zeros((3, 0)))
+        parts = sorted(self._ranges)
         gaps = [[index, m.count, m.mean, m.deviations] for index, m in sorted(self._gaps.items())]
         arrays = {
             "keys": keys, "counts": counts, "codes": codes, "sums": sums,
             "born": born, "arrived": np.full(len(born), _joined_slots(buffered)), "values": values,
+            "parts": np.array(parts, np.int64),
+            "ranges": np.array([self._ranges[part] for part in parts]).reshape(-1, 2),
         }  # fmt: skip
         return State([self._last_born_ms, self._centre, gaps, sorted(self._future.items())], arrays)
 
     @classmethod
     def from_state(cls, state: State, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> Self:
+        """Restores `to_state`, or what it was without ranges: those of events so far are unknown then."""
         result, arrays = cls(grid, max_skew_ms=max_skew_ms), state.arrays
         if len(arrays["born"]):
             result._buffer_values(arrays["born"], _one_if_all(arrays["arrived"]), arrays["values"], None)
@@ -159,26 +181,50 @@ class SubstreamMonitor:
         result._values = [(arrays["codes"], arrays["sums"])] if len(arrays["codes"]) else []
         result._gaps = {index: Moments(*moments) for index, *moments in gaps}
         result._future = {index: list(counts) for index, counts in future}
+        if "ranges" in arrays:
+            result._ranges = dict(zip(arrays["parts"].tolist(), map(tuple, arrays["ranges"].tolist()), strict=True))
+        else:
+            counted = np.unique(arrays["keys"] // (grid.substream_slots * grid.lags)).tolist()
+            result._ranges = dict.fromkeys(counted, (math.nan, math.nan))
         return result
 
-    def _remove_future(
-        self, born_ms: IntArray, arrival_ms: IntArray | int, values: FloatArray | None, kept: IntArray | None
-    ) -> tuple[IntArray, IntArray | int, FloatArray | None, IntArray | None]:
-        """Counts the events from the future, and removes those further ahead than the skew."""
+    def _within_skew(self, born_ms: IntArray, arrival_ms: IntArray | int) -> BoolArray | None:
+        """Counts the events from the future; returns a mask without those further ahead than the skew, None: all."""
         ahead = born_ms - arrival_ms
         future = ahead > self.max_skew_ms
         for index, count in _counts(born_ms[(ahead > 0) & ~future] // self.grid.substream_ms):
             self._future.setdefault(index, [0, 0])[0] += count
         if not future.any():
-            return born_ms, arrival_ms, values, kept
+            return None
         # Counted in the earliest of their sub-streams.
         index = int((born_ms[future] // self.grid.substream_ms).min())
         self._future.setdefault(index, [0, 0])[1] += int(future.sum())
-        stay = ~future
-        if kept is not None and values is not None:
-            good = stay[kept]
-            kept, values = (np.cumsum(stay) - 1)[kept[good]], values[good]
-        return born_ms[stay], arrival_ms if isinstance(arrival_ms, int) else arrival_ms[stay], values, kept
+        return ~future
+
+    def _extend_ranges(self, born_ms: IntArray, bounds: tuple[FloatArray, FloatArray] | None) -> None:
+        """Extends the ranges of the events' sub-streams. `bounds`: of all events; None: unknown."""
+        width = self.grid.substream_ms
+        if bounds is None:
+            found = [(part, math.nan, math.nan) for part in np.unique(born_ms // width).tolist()]
+        else:
+            if len(bounds[0]) != len(born_ms):
+                raise InvalidRecord("values", len(bounds[0]), f"as many as events, {len(born_ms)}")
+            low, high = bounds
+            if not np.isfinite(low.sum() + (0.0 if high is low else high.sum())):
+                finite = np.isfinite(low) & np.isfinite(high)
+                born_ms, low, high = born_ms[finite], low[finite], high[finite]
+            if not len(born_ms):
+                return
+            first, last = int(born_ms.min()) // width, int(born_ms.max()) // width
+            if first == last:
+                found = [(first, float(low.min()), float(high.max()))]
+            else:
+                found = list(zip(*(each.tolist() for each in extremes(born_ms // width, low, high)), strict=True))
+        for part, least, greatest in found:
+            before = self._ranges.get(part, (math.inf, -math.inf))
+            # Unknown stays unknown.
+            unknown = math.isnan(before[0]) or math.isnan(least)
+            self._ranges[part] = (math.nan,) * 2 if unknown else (min(before[0], least), max(before[1], greatest))
 
     def _count_events(self) -> None:
         """Counts the events that arrived in the current slot, by slot of event time."""
@@ -377,6 +423,21 @@ def _sum_by_key(keys: IntArray, rows: FloatArray) -> tuple[IntArray, FloatArray]
     sums = np.array([np.bincount(keys, row) for row in rows], np.float64)
     used = np.flatnonzero(sums[0])
     return distinct[used], sums[:, used]
+
+
+def extremes(keys: IntArray, low: FloatArray, high: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Returns the distinct keys, ascending, the least `low` and the greatest `high` of each, float64. NaN stays NaN."""
+    first, last = int(keys.min()), int(keys.max())
+    if last - first < _DENSE:
+        distinct, keys = np.arange(first, last + 1), keys - first
+    else:
+        distinct, keys = np.unique(keys, return_inverse=True)
+    least, greatest = np.full(len(distinct), np.inf), np.full(len(distinct), -np.inf)
+    with np.errstate(invalid="ignore"):
+        np.minimum.at(least, keys, low)
+        np.maximum.at(greatest, keys, high)
+    used = np.flatnonzero(~(least > greatest))  # NaN is used
+    return distinct[used], least[used], greatest[used]
 
 
 def _run_starts(ascending: IntArray) -> IntArray:

@@ -87,6 +87,7 @@ class ArrivalMonitor:
         kept: BoolArray | None,
         keys: Sequence[pa.Array] = (),
         population: BoolArray | None = None,
+        bounds: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
         """Adds a batch of records that count in the query.
 
@@ -97,6 +98,7 @@ class ArrivalMonitor:
             kept: mask of the processed records; None: all.
             keys: an Arrow array per column of `group_by`.
             population: mask of the records that count, whatever their value; None: the records that have a value.
+            bounds: least and greatest possible value per record, for a `population` of which not all values are known.
         """
         arrival_ms = self._monotonic_ms(arrival_ms)
         self._complete_through(self._report_slot(arrival_ms))
@@ -111,10 +113,13 @@ class ArrivalMonitor:
         if not counts.all():
             born, values, kept = born[counts], values[counts], None if kept is None else kept[counts]
             keys = [k.filter(pa.array(counts)) for k in keys]
+            bounds = None if bounds is None else (bounds[0][counts], bounds[1][counts])
         positions = np.arange(len(born)) if kept is None else np.flatnonzero(kept)
         if population is not None:
             positions = positions[np.isfinite(values[positions])]
-        self._add(born, arrival_ms - origin, keys, values[positions], positions)
+        if population is None:  # else only the values of sampled records have been evaluated
+            bounds = values, values
+        self._add(born, arrival_ms - origin, keys, values[positions], positions, bounds)
 
     def _add(
         self,
@@ -123,11 +128,12 @@ class ArrivalMonitor:
         keys: Sequence[pa.Array],
         values: FloatArray | None = None,
         positions: IntArray | None = None,
+        bounds: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
         if isinstance(self._monitor, GroupMonitor):
-            self._monitor.observe(born, arrival, keys, values, positions)
+            self._monitor.observe(born, arrival, keys, values, positions, bounds)
         else:
-            self._monitor.observe(born, arrival, values, positions)
+            self._monitor.observe(born, arrival, values, positions, bounds)
 
     def sample(self, ids: IntArray) -> BoolArray | None:
         """Returns a mask of the records to process; None: all.

@@ -57,11 +57,13 @@ class ObservedRecords:
         values: float64 per record, NaN where there is none or it is unknown; None: every record counts.
         population: mask of the records from which the sample is drawn; None: the records that have a value.
         processed: the arguments of the processed records.
+        bounds: least and greatest possible value per record, float64; None: the value itself, or unknown.
     """
 
     values: FloatArray | None
     population: BoolArray | None
     processed: MeasureArguments
+    bounds: tuple[FloatArray, FloatArray] | None = None
 
 
 class AccuracyMeasure:
@@ -71,7 +73,7 @@ class AccuracyMeasure:
         accuracy = bound.spec.accuracy
         assert accuracy is not None
         (self.measure,) = (m for m in bound.measures if m.measure.name == accuracy.measure)
-        self.kind = accuracy.kind
+        self.kind, self._range = accuracy.kind, accuracy.range
         # A count counts the records that have a value, so it needs the values of all records.
         self.only_sampled = self.measure.measure.is_expensive and self.kind in ("sum", "mean")
         text = self.measure.measure.argument
@@ -105,7 +107,16 @@ class AccuracyMeasure:
             needed = arguments.records.column(name)
             if needed.null_count:
                 population &= needed.is_valid().to_numpy(zero_copy_only=False)
-        return ObservedRecords(values, population, processed)
+        return ObservedRecords(values, population, processed, self._bounds(values))
+
+    def _bounds(self, values: FloatArray) -> tuple[FloatArray, FloatArray] | None:
+        """Returns the bounds of values that are NaN where they are unknown; None: the declared range does not hold."""
+        if self._range is None:
+            return None
+        (least, greatest), unknown = self._range, np.isnan(values)
+        if (values < least).any() or (values > greatest).any():
+            return None
+        return np.where(unknown, least, values), np.where(unknown, greatest, values)
 
 
 def _floats(column: pa.Array) -> FloatArray:

@@ -194,7 +194,9 @@ class QueryPipeline:
                 kept = self.monitor.sample(numbers)
                 corrected_ms = arrival_ms - self.monitor.sampling.clock_offset_ms
                 observed = self.accuracy_measure.observed(arguments, kept)
-                self.monitor.observe(when, corrected_ms, observed.values, kept, keys, observed.population)
+                self.monitor.observe(
+                    when, corrected_ms, observed.values, kept, keys, observed.population, observed.bounds
+                )
                 arguments = observed.processed
             elif self.sampling_rate < 1.0 and self._end(start) > watermark_ms:
                 # Late records are not sampled: they would lower the rate of the sample that has been sent already.

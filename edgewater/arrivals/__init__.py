@@ -4,17 +4,19 @@ Edges collect and ship them, the center's early-answer estimator reads them. The
 a clock or decides anything.
 """
 
-from edgewater.arrivals.grouped import GroupedSubstream, summed
+from edgewater.arrivals.grouped import NO_VALUES, GroupedSubstream, summed
 from edgewater.arrivals.schedule import ReportSchedule, SlotGrid, lag_groups
-from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, Moments, SubstreamStatistics
+from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, Moments, SubstreamStatistics, range_of_moments
 
 __all__ = [
     "DEFAULT_MAX_SKEW_MS",
+    "NO_VALUES",
     "GroupedSubstream",
     "Moments",
     "ReportSchedule",
     "SlotGrid",
     "SubstreamStatistics",
     "lag_groups",
+    "range_of_moments",
     "summed",
 ]

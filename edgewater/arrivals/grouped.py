@@ -14,14 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.arrivals.schedule import SlotGrid, lag_groups
-from edgewater.arrivals.substream import require_sampled
+from edgewater.arrivals.substream import range_of_moments, require_ranges, require_sampled
 from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
 from edgewater.synopses import FloatArray, IntArray, KeyTable
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import KEYS, MAX_SHIPPED, Field, Layout, field, layout_for
 
-_KIND, _VERSION = "grouped-substream", 1
+_KIND, _VERSION = "grouped-substream", 2
+"""Version 1 has no ranges of values."""
 
 _MAX_STEP = 1 << 40
 _MAX_GROUPS = 1 << 12
@@ -30,6 +31,9 @@ _MAX_KEYS = 16
 MAX_CELLS = 1 << 19
 """Limit of one report, 1 to 3 MB. Arrivals between two report slots (at most 30 slots) need less than half of it. A
 report that accumulates while the link is down may need more, up to every lag of every group."""
+
+NO_VALUES = np.array([[np.inf], [-np.inf]])
+"""Least and greatest of no values, (2, 1)."""
 
 
 @dataclass(slots=True)
@@ -42,6 +46,8 @@ class GroupedSubstream:
         counts: number of events per cell, int64, in the order of `cells`.
         value_cells: codes group · lag groups + lag group, int64, ascending.
         value_sums: count, Σv and Σv² of the sampled values per value cell, float64 (3, len(value_cells)).
+        ranges: least and greatest of the values of all events per group, sampled or not, float64 (2, groups); infinity
+            and -infinity without events or values, NaN if the values of some events are not known.
         unattributed: events without group and lag, because there were too many groups.
     """
 
@@ -52,6 +58,7 @@ class GroupedSubstream:
     counts: IntArray
     value_cells: IntArray
     value_sums: FloatArray
+    ranges: FloatArray
     unattributed: int = 0
 
     @property
@@ -64,7 +71,9 @@ class GroupedSubstream:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in (*self.keys, self.cells, self.counts, self.value_cells, self.value_sums))
+        return sum(
+            a.nbytes for a in (*self.keys, self.cells, self.counts, self.value_cells, self.value_sums, self.ranges)
+        )
 
     def arrivals(self) -> IntArray:
         """Returns rows of (arrival slot since epoch, lag, count, group), int64."""
@@ -73,9 +82,11 @@ class GroupedSubstream:
         return np.stack([self.index * self.grid.substream_slots + slot + lag, lag, self.counts, group], axis=1)
 
     def arrival_counts(self) -> FloatArray:
-        """Returns one row per group: the number of events, then count, Σv and Σv² by lag group, flat. float64."""
+        """Returns one row per group: the number of events, then count, Σv and Σv² by lag group, flat, then the least
+        and the greatest value. float64."""
         width, groups = self.lag_groups, self.groups
-        result = np.zeros((groups, 1 + 3 * width))
+        result = np.zeros((groups, 3 + 3 * width))
+        result[:, -2:] = self.ranges.T
         np.add.at(result[:, 0], self.cells % max(groups, 1), self.counts)
         group, lag = np.divmod(self.value_cells, width)
         for row in range(3):
@@ -106,7 +117,12 @@ class GroupedSubstream:
         self.value_cells, self.value_sums = summed(
             np.concatenate(value_cells), np.concatenate([self.value_sums, other.value_sums], axis=1)
         )
-        self.keys = table.rows()
+        ranges = np.repeat(NO_VALUES, groups, axis=1)
+        for statistics, code in ((self, mine), (other, theirs)):
+            with np.errstate(invalid="ignore"):  # NaN stays NaN
+                np.minimum.at(ranges[0], code, statistics.ranges[0])
+                np.maximum.at(ranges[1], code, statistics.ranges[1])
+        self.keys, self.ranges = table.rows(), ranges
         self.unattributed += other.unattributed
         self.bound()
 
@@ -116,7 +132,7 @@ class GroupedSubstream:
             self.unattributed += int(self.counts.sum())
             self.keys = [k.slice(0, 0) for k in self.keys]
             self.cells = self.counts = self.value_cells = np.zeros(0, np.int64)
-            self.value_sums = np.zeros((3, 0))
+            self.value_sums, self.ranges = np.zeros((3, 0)), np.zeros((2, 0))
 
     def to_state(self) -> bytes:
         """Encodes the statistics in the envelope of synopses: a header, the key columns, integers of minimal width."""
@@ -124,7 +140,8 @@ class GroupedSubstream:
             _KIND, _VERSION, {"index": self.index, "unattributed": self.unattributed, "keys": len(self.keys)}
         )
         message.arrays.extend(codec.encode_keys(k) for k in self.keys)
-        arrays = (np.diff(self.cells, prepend=0), self.counts, np.diff(self.value_cells, prepend=0), self.value_sums)
+        steps, jumps = np.diff(self.cells, prepend=0), np.diff(self.value_cells, prepend=0)
+        arrays = (steps, self.counts, jumps, self.value_sums, self.ranges)
         message.arrays.extend(codec.encode(a) for a in arrays)
         return codec.seal(message)
 
@@ -141,12 +158,27 @@ class GroupedSubstream:
             )
         except (KeyError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{_KIND} cannot be read: {type(exc).__name__}: {exc}") from exc
-        layout = layout_for(_KIND, (_layout(columns),), message.arrays)
-        *keys, steps, counts, jumps, value_sums = layout.decode(_KIND, message.arrays)
-        made = cls(grid, index, keys, np.cumsum(steps), counts, np.cumsum(jumps), value_sums, unattributed)
+        layout = layout_for(_KIND, (_layout(columns, message.version),), message.arrays)
+        decoded = layout.decode(_KIND, message.arrays)
+        keys, (steps, counts, jumps, value_sums) = decoded[:columns], decoded[columns : columns + 4]
+        ranges = decoded[-1] if message.version > 1 else np.zeros((2, len(keys[0])))
+        made = cls(
+            grid, index, list(keys), np.cumsum(steps), counts, np.cumsum(jumps), value_sums, ranges, unattributed
+        )
         made._check(steps, jumps)
         require_sampled(value_sums)
+        require_ranges(ranges)
+        if message.version == 1:
+            made.ranges = made._ranges_of_sums()
         return made
+
+    def _ranges_of_sums(self) -> FloatArray:
+        """Returns bounds of the values, of a report without ranges."""
+        sums = self.arrival_counts()
+        count, total, squares = sums[:, 1:-2].reshape(self.groups, 3, -1).sum(axis=2).T
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = total / np.maximum(count, 1.0)
+            return range_of_moments(sums[:, 0], count, mean, squares - count * mean**2)
 
     def _check(self, steps: IntArray, jumps: IntArray) -> None:
         groups = self.groups
@@ -160,14 +192,16 @@ class GroupedSubstream:
                 raise CorruptSynopsis(f"{_KIND}: {name} are not ascending from 0 to below {limit}")
 
 
-def _layout(columns: int) -> Layout:
+def _layout(columns: int, version: int) -> Layout:
     keys = (Field(f"key {number}", (KEYS,), (("groups",),)) for number in range(columns))
+    ranges = (field("ranges of values", "<f8", 2, "groups"),)
     return Layout.of(
         *keys,
         field("steps", "<i8", "cells", least=0, most=_MAX_STEP),
         field("counts", "<i8", "cells", least=1, most=MAX_SHIPPED),
         field("steps of values", "<i8", "value cells", least=0, most=_MAX_STEP),
         field("sums of values", "<f8", 3, "value cells"),
+        *(ranges if version > 1 else ()),
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,8 +15,9 @@ from edgewater.errors import CorruptSynopsis, InvalidRecord, UnsupportedVersion
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.layout import MAX_SHIPPED
 
-_HEADER = struct.Struct("<BqIIqq9d")
-_VERSION = 1
+_HEADER, _RANGE = struct.Struct("<BqIIqq9d"), struct.Struct("<2d")
+_VERSION = 2
+"""Version 1 has no range of values."""
 _MAX_NUMBER = 1 << 53
 
 DEFAULT_MAX_SKEW_MS = 1_000
@@ -72,6 +74,8 @@ class SubstreamStatistics:
         value_sums: count, Σv and Σv² of the sampled values by lag group, float64 (3, lag groups).
         skewed: events with an event time after their arrival, within the tolerated clock skew.
         from_future: events beyond the tolerated clock skew, which no other statistic includes.
+        least, greatest: of the values of all events, sampled or not; infinity and -infinity without events or values,
+            NaN if the values of some events are not known.
     """
 
     grid: SlotGrid
@@ -84,6 +88,8 @@ class SubstreamStatistics:
     value_sums: FloatArray = field(default_factory=lambda: np.zeros((3, 0)))
     skewed: int = 0
     from_future: int = 0
+    least: float = math.inf
+    greatest: float = -math.inf
 
     @property
     def events(self) -> int:
@@ -110,6 +116,8 @@ class SubstreamStatistics:
                 self.value_sums = self.value_sums + other.value_sums
         self.skewed += other.skewed
         self.from_future += other.from_future
+        self.least = float(np.minimum(self.least, other.least))  # NaN stays NaN
+        self.greatest = float(np.maximum(self.greatest, other.greatest))
 
     def arrivals(self) -> tuple[IntArray, IntArray, IntArray]:
         """Returns arrival slot since epoch, lag and count of each cell, int64, (cells,) each."""
@@ -117,13 +125,19 @@ class SubstreamStatistics:
         return self.index * self.grid.substream_slots + slot + lag, lag, self.counts
 
     def to_state(self) -> bytes:
-        """Encodes a header, the differences of cells and the counts in integers of minimal width, and the values."""
+        """Encodes a header, the range of values, cells and counts in integers of minimal width, and the values."""
         moments = [x for m in (self.delay, self.gap, self.value) for x in (m.count, m.mean, m.deviations)]
         head = _HEADER.pack(
             _VERSION, self.index, len(self.cells), self.value_sums.shape[1], self.skewed, self.from_future, *moments
         )
         steps = np.diff(self.cells, prepend=0)
-        return head + _packed(steps) + _packed(self.counts) + self.value_sums.astype("<f8").tobytes()
+        return (
+            head
+            + _RANGE.pack(self.least, self.greatest)
+            + _packed(steps)
+            + _packed(self.counts)
+            + self.value_sums.astype("<f8").tobytes()
+        )
 
     @classmethod
     def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
@@ -131,8 +145,10 @@ class SubstreamStatistics:
         if state[:1] and state[0] > _VERSION:
             raise UnsupportedVersion(f"sub-stream statistics of version {state[0]}; this release reads {_VERSION}")
         try:
-            _, index, cells, groups, skewed, future, *m = _HEADER.unpack_from(state)
-            steps, at = _unpacked(state, _HEADER.size, cells)
+            version, index, cells, groups, skewed, future, *m = _HEADER.unpack_from(state)
+            at = _HEADER.size + (_RANGE.size if version > 1 else 0)
+            least, greatest = _RANGE.unpack_from(state, _HEADER.size) if version > 1 else (math.nan, math.nan)
+            steps, at = _unpacked(state, at, cells)
             counts, at = _unpacked(state, at, cells)
             if len(state) != at + 24 * groups:
                 raise ValueError("length")
@@ -150,8 +166,11 @@ class SubstreamStatistics:
         require_sampled(sums)
         if not all(0 <= count <= MAX_SHIPPED for count in m[::3]):
             raise CorruptSynopsis(f"sub-stream statistics of {m[::3]} events")
+        require_ranges(np.array([[least], [greatest]]))
         delay, gap, value = (Moments(*m[i : i + 3]) for i in (0, 3, 6))
-        return cls(grid, index, delay, gap, value, positions, counts, sums, skewed, future)
+        if version == 1:
+            least, greatest = range_of_moments(counts.sum(), *np.asarray(m[6:])).tolist()
+        return cls(grid, index, delay, gap, value, positions, counts, sums, skewed, future, least, greatest)
 
 
 def require_counts(counts: IntArray, numbers: Sequence[int]) -> None:
@@ -164,6 +183,33 @@ def require_sampled(value_sums: FloatArray) -> None:
     """Raises CorruptSynopsis unless the numbers of sampled values can be such. Sums of values may overflow."""
     if not ((value_sums[0] >= 0) & (value_sums[0] <= MAX_SHIPPED)).all():
         raise CorruptSynopsis(f"sub-stream statistics have numbers of sampled values from 0 to {MAX_SHIPPED}")
+
+
+def require_ranges(ranges: FloatArray) -> None:
+    """Raises CorruptSynopsis unless ranges of values, [least or greatest, n], are finite, empty, or unknown (NaN)."""
+    least, greatest = ranges
+    finite = np.isfinite(least) & np.isfinite(greatest) & (least <= greatest)
+    empty = (least == np.inf) & (greatest == -np.inf)
+    if not (finite | empty | (np.isnan(least) & np.isnan(greatest))).all():
+        raise CorruptSynopsis("sub-stream statistics have a least value above the greatest, or only one of them")
+
+
+def range_of_moments(events: Any, count: Any, mean: Any, deviations: Any) -> FloatArray:
+    """Returns bounds of the values of events from their moments, float64 [least or greatest, ...].
+
+    None of n values is further from their mean than √(Σ(v - mean)²·(n - 1)/n) (Samuelson 1968).
+
+    Args:
+        events: their number; more than `count`, the number of those that were sampled: the result is NaN.
+        deviations: Σ(v - mean)² of the sampled values.
+    """
+    with np.errstate(all="ignore"):
+        reach = np.sqrt(np.maximum(deviations, 0.0) * np.maximum(count - 1.0, 0.0) / np.maximum(count, 1.0))
+        reach = reach * (1 + 1e-6) + 1e-6 * np.abs(mean)  # moments from sums of squares are rounded
+        bounds = np.stack([mean - reach, mean + reach])
+    bounds = np.where(np.isfinite(bounds).all(axis=0) & (count >= events), bounds, np.nan)
+    empty = np.array([np.inf, -np.inf]).reshape(2, *[1] * (bounds.ndim - 1))
+    return np.asarray(np.where(np.asarray(events) > 0, bounds, empty))
 
 
 def _packed(values: IntArray) -> bytes:

@@ -41,7 +41,7 @@ class SimulatedEdge:
         if isinstance(self._monitor, GroupMonitor):
             self._read_by_slot(self._monitor, event_ms, arrived_ms, value, group, kept)
         elif self._has_values:
-            self._monitor.observe(event_ms, arrived_ms, value[kept], kept)
+            self._monitor.observe(event_ms, arrived_ms, value[kept], kept, (value, value))
         else:
             self._monitor.observe(event_ms, arrived_ms)
         return kept
@@ -57,7 +57,7 @@ class SimulatedEdge:
         cuts = np.searchsorted(kept, [*begins, len(slot)]).tolist()
         for i, (begin, end) in enumerate(zip(begins.tolist(), ends, strict=True)):
             mine = kept[cuts[i] : cuts[i + 1]]
-            sampled = (value[mine], mine - begin) if self._has_values else ()
+            sampled = (value[mine], mine - begin, (value[begin:end],) * 2) if self._has_values else ()
             monitor.observe(event_ms[begin:end], int(arrived_ms[begin]), [pa.array(group[begin:end])], *sampled)
 
     def report(self, through_ms: int) -> Arrivals:

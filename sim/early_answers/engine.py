@@ -137,6 +137,7 @@ class EarlyAnswerSimulation:
 
     Args:
         sampling: whether edges sample, as for an expensive measure, or process all events.
+        fixed_rate: the rate at which edges sample, whatever the accuracy needs; None: the rate that it needs.
         latest_ms: staleness budget.
         disorder_ms: the edges' watermark delay, before which no window is complete, and the query's lateness. None: the
             longest lag.
@@ -145,10 +146,10 @@ class EarlyAnswerSimulation:
     def __init__(
         self, workload: Workload, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
         substream_ms: int, silent: SilentSource | None = None, latest_ms: int | None = None, sampling: bool = True,
-        disorder_ms: int | None = None,
+        disorder_ms: int | None = None, fixed_rate: float | None = None,
     ) -> None:  # fmt: skip
         self.workload, self.measure, self.event_cost_ms = workload, measure, event_cost_ms
-        self.silent, self.sampling = silent, sampling
+        self.silent, self.sampling, self.fixed_rate = silent, sampling, fixed_rate
         self.spec = query_spec(workload, target, measure, substream_ms, latest_ms, disorder_ms)
         schedule = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
         assert schedule is not None
@@ -190,6 +191,9 @@ class EarlyAnswerSimulation:
             SimulatedEdge(i + 1, self.schedule.grid, grouped=grouped, has_values=has_values)
             for i in range(len(self.edges))
         ]
+        if self.fixed_rate is not None:
+            for reader in self._readers:
+                reader.rate = self.fixed_rate
         self._pending = [np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.int64, float, np.int64, np.int64)]
         self._positions = np.zeros(0, np.int64)
         self._closed = [step] * len(self.edges)  # per edge: the first step whose slice is open
@@ -270,7 +274,7 @@ class EarlyAnswerSimulation:
         connected = [i for i in range(len(self.edges)) if not self._is_silent(i)]
         facts = tuple(self._fact(i) for i in connected)
         self._answer(self.ledger.handle(FramesMerged(facts, self.now_ms)))
-        if not self.sampling:
+        if not self.sampling or self.fixed_rate is not None:
             return
         if self.now_ms - self._rates_at_ms >= RATES_EVERY_MS:
             self._rates_at_ms, rates = self.now_ms, self.ledger.needed_rates()[REF]

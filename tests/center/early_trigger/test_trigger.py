@@ -19,7 +19,9 @@ def sampled(arrived, values=(), groups=24):
     one = np.array([[float(len(v))]])
     by_lag = np.zeros((1, int(LateValues(1, GRID.lags).lag_groups[-1]) + 1))
     by_lag[0, 0] = len(v)
-    return WindowSample(np.array([[float(arrived)]]), one, np.array([[v.sum()]]), np.array([[(v * v).sum()]]), by_lag)
+    ends = np.array([[v.min(initial=np.inf)]]), np.array([[v.max(initial=-np.inf)]])
+    total, squares = np.array([[v.sum()]]), np.array([[(v * v).sum()]])
+    return WindowSample(np.array([[float(arrived)]]), one, total, squares, by_lag, *ends)
 
 
 def steady(trigger, slots, lag=2, per_slot=20.0):
@@ -141,16 +143,33 @@ def test_with_heavy_tails_the_variation_is_inflated_more_for_a_large_sample():
 
 
 def test_the_quantile_is_larger_where_few_values_are_missing():
-    def quantile_used(missing, quantile):
+    def quantile_used(missing, quantile, greatest):
         arrived, all_of_it = np.array([[150.0 - missing]]), np.array([[150.0]])
         one = np.ones((1, 1))
-        model = WindowModel("sum", arrived, one, one, all_of_it, all_of_it, np.zeros(1))
+        reach = np.array([1.0, greatest]).reshape(2, 1, 1, 1).repeat(2, axis=1)
+        model = WindowModel("sum", arrived, one, one, all_of_it, all_of_it, np.zeros(1), reach)
         return model.sampling_width(arrived, quantile)[0] / np.sqrt(missing * 150 / (150 - missing))
 
     simultaneous_100_groups = 3.48
-    assert quantile_used(75.0, simultaneous_100_groups) == pytest.approx(simultaneous_100_groups, rel=0.02)
-    assert quantile_used(2.0, simultaneous_100_groups) > 2 * simultaneous_100_groups
-    assert quantile_used(2.0, 1.96) == pytest.approx(1.96, rel=0.15)
+    assert quantile_used(75.0, simultaneous_100_groups, 1) == pytest.approx(simultaneous_100_groups, rel=0.02)
+    assert quantile_used(2.0, simultaneous_100_groups, 10) > 2 * simultaneous_100_groups
+    assert quantile_used(2.0, 1.96, 10) == pytest.approx(1.96, rel=0.2)
+
+
+def test_the_range_of_values_that_were_not_sampled_bounds_the_error_and_without_it_nothing_does():
+    """A sample that shows zeros only: one value of 10,000 among the others would be the whole sum."""
+
+    def width(greatest):
+        arrived, one = np.array([[1_000.0]]), np.ones((1, 1))
+        reach = np.array([0.0, greatest]).reshape(2, 1, 1, 1).repeat(2, axis=1)
+        model = WindowModel("sum", arrived, one, 0 * one, arrived, arrived, np.zeros(1), reach)
+        return float(model.sampling_width(np.array([[100.0]]), 1.96)[0])
+
+    assert width(0.0) == 0
+    # The mean of what was not sampled is below -log(0.025)/100 of the greatest value (the rule of three).
+    assert 0.8 * 33 < width(1.0) < 1.2 * 33
+    assert width(10_000.0) == pytest.approx(10_000 * width(1.0), rel=1e-6)
+    assert width(np.inf) == np.inf
 
 
 def test_a_window_needs_a_slot_and_a_trigger_has_one_group():

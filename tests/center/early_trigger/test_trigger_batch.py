@@ -42,9 +42,11 @@ def samples(rng: np.random.Generator, width: int) -> WindowSample:
     by_lag = np.zeros((len(MEANS), SOURCES, width))
     by_lag[:, :, :5] = rng.poisson(60, (len(MEANS), SOURCES, 5))
     count = by_lag.sum(axis=2).T
+    greatest = rng.uniform(5, 9, count.shape)
     return WindowSample(
-        count + rng.poisson(20, count.shape), count, 3.0 * count, 11.0 * count, by_lag.reshape(-1, width)
-    )
+        count + rng.poisson(20, count.shape), count, 3.0 * count, 11.0 * count, by_lag.reshape(-1, width),
+        np.ones(count.shape), greatest,
+    )  # fmt: skip
 
 
 class Sides:
@@ -85,8 +87,9 @@ class Sides:
             self.alone[i].on_answered(sample.of(i), answer, (counts[i], 3 * counts[i], 11 * counts[i]))
         mine = counts[selected].reshape(-1, width)
         of_selected = WindowSample(
-            *(x[:, selected] for x in (sample.arrived, sample.count, sample.total, sample.squares)), mine
-        )
+            *(x[:, selected] for x in (sample.arrived, sample.count, sample.total, sample.squares)), mine,
+            sample.least[:, selected], sample.greatest[:, selected],
+        )  # fmt: skip
         with np.errstate(divide="ignore"):
             shares = (straggler / estimate)[selected]
         self.batch.on_answered(selected, of_selected, (mine, 3 * mine, 11 * mine), shares)

@@ -56,7 +56,8 @@ class World:
         value = count * rng.normal(3, 0.1, count.shape)
         by_lag = np.zeros(trigger.late.count.shape)
         by_lag[:, :4] = count.sum(axis=1, keepdims=True) / 4
-        sample = WindowSample(arrived, count, value, 12 * count, by_lag)
+        ends = np.ones(count.shape), rng.uniform(5, 9, count.shape)
+        sample = WindowSample(arrived, count, value, 12 * count, by_lag, *ends)
         decision = trigger.decide(trigger.slot, sample)
         self.decisions.append(repr(decision))
         if isinstance(decision, AnswerNow):

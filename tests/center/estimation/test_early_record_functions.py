@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from center.estimation.group_batch import UNKNOWN_RANGE
 from center.ledger import Phase
 from edge.core import SamplingSet
 from tests.center.accuracy_world import REF, WINDOW_MS, Site, World, exponential, first_answers, spec
@@ -30,7 +31,9 @@ def test_estimates_are_unbiased_and_intervals_hold(monkeypatch: pytest.MonkeyPat
     score = Counting(lambda x: None if int(x * 1e6) % 5 == 0 else x * x)
     install_functions(monkeypatch, score.named("score"))
     sites = [Site.make(f"e{i}", i, WINDOWS + 4, exponential(80.0), rate=1_000.0, scale=1 + i) for i in range(2)]
-    world = World(spec({"total": f"{kind}(score(x))"}), sites, step_ms=40)
+    greatest = max(float(site.values.max()) for site in sites) ** 2
+    accuracy = {"error": "5%", "measure": "total", "substream": "500ms", "range": [0, greatest]}
+    world = World(spec({"total": f"{kind}(score(x))"}, accuracy=accuracy), sites, step_ms=40)
     for site in sites:
         site.core.handle(SamplingSet(REF, RATE))
     world.run(WINDOWS + 3)
@@ -51,3 +54,22 @@ def test_estimates_are_unbiased_and_intervals_hold(monkeypatch: pytest.MonkeyPat
     assert held >= least_covered(len(answers))
     # Unbiased: the mean error is within 4 standard errors (false alarm: once in 15,000).
     assert abs(np.mean(errors)) <= 4 * np.std(errors, ddof=1) / np.sqrt(len(errors))
+
+
+@pytest.mark.parametrize("declared", [None, [0, 0.5]])
+def test_without_a_range_that_holds_a_sample_has_an_estimate_and_no_interval(
+    monkeypatch: pytest.MonkeyPatch, declared: list[float] | None
+) -> None:
+    install_functions(monkeypatch, Counting(lambda x: x * x).named("score"))
+    sites = [Site.make("e0", 0, 14, exponential(80.0), rate=1_000.0)]
+    accuracy = {"error": "5%", "measure": "total", "substream": "500ms"} | ({"range": declared} if declared else {})
+    world = World(spec({"total": "sum(score(x))"}, accuracy=accuracy), sites, step_ms=40)
+    sites[0].core.handle(SamplingSet(REF, RATE))
+    world.run(12)
+    answers = [a for a in first_answers(world.answers, 4) if a.phase is Phase.EARLY]
+    assert answers
+    for answer in answers:
+        prediction = answer.quality.accuracy.prediction if answer.quality.accuracy else None
+        assert prediction is not None and np.isnan([prediction.lower, prediction.upper]).all()
+        assert not prediction.met and prediction.reason == UNKNOWN_RANGE
+        assert prediction.estimate > 0

@@ -102,6 +102,65 @@ def test_statistics_are_read_as_they_were_written(seed):
         assert again.to_state() == s.to_state()
 
 
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 100, 4_000]), st.integers(1, 300))
+def test_the_range_is_that_of_all_events_whatever_was_sampled_and_however_they_were_batched(seed, spread_ms, cut):
+    rng = np.random.default_rng(seed)
+    born, value = 10_000 - rng.integers(0, spread_ms, 300), rng.normal(0, 100, 300)
+    kept = np.flatnonzero(rng.random(300) < 0.1)
+    whole, pieces = SubstreamMonitor(GRID), SubstreamMonitor(GRID)
+    whole.observe(born, 10_000, value[kept], kept, (value, value))
+    for begin, end in ((0, cut), (cut, 300)):
+        mine = kept[(kept >= begin) & (kept < end)]
+        part = value[begin:end]
+        pieces.observe(born[begin:end], 10_000, value[mine], mine - begin, (part, part))
+        pieces = SubstreamMonitor.from_state(State.unpack(pieces.to_state().pack("m"), "m"), GRID)
+    index = born // GRID.substream_ms
+    for monitor in (whole, pieces):
+        for s in monitor.take():
+            of_part = value[index == s.index]
+            assert (s.least, s.greatest) == (of_part.min(), of_part.max())
+
+
+def test_values_that_are_not_known_make_the_range_unknown_and_stay_so():
+    monitor = SubstreamMonitor(GRID)
+    born = np.array([100, 110, 120, GRID.substream_ms + 100])
+    monitor.observe(born, 1_000, np.array([3.0, 4.0]), np.array([0, 1]))
+    monitor.observe(born[:2], 1_010, np.array([5.0, 6.0]))
+    first, second = monitor.take()
+    assert np.isnan([first.least, first.greatest, second.least, second.greatest]).all()
+    first.merge(SubstreamStatistics(GRID, first.index, least=1.0, greatest=2.0))
+    assert np.isnan([first.least, first.greatest]).all()
+    monitor.observe(born[:3], 1_020, np.array([5.0, 6.0]), np.array([0, 1]), (np.full(3, -1.0), np.full(3, 9.0)))
+    (third,) = monitor.take()
+    assert (third.least, third.greatest) == (-1.0, 9.0)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_statistics_of_version_1_have_bounds_by_their_moments_or_no_range(sampled):
+    value = np.random.default_rng(3).lognormal(0, 2, 50)
+    monitor, kept = SubstreamMonitor(GRID), np.arange(0, 50, 1 + sampled)
+    monitor.observe(np.full(50, 100), 1_000, value[kept], kept)
+    state = monitor.take()[0].to_state()
+    header = len(SubstreamStatistics(GRID, 0).to_state()) - 16 - 2
+    before = SubstreamStatistics.from_state(b"\1" + state[1:header] + state[header + 16 :], GRID)
+    if sampled:
+        assert np.isnan([before.least, before.greatest]).all()
+    else:
+        assert before.least <= value.min() and value.max() <= before.greatest < 10 * value.max()
+    with pytest.raises(CorruptSynopsis, match="least value above"):
+        SubstreamStatistics.from_state(SubstreamStatistics(GRID, 0, least=2.0, greatest=1.0).to_state(), GRID)
+
+
+def test_a_state_without_ranges_is_restored_with_unknown_ones():
+    monitor = SubstreamMonitor(GRID)
+    monitor.observe(np.array([100, 110]), 1_000, np.array([1.0, 2.0]))
+    state = monitor.to_state()
+    arrays = {name: a for name, a in state.arrays.items() if name not in ("parts", "ranges")}
+    (restored,) = SubstreamMonitor.from_state(State(state.numbers, arrays), GRID).take()
+    assert restored.value.count == 2 and np.isnan([restored.least, restored.greatest]).all()
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_damaged_state_is_refused_or_reads_as_statistics(data):

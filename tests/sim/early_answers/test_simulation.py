@@ -55,7 +55,7 @@ def test_an_answer_needs_a_fraction_of_the_latency_and_of_the_events():
     late = [o.latency_ms for o in outcomes[4:]]
     assert np.mean(late) < 0.02 * slack["latency_ms_mean"], "the first windows wait until delays are known"
     assert rate_of(outcomes[:1]) == 1, "there is no history yet"
-    assert rate_of(outcomes[6:]) < 1.6 * ours["oracle_rate"] < 0.2
+    assert rate_of(outcomes[6:]) < 2.1 * ours["oracle_rate"] < 0.25
     assert slack["sampling_rate"] > 0.999, "it misses only events with a longer delay than any before"
 
 
@@ -226,7 +226,7 @@ def test_sliding_windows_share_events_and_reach_the_coverage():
     row, outcomes = run_study(Study(window_ms=3000, every_ms=600, windows=100))
     # 100 windows of which five overlap hang together as 20 would: fewer than 15 of 20 come once in 3,000 runs of 95 %.
     assert row["coverage"] >= 0.75
-    assert rate_of(outcomes[30:]) < 1.6 * row["oracle_rate"] < 0.2, (
+    assert rate_of(outcomes[30:]) < 2.1 * row["oracle_rate"] < 0.25, (
         "the first windows are processed before rates are known"
     )
     assert len(outcomes) == 100
