@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -209,13 +210,16 @@ class Answer:
         return self.explain_with(self.members["window"]["start"], group, self.revision, measure=measure)
 
     def to_arrow(self) -> pa.Table:
-        """The window, phase, revision and completeness in every row, then the columns of `table`."""
+        """What every row has to state (window, phase, revision, contract, …), then the columns of `table`."""
         quality = {
             "window_start": pa.scalar(parse_time(self.members["window"]["start"]), pa.timestamp("ms", "UTC")),
             "window_end": pa.scalar(parse_time(self.members["window"]["end"]), pa.timestamp("ms", "UTC")),
             "phase": pa.scalar(self.phase),
             "revision": pa.scalar(self.revision, pa.int64()),
             "completeness": pa.scalar(self.completeness, pa.float64()),
+            "given_at": pa.scalar(parse_time(self.members["given_at"]), pa.timestamp("ms", "UTC")),
+            "contract": pa.scalar("; ".join(str(v["code"]) for v in self.violations) or "met"),
+            "withheld": pa.scalar(json.dumps(self.quality["error"]["withheld"], separators=(",", ":"))),
         }
         table = self.table
         for at, (name, value) in enumerate(quality.items()):

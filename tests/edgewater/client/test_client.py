@@ -68,6 +68,20 @@ def test_a_refusal_names_the_field_the_value_and_what_would_be_right(two_hours):
             query.windows("soon")
         with pytest.raises(NotFound):
             query.window(T0 + 5 * HOUR)
+        with pytest.raises(InvalidRequest, match="one of n, miles, delay"):
+            query.window(START).explain("miels")
+
+
+def test_an_answer_is_explained_and_a_registration_tried(two_hours):
+    desk, _ = two_hours
+    with desk.served() as url, Center(url) as center:
+        answer = center.query("flights").window(START)
+        explained = answer.explain("miles", {"carrier": "UA"})
+        assert (explained["measure"], explained["group"], explained["estimate"]) == ("miles", {"carrier": "UA"}, 500)
+        assert {e["edge"] for e in explained["edges"]} == {"jfk", "lga"}
+        tried = center.dry_run({**SPEC, "name": "tried"})
+        assert [(e["edge"], e["accepted"]) for e in tried["edges"]] == [("jfk", True), ("lga", True)]
+        assert [q.name for q in center.queries()] == ["flights"]
 
 
 def test_an_answer_has_intervals_by_measure_and_group(two_hours):
@@ -106,7 +120,7 @@ def test_windows_are_one_table_over_all_pages(two_hours, monkeypatch):
         table = answers.to_arrow()
         assert table.column("n").to_pylist() == [1, 5, 4, 5, 4, 6]
         assert table.column_names[:5] == ["window_start", "window_end", "phase", "revision", "completeness"]
-        assert answers[1].to_arrow().equals(table.slice(2, 2).select(answers[1].to_arrow().column_names))
+        assert answers[1].to_arrow().equals(table.slice(2, 2))
         assert answers.to_pandas()["n"].tolist() == answers.to_polars()["n"].to_list() == [1, 5, 4, 5, 4, 6]
         assert answers[0].to_pandas()["carrier"].tolist() == answers[0].to_polars()["carrier"].to_list() == ["AA", "UA"]
         assert len(center.query("flights").windows("2030-01-01T00:00:00Z")) == 0

@@ -51,6 +51,10 @@ def test_a_query_is_added_listed_shown_followed_and_removed(desk, run, tmp_path)
         added = said(run(url, "query", "add", str(file), "--json"))
         assert (added["name"], added["version"]) == ("flights", 1)
         assert run(url, "query", "add", "-", input=json.dumps(SPEC)).stdout == "flights is registered, version 1\n"
+        tried = run(url, "query", "add", str(file), "--dry-run")
+        assert (tried.exit_code, "accepts it" in tried.stdout) == (0, True), tried.output
+        unfit = json.dumps({**SPEC, "name": "unfit", "measures": {"n": "sum(nothing)"}})
+        assert run(url, "query", "add", "-", "--dry-run", input=unfit).exit_code != 0
         other = json.dumps({**SPEC, "lateness": "2h"})
         refused = run(url, "query", "add", "-", input=other)
         assert (refused.exit_code, "flights" in refused.stderr) == (1, True)
@@ -79,6 +83,10 @@ def test_answers_are_shown_and_followed_without_control_characters(two_hours, ru
         assert [r["n"] for r in tailed["rows"]] == [4]
         text = run(url, "query", "tail", "flights", "-n", "1", "--group", "carrier:UA", "--phase", "complete").stdout
         assert "no groups" in text
+        explained = run(url, "query", "explain", "flights", "2013-01-01T00:00:00Z", "--group", "carrier:UA").stdout
+        assert "flights 2013-01-01T00:00:00Z carrier:UA n: 5, confidence 1, final" in explained
+        assert "the parts do not add up" in explained
+        assert said(run(url, "query", "explain", "flights", "--measure", "miles", "--json"))["measure"] == "miles"
         state = said(run(url, "query", "show", "flights", "--json", "--group", "carrier:UA"))
         assert (state["latest"]["rows"], state["status"]["query"]) == ([], "flights")
 

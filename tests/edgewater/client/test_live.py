@@ -110,6 +110,7 @@ def test_a_live_answer_has_the_columns_and_values_that_the_arrow_form_has(desk):
             live = answers(center.query("flights").live(**asked), 1)[0]
             assert live.table.column_names == fetched.table.column_names
             assert live.table.to_pydict() == fetched.table.to_pydict()
+            assert live.to_arrow().to_pydict() == fetched.to_arrow().to_pydict()
             assert live.members == fetched.members
         answer = center.query("flights").latest()
         assert answer["delays"].quantile(0.5)["UA"] < 20
