@@ -37,6 +37,7 @@ from center.api.routers import (
     functions,
     health,
     live,
+    prometheus,
     quarantine,
     queries,
     streams,
@@ -64,6 +65,7 @@ ROUTERS = tuple(
     m.router
     for m in (
         queries, functions, answers, explain, evaluate, live, edges, streams, alarms, quarantine, health, pages,
+        prometheus,
     )
 )  # fmt: skip
 REFRESH_S = 1.0

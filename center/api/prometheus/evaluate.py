@@ -1,0 +1,297 @@
+"""PromQL over answers: selectors, numbers, ``+ - * /``, signs and parentheses. Functions and aggregations are refused.
+
+What aggregates is left to the query itself: a rate or a sum over series would lose the bounds, which do not add up
+like values do. The rules are those of Prometheus 2: anchored RE2, one-to-one matching, names dropped by arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from center.api.prometheus.series import ABSENT, Axis, Labels, Samples, Selection, SeriesReader, is_absent, selection
+from center.catalog import RegisteredQuery
+from edgewater.errors import EdgewaterError
+
+MAX_LENGTH = 8_192
+"""Characters of an expression."""
+MAX_DEPTH = 50
+MAX_OPERATORS = 100
+"""The parser takes quadratic time in their number."""
+_TOO_DEEP = f"the expression is nested more than {MAX_DEPTH} deep, or has more than {MAX_OPERATORS} operators"
+_QUOTED = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`""")
+AGGREGATE = (
+    "aggregate in the query instead: bounds do not add up like values; register a query with other groups or a longer"
+    " window"
+)
+Scalar = npt.NDArray[np.float64]
+
+
+class PromqlError(EdgewaterError):
+    """An expression that is not evaluated.
+
+    Attributes:
+        kind: Prometheus' `errorType`: ``bad_data`` or ``execution``.
+    """
+
+    def __init__(self, message: str, kind: str = "bad_data") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Matchers:
+    """The matchers of a selector; every one holds."""
+
+    each: tuple[tuple[str, str, str], ...]
+    """Name, operator (``= != =~ !~``) and value."""
+
+    def selects(self, labels: Labels) -> bool:
+        held = dict(labels)
+        return all(_holds(operator, held.get(name, ""), value) for name, operator, value in self.each)
+
+    def of(self, query: RegisteredQuery) -> Selection | None:
+        equal = {name: value for name, operator, value in self.each if operator == "="}
+        return selection(query, equal.pop("__name__", None), equal)
+
+
+def _holds(operator: str, value: str, wanted: str) -> bool:
+    if operator in ("=", "!="):
+        return (value == wanted) == (operator == "=")
+    return _matches(value, wanted) == (operator == "=~")
+
+
+def _matches(value: str, pattern: str) -> bool:
+    """Whether an RE2 pattern matches the whole value, in linear time."""
+    found: bool = pc.match_substring_regex(pa.array([value]), f"^(?:{pattern})$")[0].as_py()
+    return found
+
+
+def parse(text: str) -> Any:
+    """Parses an expression. Raises PromqlError."""
+    import promql_parser
+
+    if len(text) > MAX_LENGTH:
+        raise PromqlError(f"the expression has {len(text)} characters; at most {MAX_LENGTH} are accepted")
+    plain = _QUOTED.sub("", text)
+    depth = deepest = 0
+    for character in plain:
+        depth += (character in "({[") - (character in ")}]")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH or sum(map(plain.count, "+-*/^%")) > MAX_OPERATORS:
+        raise PromqlError(_TOO_DEEP)
+    try:
+        return promql_parser.parse(text)
+    except ValueError as exc:
+        raise PromqlError(f"invalid parameter 'query': {exc}") from None
+
+
+def matchers(selector: Any) -> Matchers:
+    """A selector's matchers. Raises PromqlError: a pattern that RE2 refuses."""
+    import promql_parser
+
+    op = promql_parser.MatchOp
+    operators = ((op.Equal, "="), (op.NotEqual, "!="), (op.Re, "=~"), (op.NotRe, "!~"))  # no hash
+    if selector.matchers.or_matchers:
+        raise PromqlError("`or` between matchers is not supported")
+    each = [
+        (m.name, next(sign for kind, sign in operators if kind == m.op), m.value) for m in selector.matchers.matchers
+    ]
+    if selector.name is not None:
+        each.insert(0, ("__name__", "=", selector.name))
+    for _, operator, value in each:
+        if operator.endswith("~"):
+            try:
+                _matches("", value)
+            except pa.ArrowInvalid as exc:
+                raise PromqlError(f"{value[:200]!r} is no regular expression (RE2): {exc}") from None
+    if all(_holds(operator, "", value) for _, operator, value in each):
+        raise PromqlError("vector selector must contain at least one non-empty matcher")
+    return Matchers(tuple(each))
+
+
+def selectors(texts: list[str]) -> list[Matchers]:
+    """The matchers of `match[]` parameters. Raises PromqlError."""
+    import promql_parser
+
+    found = []
+    for text in texts:
+        tree = parse(text)
+        if not isinstance(tree, promql_parser.VectorSelector):
+            raise PromqlError(f"match[]: {text[:200]!r} is not accepted; expected a selector such as flights:n")
+        found.append(matchers(tree))
+    return found
+
+
+def evaluate(tree: Any, reader: SeriesReader, axis: Axis, depth: int = 0) -> Samples | Scalar:
+    """The series, or the numbers, of an expression on an axis.
+
+    Raises:
+        PromqlError: the expression is not supported, or cannot be evaluated.
+        TooMany: it needs too much.
+    """
+    import promql_parser as ast
+
+    if depth > MAX_DEPTH:
+        raise PromqlError(_TOO_DEEP)
+    match tree:
+        case ast.NumberLiteral():
+            return np.full(len(axis.times), float(tree.val))
+        case ast.ParenExpr():
+            return evaluate(tree.expr, reader, axis, depth + 1)
+        case ast.UnaryExpr():
+            value = evaluate(tree.expr, reader, axis, depth + 1)
+            return -value if isinstance(value, np.ndarray) else _mapped(value, np.negative)
+        case ast.VectorSelector():
+            if tree.at is not None:
+                raise PromqlError("the modifier @ is not supported")
+            offset = tree.offset
+            by_ms = 0 if offset is None else round(offset.total_seconds() * 1000)
+            return reader.samples(matchers(tree), axis.shifted(by_ms))
+        case ast.BinaryExpr():
+            left, right = (evaluate(side, reader, axis, depth + 1) for side in (tree.lhs, tree.rhs))
+            return _binary(tree, left, right)
+        case ast.Call():
+            raise PromqlError(f"{tree.func.name}() is not supported; {AGGREGATE}")
+        case ast.AggregateExpr():
+            raise PromqlError(f"{tree.op} is not supported; {AGGREGATE}")
+        case ast.MatrixSelector() | ast.SubqueryExpr():
+            raise PromqlError(f"ranges such as [5m] are not supported; {AGGREGATE}")
+    raise PromqlError("this expression is not supported; accepted are selectors, numbers, + - * / and parentheses")
+
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide,
+}  # fmt: skip
+
+
+def _binary(tree: Any, left: Samples | Scalar, right: Samples | Scalar) -> Samples | Scalar:
+    operator, modifier = str(tree.op), tree.modifier
+    if operator not in OPERATORS:
+        raise PromqlError(f"the operator {operator} is not supported; accepted are + - * /")
+    apply = OPERATORS[operator]
+    with np.errstate(all="ignore"):
+        if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+            result: Scalar = apply(left, right)
+            return result
+        if isinstance(right, np.ndarray):
+            assert not isinstance(left, np.ndarray)
+            return _mapped(left, lambda values: apply(values, right))
+        if isinstance(left, np.ndarray):
+            return _mapped(right, lambda values: apply(left, values))
+        return _matched(left, right, modifier, apply)
+
+
+def _mapped(samples: Samples, apply: Callable[[Any], Any]) -> Samples:
+    """Applies an operation to each series and drops the name."""
+    found: Samples = {}
+    for labels, values in samples.items():
+        _put(found, _without_name(labels), _marked(apply(values), is_absent(values)))
+    return found
+
+
+def _matched(left: Samples, right: Samples, modifier: Any, apply: Callable[[Any, Any], Any]) -> Samples:
+    """One-to-one matching: series of both sides with the same labels, or those of `on`, without those of `ignoring`."""
+    import promql_parser as ast
+
+    on: frozenset[str] | None = None
+    ignoring: frozenset[str] = frozenset()
+    if modifier is not None:
+        if modifier.card != ast.VectorMatchCardinality.OneToOne:
+            raise PromqlError("group_left and group_right are not supported")
+        matching = modifier.matching
+        if matching is not None:
+            names = frozenset(matching.labels)
+            if matching.type == ast.LabelModifierType.Include:
+                on = names
+            else:
+                ignoring = names
+
+    def key(labels: Labels) -> Labels:
+        if on is not None:
+            return tuple((n, v) for n, v in labels if n in on)
+        return tuple((n, v) for n, v in labels if n != "__name__" and n not in ignoring)
+
+    sides: list[dict[Labels, Scalar]] = []
+    for name, side in (("left", left), ("right", right)):
+        found: dict[Labels, Scalar] = {}
+        for labels, values in side.items():
+            group = key(labels)
+            if group in found and not (is_absent(values) | is_absent(found[group])).all():
+                raise PromqlError(
+                    f"found duplicate series for the match group {dict(group)} on the {name} hand-side of the"
+                    " operation; many-to-many matching not allowed: matching labels must be unique on one side",
+                    "execution",
+                )
+            found[group] = values if group not in found else np.where(is_absent(found[group]), values, found[group])
+        sides.append(found)
+    result: Samples = {}
+    for group, values in sides[0].items():
+        if group in sides[1]:
+            other = sides[1][group]
+            _put(result, group, _marked(apply(values, other), is_absent(values) | is_absent(other)))
+    return result
+
+
+def _put(found: Samples, labels: Labels, values: Scalar) -> None:
+    if labels in found:
+        raise PromqlError("vector cannot contain metrics with the same labelset", "execution")
+    found[labels] = values
+
+
+def _marked(values: Scalar, absent: npt.NDArray[np.bool_]) -> Scalar:
+    return np.where(absent, ABSENT, values)
+
+
+def _without_name(labels: Labels) -> Labels:
+    return tuple((n, v) for n, v in labels if n != "__name__")
+
+
+def instant_json(value: Samples | Scalar, axis: Axis) -> dict[str, Any]:
+    """The `data` of an instant query."""
+    at = axis.start_ms / 1000
+    if isinstance(value, np.ndarray):
+        return {"resultType": "scalar", "result": [at, number(float(value[0]))]}
+    result = [
+        {"metric": dict(labels), "value": [at, number(float(values[0]))]}
+        for labels, values in sorted(value.items())
+        if not is_absent(values)[0]
+    ]
+    return {"resultType": "vector", "result": result}
+
+
+def range_json(value: Samples | Scalar, axis: Axis) -> dict[str, Any]:
+    """The `data` of a range query."""
+    times = axis.times
+    samples: Samples = {(): value} if isinstance(value, np.ndarray) else value
+    result = [
+        {"metric": dict(labels), "values": list(_points(times, values))}
+        for labels, values in sorted(samples.items())
+        if not is_absent(values).all()
+    ]
+    return {"resultType": "matrix", "result": result}
+
+
+def _points(times: npt.NDArray[np.int64], values: Scalar) -> Iterator[list[Any]]:
+    there = ~is_absent(values)
+    for at, value in zip(times[there].tolist(), values[there].tolist(), strict=True):
+        yield [at / 1000, number(value)]
+
+
+def number(value: float) -> str:
+    """A number as Prometheus writes it: shortest digits, no exponent."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    text = format(Decimal(repr(value)), "f")
+    return text.removesuffix(".0")

@@ -1,0 +1,324 @@
+"""The series of a query: its answers as samples at the ends of its windows.
+
+    <query>:<measure>, <query>:<measure>_lower, <query>:<measure>_upper      labels: groups, and quantile, item, …
+    <query>:completeness, :staleness_seconds, :contract_met, :phase          one per query; 0 early, 1 complete, 2 final
+
+A value or a bound that is unknown is no sample. Like Prometheus with staleness markers, a series ends where a newer
+window lacks it: a group without records in the newest window is not shown with the value of an older one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from center.catalog import RegisteredQuery
+from center.ledger import Phase
+from center.results import AnswerRecord, ResultStore
+from center.serving import NO_QUESTIONS, MeasureQuestions
+from center.serving.cells import Cell
+from center.serving.render import answer_rows, stated_quality
+from edgewater.errors import EdgewaterError
+
+Labels = tuple[tuple[str, str], ...]
+"""Sorted by name, with `__name__`."""
+Samples = dict[Labels, npt.NDArray[np.float64]]
+"""Per series a value per step; `ABSENT` where it has no sample."""
+
+MAX_POINTS = 11_000
+"""Steps of a request, and windows that it reads of a query."""
+MAX_SERIES = 1_000
+"""Series of one query in a request."""
+MAX_CELLS = 300_000
+"""Values, each with its bounds, that a request evaluates: about three seconds."""
+MAX_BYTES = 256 << 20
+"""Bytes of synopses that a request reads of a query."""
+MIN_LOOKBACK_MS = 300_000
+PAGE = 25
+PHASES = {Phase.EARLY: 0.0, Phase.COMPLETE: 1.0, Phase.FINAL: 2.0}
+KEYED = {"quantiles": "quantile", "ranks": "le", "ranges": "range"}
+"""Members of a cell with an interval per key, and the label that has the key."""
+LISTED = ("top", "items", "contains")
+RESERVED = frozenset({"__name__", "item", *KEYED.values()})
+DESCRIBING = ("completeness", "staleness_seconds", "contract_met", "phase")
+_NOT_A_LABEL = re.compile(r"[^a-zA-Z0-9_]")
+
+log = logging.getLogger(__name__)
+
+
+class TooMany(EdgewaterError):
+    """A request needs more than the center evaluates for one."""
+
+    code = "too-many"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The times of a request: `start_ms`, then every `step_ms` up to `end_ms`."""
+
+    start_ms: int
+    end_ms: int
+    step_ms: int
+
+    @property
+    def times(self) -> npt.NDArray[np.int64]:
+        return np.arange(self.start_ms, self.end_ms + 1, self.step_ms, dtype=np.int64)
+
+    def shifted(self, by_ms: int) -> Axis:
+        return Axis(self.start_ms - by_ms, self.end_ms - by_ms, self.step_ms)
+
+
+@dataclass(slots=True)
+class SeriesReader:
+    """Reads series for one request.
+
+    Attributes:
+        queries: those that the caller may read.
+        warnings: what could not be evaluated.
+    """
+
+    results: ResultStore
+    queries: tuple[RegisteredQuery, ...]
+    warnings: list[str] = field(default_factory=list)
+    _evaluated: int = field(default=0, init=False)
+
+    def samples(self, wanted: Wanted, axis: Axis) -> Samples:
+        """The wanted series on an axis; a step where a series has no sample is `ABSENT`.
+
+        Raises:
+            TooMany: more windows, bytes, series or samples than a request may have.
+        """
+        found: Samples = {}
+        times = axis.times
+        for query in self.queries:
+            selection = wanted.of(query)
+            if selection is None:
+                continue
+            known: dict[Labels, bool] = {}
+            count = 0
+            for record, until_ms in self._newest_by_time(query, axis):
+                first = int(np.searchsorted(times, record.window_end_ms, "left"))
+                end = int(np.searchsorted(times, min(until_ms, record.window_end_ms + lookback_ms(query) + 1), "left"))
+                if first >= end:
+                    continue
+                for labels, value in self.series(query, record, selection).items():
+                    if labels not in known:
+                        known[labels] = wanted.selects(labels)
+                        count += known[labels]
+                        if count > MAX_SERIES:
+                            raise TooMany(
+                                f"query {query.ref.name}: more than {MAX_SERIES} series; select groups by their labels"
+                            )
+                    if known[labels]:
+                        if labels not in found:
+                            found[labels] = np.full(len(times), ABSENT)
+                        found[labels][first:end] = value
+        return found
+
+    def newest(self, query: RegisteredQuery, start_ms: int | None, end_ms: int | None) -> dict[Labels, float]:
+        """The series of the query's newest window between two times; None: of the last one."""
+        latest = self.results.latest(query.ref)
+        if latest is not None and end_ms is not None and latest.window_end_ms > end_ms:
+            latest = None
+            for record, _ in self._newest_by_time(query, Axis(end_ms, end_ms, 1)):
+                latest = record
+        if latest is None or (start_ms is not None and latest.window_end_ms < start_ms - lookback_ms(query)):
+            return {}
+        return self.series(query, latest, ALL)
+
+    def _newest_by_time(self, query: RegisteredQuery, axis: Axis) -> Iterator[tuple[AnswerRecord, int]]:
+        """The newest answers to the windows that steps of the axis may show, each with the end of the next window."""
+        latest = self.results.latest(query.ref)
+        if latest is not None and latest.window_end_ms <= axis.start_ms:
+            yield latest, FOREVER_MS
+            return
+        before: AnswerRecord | None = None
+        for record in self._records(query, axis) if latest is not None else ():
+            # Windows of a query have one length or do not overlap, so their ends ascend with their starts.
+            if before is not None:
+                yield before, record.window_end_ms
+            before = record
+        if before is not None:
+            yield before, FOREVER_MS
+
+    def _records(self, query: RegisteredQuery, axis: Axis) -> Iterator[AnswerRecord]:
+        longest_ms = query.spec.window.longest_ms
+        first, last = axis.start_ms - lookback_ms(query), axis.end_ms
+        count = size = 0
+        cursor = None
+        while True:
+            chunk, cursor = self.results.windows(query.ref, first - longest_ms, last, PAGE, cursor)
+            for record in chunk:
+                if first <= record.window_end_ms <= last:
+                    count, size = count + 1, size + len(record.synopsis or b"")
+                    if count > MAX_POINTS or size > MAX_BYTES:
+                        what = f"{MAX_POINTS} windows" if count > MAX_POINTS else f"{MAX_BYTES >> 20} MiB of windows"
+                        raise TooMany(f"query {query.ref.name}: more than {what} in the range; choose a shorter one")
+                    yield record
+            if cursor is None:
+                return
+
+    def series(self, query: RegisteredQuery, record: AnswerRecord, selection: Selection) -> dict[Labels, float]:
+        """The samples of an answer. What cannot be evaluated is left out, with a warning."""
+        try:
+            return self._series(query, record, selection)
+        except TooMany:
+            raise
+        except Exception as exc:
+            where = f"query {query.key}, window at {record.window_start_ms}, revision {record.revision}"
+            log.exception("%s: its data cannot be evaluated", where)
+            self.warnings.append(f"{where}: its data cannot be evaluated ({type(exc).__name__}); see the center's log")
+            return {}
+
+    def _series(self, query: RegisteredQuery, record: AnswerRecord, selection: Selection) -> dict[Labels, float]:
+        rows = answer_rows(record, query.spec, selection.questions)
+        self._evaluated += rows.length * len(rows.values)
+        if self._evaluated > MAX_CELLS:
+            raise TooMany(
+                f"more than {MAX_CELLS} values; choose a shorter range, one measure, or groups by their labels"
+            )
+        name, found = query.ref.name, dict[Labels, float]()
+        if selection.describes:
+            quality, contract = stated_quality(record, query.spec, rows, selection.questions)
+            described = (
+                quality["completeness"]["ratio"], record.staleness_ms / 1000, float(contract["met"]),
+                PHASES[record.phase],
+            )  # fmt: skip
+            for suffix, number in zip(describing(query), described, strict=True):
+                _add(found, f"{name}:{suffix}", {}, number)
+        if not selection.measures:
+            return found
+        names = label_names(rows.groups)
+        keys = zip(*(column.to_pylist() for column in rows.groups.values()), strict=True) if names else ()
+        groups = [dict(zip(names, map(label_value, key), strict=True)) for key in keys] if names else [{}] * rows.length
+        for values in rows.values:
+            for group, cell in zip(groups, values.cells(rows.length), strict=True):
+                _add_cell(found, f"{name}:{values.name}", group, cell)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a query's answers is evaluated.
+
+    Attributes:
+        measures: whether any measure is; `questions` says which.
+        describes: whether completeness, staleness, contract and phase are.
+    """
+
+    questions: MeasureQuestions = NO_QUESTIONS
+    measures: bool = True
+    describes: bool = True
+
+
+ALL = Selection()
+
+
+class Wanted(Protocol):
+    """What a selector selects."""
+
+    def of(self, query: RegisteredQuery) -> Selection | None:
+        """What of a query has to be evaluated; None: nothing."""
+
+    def selects(self, labels: Labels) -> bool: ...
+
+
+def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str]) -> Selection | None:
+    """What of a query has the series of this name (None: any) and with these labels; None: nothing has."""
+    groups = tuple(
+        (column, (labels[column],))
+        for column, label in zip(query.spec.group_by, label_names(query.spec.group_by), strict=True)
+        if label == column and column in labels and labels[column] == label_value(labels[column])
+    )
+    if name is None:
+        return Selection(MeasureQuestions(groups=groups), describes=not groups)
+    prefix, _, rest = name.partition(":")
+    if prefix != query.ref.name:
+        return None
+    if rest in describing(query):
+        return Selection(measures=False)
+    known = [m.name for m in query.spec.measures]
+    measures = tuple(m for m in known if rest in (m, f"{m}_lower", f"{m}_upper") or rest.startswith(f"{m}:"))
+    return Selection(MeasureQuestions(groups=groups, measures=measures), describes=False) if measures else None
+
+
+def describing(query: RegisteredQuery) -> tuple[str, ...]:
+    """The names of the series that describe answers; one that a measure has gets a prefix."""
+    taken = {m.name for m in query.spec.measures}
+    return tuple(f"answer_{suffix}" if suffix in taken else suffix for suffix in DESCRIBING)
+
+
+FOREVER_MS = 1 << 62
+ABSENT = float(np.frombuffer(np.uint64(0x7FF0000000000002).tobytes(), np.float64)[0])
+"""Prometheus' staleness marker: a NaN that is no value."""
+
+
+def is_absent(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which values are the staleness marker."""
+    marked: npt.NDArray[np.bool_] = np.ascontiguousarray(values).view(np.uint64) == np.uint64(0x7FF0000000000002)
+    return marked
+
+
+def lookback_ms(query: RegisteredQuery) -> int:
+    """How long a window's answer is shown after its end, if no newer one follows."""
+    spec = query.spec.window
+    return max(MIN_LOOKBACK_MS, spec.longest_ms)
+
+
+def label_names(columns: Iterable[str]) -> list[str]:
+    """The labels of group columns: valid names, none of those that measures use, each once."""
+    names: list[str] = []
+    for column in columns:
+        name = _NOT_A_LABEL.sub("_", column)
+        name = f"_{name}" if name[:1].isdigit() else name
+        while name in RESERVED or name in names or name.startswith("__"):
+            name = f"exported_{name}"
+        names.append(name)
+    return names
+
+
+def label_value(value: object) -> str:
+    """A group's value as a label's: null is ``null``; texts that could be mistaken for it, or are empty, are quoted."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False) if value in ("", "null") or value.startswith('"') else value
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _add(found: dict[Labels, float], name: str, labels: Mapping[str, str], value: float | None) -> None:
+    if value is not None:
+        found[tuple(sorted({"__name__": name, **labels}.items()))] = float(value)
+
+
+def _add_interval(found: dict[Labels, float], name: str, labels: Mapping[str, str], cell: Mapping[str, Any]) -> None:
+    odd = cell.get("not_finite")
+    _add(found, name, labels, cell["estimate"] if odd is None else float(odd))
+    _add(found, f"{name}_lower", labels, cell["lower"])
+    _add(found, f"{name}_upper", labels, cell["upper"])
+
+
+def _add_cell(found: dict[Labels, float], name: str, group: Mapping[str, str], cell: Cell) -> None:
+    """Adds the intervals and numbers of a cell; lists without items, such as buckets, are no series."""
+    if "estimate" in cell:
+        _add_interval(found, name, group, cell)
+    for member, value in cell.items():
+        if member in KEYED:
+            for key, interval in value.items():
+                _add_interval(found, name, {**group, KEYED[member]: key}, interval)
+        elif member in LISTED:
+            for entry in value:
+                _add_interval(found, name, {**group, "item": label_value(entry["item"])}, entry)
+        elif isinstance(value, Mapping) and "estimate" in value:
+            _add_interval(found, f"{name}:{member}", group, value)
+        elif member not in ("estimate", "lower", "upper") and isinstance(value, int | float):
+            _add(found, f"{name}:{member}", group, value)

@@ -1,0 +1,310 @@
+"""The Prometheus face: the same answers as Prometheus itself gives on the same samples, and what Grafana asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.center.api.conftest import HOUR, T0, Desk
+
+API = "/prometheus/api/v1"
+S0 = T0 // 1000
+HOURS = (0, 1, 2, 5, 8)
+"""Windows with records. The one without `lga` is beyond the lookback of the one before: a bound that has become unknown
+is no sample here, where Prometheus, that has no sample of it, still shows the old one."""
+
+
+def fill(desk: Desk) -> Desk:
+    """Windows of an hour of two edges, the last one without `lga`; values of both signs, and a second query."""
+    desk.connect("jfk", "lga")
+    query = desk.register(budget={"staleness": "2s"})
+    other = desk.register(
+        name="trips", group_by=["carrier"], measures={"n": "count()", "spread": "quantiles(dep_delay)"}
+    )
+    for hour in HOURS:
+        for edge in ("jfk", "lga")[: 1 if hour == 8 else 2]:
+            desk.report(query, edge, T0 + hour * HOUR, {"UA": 2 + hour, "AA": 1, 'q"\\\n': 3})
+            desk.report(other, edge, T0 + hour * HOUR, {"UA": 1 + hour, "AA": 4})
+    return desk
+
+
+def open_metrics(desk: Desk) -> str:
+    """The answers as OpenMetrics, from the API's JSON."""
+    lines: dict[str, list[str]] = {}
+
+    def add(name: str, labels: dict[str, str], at: str, value: Any) -> None:
+        if value is not None:
+            text = ",".join(f'{k}="{_escaped(v)}"' for k, v in labels.items())
+            lines.setdefault(name, []).append(f"{name}{{{text}}} {float(value)!r} {at}")
+
+    for query in ("flights", "trips"):
+        for answer in desk.get(f"/v1/queries/{query}/windows").json()["answers"]:
+            at = str(S0 + HOUR // 1000 * (1 + int(answer["window"]["start"][11:13])))
+            for row in answer["data"]:
+                for measure, cell in row.items():
+                    each = {"": cell} if "estimate" in cell else cell.get("quantiles", {})
+                    for rank, interval in each.items() if measure != "group" else ():
+                        labels = {**row["group"], **({"quantile": rank} if rank else {})}
+                        add(f"{query}:{measure}", labels, at, interval["estimate"])
+                        add(f"{query}:{measure}_lower", labels, at, interval["lower"])
+                        add(f"{query}:{measure}_upper", labels, at, interval["upper"])
+            add(f"{query}:completeness", {}, at, answer["quality"]["completeness"]["ratio"])
+            add(f"{query}:staleness_seconds", {}, at, answer["quality"]["staleness_ms"] / 1000)
+            add(f"{query}:contract_met", {}, at, answer["contract"]["met"])
+            add(f"{query}:phase", {}, at, ("early", "complete", "final").index(answer["phase"]))
+    families = [f"# TYPE {name} gauge\n" + "\n".join(samples) for name, samples in lines.items()]
+    return "\n".join(families) + "\n# EOF\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def needs(program: str) -> None:
+    if shutil.which(program) is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{program} is not installed (Debian: prometheus)")
+        pytest.skip(f"{program} is not installed (Debian: prometheus)")
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, str]]:
+    """A center, and the address of a Prometheus with the same samples."""
+    for program in ("prometheus", "promtool"):
+        needs(program)
+    path = tmp_path_factory.mktemp("prometheus")
+    desk = fill(Desk(path))
+    (path / "samples.om").write_text(open_metrics(desk))
+    (path / "prometheus.yml").write_text("global: {}\n")
+    blocks = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "samples.om", "data"]
+    subprocess.run(blocks, cwd=path, check=True, capture_output=True)
+    from edgewater.health import listen
+
+    with listen("127.0.0.1:0", "test") as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    arguments = [f"--web.listen-address={address}", "--storage.tsdb.path=data", "--storage.tsdb.retention.time=100y",
+                 "--query.lookback-delta=1h", "--log.level=error"]  # fmt: skip
+    process = subprocess.Popen(["prometheus", *arguments], cwd=path, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            try:
+                if httpx.get(f"http://{address}/-/ready").status_code == 200:
+                    break
+            except httpx.TransportError:
+                assert process.poll() is None
+            time.sleep(0.05)  # until another program listens
+        yield desk, f"http://{address}"
+    finally:
+        process.terminate()
+        process.wait(20)
+        for store in (desk.catalog, desk.components, desk.results):
+            store.close()
+
+
+def instant(query: str, hours: float = 3.0) -> tuple[str, dict[str, Any]]:
+    return "query", {"query": query, "time": S0 + hours * 3600}
+
+
+def over(query: str, start: float = 0.0, end: float = 9.0, step: str = "900") -> tuple[str, dict[str, Any]]:
+    return "query_range", {"query": query, "start": S0 + start * 3600, "end": S0 + end * 3600, "step": step}
+
+
+DAY = {"start": S0, "end": S0 + 3 * 3600}
+CASES = [
+    instant("flights:n"),
+    instant('flights:n_upper{carrier="UA"}', 7),
+    instant('{__name__=~"flights:n.*",carrier!="UA"}'),
+    instant('trips:spread{quantile=~"0.9|0.99",carrier!~"U.*"}'),
+    instant("1 + 2 * 3 / 4 - .5"),
+    instant("flights:n", 1),
+    instant("flights:n", 4),  # exactly the lookback after the last window
+    instant("flights:n", 4.001),
+    over("flights:n"),
+    over("flights:delay_upper - flights:delay_lower"),
+    over("flights:miles / on(carrier) trips:n"),
+    over("flights:n * ignoring(carrier) trips:n"),
+    over('-flights:n{carrier="AA"} offset 1h', step="1h30m"),
+    over("(flights:n - 1) / (flights:n - 1)"),  # NaN where n is 1
+    over("flights:completeness * 100", 0.7, 8.9, "137.5"),
+    over("2 / 0"),
+    over("flights:phase + flights:contract_met"),
+    over('{carrier=~"(UA|AA)?"} - 0', 2, 3),
+    over("flights:nothing"),
+    instant('flights:n{carrier="q\\"\\\\\\n"}'),
+    ("series", {"match[]": 'flights:n{carrier=~"A.|U."}', **DAY}),
+    ("labels", {**DAY}),
+    ("label/__name__/values", {**DAY}),
+    ("label/carrier/values", {"match[]": "trips:n", **DAY}),
+    ("label/nothing/values", {**DAY}),
+    instant("flights:n +"),
+    instant('{a=""}'),
+    instant('flights:n{carrier=~"("}'),
+    over("flights:n", 2, 1),
+    over("flights:n", step="0"),
+    ("query_range", {"query": "flights:n", "start": S0, "end": S0}),
+    ("series", {}),
+]  # fmt: skip
+
+
+def told(path: str, body: dict[str, Any]) -> Any:
+    """What an answer says, without the order of series and the text of errors."""
+    data = body.get("data")
+    if body["status"] == "error":
+        return body["status"], body["errorType"]
+    if isinstance(data, dict):
+        return data["resultType"], sorted(data["result"], key=repr) if data["resultType"] != "scalar" else data[
+            "result"
+        ]
+    return sorted(data, key=repr)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_answers_are_those_of_prometheus_on_the_same_samples(peers, method):
+    desk, address = peers
+    app, differing = desk.app(), []
+    for path, params in CASES:
+        if method == "POST" and path.startswith("label/"):
+            continue
+        given = {"params" if method == "GET" else "data": params}
+        theirs = httpx.request(method, f"{address}/api/v1/{path}", **given)
+        ours = desk.ask(method, f"{API}/{path}", app=app, **given)
+        expected, found = told(path, theirs.json()), told(path, ours.json())
+        if (theirs.status_code, expected) != (ours.status_code, found):
+            differing.append((path, params, theirs.status_code, expected, ours.status_code, found))
+    assert not differing, json.dumps(differing[:3], indent=1)[:4000]
+
+
+@pytest.fixture
+def filled(desk: Desk) -> Desk:
+    return fill(desk)
+
+
+def test_what_bounds_cannot_bear_is_refused_with_what_to_do_instead(filled):
+    app = filled.app()
+    for expression in ("rate(flights:n[5m])", "sum by (carrier) (flights:n)", "max(flights:n)", "abs(flights:n)"):
+        reply = filled.get(f"{API}/query", app=app, params={"query": expression})
+        assert (reply.status_code, reply.json()["errorType"]) == (400, "bad_data")
+        assert "aggregate in the query instead: bounds do not add up like values" in reply.json()["error"]
+    for expression in ("flights:n > 1", "flights:n[5m]", "flights:n @ 100", "a / on(x) group_left b", '"text"',
+                       "flights:n and trips:n", "(" * 60 + "1" + ")" * 60, "1" + "+1" * 200, "x" * 9000):  # fmt: skip
+        reply = filled.get(f"{API}/query", app=app, params={"query": expression})
+        assert (reply.status_code, reply.json()["status"]) == (400, "error"), expression
+
+
+def test_limits_are_422_and_say_what_to_do(filled, monkeypatch):
+    app = filled.app()
+
+    def refused(path: str, **params: Any) -> str:
+        reply = filled.get(f"{API}/{path}", app=app, params=params)
+        assert (reply.status_code, reply.json().get("errorType")) == (422, "execution"), reply.text
+        return str(reply.json()["error"])
+
+    assert "11000 points" in refused("query_range", query="flights:n", start=0, end=11_000, step=1)
+    assert "unique on one side" in refused("query", query="flights:n / on() trips:n", time=S0 + 3600)
+    assert "same labelset" in refused("query", query='{__name__=~"flights:n.*"} * 2', time=S0 + 3600)
+    range_ = {"query": "flights:n", "start": S0, "end": S0 + 9 * 3600, "step": 900}
+    for limit, most, said in (("MAX_SERIES", 2, "select groups"), ("MAX_CELLS", 5, "shorter range"),
+                              ("MAX_BYTES", 9, "choose a shorter one")):  # fmt: skip
+        with monkeypatch.context() as patched:
+            patched.setattr(f"center.api.prometheus.series.{limit}", most)
+            assert said in refused("query_range", **range_)
+    monkeypatch.setattr("center.api.prometheus.series.PAGE", 2)
+    monkeypatch.setattr("center.api.prometheus.series.MAX_POINTS", 5)
+    assert filled.get(f"{API}/query_range", app=app, params=range_).status_code == 200
+    monkeypatch.setattr("center.api.prometheus.series.MAX_POINTS", 4)
+    assert "4 windows" in refused("query_range", **range_)
+
+
+def test_only_queries_that_the_caller_may_read_exist(filled):
+    principals = {"some": {"token": "right", "role": "reader", "queries": ["tr*"]}}
+    app, auth = filled.app(principals=principals), {"headers": {"Authorization": "Bearer right"}}
+    assert filled.get(f"{API}/query", app=app, params={"query": "trips:n"}).status_code == 401
+    assert filled.get("/prometheus/", app=app).status_code == 200
+    names = filled.get(f"{API}/label/__name__/values", app=app, **auth).json()["data"]
+    assert {n.partition(":")[0] for n in names} == {"trips"}
+    hidden = filled.get(f"{API}/query", app=app, params={"query": "flights:n", "time": S0 + 3600}, **auth)
+    assert hidden.json() == {"status": "success", "data": {"resultType": "vector", "result": []}}
+    assert set(filled.get(f"{API}/metadata", app=app, **auth).json()["data"]) == set(names)
+
+
+def test_a_group_that_the_newest_window_lacks_and_an_unknown_bound_are_no_samples(desk):
+    desk.connect("jfk", "lga")
+    query = desk.register(budget={"staleness": "2s"})
+    desk.report(query, "jfk", T0, {"UA": 3, "AA": 1})
+    desk.report(query, "jfk", T0 + HOUR, {"UA": 2})
+    at = {"time": S0 + 2 * 3600 + 60}
+    upper = desk.get(f"{API}/query", params={"query": "flights:n_upper", **at}).json()["data"]["result"]
+    assert upper == []
+    found = desk.get(f"{API}/query", params={"query": "flights:n", **at}).json()["data"]["result"]
+    assert [s["metric"] for s in found] == [{"__name__": "flights:n", "carrier": "UA"}]
+
+
+def test_groups_keep_their_identity_as_labels(desk):
+    desk.connect("jfk")
+    query = desk.register(lateness="0s", measures={"completeness": "count()", "phase": "sum(distance)"})
+    desk.report(query, "jfk", T0, {None: 1, "null": 2, "": 3, '"': 4})
+    found = desk.get(f"{API}/query", params={"query": "flights:completeness", "time": S0 + 3600}).json()["data"][
+        "result"
+    ]
+    assert {s["metric"]["carrier"]: s["value"][1] for s in found} == {
+        "null": "1",
+        '"null"': "2",
+        '""': "3",
+        '"\\""': "4",
+    }
+    for label, value in (("null", "1"), ('\\"null\\"', "2"), ('\\"\\"', "3")):
+        one = desk.get(
+            f"{API}/query", params={"query": f'flights:completeness{{carrier="{label}"}}', "time": S0 + 3600}
+        )
+        assert [s["value"][1] for s in one.json()["data"]["result"]] == [value]
+    described = desk.get(f"{API}/query", params={"query": "flights:answer_phase", "time": S0 + 3600}).json()
+    assert described["data"]["result"][0]["value"][1] in ("1", "2")
+
+
+def test_data_that_cannot_be_evaluated_are_a_warning(two_hours, monkeypatch):
+    desk, _ = two_hours
+
+    def fail(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("center.api.prometheus.series.answer_rows", fail)
+    body = desk.get(f"{API}/query", params={"query": "flights:n", "time": S0 + 7200}).json()
+    assert (body["status"], body["data"]["result"]) == ("success", [])
+    assert "cannot be evaluated (ZeroDivisionError)" in body["warnings"][0]
+
+
+GRAFANA = [
+    ("GET", "status/buildinfo", {}),
+    ("GET", "query", {"query": "1+1", "time": "1357005600"}),  # the health check of the data source
+    ("POST", "query", {"query": "1+1", "time": "1357005600"}),
+    ("GET", "rules", {}),
+    ("GET", "metadata", {"limit": "5000"}),
+    ("GET", "label/__name__/values", {"start": str(S0), "end": str(S0 + 7200)}),
+    ("GET", "labels", {"match[]": "flights:n", "start": str(S0), "end": str(S0 + 7200)}),
+    ("POST", "labels", {"match[]": "flights:n", "start": str(S0), "end": str(S0 + 7200)}),
+    ("POST", "series", {"match[]": 'flights:n{carrier="UA"}', "start": str(S0), "end": str(S0 + 7200)}),
+    ("GET", "label/carrier/values", {"match[]": "flights:n", "start": str(S0), "end": str(S0 + 7200)}),
+    ("POST", "query_range", {"query": "flights:n", "start": f"{S0}", "end": f"{S0 + 7200}.000", "step": "15"}),
+    ("POST", "query_exemplars", {"query": "flights:n", "start": f"{S0}", "end": f"{S0 + 7200}"}),
+]
+
+
+def test_what_grafana_asks_is_answered(filled):
+    app = filled.app()
+    for method, path, params in GRAFANA:
+        reply = filled.ask(method, f"{API}/{path}", app=app, **{"params" if method == "GET" else "data": params})
+        assert (reply.status_code, reply.json()["status"]) == (200, "success"), (path, reply.text)
+        assert reply.json()["data"] or path in ("query_exemplars",), path
+    assert filled.get(f"{API}/status/buildinfo", app=app).json()["data"]["version"] == "2.42.0"
+    for wrong in ("start=soon&end=1", "start=2&end=1", "match[]=1%2B1", "start=nan", "match[]=%7B%7D"):
+        assert filled.get(f"{API}/series?match[]=x&{wrong}", app=app).status_code == 400
+    body = filled.ask("POST", f"{API}/query", app=app, json={"query": "1"})
+    assert (body.status_code, "form" in body.json()["error"]) == (400, True)
