@@ -1,22 +1,55 @@
 """Admission: how far each query advances in the next micro-batch. Pure.
 
 A micro-batch is one Spark job for all queries, so a query with a long backlog would delay all others. So admission is
-bounded, and queries are admitted frame by frame, round robin.
+bounded. As long as everything that is pending fits, all of it is admitted. If not, the center is short of CPU, and
+queries are admitted by their slack (`LeastSlack`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple, Protocol
 
 from edgewater.frame_work import BYTES_PER_UNIT, MAX_FRAME_WORK
+from edgewater.scheduling import IngestionHistory
 
-FrameSizes = Callable[[str, int, int], Sequence[tuple[int, int]]]
-"""(query key, after, through) -> (position, bytes) of the frames between, ascending; a frame that makes more work than
-bytes of its number do counts as more (`edgewater.frame_work`)."""
+BATCH_S = 2.0
+"""What a batch takes at most: twice the planned time. In smaller ones the fixed costs weigh more."""
+LEAST_SHARE = 1 / 16
+"""Of the configured bytes of a batch: however slow the machine, a batch is not smaller, or its fixed costs dominate."""
+WEIGHT = 0.3
+"""Of the last full batch in the measured rate."""
+FLOOR_MS = 10_000
+"""A query whose oldest frame has waited longer than the newest one of all comes first, whatever its slack …"""
+FLOOR_SHARE = 1 / 4
+"""… in up to this share of a batch."""
+KEPT_STEPS = 3
+"""An edge whose last frame is so many window ends old is not expected any more."""
+PATIENCE = 2.0
+"""As in `edgewater.scheduling.LeastSlack`."""
+
+
+class PendingFrame(NamedTuple):
+    """A frame that has not been admitted.
+
+    Attributes:
+        size: its bytes; a frame that makes more work than bytes of its number do counts as more
+            (`edgewater.frame_work`).
+        received_at_ms: at the gateway; `edge`: of which edge.
+    """
+
+    position: int
+    size: int
+    received_at_ms: int = 0
+    edge: str = ""
+
+
+PendingFrames = Callable[[str, int, int], Sequence[PendingFrame]]
+"""(query key, after, through) -> the frames between, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +67,10 @@ class BatchLimits:
 
 
 class Admission(Protocol):
-    """A policy of admission; `RoundRobin` is the built-in one."""
+    """A policy of admission."""
 
     def admit(
-        self, start: Mapping[str, int], last: Mapping[str, int], sizes: FrameSizes, limits: BatchLimits
+        self, start: Mapping[str, int], last: Mapping[str, int], frames: PendingFrames, limits: BatchLimits
     ) -> dict[str, int]:
         """The new end position of each query that advances: above its `start` (0 if it has none), at most its `last`.
 
@@ -55,7 +88,7 @@ class RoundRobin:
         self._last_first = ""
 
     def admit(
-        self, start: Mapping[str, int], last: Mapping[str, int], sizes: FrameSizes, limits: BatchLimits
+        self, start: Mapping[str, int], last: Mapping[str, int], frames: PendingFrames, limits: BatchLimits
     ) -> dict[str, int]:
         pending = self._in_turn(sorted(key for key, position in last.items() if position > start.get(key, 0)))
         pending = pending[: limits.frames]
@@ -64,11 +97,11 @@ class RoundRobin:
         # A query's frames beyond its even share are not fetched: they could hardly be admitted.
         share = max(1, min(limits.frames_per_query, limits.frames // len(pending)))
         ends: dict[str, int] = {}
-        queues: dict[str, deque[tuple[int, int]]] = {}
+        queues: dict[str, deque[PendingFrame]] = {}
         for key in pending:
             after = start.get(key, 0)
             through = min(last[key], after + share)
-            queues[key] = deque(sizes(key, after, through))
+            queues[key] = deque(frames(key, after, through))
             if not queues[key]:
                 ends[key] = through  # retention has dropped them, so they were applied
         return ends | _take_in_turn(queues, limits)
@@ -81,14 +114,14 @@ class RoundRobin:
         return rotated
 
 
-def _take_in_turn(queues: Mapping[str, deque[tuple[int, int]]], limits: BatchLimits) -> dict[str, int]:
+def _take_in_turn(queues: Mapping[str, deque[PendingFrame]], limits: BatchLimits) -> dict[str, int]:
     ends: dict[str, int] = {}
     taken = dict.fromkeys(queues, 0)
     frames_left, bytes_left = limits.frames, limits.bytes
     active = deque(key for key, queue in queues.items() if queue)
     while active and frames_left:
         key = active.popleft()
-        position, size = queues[key][0]
+        position, size, *_ = queues[key][0]
         above_share = taken[key] > 0 and taken[key] + size > limits.bytes_per_query
         if ends and (size > bytes_left or above_share):
             continue  # the rest of this query is left for the next batch
@@ -100,3 +133,186 @@ def _take_in_turn(queues: Mapping[str, deque[tuple[int, int]]], limits: BatchLim
         if queues[key]:
             active.append(key)
     return ends
+
+
+class _Windows:
+    """A query's window ends, as far as its admitted frames tell."""
+
+    def __init__(self, step_ms: int, offset_ms: int) -> None:
+        self._step_ms, self._offset_ms = step_ms, offset_ms
+        self._ends: dict[str, int] = {}
+        self._history = IngestionHistory()
+
+    def closed_by(self, frame: PendingFrame) -> bool:
+        """Whether a frame is the first of its edge after a window's end, so that it closes the window there."""
+        return frame.received_at_ms >= self._ends.get(frame.edge, 0)
+
+    def expected_ms(self, now_ms: int) -> float:
+        """When the first of the edges is expected to close its window."""
+        return min(
+            (end_ms + self._history.expected_delay_ms(now_ms - end_ms) for end_ms in set(self._ends.values())),
+            default=now_ms,
+        )
+
+    def advance(self, admitted: Sequence[PendingFrame]) -> None:
+        for frame in admitted:
+            if not self.closed_by(frame):
+                continue
+            if frame.edge in self._ends:
+                self._history.observe(frame.received_at_ms - self._ends[frame.edge])
+            steps = (frame.received_at_ms - self._offset_ms) // self._step_ms + 1
+            self._ends[frame.edge] = self._offset_ms + steps * self._step_ms
+        newest_ms = max(self._ends.values(), default=0)
+        # An edge that sends no more is not awaited for ever.
+        self._ends = {edge: end for edge, end in self._ends.items() if end > newest_ms - KEPT_STEPS * self._step_ms}
+
+
+class LeastSlack:
+    """Admits everything that fits, as `RoundRobin` does; otherwise queries in the order of their slack.
+
+    The first frame that arrives after a window's end closes the window at its edge, and the answer needs it: it is the
+    query's sweeping watermark. Queries that have such a frame pending are due, and come first, in the order of its
+    arrival plus `PATIENCE` times the work of the backlog. Then come those that expect one, by expected slack. A query
+    whose frames have waited for `FLOOR_MS` comes before all.
+
+    The time is that of the frames: now is when the newest pending one was received. So admission depends on no clock
+    but the one that measures how long full batches take, from which the size of a batch is reduced on a slow machine.
+
+    Args:
+        step_ms: distance of a query's window ends by its key, and their offset; None if it is not known.
+        seconds: a monotonic clock.
+    """
+
+    def __init__(self, step_ms: Callable[[str], tuple[int, int] | None], seconds: Callable[[], float]) -> None:
+        self._step_ms = step_ms
+        self._seconds = seconds
+        self._in_turn = RoundRobin()
+        self._windows: dict[str, _Windows] = {}
+        self._bytes_per_s = BatchLimits().bytes / BATCH_S
+        self._is_measured = False
+        self._running: tuple[float, int, dict[str, int]] | None = None
+
+    def admit(
+        self, start: Mapping[str, int], last: Mapping[str, int], frames: PendingFrames, limits: BatchLimits
+    ) -> dict[str, int]:
+        self._measure(start)
+        limits = self._within_capacity(limits)
+        fetched: dict[str, Sequence[PendingFrame]] = {}
+
+        def fetch(key: str, after: int, through: int) -> Sequence[PendingFrame]:
+            fetched[key] = frames(key, after, through)
+            return fetched[key]
+
+        ends = self._in_turn.admit(start, last, fetch, limits)
+        if all(ends.get(key) == end for key, end in last.items() if end > start.get(key, 0)):
+            return ends
+        dropped = {key: ends[key] for key, queue in fetched.items() if not queue}
+        pending = {key: queue for key, queue in fetched.items() if queue}
+        return dropped | self._by_slack(start, last, pending, frames, limits)
+
+    def _by_slack(
+        self,
+        start: Mapping[str, int],
+        last: Mapping[str, int],
+        fetched: Mapping[str, Sequence[PendingFrame]],
+        frames: PendingFrames,
+        limits: BatchLimits,
+    ) -> dict[str, int]:
+        now_ms = max((queue[-1].received_at_ms for queue in fetched.values()), default=0)
+        self._windows = {key: self._windows[key] for key in self._windows if key in last}
+        batch = _Batch(limits)
+        queues = {key: deque(queue) for key, queue in fetched.items()}
+
+        def take(key: str, count: int) -> bool:
+            """Admits frames of a query; False if the limits do not allow all of them."""
+            queue = queues[key]
+            taken: list[PendingFrame] = []
+            while count > len(taken) and batch.take(key, queue[0]):
+                taken.append(queue.popleft())
+            self._advance(key, taken)
+            after = taken[-1].position if taken else start.get(key, 0)
+            through = min(last[key], start.get(key, 0) + limits.frames_per_query)
+            if not queue and after < through:
+                queue.extend(frames(key, after, through))
+            return len(taken) == count
+
+        for key in sorted(queues, key=lambda key: (queues[key][0].received_at_ms, key)):
+            if now_ms - queues[key][0].received_at_ms < FLOOR_MS or batch.taken_bytes >= FLOOR_SHARE * limits.bytes:
+                break
+            take(key, 1)
+        order = [(*self._priority(key, queue, now_ms), key) for key, queue in queues.items() if queue]
+        heapify(order)
+        while order and not batch.is_full:
+            *_, count, key = heappop(order)
+            if take(key, count) and queues[key]:
+                heappush(order, (*self._priority(key, queues[key], now_ms), key))
+        if batch.taken_bytes >= limits.bytes / 2:
+            self._running = (self._seconds(), batch.taken_bytes, batch.ends)
+        return batch.ends
+
+    def _priority(self, key: str, queue: Iterable[PendingFrame], now_ms: int) -> tuple[int, float, int]:
+        """(0, due) if a pending frame closes a window, else (1, slack); and the frames up to it, or all."""
+        windows = self._windows.get(key)
+        size = count = 0
+        for frame in queue:
+            size, count = size + frame.size, count + 1
+            if windows is None or windows.closed_by(frame):
+                return 0, frame.received_at_ms + PATIENCE * 1e3 * size / self._bytes_per_s, count
+        assert windows is not None
+        return 1, windows.expected_ms(now_ms) - 1e3 * size / self._bytes_per_s, count
+
+    def _advance(self, key: str, admitted: Sequence[PendingFrame]) -> None:
+        """Follows the window ends that the admitted frames close."""
+        if key not in self._windows:
+            step = self._step_ms(key)
+            if step is None:
+                return
+            self._windows[key] = _Windows(*step)
+        self._windows[key].advance(admitted)
+
+    def _measure(self, start: Mapping[str, int]) -> None:
+        """A full batch has ended if the stream begins behind it."""
+        if self._running is None:
+            return
+        began_s, size, ends = self._running
+        self._running = None
+        took_s = self._seconds() - began_s
+        if took_s > 0 and all(start.get(key, 0) >= end for key, end in ends.items()):
+            rate = size / took_s
+            self._bytes_per_s += (WEIGHT if self._is_measured else 1.0) * (rate - self._bytes_per_s)
+            self._is_measured = True
+
+    def _within_capacity(self, limits: BatchLimits) -> BatchLimits:
+        if not self._is_measured:
+            return limits
+        capacity = int(max(self._bytes_per_s * BATCH_S, limits.bytes * LEAST_SHARE))
+        return replace(limits, bytes=min(limits.bytes, capacity))
+
+
+class _Batch:
+    """A micro-batch while it is filled."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self._limits = limits
+        self._by_query: dict[str, tuple[int, int]] = {}
+        self.ends: dict[str, int] = {}
+        self.taken_frames = self.taken_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.taken_frames >= self._limits.frames or (bool(self.ends) and self.taken_bytes >= self._limits.bytes)
+
+    def take(self, key: str, frame: PendingFrame) -> bool:
+        """Admits a query's next frame, if the limits allow it."""
+        limits = self._limits
+        frames, size = self._by_query.get(key, (0, 0))
+        if self.taken_frames >= limits.frames or frames >= limits.frames_per_query:
+            return False
+        above_share = frames > 0 and size + frame.size > limits.bytes_per_query
+        if self.ends and (above_share or self.taken_bytes + frame.size > limits.bytes):
+            return False
+        self.ends[key] = frame.position
+        self._by_query[key] = frames + 1, size + frame.size
+        self.taken_frames += 1
+        self.taken_bytes += frame.size
+        return True

@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from center.job.admission import Admission, BatchLimits, RoundRobin
+from center.job.admission import Admission, BatchLimits, LeastSlack, PendingFrame
 from center.job.coalescing import MANY_FRAMES, BatchCoalescer
 from center.job.frame_retention import FrameRetention
 from center.job.merge import merge_rows
@@ -40,6 +40,7 @@ from center.spark.workers import settle
 from center.storage.frame_log import FrameEntry, FrameLog
 from edgewater.errors import CorruptFrame, StorageError
 from edgewater.frame_work import BYTES_PER_UNIT
+from edgewater.windows import SlicedWindow, SlidingWindow, Window
 
 if TYPE_CHECKING:
     from center.catalog import Catalog
@@ -159,15 +160,16 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
 
     def __init__(self, options: SourceOptions, admission: Admission | None = None) -> None:
         self._options = options
-        self._admission = admission or RoundRobin()
+        self._admission = admission or LeastSlack(self._step_ms, time.monotonic)
+        self._steps: dict[str, tuple[int, int] | None] = {}
         self._coalescer = BatchCoalescer()
         self._target: Offset | None = None
         self._failures = 0
         self._parked = False
         self._warm_ups = 0
 
-    def __reduce__(self) -> tuple[type[FrameReader], tuple[SourceOptions, Admission]]:
-        return type(self), (self._options, self._admission)
+    def __reduce__(self) -> tuple[type[FrameReader], tuple[SourceOptions]]:
+        return type(self), (self._options,)
 
     @cached_property
     def _catalog(self) -> Catalog:
@@ -209,7 +211,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
                 ends = last
             else:
                 last = self._gathered(start, last)
-                ends = self._admission.admit(start, last, self._sizes, _narrowed(self._options.limits, limit))
+                ends = self._admission.admit(start, last, self._pending, _narrowed(self._options.limits, limit))
         except Exception as exc:
             self._failed("latestOffset", exc)
             return start
@@ -247,10 +249,21 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             time.sleep(COALESCING_POLL_S)
             last = self._catalog.last_positions()
 
-    def _sizes(self, key: str, after: int, through: int) -> Sequence[tuple[int, int]]:
-        """The frames' sizes as admission counts them: their bytes, or what their work would be in bytes."""
-        entries = self._catalog.frames(key, after, through)
-        return [(entry.position, max(entry.plain_bytes, entry.work * BYTES_PER_UNIT)) for entry in entries]
+    def _pending(self, key: str, after: int, through: int) -> Sequence[PendingFrame]:
+        """The frames with their sizes as admission counts them: their bytes, or what their work would be in bytes."""
+        return [
+            PendingFrame(e.position, max(e.plain_bytes, e.work * BYTES_PER_UNIT), e.received_at_ms, e.edge)
+            for e in self._catalog.frames(key, after, through)
+        ]
+
+    def _step_ms(self, key: str) -> tuple[int, int] | None:
+        """Distance and offset of a query's window ends; of session windows, their slices."""
+        if key not in self._steps:
+            from center.catalog import query_key
+
+            self._steps = {query_key(q.ref): _step_of(q.spec.window) for q in self._catalog.queries(deleted=True)}
+            self._steps.setdefault(key, None)  # its function's package is not installed here
+        return self._steps[key]
 
     def partitions(self, start: Offset, end: Offset) -> list[FramePartition]:
         if end.get(WARM_UP, 0) > start.get(WARM_UP, 0):
@@ -342,6 +355,12 @@ def read_frame(
 def _is_lost(error: OSError, log_dir: Path) -> bool:
     """Whether a missing file is lost: the log has other files. In an empty log, a volume is probably not mounted."""
     return isinstance(error, FileNotFoundError) and log_dir.is_dir() and any(log_dir.iterdir())
+
+
+def _step_of(window: Window) -> tuple[int, int] | None:
+    if isinstance(window, SlidingWindow):
+        return window.every_ms, window.offset_ms
+    return (window.slice_ms, window.origin_ms) if isinstance(window, SlicedWindow) else None
 
 
 def _narrowed(limits: BatchLimits, limit: ReadLimit) -> BatchLimits:

@@ -61,8 +61,9 @@ class MemoryManager:
         return self.used + records <= self._most
 
     def add(self, records: float) -> None:
-        self.used += records
-        self.peak = max(self.peak, self.used)
+        self.used = used = self.used + records
+        if used > self.peak:
+            self.peak = used
 
     def is_active(self, queries: Iterable[QueryState], now_ms: float) -> bool:
         """Whether the next turn is for memory."""

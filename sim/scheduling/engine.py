@@ -24,7 +24,7 @@ from edgewater.scheduling.scheduler import DEFAULT_CYCLE_MS, DEFAULT_FLOOR_MS
 from sim.scheduling.workload import Arrival, Load, arrivals, profiles
 
 RECORD_BYTES = 100.0
-MEASURED_EVERY = 8
+MEASURED_EVERY = 16
 """One of so many batches is measured by operator."""
 FAIR_QUANTUM_MS = 10.0
 """Fair scheduling switches more often than once a cycle, as an operating system does."""
@@ -39,7 +39,7 @@ class Experiment:
     Attributes:
         memory_bytes: of all nodes together; None: unbounded.
         manage_memory: False: back-pressure alone ("w/o MM" in the thesis).
-        patience: of least slack (`LeastSlack`).
+        measure_overhead: whether `Outcome.scheduler_s` is measured, which makes it take longer.
     """
 
     load: Load = field(default_factory=Load)
@@ -62,8 +62,9 @@ class Outcome:
         records: records processed while records arrived.
         seconds: simulated time until then.
         memory_peak: bytes queued at most, per node, summed.
-        unfired: windows whose watermark had been ingested, and that were not emitted.
-        scheduler_s, busy_s: CPU of scheduling, measured, and simulated CPU of the queries.
+        turns, activations: of the schedulers, and of their memory management.
+        scheduler_s, busy_s: CPU of scheduling, if it is measured, and simulated CPU of the queries.
+        clock_calls: pairs of readings of the clock in `scheduler_s`.
     """
 
     latency_ms: list[float] = field(default_factory=list)
@@ -76,6 +77,7 @@ class Outcome:
     scheduler_s: float = 0.0
     busy_s: float = 0.0
     activations: int = 0
+    clock_calls: int = 0
 
 
 def run(experiment: Experiment, tick: Callable[[], None] = lambda: None) -> Outcome:
@@ -128,6 +130,7 @@ class _Node:
                 self._release(now_ms)
             turn = scheduler.next(now_ms)
             outcome.scheduler_s += clock() - began_s
+            outcome.clock_calls += 1
             if turn is None:
                 if at >= count:
                     break
@@ -144,6 +147,7 @@ class _Node:
             began_s = clock()
             scheduler.ran(turn, spent_ms, now_ms)
             outcome.scheduler_s += clock() - began_s
+            outcome.clock_calls += 1
         assert not self._held, "with empty queues everything fits"
         outcome.memory_peak += scheduler.memory.peak * RECORD_BYTES
         outcome.activations += scheduler.memory.activations
@@ -192,22 +196,25 @@ class _Node:
                 state.costs.observe_firing(spent_ms / item.firings)
             self._scheduler.complete(state, item)
             outcome.scheduler_s += clock() - began_s
+            outcome.clock_calls += 1
             return spent_ms
         operators = self._true[query].operators
         spent_ms, records = 0.0, item.records
-        measured = self._batches % MEASURED_EVERY == 0
-        self._batches += 1
-        for stage in range(item.stage, turn.through):
-            operator = operators[stage]
+        flow = []
+        for operator in operators[item.stage : turn.through]:
+            flow.append((records, records * operator.selectivity, records * operator.cost_ms))
             spent_ms += records * operator.cost_ms
-            if measured:
-                state.costs.observe(stage, records, records * operator.selectivity, records * operator.cost_ms)
             records *= operator.selectivity
-        if turn.through == len(state.profile.operators) and now_ms <= self._end_ms:
+        if turn.through == len(operators) and now_ms <= self._end_ms:
             outcome.records += item.records / true.kept[item.stage]
         began_s = clock()
+        self._batches += 1
+        if self._batches % MEASURED_EVERY == 0:
+            for stage, measured in enumerate(flow, item.stage):
+                state.costs.observe(stage, *measured)
         self._scheduler.complete(state, item, turn.through)
         outcome.scheduler_s += clock() - began_s
+        outcome.clock_calls += 1
         return spent_ms
 
 

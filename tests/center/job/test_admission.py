@@ -1,20 +1,47 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.job.admission import BatchLimits, FrameSizes, RoundRobin
+from center.job.admission import FLOOR_MS, Admission, BatchLimits, LeastSlack, PendingFrame, PendingFrames, RoundRobin
 
 MB = 1 << 20
+SECOND = 1_000
 
 
-def sizes_of(frames: dict[str, list[int]]) -> FrameSizes:
-    def sizes(key: str, after: int, through: int) -> Sequence[tuple[int, int]]:
-        return [(position, frames[key][position - 1]) for position in range(after + 1, through + 1)]
+def sizes_of(frames: dict[str, list[int]]) -> PendingFrames:
+    def sizes(key: str, after: int, through: int) -> Sequence[PendingFrame]:
+        return [PendingFrame(position, frames[key][position - 1]) for position in range(after + 1, through + 1)]
 
     return sizes
+
+
+class Log:
+    """Frames of queries with windows of a second, and the time that batches take."""
+
+    def __init__(self) -> None:
+        self.frames: dict[str, list[PendingFrame]] = {}
+        self.now_s = 0.0
+        self.start: dict[str, int] = {}
+        self.admission = LeastSlack(lambda key: None if key == "unknown@1" else (SECOND, 0), lambda: self.now_s)
+
+    def add(self, key: str, received_at_ms: int, size: int = MB, edge: str = "a") -> None:
+        queue = self.frames.setdefault(key, [])
+        queue.append(PendingFrame(len(queue) + 1, size, received_at_ms, edge))
+
+    def pending(self, key: str, after: int, through: int) -> Sequence[PendingFrame]:
+        return self.frames[key][after:through]
+
+    def batch(self, limits: BatchLimits, took_s: float = 0.5) -> dict[str, int]:
+        """Admits a batch, and lets it take its time. Returns the number of frames by query."""
+        last = {key: len(queue) for key, queue in self.frames.items()}
+        ends = self.admission.admit(self.start, last, self.pending, limits)
+        admitted = {key: end - self.start.get(key, 0) for key, end in ends.items()}
+        self.start |= ends
+        self.now_s += took_s
+        return admitted
 
 
 def last_of(frames: dict[str, list[int]]) -> dict[str, int]:
@@ -73,6 +100,7 @@ def test_positions_that_retention_has_dropped_are_passed() -> None:
 
 
 @given(
+    policy=st.sampled_from([RoundRobin, lambda: LeastSlack(lambda key: (10, 0), lambda: 0.0)]),
     frames=st.dictionaries(st.sampled_from("abcdef"), st.lists(st.integers(1, 300), max_size=30)),
     limits=st.builds(
         BatchLimits,
@@ -82,8 +110,10 @@ def test_positions_that_retention_has_dropped_are_passed() -> None:
         bytes=st.integers(0, 1000),
     ),
 )
-def test_batches_stay_within_the_limits_and_reach_the_end(frames: dict[str, list[int]], limits: BatchLimits) -> None:
-    admission, last, start = RoundRobin(), last_of(frames), dict[str, int]()
+def test_batches_stay_within_the_limits_and_reach_the_end(
+    policy: Callable[[], Admission], frames: dict[str, list[int]], limits: BatchLimits
+) -> None:
+    admission, last, start = policy(), last_of(frames), dict[str, int]()
     while any(last[key] > start.get(key, 0) for key in last):
         ends = admission.admit(start, last, sizes_of(frames), limits)
 
@@ -97,3 +127,104 @@ def test_batches_stay_within_the_limits_and_reach_the_end(frames: dict[str, list
             assert len(sizes) == 1 or sum(sizes) <= limits.bytes_per_query
         start |= ends
     assert start == {key: position for key, position in last.items() if position}
+
+
+@given(
+    frames=st.dictionaries(
+        st.sampled_from("abcdef"), st.lists(st.tuples(st.integers(1, 300), st.integers(0, 5_000)), max_size=20)
+    ),
+    limits=st.builds(
+        BatchLimits,
+        frames_per_query=st.integers(1, 40),
+        bytes_per_query=st.integers(0, 8_000),
+        frames=st.integers(1, 150),
+        bytes=st.integers(0, 20_000),
+    ),
+)
+def test_what_fits_is_admitted_as_by_turns(frames: dict[str, list[tuple[int, int]]], limits: BatchLimits) -> None:
+    """A center that is not short of CPU has the same batches, to the byte."""
+    log = Log()
+    for key, queue in frames.items():
+        for size, received_at_ms in queue:
+            log.add(key, received_at_ms, size)
+    last = {key: len(queue) for key, queue in log.frames.items()}
+    turns = RoundRobin().admit({}, last, log.pending, limits)
+    ends = log.admission.admit({}, last, log.pending, limits)
+    if turns == last:
+        assert ends == turns and list(ends) == list(turns)
+    else:
+        assert ends, "something waits"
+
+
+def test_the_query_whose_window_has_ended_comes_first() -> None:
+    log, tight = Log(), BatchLimits(bytes=2 * MB)
+    for key in ("idle@1", "due@1"):
+        for received_at_ms in (100, 200, 300):
+            log.add(key, received_at_ms)
+    while log.batch(tight):
+        pass
+    for key, received_at_ms in (("idle@1", 700), ("idle@1", 800), ("idle@1", 900), ("due@1", 950), ("due@1", 1_010)):
+        log.add(key, received_at_ms)
+    assert log.batch(tight) == {"due@1": 2}, "with all that is in front of the frame that closes the window"
+    assert log.batch(tight) == {"idle@1": 2}
+
+
+def test_each_edge_closes_its_windows_itself() -> None:
+    log, tight = Log(), BatchLimits(bytes=MB)
+    for edge in ("a", "b"):
+        log.add("q@1", 100, edge=edge)
+        log.add("other@1", 100, edge=edge)
+    while log.batch(tight):
+        pass
+    log.add("q@1", 1_010, edge="a")
+    log.add("other@1", 990, edge="b")
+    assert log.batch(tight) == {"q@1": 1}
+    log.add("q@1", 1_030, edge="b")
+    assert log.batch(tight) == {"q@1": 1}, "the window of q has been closed by one edge, and needs the other"
+    assert log.batch(tight) == {"other@1": 1}
+
+
+def test_no_query_waits_for_ever() -> None:
+    log, tight = Log(), BatchLimits(bytes=4 * MB)
+    for key in ("greedy@1", "patient@1"):
+        log.add(key, 0)
+    log.batch(tight)
+    log.add("patient@1", 500)
+    served_at_ms = None
+    for now_ms in range(1_000, 60_000, 1_000):
+        for _ in range(4):
+            log.add("greedy@1", now_ms)
+        log.add("patient@1", now_ms - 400)
+        if log.batch(tight).get("patient@1"):
+            served_at_ms = now_ms
+            break
+    assert served_at_ms is not None and served_at_ms <= 500 + FLOOR_MS + 2 * SECOND
+
+
+def test_a_batch_is_as_large_as_a_slow_machine_applies_in_its_time() -> None:
+    log, limits = Log(), BatchLimits(bytes=16 * MB, bytes_per_query=MB)
+    for key in range(100):
+        for _ in range(4):
+            log.add(f"q{key}@1", 100)
+    assert sum(log.batch(limits, took_s=7.8).values()) == 16
+    assert sum(log.batch(limits, took_s=1.95).values()) == 4, "16 MB took four times as long as a batch may"
+    assert sum(log.batch(limits, took_s=0.05).values()) <= 4
+    for _ in range(20):
+        admitted = sum(log.batch(limits, took_s=0.1).values())
+    assert admitted == 16, "never more than configured"
+
+
+def test_a_batch_that_was_not_applied_measures_nothing() -> None:
+    log, limits = Log(), BatchLimits(bytes=16 * MB)
+    for number in range(40):
+        log.add(f"q{number}@1", 100)
+    log.batch(limits, took_s=100)
+    log.start = {}
+    assert sum(log.batch(limits).values()) == 16
+
+
+def test_queries_without_known_windows_are_admitted_in_the_order_of_arrival() -> None:
+    log, tight = Log(), BatchLimits(bytes=MB)
+    log.add("unknown@1", 50)
+    log.add("known@1", 40)
+    assert [*log.batch(tight), *log.batch(tight)] == ["known@1", "unknown@1"]
