@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from center.batch.compute_phase import BatchJob, Compute
 from center.batch.inputs import BatchInput, ColumnLike, read_input
 from center.batch.merge_phase import CombineLevel, FinishLevel
+from center.batch.parquet_scan import ScanAndCompute, parquet_scan
 from center.batch.pattern import SynopsisPattern
 from center.batch.strategy import Strategy, check, choose
 from center.batch.streaming import keep_state
@@ -165,7 +166,11 @@ def _default_partitions(df: DataFrame) -> int:
 
 def _compute(divided: tuple[DataFrame, BatchJob], job: BatchJob) -> DataFrame:
     records, job = divided
-    return records.mapInArrow(Compute(job), job.layout.partial_ddl)
+    scan = parquet_scan(records)
+    if scan is None:
+        return records.mapInArrow(Compute(job), job.layout.partial_ddl)
+    numbers = records.sparkSession.range(len(scan.partitions), numPartitions=len(scan.partitions))
+    return numbers.mapInArrow(ScanAndCompute(job, scan), job.layout.partial_ddl)
 
 
 def _merge(partials: DataFrame, job: BatchJob, chosen: Strategy) -> DataFrame:

@@ -22,7 +22,7 @@ from edgewater.synopses import BoolArray, IntArray, KeyTable, finalised
 from edgewater.windows import SlidingWindow, Window
 
 CHUNK_ROWS = 1 << 17
-"""Records per update. Spark's batches of 10,000 are concatenated: an update costs tens of µs per slice."""
+"""Records per update. Smaller batches are concatenated: an update costs tens of µs per slice."""
 
 MEMORY_BYTES = 256 << 20
 """Size of a task's states at which they are emitted, to be merged with the later ones."""
@@ -236,14 +236,15 @@ class _Placed:
 
 
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Chunks of `CHUNK_ROWS` records, whatever the batches, so that results do not depend on these."""
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
+        while rows + len(batch) >= CHUNK_ROWS:
+            yield _joined([*held, batch.slice(0, CHUNK_ROWS - rows)])
+            batch, held, rows = batch.slice(CHUNK_ROWS - rows), [], 0
         held.append(batch)
         rows += len(batch)
-        if rows >= CHUNK_ROWS:
-            yield _joined(held)
-            held, rows = [], 0
     if rows:
         yield _joined(held)
 
