@@ -1,0 +1,81 @@
+"""`python -m bench.scheduling [--smoke] [--only PART] [--json]`: policies on too little CPU, in bench/out/.
+
+Parts: latency, throughput and slowdown by load; nodes; caps of memory; the length of a cycle; how often the ingestion
+interval is right; the scheduler's own CPU; the center's admission, simulated and in
+a real center. Arrivals are simulated (`sim.scheduling.workload`),
+the scheduler is the production one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import click
+
+from bench.scheduling.admission import admission_rows
+from bench.scheduling.cells import EPOCHS, PARTS, Cell, Row, Size, accuracy, cells, measure
+from bench.scheduling.center import center_rows
+from bench.scheduling.goals import verdicts
+from bench.scheduling.plots import draw
+from bench.scheduling.tables import markdown
+
+OUT = Path("bench/out")
+SMOKE = Size(3.0, 1, (60, 70), ("ysb",), (1, 2), ("klink", "fair"), (16,), (120,))
+
+SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "admission", "center")
+
+
+@click.command()
+@click.option("--only", type=click.Choice(PARTS), multiple=True, help="Parts to run.  [default: all]")
+@click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, few rows.")
+@click.option("--seeds", type=click.IntRange(1), default=2, show_default=True, help="Runs per row.")
+@click.option("--seconds", type=click.IntRange(1), default=120, show_default=True, help="Simulated time per run.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
+def main(only: tuple[str, ...], smoke: bool, seeds: int, seconds: int, as_json: bool, processes: int) -> None:
+    """Compare scheduling policies, and judge the goals."""
+    parts = only or (SMOKE_PARTS if smoke else PARTS)
+    size = SMOKE if smoke else Size(seconds=float(seconds), seeds=seeds)
+    wanted = cells(parts, size)
+    rows: list[Row] = []
+    OUT.mkdir(parents=True, exist_ok=True)
+    with click.progressbar(length=len(wanted), file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        for row in _measured(wanted, 1 if smoke else processes):
+            rows.append(row)
+            bar.update(1)
+    if "accuracy" in parts:
+        rows += accuracy(size.seeds, 60 if smoke else EPOCHS)
+    if "admission" in parts:
+        rows += admission_rows(4, 1, 21) if smoke else admission_rows()
+    if "center" in parts:
+        rows += center_rows(2, 1, (1.2,)) if smoke else center_rows()
+    (OUT / "scheduling.json").write_text(json.dumps(rows) + "\n")
+    figures = list(draw(rows, OUT))
+    if as_json:
+        click.echo(json.dumps([{k: v for k, v in row.items() if k != "distribution"} for row in rows]))
+        return
+    for part in parts:
+        click.echo(f"\n## {part}\n\n{markdown(part, [r for r in rows if r['part'] == part])}")
+    click.echo("## goals\n")
+    for line in verdicts(rows):
+        click.echo(line)
+    for path in figures:
+        click.echo(path)
+
+
+def _measured(wanted: Sequence[Cell], processes: int) -> Iterator[Row]:
+    """Overhead is measured alone: it is CPU of this process."""
+    if processes == 1:
+        yield from map(measure, wanted)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(measure, [cell for cell in wanted if cell.part != "overhead"], chunksize=4)
+    yield from map(measure, [cell for cell in wanted if cell.part == "overhead"])
+
+
+if __name__ == "__main__":
+    main()

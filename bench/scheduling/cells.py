@@ -1,0 +1,190 @@
+"""The runs of the bench: which experiments each part has, and what is kept of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from edgewater.scheduling import POLICIES, IngestionHistory, normal_interval
+from sim.scheduling.engine import Experiment, run
+from sim.scheduling.summary import summarise
+from sim.scheduling.workload import BENCHMARKS, COSTS, DELAYS, Load, draw_delays
+
+Row = dict[str, Any]
+
+PARTS = ("load", "nodes", "memory", "cycles", "accuracy", "overhead", "admission", "center")
+PER_QUERY = 0.94 / 60
+"""Share of a core that one query needs: 60 queries are 94 %."""
+QUERIES = (10, 40, 60, 70, 100)
+NODES = (1, 2, 4, 8)
+CAPS_MB = (16, 64, 256)
+CYCLES_MS = (10, 30, 60, 120, 240)
+CONFIDENCES = (0.67, 0.9, 0.95, 0.99)
+WITHOUT = "klink w/o MM"
+EPOCHS = 3_000
+EVENTS_PER_EPOCH = 50
+POINTS = 100
+"""Of the latency's distribution, for the plots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of it runs.
+
+    Attributes:
+        seconds: simulated time per run.
+        seeds: runs per cell; figures are means over them.
+    """
+
+    seconds: float = 120.0
+    seeds: int = 2
+    queries: tuple[int, ...] = QUERIES
+    benchmarks: tuple[str, ...] = BENCHMARKS
+    nodes: tuple[int, ...] = NODES
+    policies: tuple[str, ...] = POLICIES
+    caps_mb: tuple[int, ...] = CAPS_MB
+    cycles_ms: tuple[int, ...] = CYCLES_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One row: a part of the bench, an experiment, and the number of seeds."""
+
+    part: str
+    experiment: Experiment
+    seeds: int
+    confidence: float = 0.95
+
+
+def cells(parts: Sequence[str], size: Size) -> list[Cell]:
+    base = Load(seconds=size.seconds)
+    found = []
+    for benchmark in size.benchmarks:
+        for costs in COSTS:
+            load = replace(base, benchmark=benchmark, costs=costs)
+            if "load" in parts:
+                found += [
+                    Cell("load", Experiment(_of(replace(load, delays=d), q), p), size.seeds)
+                    for d in ("uniform", "zipf")
+                    for q in size.queries
+                    for p in size.policies
+                ]
+            if "memory" in parts:
+                found += [
+                    Cell("memory", Experiment(_of(load, 70), p, 1, mb * 1e6, manage), size.seeds)
+                    for mb in size.caps_mb
+                    for p, manage in [*((p, True) for p in size.policies), ("klink", False)]
+                ]
+    if "nodes" in parts:
+        load = _of(replace(base, costs="mixed"), 80)
+        found += [Cell("nodes", Experiment(load, p, n), size.seeds) for n in size.nodes for p in size.policies]
+    if "cycles" in parts:
+        load = _of(replace(base, costs="mixed"), 60)
+        found += [Cell("cycles", Experiment(load, "klink", cycle_ms=c), size.seeds) for c in size.cycles_ms]
+    if "overhead" in parts:
+        measured = [
+            Experiment(_of(base, q), p, measure_overhead=True) for q in (40, 60, 100) for p in ("klink", "fair")
+        ]
+        found += [Cell("overhead", experiment, size.seeds) for experiment in measured]
+    return found
+
+
+def _of(load: Load, queries: int) -> Load:
+    return replace(load, queries=queries, share=queries * PER_QUERY)
+
+
+def measure(cell: Cell) -> Row:
+    """Runs a cell over its seeds; latencies are the means of the seeds' figures."""
+    rows, latencies = [], []
+    scheduler_s = busy_s = 0.0
+    for seed in range(1, cell.seeds + 1):
+        experiment = replace(cell.experiment, load=replace(cell.experiment.load, seed=seed))
+        outcome = run(experiment)
+        rows.append(summarise(experiment, outcome))
+        latencies.append(outcome.latency_ms)
+        scheduler_s += outcome.scheduler_s - outcome.clock_calls * _CLOCK_S
+        busy_s += outcome.busy_s
+    load = cell.experiment.load
+    means = {key: _mean([row[key] for row in rows]) for key in rows[0] if key != "policy"}
+    return {
+        "part": cell.part,
+        "policy": WITHOUT if not cell.experiment.manage_memory else cell.experiment.policy,
+        "benchmark": load.benchmark,
+        "delays": load.delays,
+        "costs": load.costs,
+        "queries": load.queries,
+        "load": load.share / cell.experiment.nodes,
+        "nodes": cell.experiment.nodes,
+        "cycle_ms": cell.experiment.cycle_ms,
+        "cap_bytes": cell.experiment.memory_bytes,
+        **means,
+        "memory_peak": max(row["memory_peak"] for row in rows),
+        "overhead": scheduler_s / busy_s if cell.experiment.measure_overhead else None,
+        "distribution": np.quantile(np.concatenate(latencies), np.linspace(0, 1, POINTS)).tolist(),
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return float(np.mean(present)) if present else None
+
+
+def _clock_cost_s(calls: int = 20_000) -> float:
+    began_s = time.thread_time()
+    for _ in range(calls):
+        time.thread_time()
+    return (time.thread_time() - began_s) / calls
+
+
+_CLOCK_S = _clock_cost_s()
+
+
+def accuracy(seeds: int, epochs: int = EPOCHS) -> list[Row]:
+    """How often the next ingestion was inside the interval: ours, and the thesis' normal form in both variances."""
+    rows: list[Row] = []
+    for delays in DELAYS:
+        for confidence in CONFIDENCES:
+            inside = {"empirical": [0, 0], "normal, predictive": [0, 0], "normal, as printed": [0, 0]}
+            width = 0.0
+            for seed in range(seeds):
+                rng = np.random.default_rng([seed, 9])
+                drawn = draw_delays(delays, epochs, rng)
+                history = IngestionHistory(confidence)
+                for delay in drawn.tolist():
+                    history.observe(delay)
+                    if history.interval is not None:
+                        width += history.interval.latest_ms - history.interval.earliest_ms
+                _add(inside["empirical"], history.hits, history.predicted)
+                _normal(inside, delays, confidence, epochs, np.random.default_rng([seed, 10]))
+            shares = {name: hits / trials for name, (hits, trials) in inside.items()}
+            width_ms = width / (seeds * epochs)
+            rows.append(
+                {"part": "accuracy", "delays": delays, "confidence": confidence, "width_ms": width_ms, **shares}
+            )
+    return rows
+
+
+def _normal(
+    inside: dict[str, list[int]], delays: str, confidence: float, epochs: int, rng: np.random.Generator
+) -> None:
+    """Each epoch has the delays of its records, and of its sweeping watermark, from the same distribution."""
+    count = min(epochs, 600)
+    events = np.array([draw_delays(delays, count, rng) for _ in range(EVENTS_PER_EPOCH)]).T
+    watermark = draw_delays(delays, count, rng)
+    means, squares = events.mean(axis=1), (events**2).mean(axis=1)
+    for name, variance in (("normal, predictive", "predictive"), ("normal, as printed", "printed")):
+        hits = 0
+        for at in range(20, count):
+            first = max(0, at - 400)
+            past = means[first:at].tolist(), squares[first:at].tolist()
+            hits += normal_interval(*past, confidence, variance).contains(watermark[at])  # type: ignore[arg-type]
+        _add(inside[name], hits, count - 20)
+
+
+def _add(tally: list[int], hits: int, trials: int) -> None:
+    tally[0] += hits
+    tally[1] += trials
