@@ -437,12 +437,16 @@ class EarlyAnswerEstimator:
         if self._slot is None or target - self._slot > MAX_LEAP_LAGS * self.schedule.grid.lags:
             self._begin(target, reporting)
         slot = self.slot
+        joining = [name for name in reporting if self._edges[name].applied is None]
         arrived = [self._arrivals(i, name, target) for i, name in enumerate(self._edges) if name in reporting]
         rows = np.concatenate(arrived) if arrived else np.zeros((0, 5), np.int64)
         self._groups.advance(slot, target, rows, np.array([name in reporting for name in self._edges]))
         for name, edge in self._edges.items():
             edge.silent_slots = 0 if name in reporting else edge.silent_slots + target - slot
         self._previous_slot, self._slot = slot, target
+        if joining:
+            # When an edge began to count before its first report is not known: it is observed from then on.
+            self._remap_sources([None if name in joining else i for i, name in enumerate(self._edges)])
         if self._groups.overflow_until is not None and target >= self._groups.overflow_until:
             self._stop_counting(target)
             self._groups.clear()
@@ -454,9 +458,8 @@ class EarlyAnswerEstimator:
         """Starts at `target`, or starts anew after a time of which nothing is known."""
         self._slot = self._known_from = self._substream_border(target)
         # Lags of earlier arrivals are not learnt from: the other arrivals of their time are not known.
-        for name, edge in self._edges.items():
-            edge.known_from, edge.silent_slots = self._known_from, 0
-            edge.applied = self._known_from if name in reporting else None
+        for edge in self._edges.values():
+            edge.known_from, edge.silent_slots, edge.applied = self._known_from, 0, None
         if self.has_too_many_groups:
             self._stop_counting(self._slot)
         self._groups.begin(self._slot, len(self._edges))
@@ -488,14 +491,19 @@ class EarlyAnswerEstimator:
             edge.unread = applied[-1].unread
         parts = [np.array(edge.future, np.int64).reshape(-1, 4)]
         reporting = np.array([not e.silent_slots for e in self._edges.values()])
-        parts += [self._groups.add_report(name, s, slot, reporting) for report in applied for s in report.substreams]
+        since = np.array([e.known_from for e in self._edges.values()])
+        parts += [
+            self._groups.add_report(name, s, slot, reporting, since) for report in applied for s in report.substreams
+        ]
         rows = np.concatenate(parts)
         rows = rows[rows[:, 0] - rows[:, 1] >= edge.known_from]
         is_future = rows[:, 0] >= target
         edge.future = rows[is_future].tolist()
         rows = rows[~is_future]
-        first = edge.applied is None  # what it missed was not silence: nobody counted
-        if edge.silent_slots > (0 if first else MAX_SILENCE_LAGS * lags):
+        if edge.applied is None:  # what it missed was not silence: nobody counted
+            edge.silent_slots = 0
+            rows = rows[:0]
+        elif edge.silent_slots > MAX_SILENCE_LAGS * lags:
             self._remap_sources([None if i == source else i for i in range(len(self._edges))])
             rows = rows[rows[:, 0] - rows[:, 1] >= slot]
         elif edge.silent_slots:

@@ -76,12 +76,18 @@ class Groups:
         self._groups, self._batched, self.overflow_until, self.lost_sample = {}, None, None, False
 
     def add_report(
-        self, edge: str, statistics: SubstreamStatistics | GroupedSubstream, slot: int, reporting: BoolArray
+        self,
+        edge: str,
+        statistics: SubstreamStatistics | GroupedSubstream,
+        slot: int,
+        reporting: BoolArray,
+        since: IntArray,
     ) -> IntArray:
         """Adds an edge's statistics of a sub-stream to the counts; adds new groups.
 
         Args:
             slot: the center's current slot; `reporting`: mask of the sources that have reported up to it.
+            since: slots since which the sources have been observed.
 
         Returns:
             The arrivals as (slot, lag, count, group number).
@@ -98,7 +104,7 @@ class Groups:
         keys = self._keys(statistics)
         sums, numbers = statistics.arrival_counts(), np.zeros(len(keys), np.int64)
         for i in arrived.tolist():
-            group = self._groups.get(keys[i]) or self._add(keys[i], slot, reporting)
+            group = self._groups.get(keys[i]) or self._add(keys[i], slot, reporting, since)
             group.counts.add_sums(edge, statistics.index, sums[i])
             numbers[i] = group.number
         if len(self._groups) > MAX_GROUPS:
@@ -299,8 +305,8 @@ class Groups:
         self._next_number, self.overflow_until = state["next_number"], state["overflow_until"]
         self.lost_sample = state["lost_sample"]
 
-    def _add(self, key: str, slot: int, reporting: BoolArray) -> GroupEstimator:
-        """Adds a group that had no records before the current sub-stream."""
+    def _add(self, key: str, slot: int, reporting: BoolArray, since: IntArray | None = None) -> GroupEstimator:
+        """Adds a group that had no records before the current sub-stream, at sources observed `since` some slots."""
         slots, lags = self._schedule.grid.substream_slots, self._schedule.grid.lags
         first_slot, sources = slot // slots * slots, len(reporting)
         arguments = (self._new_trigger, self._accuracy, self._schedule)
@@ -308,6 +314,9 @@ class Groups:
         self._next_number += 1
         for _ in range(slot - first_slot):
             group.trigger.on_slot(np.zeros((sources, lags)), reporting)
+        if since is not None:
+            age = group.trigger.triangle.age
+            np.minimum(age, np.maximum(slot - since, 0), out=age)
         self._groups[key], self._batched = group, None
         return group
 
