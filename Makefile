@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-data soak fuzz quick check proto lock audit sbom bench clean
+.PHONY: help demo test test-all test-data soak fuzz quick check proto lock vendor audit sbom bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -89,6 +89,9 @@ lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages;
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/edge.txt
 	@$(COMPILE) $(ARGS) -c requirements/dev.txt requirements/audit.in -o requirements/audit.txt
 	@echo "requirements/ is renewed; run: make check test"
+
+vendor: $(PY) ## renew the console's libraries in center/api/ui/vendor, with npm
+	@$(PY) deploy/vendor.py
 
 audit: $(STAMP)audit ## bandit on the product, and known vulnerabilities of what it installs
 	$(VENV)/bin/bandit -q -c pyproject.toml -r edgewater edge center sim

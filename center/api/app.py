@@ -17,7 +17,7 @@ from anyio.to_thread import run_sync
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Scope
 
-from center.api import pages, problems
+from center.api import console, pages, problems
 from center.api.access import unguarded
 from center.api.answer_cache import AnswerRenderer
 from center.api.audit import AuditLog, AuditMiddleware
@@ -65,7 +65,7 @@ ROUTERS = tuple(
     m.router
     for m in (
         queries, functions, answers, explain, evaluate, live, edges, streams, alarms, quarantine, health, pages,
-        prometheus,
+        console, prometheus,
     )
 )  # fmt: skip
 REFRESH_S = 1.0

@@ -146,7 +146,9 @@ class DryRun(BaseModel):
     spec: dict[str, Any] = Field(description="In canonical form.")
     registered: bool = Field(description="The same query is registered already.")
     refused: str | None = Field(description="Why the registration would be refused: what an edge serves does not fit.")
-    entry_bytes: dict[str, int] = Field(description="Per measure, at most, of one group in a frame.")
+    entry_bytes: dict[str, int] = Field(
+        description="Per measure, about, of a new group in a frame; sparse synopses grow with their values."
+    )
     notes: list[str]
     edges: list[DryRunEdge]
 

@@ -100,6 +100,9 @@ Sizing = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Computes parameters from goals, such as ``{"epsilon": 0.01}``. Raises InvalidInput with the goal's field."""
 
 
+_ROWS_BEYOND_ROOM = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """A function that a query's measure may name.
@@ -195,13 +198,17 @@ class Function:
         Counters are written in 32 bits or fewer, since an edge's slice has fewer than 2^32 records.
         """
         stack = self.make(parameters, None)
-        empty = stack.nbytes
-        stack.grow(1)
+        empty, rows = stack.nbytes, 1
+        stack.grow(rows)
+        if stack.nbytes == empty:
+            # A small state fits into what an empty stack has room for.
+            rows = _ROWS_BEYOND_ROOM
+            stack.grow(rows)
         values = dict(parameters)
         # A sampled number takes its keys and its value. Strings take more; their lengths are not known in advance.
         record = 8 * (columns + len(getattr(stack, "key_types", ())))
         records = int(values.get("size", values.get("limit", 0)))
-        return (stack.nbytes - empty) // (2 if stack.properties.linear else 1) + records * record
+        return -(-(stack.nbytes - empty) // (rows * (2 if stack.properties.linear else 1))) + records * record
 
     def check_argument(self, data_type: pa.DataType | None, at: str) -> None:
         """Raises InvalidQuery unless the function takes an argument of this type."""

@@ -94,6 +94,7 @@ class Desk:
         *,
         closed: bool = True,
         withheld: tuple[Withheld, ...] = (),
+        delay_from: float = 0.0,
     ) -> None:
         """An edge ships `flights` per carrier of one slice, and (closed) says that this was all of it."""
         self._positions[query.key] = self._positions.get(query.key, 0) + 1
@@ -106,7 +107,7 @@ class Desk:
             for b in bound.measures
         }
         part = GroupedAggregate({"carrier": pa.string()}, stacks)
-        columns = {"distance": np.full(rows, 100), "dep_delay": np.arange(rows) * 1.0, "carrier": carriers}
+        columns = {"distance": np.full(rows, 100), "dep_delay": np.arange(rows) + delay_from, "carrier": carriers}
         read = {b.measure.name: b.measure.argument for b in bound.measures}
         part.update([carriers], {k: pa.array(columns[c]) if c else None for k, c in read.items()}, rows)
         delta = MergedDelta(query.ref, start_ms, 0, part.to_bytes())

@@ -1,0 +1,148 @@
+// The REST API and its live stream. The token is kept in sessionStorage, and never in a URL.
+
+const KEY = "edgewater.token";
+export const token = { get: () => sessionStorage.getItem(KEY), set: (t) => (t ? sessionStorage.setItem(KEY, t) : sessionStorage.removeItem(KEY)) };
+
+export const events = new EventTarget();
+
+/** A refusal of the API: RFC 9457 problem details. */
+export class Problem extends Error {
+  constructor(status, details) {
+    super(details.detail || `HTTP ${status}`);
+    this.status = status;
+    this.details = details;
+  }
+}
+
+function headers(more = {}) {
+  const t = token.get();
+  return t ? { ...more, Authorization: `Bearer ${t}` } : more;
+}
+
+async function refused(response) {
+  let details = {};
+  try { details = await response.json(); } catch { /* not a problem's body */ }
+  if (response.status === 401) events.dispatchEvent(new Event("unauthenticated"));
+  return new Problem(response.status, details);
+}
+
+/** @param {string} path @param {[string, any][]} [params] */
+export function url(path, params = []) {
+  const query = new URLSearchParams(params.filter(([, v]) => v !== null && v !== undefined && v !== "").map(([k, v]) => [k, String(v)]));
+  return query.size ? `${path}?${query}` : path;
+}
+
+export async function get(path, params, options = {}) {
+  const response = await fetch(url(path, params), { headers: headers(), ...options });
+  if (!response.ok) throw await refused(response);
+  return options.raw ? response.blob() : response.json();
+}
+
+export async function post(path, body, type = "application/yaml") {
+  const response = await fetch(path, { method: "POST", headers: headers({ "Content-Type": type }), body });
+  if (!response.ok) throw await refused(response);
+  return response.json();
+}
+
+export async function download(path, params, name) {
+  const blob = await get(path, params, { raw: true });
+  const a = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
+  a.click();
+  setTimeout(() => URL.revokeObjectURL(a.href), 1000);
+}
+
+export const FIRST_WAIT_MS = 1000;
+export const LONGEST_WAIT_MS = 30000;
+
+/** The tab's only stream: it reconnects after the last answer that it has, and is replaced when another page opens. */
+class Live {
+  constructor() {
+    this.state = "closed";
+    this.path = null;
+    this.lastId = null;
+    this.heard = 0;
+    this.ids = [];
+  }
+
+  /** @param {string|null} path @param {{answer?: Function, progress?: Function, gap?: Function}} handlers */
+  open(path, handlers) {
+    this.close();
+    this.path = path;
+    this.handlers = handlers;
+    this.lastId = null;
+    this.ids = [];
+    this.abort = new AbortController();
+    this.#run(this.abort);
+  }
+
+  close() {
+    this.abort?.abort();
+    this.abort = null;
+    this.#become("closed");
+  }
+
+  async #run(abort) {
+    let wait = FIRST_WAIT_MS;
+    while (!abort.signal.aborted) {
+      try {
+        this.#become(this.heard ? "reconnecting" : "connecting");
+        const more = this.lastId === null ? {} : { "Last-Event-ID": this.lastId };
+        const response = await fetch(this.path, { headers: headers(more), signal: abort.signal, cache: "no-store" });
+        if (!response.ok) throw await refused(response);
+        this.#become("live");
+        wait = FIRST_WAIT_MS;
+        await this.#read(response.body.getReader(), abort);
+      } catch (error) {
+        if (abort.signal.aborted) return;
+        if (error instanceof Problem && [401, 403, 404, 422].includes(error.status)) {
+          this.#become(error.status === 401 ? "unauthenticated" : "refused", error.message);
+          return;
+        }
+      }
+      if (abort.signal.aborted) return;
+      this.#become("reconnecting");
+      await new Promise((done) => setTimeout(done, wait * (0.75 + Math.random() / 2)));
+      wait = Math.min(wait * 2, LONGEST_WAIT_MS);
+    }
+  }
+
+  async #read(reader, abort) {
+    const decoder = new TextDecoder();
+    let held = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done || abort.signal.aborted) return;
+      held += decoder.decode(value, { stream: true });
+      const blocks = held.split(/\r?\n\r?\n/);
+      held = blocks.pop() ?? "";
+      for (const block of blocks) this.#take(block);
+    }
+  }
+
+  #take(block) {
+    const field = { event: "message", data: "", id: null };
+    for (const line of block.split(/\r?\n/)) {
+      const colon = line.indexOf(":");
+      if (colon > 0) field[line.slice(0, colon)] = line.slice(colon + 1).replace(/^ /, "");
+    }
+    if (!field.data) return;
+    this.heard = Date.now();
+    const data = JSON.parse(field.data);
+    if (field.id !== null) {
+      this.lastId = field.id;
+      this.ids.push(Number(field.id));
+      if (this.ids.length > 5000) this.ids.splice(0, 1000);
+    }
+    if (field.event === "gap") this.lastId = String(data.through);
+    this.handlers[field.event]?.(data);
+  }
+
+  #become(state, detail = "") {
+    if (state === this.state && detail === this.detail) return;
+    this.state = state;
+    this.detail = detail;
+    events.dispatchEvent(new Event("live"));
+  }
+}
+
+export const live = new Live();

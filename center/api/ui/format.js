@@ -1,0 +1,91 @@
+// Numbers, times and intervals as text. Null is "unknown", never 0.
+
+export const UNKNOWN = "unknown";
+
+const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const part = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 5 });
+const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 4 });
+
+/** @param {number|null|undefined} x */
+export function number(x) {
+  if (x === null || x === undefined) return UNKNOWN;
+  return Number.isInteger(x) || Math.abs(x) >= 1e5 ? whole.format(x) : part.format(x);
+}
+
+/** @param {number|null|undefined} x */
+export const short = (x) => (x === null || x === undefined ? UNKNOWN : Math.abs(x) < 1e5 ? number(x) : compact.format(x));
+
+/** @param {{estimate: ?number, lower: ?number, upper: ?number}|null} v */
+export function interval(v) {
+  if (!v) return UNKNOWN;
+  if (v.lower === null && v.upper === null) return "bounds unknown";
+  if (v.lower === v.upper && v.lower === v.estimate) return "exact";
+  return `${v.lower === null ? UNKNOWN : number(v.lower)} … ${v.upper === null ? UNKNOWN : number(v.upper)}`;
+}
+
+/** @param {string|number|null} t */
+export function time(t) {
+  if (t === null || t === undefined) return UNKNOWN;
+  const text = typeof t === "number" ? new Date(t).toISOString() : t;
+  return text.replace("T", " ").replace(/(:\d\d)?(\.\d+)?Z$/, (_, s) => (s && s !== ":00" ? s : ""));
+}
+
+/** @param {number|null} ms */
+export function duration(ms) {
+  if (ms === null || ms === undefined) return UNKNOWN;
+  const sign = ms < 0 ? "−" : "";
+  const s = Math.abs(ms) / 1000;
+  if (s < 1) return `${sign}${Math.round(s * 1000)} ms`;
+  if (s < 120) return `${sign}${s < 10 ? s.toFixed(1) : Math.round(s)} s`;
+  if (s < 7200) return `${sign}${Math.round(s / 60)} min`;
+  if (s < 172800) return `${sign}${Math.round(s / 3600)} h`;
+  return `${sign}${Math.round(s / 86400)} d`;
+}
+
+/** @param {number|null} n */
+export function bytes(n) {
+  if (n === null || n === undefined) return UNKNOWN;
+  for (const [size, unit] of [[1 << 30, "GiB"], [1 << 20, "MiB"], [1 << 10, "KiB"]])
+    if (n >= size) return `${(n / size).toPrecision(3)} ${unit}`;
+  return `${Math.round(n)} B`;
+}
+
+export const percent = (x) => (x === null || x === undefined ? UNKNOWN : `${part.format(x * 100)} %`);
+
+/** A group as text: `carrier=UA, dest=null`; all groups: "(all)". */
+export const group = (g) => Object.entries(g).map(([k, v]) => `${k}=${v === null ? "null" : v}`).join(", ") || "(all)";
+
+/** A group as parameters of the API. */
+export const groupParams = (g) => Object.entries(g).map(([k, v]) => ["group", `${k}:${v === null ? "null" : v}`]);
+
+/** How a confidence is to be read. */
+export function confidence(answer) {
+  const c = answer.confidence;
+  if (c === null) return "no bound is known";
+  if (c === 1) return "bounds always hold";
+  const scope = answer.contract.requested.scope;
+  const whose = scope === "all" ? "for all groups at once" : "for each value";
+  const coverage = answer.quality.accuracy?.coverage;
+  const seen = coverage === null || coverage === undefined ? "" : `; measured ${percent(coverage)}`;
+  return `${percent(c)} ${whose}${seen}`;
+}
+
+/** The intervals in a cell, each with its name; lists are left out.
+ * @returns {{name: string, estimate: ?number, lower: ?number, upper: ?number}[]} */
+export function values(cell, name = "") {
+  if (!cell || typeof cell !== "object" || Array.isArray(cell)) return [];
+  if ("estimate" in cell && "lower" in cell) return [{ name, estimate: cell.estimate, lower: cell.lower, upper: cell.upper }];
+  return Object.entries(cell).flatMap(([k, v]) => values(v, name ? `${name} ${k}` : k));
+}
+
+/** The list in a cell (items, buckets, boundaries), with its kind; null: there is none. */
+export function list(cell) {
+  for (const kind of ["top", "items", "buckets", "boundaries", "contains"])
+    if (Array.isArray(cell?.[kind])) return { kind, entries: cell[kind] };
+  return null;
+}
+
+/** Width of an interval; unknown bounds are the widest. */
+export function width(v) {
+  return !v || v.lower === null || v.upper === null ? Infinity : v.upper - v.lower;
+}

@@ -1,0 +1,118 @@
+// A row per query: its last value with the interval, its phase, what it lacks, how old it is, and whether it keeps its contract.
+
+import { html, useEffect, useMemo, useRef } from "../vendor/preact.js";
+import { get, live } from "../api.js";
+import * as f from "../format.js";
+import { Completeness, Contract, Interval, Phase, Problem, Sparkline, Staleness, useData, useQueries, useThrottled } from "../parts.js";
+
+const HISTORY = 40;
+const FILLED = 12;
+
+/** The value that a row shows: the first measure's, of the group with the widest interval. */
+function headline(answer) {
+  let best = null;
+  for (const row of answer.data)
+    for (const measure of Object.keys(row).filter((k) => k !== "group").slice(0, 1)) {
+      const value = f.values(row[measure])[0];
+      if (value && (!best || f.width(value) > f.width(best.value))) best = { measure, value, group: row.group };
+    }
+  return best;
+}
+
+class Row {
+  constructor(query) { this.query = query; this.answer = null; this.points = new Map(); this.head = null; this.key = null; }
+
+  take(answer) {
+    const shown = headline(answer);
+    if (this.answer && answer.window.start < this.answer.window.start) return;
+    // The line stays that of one group, as long as that is in the answers.
+    const held = this.key && answer.data.find((r) => JSON.stringify(r.group) === this.key);
+    const value = held ? f.values(held[this.head.measure])[0] : shown?.value;
+    if (value) {
+      if (!held) { this.points.clear(); this.key = JSON.stringify(shown.group); }
+      this.head = held ? { ...this.head, value } : shown;
+      this.points.set(answer.window.start, { ...value, phase: answer.phase });
+      if (this.points.size > HISTORY) this.points.delete([...this.points.keys()].sort()[0]);
+    } else if (shown === null) this.head = null;
+    this.answer = answer;
+  }
+}
+
+async function fill(row) {
+  const { answer, head } = row;
+  if (!answer || !head) return;
+  const matrix = await get(`/v1/queries/${answer.query}/completeness`, [["limit", HISTORY]]);
+  const page = await get(`/v1/queries/${answer.query}/windows`, [["start", matrix.windows[0]], ["limit", HISTORY], ["measure", head.measure], ...f.groupParams(head.group)]);
+  const points = new Map();
+  for (const a of page.answers) {
+    const value = a.data[0] && f.values(a.data[0][head.measure])[0];
+    if (value) points.set(a.window.start, { ...value, phase: a.phase });
+  }
+  for (const [start, point] of row.points) points.set(start, point);
+  row.points = new Map([...points].sort(([a], [b]) => (a < b ? -1 : 1)).slice(-HISTORY));
+}
+
+export function Overview() {
+  const rows = useRef(new Map());
+  const progress = useRef(new Map());
+  const redraw = useThrottled();
+  const [queries, problem] = useQueries();
+  const [parts] = useData(() => fetch("/readyz").then((r) => r.json()), [], 5000);
+  const [alarms] = useData(() => get("/v1/alarms", [["limit", 5]]).catch(() => null), [], 5000);
+  const filling = useRef(0);
+
+  useEffect(() => {
+    live.open("/v1/live?summary=true", {
+      answer(answer) {
+        let row = rows.current.get(answer.query);
+        if (!row) rows.current.set(answer.query, (row = new Row(answer.query)));
+        const first = !row.answer;
+        row.take(answer);
+        if (first && filling.current < FILLED) {
+          filling.current += 1;
+          fill(row).then(redraw, () => {});
+        }
+        redraw();
+      },
+      progress(data) { for (const q of data.queries) progress.current.set(q.query, q.edges); redraw(); },
+    });
+    return () => live.close();
+  }, []);
+  const listed = useMemo(() => (queries || []).map((q) => q.name), [queries]);
+  return html`<main id="main"><div class="title"><h1>Overview</h1><${Parts} parts=${parts} /><span class="space"></span><a class="button primary" href="/ui/new">New query</a></div>
+    <${Problem} error=${problem} />
+    ${alarms?.alarms.length > 0 && html`<section class="card alarm" aria-label="Alarms"><h2>Alarms</h2><ul>${alarms.alarms.map((a) => html`<li key=${a.kind + a.message}>
+      <b>${a.kind}</b> ${a.message} <small>${a.times > 1 ? `${a.times} times, ` : ""}last ${f.time(a.last_at)}</small></li>`)}</ul></section>`}
+    <div class="scroll card flush"><table class="rows"><thead><tr><th>Query</th><th>Last window (UTC)</th><th>Value and interval</th><th>Recent windows</th><th>Phase</th><th>Edges</th><th class="n">Staleness</th><th>Contract</th></tr></thead>
+    <tbody>${listed.map((name) => html`<${QueryRow} key=${name} name=${name} row=${rows.current.get(name)} answer=${rows.current.get(name)?.answer} edges=${progress.current.get(name)} />`)}
+    ${queries && !listed.length && html`<tr><td colspan="8" class="empty">No query is registered. <a href="/ui/new">Register one</a>.</td></tr>`}</tbody></table></div>
+  </main>`;
+}
+
+function Parts({ parts }) {
+  if (!parts?.components) return null;
+  return html`<span class="parts">${Object.entries(parts.components).map(([name, part]) => html`<span class=${`badge ${part.ready ? "ok" : "bad"}`} title=${part.reason || ""}>${name} ${part.ready ? "ready" : "not ready"}</span>`)}</span>`;
+}
+
+function QueryRow({ name, row, answer, edges }) {
+  const href = `/ui/queries/${encodeURIComponent(name)}`;
+  if (!answer) return html`<tr data-query=${name}><th scope="row"><a href=${href}>${name}</a></th><td colspan="7"><${Waiting} name=${name} /></td></tr>`;
+  const head = row.head;
+  const points = [...row.points.entries()].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, p]) => p);
+  const down = (edges || []).filter((e) => e.state !== "up" && !e.ended).map((e) => e.edge);
+  return html`<tr data-query=${name} data-given=${answer.given_at}><th scope="row"><a href=${href}>${name}</a></th>
+    <td>${f.time(answer.window.start)}</td>
+    <td>${head ? html`<${Interval} value=${head.value} /><br /><small>${head.measure}${head.value.name ? ` ${head.value.name}` : ""}${Object.keys(head.group).length ? html`, ${f.group(head.group)} <span class="muted">(of ${answer.groups} groups)</span>` : ""}</small>` : html`<span class="muted">${answer.groups} groups</span>`}</td>
+    <td>${head && html`<${Sparkline} points=${points} label=${`${head.measure} of the last ${points.length} windows`} />`}</td>
+    <td><${Phase} phase=${answer.phase} revision=${answer.revision} /></td>
+    <td><${Completeness} quality=${answer.quality} />${down.length > 0 && html`<br /><small class="late">down: ${down.join(", ")}</small>`}</td>
+    <td class="n"><${Staleness} answer=${answer} /></td>
+    <td><${Contract} contract=${answer.contract} /></td></tr>`;
+}
+
+function Waiting({ name }) {
+  const [status] = useData(() => get(`/v1/queries/${name}/status`), [name], 3000);
+  if (!status) return html`<span class="muted">no answer yet</span>`;
+  return html`<span class="badge warn">${status.state.replaceAll("_", " ")}</span> ${status.reason} ${status.since && html`<small>since ${f.time(status.since)}</small>`}
+    ${status.remedy && html`<br /><small>What to do: ${status.remedy}</small>`}`;
+}

@@ -1,0 +1,190 @@
+// One query: a value over its windows with its band, and the last answer's groups.
+
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
+import { download, get, live, url } from "../api.js";
+import { BandChart, PointTable, Series } from "../chart.js";
+import * as f from "../format.js";
+import { Completeness, Contract, Interval, Phase, Problem, Staleness, setSearch, useData, useThrottled } from "../parts.js";
+
+const WINDOWS = 120;
+const MOST = 2000;
+const SHOWN_GROUPS = 25;
+
+function point(answer, measure, group, name) {
+  const key = JSON.stringify(group);
+  const row = answer.data.find((r) => JSON.stringify(r.group) === key);
+  const found = row && f.values(row[measure]);
+  const value = found && (found.find((v) => v.name === name) || found[0]);
+  return value && {
+    start: Date.parse(answer.window.start), end: Date.parse(answer.window.end), phase: answer.phase, revision: answer.revision,
+    estimate: value.estimate, lower: value.lower, upper: value.upper, ratio: answer.quality.completeness.ratio, given: Date.parse(answer.given_at),
+    startText: answer.window.start,
+  };
+}
+
+export function QueryPage({ args: [name], search }) {
+  const path = `/v1/queries/${encodeURIComponent(name)}`;
+  const asked = useMemo(() => new URLSearchParams(search), []);
+  const [detail, problem] = useData(() => get(path), [name], 5000);
+  const [choice, setChoice] = useState({ measure: asked.get("measure"), group: asked.get("group"), value: asked.get("value"), confidence: asked.get("confidence") || "" });
+  const latest = useRef(null);
+  const series = useRef(new Series());
+  const held = useRef([]);
+  const [failure, setFailure] = useState(null);
+  const redraw = useThrottled();
+  const measures = detail ? Object.keys(detail.spec.measures) : [];
+  const measure = choice.measure && measures.includes(choice.measure) ? choice.measure : measures[0];
+
+  const choose = (changes) => { setChoice({ ...choice, ...changes }); setSearch(changes); };
+  const questions = [...(choice.confidence ? [["confidence", choice.confidence]] : [])];
+  // The group is that of the address, or the one with the widest interval when the page opens.
+  const chosen = useRef(choice.group === null ? null : JSON.parse(choice.group));
+  const pick = (answer) => {
+    if (chosen.current) return;
+    const rows = [...answer.data].sort((a, b) => f.width(f.values(b[measure])[0]) - f.width(f.values(a[measure])[0]));
+    if (rows.length) chosen.current = rows[0].group;
+  };
+
+  const take = (answer) => {
+    if (!latest.current || answer.window.start >= latest.current.window.start) latest.current = answer;
+    pick(answer);
+    const p = chosen.current && point(answer, measure, chosen.current, choice.value);
+    if (p) series.current.add(p);
+    series.current.keepLast(MOST);
+    series.current.open = opened(series.current, held.current);
+    redraw();
+  };
+
+  useEffect(() => {
+    if (!measure) return undefined;
+    series.current = new Series();
+    latest.current = null;
+    setFailure(null);
+    chosen.current = choice.group === null ? null : JSON.parse(choice.group);
+    live.open(url(`${path}/live`, questions), {
+      answer: take,
+      progress(data) {
+        held.current = data.queries[0]?.edges || [];
+        series.current.open = opened(series.current, held.current);
+        redraw();
+      },
+      gap() { const last = series.current.points.at(-1); if (last) series.current.gaps.push(last.end); redraw(); },
+    });
+    const mine = series.current;
+    const load = async () => {
+      const matrix = await get(`${path}/completeness`, [["limit", WINDOWS], ["start", asked.get("start")], ["end", asked.get("end")]]);
+      if (!matrix.windows.length) return;
+      if (!chosen.current) pick(await get(`${path}/latest`, [["measure", measure], ...questions]));
+      const last = new Date(Date.parse(matrix.windows.at(-1)) + 1).toISOString();
+      let params = [["start", matrix.windows[0]], ["end", last], ["limit", WINDOWS], ["measure", measure], ...f.groupParams(chosen.current || {}), ...questions];
+      for (let cursor = null, more = true; more && mine === series.current; more = cursor !== null) {
+        const page = await get(`${path}/windows`, cursor ? [...params, ["cursor", cursor]] : params);
+        for (const a of page.answers) { const p = point(a, measure, chosen.current || {}, choice.value); if (p) mine.add(p); }
+        cursor = page.next_cursor;
+      }
+      mine.ghosts = [];
+      mine.open = opened(mine, held.current);
+      redraw();
+    };
+    load().catch(setFailure);
+    return () => live.close();
+  }, [name, measure, choice.group, choice.value, choice.confidence]);
+
+  const answer = latest.current;
+  const group = chosen.current || {};
+  const explained = (p) => url(`/ui/queries/${encodeURIComponent(name)}/${p.startText || new Date(p.start).toISOString()}`, [["measure", measure], ...f.groupParams(group)]);
+  const valueNames = answer?.data[0] ? f.values(answer.data[0][measure]).map((v) => v.name) : [];
+  return html`<main id="main"><div class="title"><h1>${name}</h1>
+      ${answer && html`<${Phase} phase=${answer.phase} revision=${answer.revision} /><${Completeness} quality=${answer.quality} /><${Contract} contract=${answer.contract} />`}<span class="space"></span>
+      <a class="button" href=${`/ui/budget/${encodeURIComponent(name)}`}>Budget</a></div>
+    <${Problem} error=${problem || failure} />
+    ${detail && html`<${Spec} detail=${detail} />`}
+    <form class="choices card" onSubmit=${(e) => e.preventDefault()}>
+      <label>Measure <select value=${measure} onChange=${(e) => choose({ measure: e.target.value, value: null })}>${measures.map((m) => html`<option value=${m}>${m} = ${detail.spec.measures[m]}</option>`)}</select></label>
+      ${valueNames.length > 1 && html`<label>Value <select value=${choice.value || valueNames[0]} onChange=${(e) => choose({ value: e.target.value })}>${valueNames.map((v) => html`<option value=${v}>${v}</option>`)}</select></label>`}
+      ${answer && Object.keys(group).length > 0 && html`<label>Group <select value=${JSON.stringify(group)} onChange=${(e) => choose({ group: e.target.value })}>${groupsOf(answer, group).map((g) => html`<option value=${JSON.stringify(g)}>${f.group(g)}</option>`)}</select></label>`}
+      <label>Confidence <select value=${choice.confidence} onChange=${(e) => choose({ confidence: e.target.value })}><option value="">as registered</option>${["0.9", "0.95", "0.99"].map((c) => html`<option value=${c}>${f.percent(Number(c))}</option>`)}</select></label>
+      ${answer && html`<span class="muted">${f.confidence(answer)}</span>`}
+    </form>
+    <section class="card" aria-label="Chart"><h2>${measure}${choice.value ? ` ${choice.value}` : ""} <small>${f.group(group)}</small></h2>
+      <${BandChart} series=${series.current} label=${`${measure} of ${f.group(group)}, ${series.current.byStart.size} windows`} onPick=${(p) => { history.pushState(null, "", explained(p)); dispatchEvent(new PopStateEvent("popstate")); }} />
+      <p class="legend"><span>◇ early</span><span>◼ complete</span><span>● final</span><span class="unknown">? bounds unknown</span>${series.current.open && html`<span class="dashed">dashed: open window${waitsFor(held.current)}</span>`}</p></section>
+    <${PointTable} series=${series.current} href=${explained} />
+    ${answer && html`<${Groups} answer=${answer} measures=${measures} choose=${choose} current=${group} explained=${explained} />`}
+    ${answer && html`<${Lists} answer=${answer} measures=${measures} />`}
+    ${answer && html`<${Exports} path=${path} name=${name} measure=${measure} group=${group} questions=${questions} series=${series.current} />`}
+  </main>`;
+}
+
+function groupsOf(answer, current) {
+  const groups = answer.data.map((r) => r.group).slice(0, 500);
+  return groups.some((g) => JSON.stringify(g) === JSON.stringify(current)) ? groups : [current, ...groups];
+}
+
+/** The window after the last answered one, if an edge has got into it. */
+function opened(series, edges) {
+  const last = series.points.at(-1);
+  if (!last) return null;
+  const marks = edges.map((e) => e.watermark).filter(Boolean).map(Date.parse);
+  const size = last.end - last.start;
+  return marks.some((m) => m >= last.end) || last.phase === "early" ? { start: last.phase === "early" ? last.start : last.end, end: (last.phase === "early" ? last.start : last.end) + size } : null;
+}
+
+function waitsFor(edges) {
+  const marks = edges.filter((e) => !e.ended && e.watermark).sort((a, b) => (a.watermark < b.watermark ? -1 : 1));
+  const silent = edges.filter((e) => !e.ended && !e.watermark);
+  if (silent.length) return `, waits for ${silent.map((e) => e.edge).slice(0, 3).join(", ")}`;
+  return marks.length ? `, waits for ${marks[0].edge} (at ${f.time(marks[0].watermark)})` : "";
+}
+
+function Spec({ detail }) {
+  const s = detail.spec;
+  const facts = [["from", s.from], ["where", s.where], ["group by", s.group_by?.join(", ")], ["window", JSON.stringify(s.window)], ["budget", s.budget && JSON.stringify(s.budget)],
+    ["accuracy", s.accuracy && JSON.stringify(s.accuracy)], ["lateness", s.lateness], ["version", detail.version]].filter(([, v]) => v);
+  return html`<dl class="facts">${facts.map(([k, v]) => html`<div><dt>${k}</dt><dd>${String(v).replace(/[{}"]/g, "")}</dd></div>`)}</dl>
+    ${detail.alarms.length > 0 && html`<section class="card alarm"><h2>Alarms about this query</h2><ul>${detail.alarms.slice(0, 5).map((a) => html`<li><b>${a.kind}</b> ${a.message}</li>`)}</ul></section>`}
+    ${detail.after_final > 0 && html`<p class="problem">${f.number(detail.after_final)} records came for windows when these were final, and are in no answer.</p>`}`;
+}
+
+function Groups({ answer, measures, choose, current, explained }) {
+  const [most, setMost] = useState(SHOWN_GROUPS);
+  const rows = useMemo(() => {
+    const widest = (r) => Math.max(0, ...measures.map((m) => f.width(f.values(r[m])[0])).filter((w) => w !== undefined));
+    return [...answer.data].map((r) => [widest(r), r]).sort(([a], [b]) => (a === b ? 0 : b - a)).map(([, r]) => r);
+  }, [answer, measures.join()]);
+  const here = JSON.stringify(current);
+  return html`<section class="card flush" aria-label="Groups"><h2>Window ${f.time(answer.window.start)} <small>${f.number(rows.length)} groups, the widest intervals first; staleness <${Staleness} answer=${answer} /></small></h2>
+    <div class="scroll"><table><thead><tr><th>Group</th>${measures.map((m) => html`<th>${m}</th>`)}</tr></thead>
+    <tbody>${rows.slice(0, most).map((r) => html`<tr key=${JSON.stringify(r.group)} class=${JSON.stringify(r.group) === here ? "current" : ""}><th scope="row">
+      <button class="link" onClick=${() => choose({ group: JSON.stringify(r.group) })} title="Draw this group">${f.group(r.group)}</button></th>
+      ${measures.map((m) => html`<td>${f.values(r[m]).slice(0, 4).map((v) => html`<div>${v.name && html`<small>${v.name} </small>`}<${Interval} value=${v} /></div>`)}${f.list(r[m]) && html`<small>${f.list(r[m]).entries.length} ${f.list(r[m]).kind}</small>`}</td>`)}</tr>`)}
+    ${!rows.length && html`<tr><td colspan=${measures.length + 1} class="empty">The window has no group: no record of it has arrived.</td></tr>`}</tbody></table></div>
+    ${rows.length > most && html`<p><button onClick=${() => setMost(most + 200)}>Show ${Math.min(200, rows.length - most)} more of ${f.number(rows.length)}</button></p>`}</section>`;
+}
+
+/** Top items, buckets of a histogram and the like of the first groups: bars with whiskers, and the values as text. */
+function Lists({ answer, measures }) {
+  const shown = measures.flatMap((m) => answer.data.slice(0, 3).map((r) => [m, r.group, f.list(r[m])])).filter(([, , l]) => l && l.entries.length);
+  return shown.map(([m, g, { kind, entries }]) => {
+    const first = entries.slice(0, 20), most = Math.max(...first.map((e) => e.upper ?? e.estimate ?? 0), 1e-9);
+    return html`<section class="card" aria-label=${`${m}, ${kind}`}><h2>${m} <small>${kind} of ${f.group(g)}</small></h2><table class="bars"><tbody>${first.map((e, i) => html`<tr>
+      <th scope="row">${"item" in e ? String(e.item) : "from" in e ? `${f.number(e.from)} … ${f.number(e.to)}` : `${i}`}</th>
+      <td><span class="bar"><i style=${`width:${Math.max(0, (100 * (e.estimate ?? 0)) / most)}%`}></i></span></td><td class="n"><${Interval} value=${e} /></td></tr>`)}</tbody></table></section>`;
+  });
+}
+
+function Exports({ path, name, measure, group, questions, series }) {
+  const [copied, setCopied] = useState("");
+  const points = series.points;
+  const range = points.length ? [["start", new Date(points[0].start).toISOString()], ["end", new Date(points.at(-1).start + 1).toISOString()]] : [];
+  const params = [...range, ["limit", 1000], ["measure", measure], ...f.groupParams(group), ...questions];
+  const labels = Object.entries(group).map(([k, v]) => `${k}=${JSON.stringify(String(v))}`).join(",");
+  const texts = [
+    ["curl", `curl -H "Authorization: Bearer $EDGEWATER_TOKEN" '${location.origin}${url(`${path}/windows`, [...params, ["format", "csv"]]).replaceAll("'", "%27")}'`],
+    ["PromQL", `${name}:${measure}${labels ? `{${labels}}` : ""}`],
+    ["Python", `from edgewater.client import Center\nCenter("${location.origin}").query(${JSON.stringify(name)}).latest()`],
+  ];
+  const save = (format, ending) => download(`${path}/windows`, [...params, ["format", format]], `${name}.${ending}`).catch(() => setCopied("the download failed"));
+  return html`<details class="card"><summary>Take it elsewhere</summary><p><button onClick=${() => save("csv", "csv")}>CSV</button> <button onClick=${() => save("arrow", "arrows")}>Arrow</button> of these windows</p>
+    ${texts.map(([what, text]) => html`<div class="snippet"><b>${what}</b><pre>${text}</pre><button class="quiet" onClick=${() => navigator.clipboard.writeText(text).then(() => setCopied(what))}>${copied === what ? "copied" : "copy"}</button></div>`)}</details>`;
+}

@@ -1,0 +1,103 @@
+// Small parts that several pages share.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact.js";
+import { get } from "./api.js";
+import * as f from "./format.js";
+
+export function navigate(href) {
+  history.pushState(null, "", href);
+  dispatchEvent(new PopStateEvent("popstate"));
+  scrollTo(0, 0);
+}
+
+/** Changes the search part of the address without a new entry in the history. */
+export function setSearch(changes) {
+  const search = new URLSearchParams(location.search);
+  for (const [name, value] of Object.entries(changes))
+    if (value === null || value === "") search.delete(name);
+    else search.set(name, value);
+  history.replaceState(null, "", `${location.pathname}${search.size ? `?${search}` : ""}`);
+}
+
+export const Link = ({ children, ...rest }) => html`<a ...${rest}>${children}</a>`;
+
+const PHASES = { early: ["◇", "early"], complete: ["◼", "complete"], final: ["●", "final"] };
+export function Phase({ phase, revision }) {
+  const [shape, word] = PHASES[phase];
+  return html`<span class=${`badge phase-${phase}`}><span aria-hidden="true">${shape}</span> ${word}${revision > 1 ? html` <small>rev. ${revision}</small>` : ""}</span>`;
+}
+
+export function Completeness({ quality }) {
+  const c = quality.completeness;
+  const lacking = [...c.missing, ...(c.left || [])];
+  const title = lacking.length ? `records of ${lacking.join(", ")} may be missing` : c.after_final ? `${c.after_final} records came when it was final` : "every expected edge";
+  return html`<span class=${`badge ${c.ratio >= 1 ? "ok" : "warn"}`} title=${title}>${c.reported}/${c.expected}<span class="sr"> edges</span>${lacking.length ? html` <small>without ${lacking.slice(0, 2).join(", ")}${lacking.length > 2 ? ", …" : ""}</small>` : ""}</span>`;
+}
+
+export function Contract({ contract }) {
+  if (contract.met) return html`<span class="badge ok">met</span>`;
+  const text = contract.violations.map((v) => v.message).join("\n");
+  return html`<span class="badge bad" title=${text}>${contract.violations.map((v) => v.code).join(", ")}</span>`;
+}
+
+export function Staleness({ answer }) {
+  const budget = answer.contract.requested.staleness_ms, age = answer.quality.staleness_ms;
+  return html`<span class=${budget !== undefined && age > budget ? "late" : ""}>${f.duration(age)}${budget === undefined ? "" : html` <small>of ${f.duration(budget)}</small>`}</span>`;
+}
+
+export const Interval = ({ value }) => html`<span class="interval"><b>${value ? f.number(value.estimate) : f.UNKNOWN}</b> <small class=${value && value.lower === null ? "unknown" : ""}>${f.interval(value)}</small></span>`;
+
+export const Problem = ({ error }) => error && html`<p class="problem" role="alert">${error.message || String(error)}</p>`;
+
+/** Loads data, again every `every` ms, and when `keys` change. @returns {[any, any, Function]} */
+export function useData(load, keys, every = 0) {
+  const [state, setState] = useState([null, null]);
+  const latest = useRef(null);
+  const run = () => {
+    const mine = (latest.current = {});
+    return load().then((data) => mine === latest.current && setState([data, null]),
+                       (error) => mine === latest.current && setState(([old]) => [old, error]));
+  };
+  useEffect(() => {
+    run();
+    const timer = every ? setInterval(() => document.hidden || run(), every) : 0;
+    return () => { latest.current = null; clearInterval(timer); };
+  }, keys);
+  return [state[0], state[1], run];
+}
+
+export const useQueries = () => useData(() => get("/v1/queries").then((d) => d.queries), [], 10000);
+
+/** Calls back at most ten times a second. */
+export function useThrottled() {
+  const [, again] = useState(0);
+  const timer = useRef(0);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  return () => {
+    if (timer.current) return;
+    timer.current = setTimeout(() => { timer.current = 0; again((n) => n + 1); }, 100);
+  };
+}
+
+/** A line with its band as SVG: unknown bounds break the band. */
+export function Sparkline({ points, label }) {
+  const known = points.filter((p) => p.estimate !== null);
+  if (known.length < 2) return html`<span class="muted">${known.length ? "one window" : "–"}</span>`;
+  const [w, h] = [132, 30];
+  const all = known.flatMap((p) => [p.estimate, p.lower, p.upper].filter((x) => x !== null));
+  const [lo, hi] = [Math.min(...all), Math.max(...all)];
+  const x = (i) => (2 + (i * (w - 4)) / (known.length - 1)).toFixed(1);
+  const y = (v) => (hi === lo ? h / 2 : h - 3 - ((v - lo) * (h - 6)) / (hi - lo)).toFixed(1);
+  const bands = [];
+  let run = [];
+  known.forEach((p, i) => {
+    if (p.lower === null || p.upper === null) { if (run.length) bands.push(run); run = []; }
+    else run.push([i, p]);
+  });
+  if (run.length) bands.push(run);
+  return html`<svg class="spark" width=${w} height=${h} role="img" aria-label=${label}>
+    ${bands.map((b) => html`<path class="band" d=${`M${b.map(([i, p]) => `${x(i)} ${y(p.upper)}`).join("L")}L${[...b].reverse().map(([i, p]) => `${x(i)} ${y(p.lower)}`).join("L")}Z`} />`)}
+    <path class="line" d=${`M${known.map((p, i) => `${x(i)} ${y(p.estimate)}`).join("L")}`} />
+    <circle cx=${x(known.length - 1)} cy=${y(known[known.length - 1].estimate)} r="2.4" class=${`dot ${known[known.length - 1].phase}`} />
+  </svg>`;
+}

@@ -1,0 +1,335 @@
+"""The console in a real browser, over the real API and stores: what it draws, and what happens when things go wrong.
+
+One browser for all tests. A test waits for what the page shows, never for a time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from center.api.console import ROUTES, console_files
+from center.api.live_feed import newest_revisions
+from tests.center.api.conftest import Desk
+from tests.center.api.console_world import HOUR, T0, fill
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+REASON = "no Chromium on this machine (Debian: apt-get install chromium)"
+if BROWSER is None and os.environ.get("CI"):
+    raise RuntimeError(REASON)
+WAIT_MS = 20_000
+LARGEST = 150_000
+"""Bytes of the console, compressed."""
+
+needs_browser = pytest.mark.skipif(BROWSER is None, reason=REASON)
+
+
+class Tab:
+    """A tab of the browser, with what it must not do."""
+
+    def __init__(self, context: Any, url: str) -> None:
+        self.url = url
+        self.page = context.new_page()
+        self.page.set_default_timeout(WAIT_MS)
+        self.errors: list[str] = []
+        self.asked: list[str] = []
+        self.policies: set[str | None] = set()
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("console", self._on_console)
+        self.page.on("response", self._on_response)
+
+    def _on_console(self, message: Any) -> None:
+        if message.type == "error" and "Content Security Policy" in message.text:
+            self.errors.append(message.text)
+
+    def _on_response(self, response: Any) -> None:
+        if response.request.resource_type == "document" and response.status == 200:
+            self.policies.add(response.headers.get("content-security-policy"))
+
+    def open(self, path: str) -> Any:
+        self.page.goto(self.url + path)
+        return self.page
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).first.inner_text()
+
+    def shows(self, text: str) -> None:
+        self.page.get_by_text(text).first.wait_for()
+
+    def until(self, expression: str, argument: Any = None) -> Any:
+        return self.page.wait_for_function(expression, arg=argument).json_value()
+
+    def drawn(self) -> str:
+        return self.until("() => document.querySelector('.chart')?.dataset.drawn || false")
+
+    def ids(self) -> list[int]:
+        return self.page.evaluate("async () => (await import('/ui/api.js')).live.ids")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    desk = Desk(tmp_path_factory.mktemp("console"))
+    fill(desk, windows=8)
+    yield desk
+    for store in (desk.catalog, desk.components, desk.results):
+        store.close()
+
+
+@pytest.fixture(scope="module")
+def served(world: Desk) -> Iterator[str]:
+    with world.served(progress="200ms") as url:
+        yield url
+
+
+@contextmanager
+def tab(browser: Any, url: str) -> Iterator[Tab]:
+    """A tab that asks nobody else, breaks no policy and has no error."""
+    context = browser.new_context()
+    try:
+        opened = Tab(context, url)
+        yield opened
+        assert opened.errors == []
+        assert {urlsplit(asked).netloc for asked in opened.asked if asked.startswith("http")} == {urlsplit(url).netloc}
+        assert all(policy and "default-src 'self'" in policy for policy in opened.policies)
+    finally:
+        context.close()
+
+
+def test_the_console_is_small_and_its_files_are_those_of_the_lock():
+    files = console_files()
+    assert sum(len(gzip.compress(f.body)) for f in files.values()) <= LARGEST
+    lock = json.loads((Path("center/api/ui/vendor") / "LOCK").read_text())
+    for entry in lock["files"]:
+        body = (Path("center/api/ui/vendor") / entry["file"]).read_bytes()
+        assert hashlib.sha256(body).hexdigest() == entry["sha256"], entry["file"]
+        assert entry["licence"] and (Path("center/api/ui/vendor") / entry["licence_file"]).exists()
+    assert {e["file"] for e in lock["files"]} == {n.removeprefix("vendor/") for n in files if n.startswith("vendor/")}
+
+
+def test_pages_need_no_credentials_and_other_paths_are_not_pages(desk):
+    app = desk.app(token="a-token")
+    assert desk.get("/", app=app).headers["location"] == "/ui/"
+    assert desk.get("/ui", app=app).headers["location"] == "/ui/"
+    for route in ROUTES:
+        page = desk.get(f"/ui/{route}", app=app)
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert "'unsafe-eval'" not in page.headers["content-security-policy"]
+    given = desk.get("/ui/app.js", app=app)
+    assert desk.get("/ui/app.js", app=app, headers={"If-None-Match": given.headers["etag"]}).status_code == 304
+    for path in ("/ui/../models.py", "/ui/vendor/LOCK", "/ui/absent.js", "/ui/%2e%2e/app.py"):
+        assert desk.get(path, app=app).status_code == 404
+
+
+def test_no_source_writes_markup_from_values():
+    for name, file in console_files().items():
+        if name.endswith(".js") and not name.startswith("vendor/"):
+            text = file.body.decode()
+            assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|dangerously", text), name
+
+
+@needs_browser
+def test_the_overview_has_a_row_per_query_and_says_what_one_without_answers_waits_for(browser, served):
+    with tab(browser, served) as t:
+        t.open("/")
+        t.until("() => document.querySelectorAll('tr[data-given]').length === 2")
+        row = t.text("tr[data-query=miles_by_carrier]")
+        assert "3/3" in row and "complete" in row and "met" in row
+        late = t.text("tr[data-query=delay_quantiles]")
+        assert "bounds unknown" in late and "2/3" in late and "without lga" in late
+        t.until("() => document.querySelectorAll('svg.spark').length === 2")
+        t.shows("teb has never connected")
+
+
+@needs_browser
+def test_a_query_is_drawn_with_its_band_and_has_the_same_values_as_a_table(browser, served):
+    with tab(browser, served) as t:
+        t.open("/ui/queries/miles_by_carrier?group=%7B%22carrier%22%3A%22UA%22%7D")
+        t.until("() => Number(document.querySelector('.chart')?.dataset.drawn.split(':')[1]) >= 6")
+        band = t.page.evaluate(
+            """() => {
+                const c = document.querySelector('.chart canvas');
+                const pixels = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+                let n = 0;
+                for (let i = 3; i < pixels.length; i += 4) if (pixels[i] > 20 && pixels[i] < 90) n += 1;
+                return n;
+            }"""
+        )
+        assert band > 1000
+        params = {"group": "carrier:UA", "measure": "miles"}
+        answers = httpx.get(f"{served}/v1/queries/miles_by_carrier/windows", params=params).json()["answers"]
+        uppers = [f"{a['data'][0]['miles']['upper']:,.0f}" for a in answers]
+        shown = t.page.locator("details table tbody tr td:nth-child(5)").all_inner_texts()
+        assert shown == list(reversed(uppers))
+
+
+@needs_browser
+def test_explain_shows_causes_and_edges_and_the_keyboard_reaches_it(browser, served):
+    with tab(browser, served) as t:
+        t.open("/ui/queries/delay_quantiles")
+        t.drawn()
+        t.page.locator("details table a").first.focus()
+        t.page.keyboard.press("Enter")
+        t.shows("Error by cause")
+        assert "lga" in t.text("table.causes") and "unknown" in t.text("table.causes")
+        assert "no" in t.text("section[aria-label=Edges] tr:nth-child(3)")
+
+
+@needs_browser
+def test_edges_have_a_matrix_and_the_budget_its_shares(browser, served):
+    with tab(browser, served) as t:
+        t.open("/ui/edges?query=delay_quantiles")
+        t.until("() => document.querySelectorAll('table.matrix a.cell').length >= 21")
+        assert t.page.locator("a.cell.s-m").count() == 1
+        assert "bad_time: 12" in t.text("tr[data-edge=lga]")
+        t.open("/ui/budget/miles_by_carrier")
+        t.shows("All edges together may withhold at most")
+
+
+@needs_browser
+def test_a_new_query_is_checked_at_its_field_and_registered(browser, served, world):
+    with tab(browser, served) as t:
+        t.open("/ui/new")
+        t.until("() => document.querySelector('#verdict')?.dataset.checked === 'accepted'")
+        text = t.page.locator("#spec").input_value()
+        t.page.locator("#spec").fill(text.replace("60s", "soon"))
+        t.until("() => document.querySelector('#verdict').dataset.checked === 'refused'")
+        assert "window.tumbling, line 7" in t.text("#verdict") and "soon" in t.text("#verdict")
+        assert t.text(".gutter .bad") == "7"
+        assert t.page.locator("button.primary").is_disabled()
+        t.page.locator("#spec").fill(text.replace("my_query", "from_the_console"))
+        t.until("() => document.querySelector('#verdict').dataset.checked === 'accepted'")
+        t.page.locator("button.primary").click()
+        t.page.wait_for_url("**/ui/queries/from_the_console")
+        assert world.catalog.query("from_the_console").spec.stream == "flights"
+        world.catalog.delete("from_the_console", world.now)
+
+
+@needs_browser
+def test_a_token_that_is_wrong_or_has_expired_leads_to_the_login(browser, desk):
+    fill(desk, windows=2)
+    expires = "1970-01-02T00:00:00Z"
+    with (
+        desk.served(principals={"me": {"token": "right"}, "late": {"token": "old", "expires": expires}}) as url,
+        tab(browser, url) as t,
+    ):
+        t.open("/ui/")
+        for wrong in ("wrong", "old"):
+            t.page.locator("#token").fill(wrong)
+            t.page.locator("form button").click()
+            t.shows("does not accept this token")
+        t.page.locator("#token").fill("right")
+        t.page.locator("form button").click()
+        t.page.locator("tr[data-given]").first.wait_for()
+        assert all("right" not in asked for asked in t.asked)
+        t.page.evaluate("() => sessionStorage.setItem('edgewater.token', 'old')")  # as if it had expired
+        t.open("/ui/edges")
+        t.page.locator("#token").wait_for()
+
+
+@needs_browser
+def test_after_a_restart_of_the_center_the_stream_goes_on_without_a_gap(browser, desk, monkeypatch):
+    monkeypatch.setattr("center.api.server.GRACE_S", 1)
+    desk.connect("jfk")
+    query = desk.register(edges=["jfk"])
+
+    def give(hour: int) -> None:
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 2 + hour})
+
+    give(0)
+    with desk.served() as url:
+        context = browser.new_context()
+        t = Tab(context, url)
+        t.open("/ui/queries/flights")
+        t.drawn()
+        t.page.locator("[data-live=live]").wait_for()
+        first = t.ids()
+    give(1)
+    t.page.locator("[data-live=reconnecting]").wait_for()
+    give(2)
+    with desk.served(urlsplit(url).netloc):
+        t.page.locator("[data-live=live]").wait_for()
+        last = desk.results.last_answer_id()
+        t.until("async (last) => (await import('/ui/api.js')).live.ids.at(-1) === last", last)
+        assert t.errors == []
+        newer = desk.results.answers_after(first[-1], 99, query.ref)
+        assert t.ids() == [*first, *(r.answer_id for r in newest_revisions(newer))]
+        assert t.page.locator("details table tbody tr").count() == 3
+        context.close()
+
+
+@needs_browser
+def test_group_names_full_of_markup_are_text_and_200_groups_are_listed_by_width(browser, desk):
+    desk.connect("jfk")
+    query = desk.register(name="many", edges=["jfk"])
+    nasty = '<img src=x onerror="document.title=1"><script>document.title=2</script>&amp;'
+    desk.report(query, "jfk", T0, {nasty: 1, "": 1, **{f"C{i:03}": 1 for i in range(200)}})
+    with desk.served() as url, tab(browser, url) as t:
+        t.open("/ui/queries/many")
+        t.drawn()
+        t.page.get_by_role("button", name="Show").click()
+        assert t.page.locator("section[aria-label=Groups] tbody tr").count() == 202
+        assert t.page.get_by_text(nasty, exact=False).count() >= 1
+        assert t.page.locator("main img").count() == 0
+        assert t.page.title() == "Query – Edgewater"
+
+
+@needs_browser
+def test_negative_values_unknown_bounds_and_a_window_without_a_group_are_not_drawn_as_zero(browser, desk):
+    desk.connect("jfk", "lga")
+    query = desk.register(
+        name="odd", measures={"delay": "min(dep_delay)", "n": "count()"}, budget={"staleness": "1s"},
+        edges=["jfk", "lga"],
+    )  # fmt: skip
+    for hour in range(4):
+        desk.now = T0 + (hour + 1) * HOUR + 500
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 3} if hour != 1 else {"DL": 1}, delay_from=-50)
+        if hour < 3:
+            desk.report(query, "lga", T0 + hour * HOUR, {"UA": 1} if hour != 1 else {}, delay_from=-50)
+        desk.results.tick(desk.ledger, [], desk.now)
+    desk.now += 2000
+    desk.results.tick(desk.ledger, [], desk.now)
+    with desk.served() as url, tab(browser, url) as t:
+        t.open("/ui/queries/odd?group=%7B%22carrier%22%3A%22UA%22%7D")
+        t.until("() => Number(document.querySelector('.chart')?.dataset.drawn.split(':')[1]) >= 4")
+        rows = t.page.locator("details table tbody tr").all_inner_texts()
+        assert len(rows) == 3 and all("-50" in row for row in rows)
+        assert "unknown" in rows[0]
+
+
+@needs_browser
+def test_two_tabs_have_a_stream_each_and_an_answer_is_drawn_in_both(browser, desk):
+    desk.connect("jfk")
+    query = desk.register(name="both", edges=["jfk"])
+    desk.report(query, "jfk", T0, {"UA": 1})
+    with desk.served() as url, tab(browser, url) as one, tab(browser, url) as two:
+        for t in (one, two):
+            t.open("/ui/")
+            t.page.locator("tr[data-given]").wait_for()
+            assert sum("/v1/live" in asked for asked in t.asked) == 1
+        desk.report(query, "jfk", T0 + HOUR, {"UA": 2})
+        for t in (one, two):
+            t.shows("2013-01-01 01:00")
