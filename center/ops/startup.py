@@ -111,6 +111,7 @@ class Startup:
                 f"The center is ready ({took_s:.1f} s).\n"
                 f"  edges connect to   {gateway}\n"
                 f"  queries            {api}/v1/queries\n"
+                f"  console            {api}/ui/\n"
                 f"  API documentation  {api}/docs\n"
                 f"  state is in        {self._config.data_dir.resolve()}"
             )

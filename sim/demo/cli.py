@@ -65,7 +65,7 @@ def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Pat
         console.print(f"starting the center (Spark needs a few seconds); logs: {directory}")
         run.start_center()
         run.register()
-        console.print(f"answers: [bold]{run.url}/v1/queries[/]  (API documentation: {run.url}/docs)")
+        console.print(f"look at it: [bold]{run.url}/ui/[/]  (queries: {run.url}/v1/queries, API: {run.url}/docs)")
         run.start_edges(files)
         truths = {name: expectation.truth(flights) for name, expectation in EXPECTATIONS.items()}
         _follow(run, truths, console)
@@ -73,7 +73,7 @@ def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Pat
         reports = [_report(run, spec["name"], truths[spec["name"]], flights) for spec in SPECS]
         _finish(reports, took, report, console, as_json)
         if stay:
-            console.print(f"running at {run.url} until Ctrl-C")
+            console.print(f"running until Ctrl-C: {run.url}/ui/")
             while True:
                 time.sleep(1)
                 run.check_alive()

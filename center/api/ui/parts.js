@@ -71,11 +71,12 @@ export const useQueries = () => useData(() => get("/v1/queries").then((d) => d.q
 /** Calls back at most ten times a second. */
 export function useThrottled() {
   const [, again] = useState(0);
-  const timer = useRef(0);
+  const timer = useRef(0), last = useRef(-Infinity);
   useEffect(() => () => clearTimeout(timer.current), []);
   return () => {
     if (timer.current) return;
-    timer.current = setTimeout(() => { timer.current = 0; again((n) => n + 1); }, 100);
+    const draw = () => { timer.current = 0; last.current = performance.now(); again((n) => n + 1); };
+    timer.current = setTimeout(draw, Math.max(0, last.current + 100 - performance.now()));
   };
 }
 

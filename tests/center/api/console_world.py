@@ -36,7 +36,7 @@ def fill(desk: Any, windows: int = 30, seed: int = 5) -> None:
     delays = desk.register(
         name="delay_quantiles", measures={"delay": "quantiles(dep_delay)"}, budget={"staleness": "2s"}
     )
-    desk.register(name="waits_for_records", group_by=[], measures={"n": "count()"}, edges=["ewr", "teb"])
+    desk.register(name="needs_teterboro", group_by=[], measures={"n": "count()"}, edges=["ewr", "teb"])
     share_out(desk, busy)
     for part in ("gateway", "job", "api"):
         desk.components.record(ComponentHeartbeat(part, f"center:{part}", "", desk.now, desk.now + windows * HOUR))

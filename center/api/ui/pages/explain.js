@@ -17,7 +17,7 @@ export function Explain({ args: [name, start], search }) {
   if (!told) return html`<main id="main"><h1>Explain</h1><${Problem} error=${problem} /></main>`;
   const at = (changes) => url(`/ui/queries/${encodeURIComponent(name)}/${start}`, [["measure", told.measure], ...f.groupParams(told.group), ...changes]);
   return html`<main id="main"><p class="crumbs"><a href="/ui/">Overview</a> › <a href=${back}>${name}</a> › ${f.time(told.window.start)}</p>
-    <div class="title"><h1>Why is ${told.measure}${told.value ? ` ${told.value}` : ""} ${f.number(told.estimate)}?</h1><${Phase} phase=${told.phase} revision=${told.revision} /><${Contract} contract=${told.contract} /></div>
+    <div class="title"><h1>Why is ${told.measure}${told.value ? ` (${told.value})` : ""} ${f.number(told.estimate)}?</h1><${Phase} phase=${told.phase} revision=${told.revision} /><${Contract} contract=${told.contract} /></div>
     <${Problem} error=${problem} />
     <p>${f.group(told.group)} from ${f.time(told.window.start)} to ${f.time(told.window.end)} UTC, given ${f.time(told.given_at)}: <${Interval} value=${told} />
       ${told.confidence === null ? " – no bound is known" : told.confidence === 1 ? " – the bounds always hold" : ` – with ${f.percent(told.confidence)} confidence for each value`}${told.coverage !== null ? `; of recent windows, ${f.percent(told.coverage)} of first intervals contained the true value` : ""}.

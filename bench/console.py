@@ -1,0 +1,207 @@
+"""The console in a real browser: how soon an answer is drawn, what a tab costs, how large it is, and when it paints.
+
+    python -m bench.console [--smoke] [--json FILE] [--screenshots DIR]
+
+`commit_to_drawn_ms`: from the end of the transaction that commits an answer until the chart has drawn it. `core_share`:
+CPU time of the browser's renderer over wall time, while `--queries` queries of `--groups` groups are live in one tab
+and answered one after the other. `--screenshots` writes a picture of each page instead.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import psutil
+
+from center.api.console import console_files
+from tests.center.api.conftest import HOUR, T0, Desk
+from tests.center.api.console_world import fill
+
+PAGES = {
+    "overview": "/ui/",
+    "query": "/ui/queries/miles_by_carrier?group=%7B%22carrier%22%3A%22B6%22%7D",
+    "explain": "/ui/queries/delay_quantiles/2013-01-02T04:00:00Z",
+    "edges": "/ui/edges?query=delay_quantiles",
+    "budget": "/ui/budget/miles_by_carrier",
+    "new": "/ui/new",
+}
+READY = {
+    "overview": "() => document.querySelectorAll('svg.spark').length >= 2",
+    "query": "() => Number(document.querySelector('.chart')?.dataset.drawn.split(':')[1]) >= 20",
+    "explain": "() => document.querySelector('table.causes')",
+    "edges": "() => document.querySelector('table.matrix')",
+    "budget": "() => document.querySelector('.stack')",
+    "new": "() => document.querySelector('#verdict')?.dataset.checked === 'accepted'",
+}
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def new_desk() -> Iterator[Desk]:
+    with tempfile.TemporaryDirectory() as folder:
+        desk = Desk(Path(folder))
+        yield desk
+        for store in (desk.catalog, desk.components, desk.results):
+            store.close()
+
+
+def until(page: Any, expression: str, argument: Any = None) -> Any:
+    return page.wait_for_function(expression, arg=argument, timeout=60_000).json_value()
+
+
+def drawn_after_commit(chromium: Any, answers: int) -> list[float]:
+    """Milliseconds from commit to drawn, per answer."""
+    took = []
+    with new_desk() as desk:
+        desk.now = time.time_ns() // 1_000_000
+        desk.connect("jfk")
+        query = desk.register(edges=["jfk"])
+        desk.report(query, "jfk", T0, {"UA": 5})
+        with desk.served() as url:
+            page = chromium.new_page()
+            page.goto(f"{url}/ui/queries/flights")
+            until(
+                page,
+                "() => document.querySelector('[data-live=live]') && document.querySelector('.chart')?.dataset.drawn",
+            )
+            for hour in range(1, answers + 1):
+                time.sleep(0.15 + 0.05 * (hour % 5))  # not in step with the poll or the redraws
+                desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 5 + hour % 7, "AA": 2})
+                committed = time.time_ns() / 1e6
+                at = until(
+                    page,
+                    "(n) => { const [t, seen] = document.querySelector('.chart').dataset.drawn.split(':').map(Number);"
+                    " return seen > n && t; }",
+                    hour,
+                )
+                took.append(at - committed)
+            page.close()
+    return took
+
+
+def renderer_share(chromium: Any, queries: int, groups: int, seconds: float) -> dict[str, float]:
+    """CPU of the browser's processes over wall time, with so many live queries; and the answers per second."""
+    flights = {f"C{i:03}": 1 + i % 3 for i in range(groups)}
+    with new_desk() as desk:
+        desk.connect("jfk")
+        registered = [desk.register(name=f"q{i:03}", edges=["jfk"], measures={"n": "count()"}) for i in range(queries)]
+        for query in registered:
+            desk.report(query, "jfk", T0, flights)
+        with desk.served() as url:
+            page = chromium.new_page()
+            page.goto(f"{url}/ui/")
+            until(page, "(n) => document.querySelectorAll('tr[data-given]').length === n", queries)
+            time.sleep(1)
+            tab = [p for p in psutil.Process().children(recursive=True) if "--type=renderer" in p.cmdline()]
+
+            def spent() -> float:
+                return sum(p.cpu_times().user + p.cpu_times().system for p in tab)
+
+            began, cpu, given, hour = time.monotonic(), spent(), 0, 0
+            while time.monotonic() - began < seconds:
+                hour += 1
+                for query in registered:
+                    desk.report(query, "jfk", T0 + hour * HOUR, flights)
+                    given += 1
+                    if time.monotonic() - began >= seconds:
+                        break
+            wall = time.monotonic() - began
+            share = (spent() - cpu) / wall
+            page.close()
+    return {"core_share": share, "answers_per_s": given / wall}
+
+
+def first_paint(chromium: Any, loads: int) -> list[float]:
+    with new_desk() as desk, desk.served() as url:
+        took = []
+        for _ in range(loads):
+            page = chromium.new_page()
+            page.goto(f"{url}/ui/")
+            took.append(until(page, "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"))
+            page.close()
+    return took
+
+
+def take_screenshots(chromium: Any, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    with new_desk() as desk:
+        fill(desk)
+        with desk.served() as url:
+            for scheme in ("light", "dark"):
+                context = chromium.new_context(viewport={"width": 1240, "height": 760}, color_scheme=scheme)
+                page = context.new_page()
+                for name, path in PAGES.items() if scheme == "light" else [("query", PAGES["query"])]:
+                    page.goto(url + path)
+                    until(page, READY[name])
+                    page.mouse.move(0, 0)
+                    page.wait_for_timeout(400)
+                    page.screenshot(path=directory / f"{name}{'' if scheme == 'light' else '-dark'}.png")
+                context.close()
+
+
+def percentile(values: list[float], q: float) -> float:
+    return round(float(np.percentile(values, q)), 1)
+
+
+@click.command()
+@click.option("--smoke", is_flag=True, help="Small numbers, to see that it runs.")
+@click.option("--queries", default=100, show_default=True)
+@click.option("--groups", default=200, show_default=True)
+@click.option("--answers", default=100, show_default=True, help="For the latency.")
+@click.option("--seconds", default=20.0, show_default=True, help="For the CPU.")
+@click.option("--json", "path", type=click.Path(path_type=Path))
+@click.option("--screenshots", type=click.Path(path_type=Path))
+def main(
+    smoke: bool, queries: int, groups: int, answers: int, seconds: float, path: Path | None, screenshots: Path | None
+) -> None:
+    if smoke:
+        queries, groups, answers, seconds = 3, 10, 2, 0.3
+    size = sum(len(gzip.compress(f.body)) for f in console_files().values())
+    report: dict[str, Any] = {"gzipped_bytes": size, "files": len(console_files())}
+    if CHROMIUM is None:
+        print("no Chromium on this machine: only the size is measured")
+    else:
+        with browser() as chromium:
+            if screenshots is not None:
+                take_screenshots(chromium, screenshots)
+                return
+            paints = first_paint(chromium, 2 if smoke else 10)
+            drawn = drawn_after_commit(chromium, answers)
+            report |= {
+                "first_paint_ms_p50": percentile(paints, 50),
+                "first_paint_ms_max": percentile(paints, 100),
+                "commit_to_drawn_ms_p50": percentile(drawn, 50),
+                "commit_to_drawn_ms_p95": percentile(drawn, 95),
+                "queries": queries,
+                "groups": groups,
+                **{k: round(v, 3) for k, v in renderer_share(chromium, queries, groups, seconds).items()},
+            }
+    print(json.dumps(report, indent=2))
+    if path is not None:
+        path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
