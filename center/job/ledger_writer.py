@@ -15,6 +15,7 @@ from center.ledger import (
     FrameSummary,
     Ledger,
     LedgerEvent,
+    Phase,
     QueryDeleted,
     QueryFailed,
     QueryRegistered,
@@ -227,6 +228,9 @@ class LedgerWriter:
         self._metrics.answers.labels(cause).inc(len(emissions))
         for emission in emissions:
             self._metrics.observe_accuracy(emission)
+            if emission.phase is Phase.FINAL:
+                contract = "not-met" if emission.quality.violations else "met"
+                self._metrics.final_answers.labels(emission.query.name, contract).inc()
             # Only for a window's first answer: later ones repeat the violation.
             if emission.revision == 1 and any(v.code == STALENESS for v in emission.quality.violations):
                 self._metrics.missed.labels(emission.query.name).inc()

@@ -74,6 +74,14 @@ class JobMetrics:
             ["query"],
             registry=self.registry,
         )
+        self.confidence = Gauge(
+            f"{name}_interval_confidence_ratio", "The confidence of the query's accuracy: what the coverage should be.",
+            ["query"], registry=self.registry,
+        )  # fmt: skip
+        self.final_answers = Counter(
+            f"{name}_final_answers", "Final answers, by whether they meet their contract.", ["query", "contract"],
+            registry=self.registry,
+        )  # fmt: skip
         self.verified = Counter(
             f"{name}_verified_intervals",
             "Early answers compared with the final one, by whether their interval contained it.",
@@ -113,6 +121,7 @@ class JobMetrics:
         accuracy, query = emission.quality.accuracy, emission.query.name
         if accuracy is None:
             return
+        self.confidence.labels(query).set(accuracy.confidence)
         if accuracy.coverage is not None:
             self.coverage.labels(query).set(accuracy.coverage)
         if accuracy.covered is not None:

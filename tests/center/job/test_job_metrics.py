@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
-from center.ledger import FrameSummary, Ledger
+from center.ledger import FrameSummary, Ledger, Phase, Violation
 from edgewater.wire import Arrivals, SliceClose
 
 ENDED_MS = 1_001_000
@@ -72,3 +73,22 @@ def test_how_late_edges_tell_is_measured_from_the_moment_they_tell_of(
     writer.apply([], closing_frames(world, ref, arrivals=Arrivals(ENDED_MS, ())), {"a@1": 3})
 
     assert metrics.registry.get_sample_value("edgewater_job_report_delay_seconds_sum") == pytest.approx(0.06)
+
+
+def test_final_answers_are_counted_by_whether_they_meet_their_contract(
+    world: Any, writer: LedgerWriter, metrics: JobMetrics
+) -> None:
+    (ref,) = world.register("a")
+    (emission,) = writer.apply([], closing_frames(world, ref), {"a@1": 3})
+    unmet = replace(emission.quality, violations=(Violation("missing-edges", "one is missing"),))
+    met = replace(emission.quality, violations=())
+    for phase, quality in ((Phase.EARLY, unmet), (Phase.FINAL, unmet), (Phase.FINAL, met), (Phase.FINAL, met)):
+        writer._count([replace(emission, phase=phase, quality=quality)], "test")
+    counted = {
+        contract: metrics.registry.get_sample_value(
+            "edgewater_job_final_answers_total", {"query": "a", "contract": contract}
+        )
+        for contract in ("met", "not-met")
+    }
+    before = 1.0 if emission.phase is Phase.FINAL and not emission.quality.violations else 0.0
+    assert counted == {"met": 2.0 + before, "not-met": 1.0}

@@ -1,0 +1,105 @@
+"""`deploy/mixin`: dashboards, recording rules and alerts fit the metrics that the code exports, and promtool agrees."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.center.api.conftest import T0, desk
+from tests.center.api.test_prometheus import API, fill
+from tests.docs.metrics_reference import PAGE, exported, render
+
+__all__ = ["desk"]
+ROOT = Path(__file__).resolve().parents[2]
+MIXIN = ROOT / "deploy" / "mixin"
+_METRIC = re.compile(r"\bedgewater_[a-z0-9_]+")
+_SUFFIX = re.compile(r"_(bucket|sum|count)$")
+
+
+def rules() -> list[dict[str, Any]]:
+    files = [yaml.safe_load((MIXIN / name).read_text()) for name in ("rules.yml", "alerts.yml")]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"]]
+
+
+def panels(name: str) -> list[dict[str, Any]]:
+    return list(json.loads((MIXIN / "dashboards" / f"{name}.json").read_text())["panels"])
+
+
+def expressions() -> list[str]:
+    return [r["expr"] for r in rules()] + [t["expr"] for p in panels("system") for t in p["targets"]]
+
+
+def test_the_reference_lists_every_metric_that_the_code_exports() -> None:
+    assert PAGE.read_text() == render(), "python -m tests.docs.metrics_reference renews the page"
+
+
+def test_every_metric_of_the_mixin_is_exported_with_the_labels_that_it_uses() -> None:
+    known = {m.name: {*m.labels, "instance", "job", "le"} for metrics in exported().values() for m in metrics}
+    recorded = {r["record"] for r in rules() if "record" in r}
+    for expression in expressions():
+        used = {_SUFFIX.sub("", m) for m in _METRIC.findall(re.sub(r'"[^"]*"', "", expression))}
+        assert used <= set(known), expression
+        assert set(re.findall(r"\bedgewater:[a-z0-9_:]+", expression)) <= recorded
+        labels = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in re.split(r"[, ]+", group)}
+        for metric in used:
+            assert labels <= known[metric], expression
+    patterns = re.findall(r'__name__=~"([^"]+)"', " ".join(expressions()))
+    assert all(any(re.fullmatch(p, name) for name in known) for p in patterns)
+
+
+def test_every_alert_has_a_severity_a_summary_and_a_page_that_says_what_to_do() -> None:
+    page = (ROOT / "docs" / "how-to" / "alerts.md").read_text()
+    headings = re.findall(r"^## (\w+)$", page, re.MULTILINE)
+    alerts = [r for r in rules() if "alert" in r]
+    assert [r["alert"] for r in alerts] == headings
+    for rule in alerts:
+        assert re.fullmatch(r"Edgewater[A-Z]\w+", rule["alert"])
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert {"summary", "description", "runbook_url"} == set(rule["annotations"])
+        assert rule["annotations"]["runbook_url"].endswith(f"/how-to/alerts#{rule['alert'].lower()}")
+    tested = [t["name"].split()[0] for t in yaml.safe_load((MIXIN / "tests.yml").read_text())["tests"]]
+    assert {f"Edgewater{name}" for name in tested} == set(headings)
+
+
+def promtool(*arguments: str, cwd: Path = MIXIN) -> None:
+    if shutil.which("promtool") is None:
+        if os.environ.get("CI"):
+            pytest.fail("promtool is not installed (Debian: prometheus)")
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    done = subprocess.run(["promtool", *arguments], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_accepts_the_rules_and_each_alert_fires_and_is_quiet() -> None:
+    promtool("check", "rules", "rules.yml", "alerts.yml")
+    promtool("test", "rules", "tests.yml")
+
+
+def test_promtool_accepts_every_expression_of_the_dashboard(tmp_path: Path) -> None:
+    each = [{"record": f"panel:{i}", "expr": e} for i, e in enumerate(expressions())]
+    (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": each}]}))
+    promtool("check", "rules", "panels.yml", cwd=tmp_path)
+
+
+def test_the_center_answers_every_expression_of_the_dashboard_of_answers(desk) -> None:
+    fill(desk)
+    app = desk.app()
+    values = {"${query}": "flights", "${measure}": "n", "${column}": "carrier", "$group": "UA"}
+    for panel in panels("answers"):
+        for target in panel["targets"]:
+            expression = target["expr"]
+            for name, value in values.items():
+                expression = expression.replace(name, value)
+            reply = desk.get(f"{API}/query", app=app, params={"query": expression, "time": T0 / 1000 + 3 * 3600})
+            assert len(reply.json()["data"]["result"]) == 1, expression
+    overrides = panels("answers")[0]["fieldConfig"]["overrides"]
+    fills = {o["matcher"]["options"]: {p["id"]: p["value"] for p in o["properties"]} for o in overrides}
+    assert fills["upper"]["custom.fillBelowTo"] == "lower"  # Grafana draws a band from the upper series down
