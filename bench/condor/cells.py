@@ -77,10 +77,7 @@ SMOKE = CondorSize(
 
 
 def session(cores: int, scratch: Path, work: Literal["bulk", "micro_batches"]) -> Any:
-    settings = {"spark.sql.files.maxPartitionBytes": "8m", "spark.sql.files.openCostInBytes": "64k"}
-    return start_session(
-        SessionConfig(master=f"local[{cores}]", driver_memory="2g", scratch_dir=scratch, work=work, settings=settings)
-    )
+    return start_session(SessionConfig(master=f"local[{cores}]", driver_memory="2g", scratch_dir=scratch, work=work))
 
 
 def seconds(run: Callable[[], Any], repeats: int) -> float:
