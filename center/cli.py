@@ -216,7 +216,7 @@ def check_command(config: CenterConfig, as_json: bool) -> None:
 
 @center.group()
 def quarantine() -> None:
-    """Frames that the job could not apply: list, show, retry or drop them.
+    """What is set aside: frames that the job could not apply, and queries of which it died.
 
     Such a frame failed alone, twice. It counts as lost input of its edge, so that the windows that may lack it say
     so; its bytes are kept. The commands use the catalog and the frame log of the configuration; the center may run.
@@ -225,6 +225,13 @@ def quarantine() -> None:
       edgewater center quarantine ls
       edgewater center quarantine show flights@1 17
       edgewater center quarantine retry flights@1 17
+
+    A query is set aside when the job died while it worked on it, again and again, and so did a process that tried it.
+    Its frames are kept, it gets no answers, and the other queries go on.
+
+    \b
+      edgewater center quarantine queries
+      edgewater center quarantine resume flights
     """
 
 
@@ -292,3 +299,32 @@ def quarantine_drop(config: CenterConfig, query: str, position: int, as_json: bo
     with Quarantine(config) as frames:
         frames.drop(query, position)
     _print(as_json, {"query": query, "position": position}, f"{query} {position} is dropped")
+
+
+@quarantine.command("queries")
+@configured
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def quarantine_queries(config: CenterConfig, as_json: bool) -> None:
+    """List the queries that are set aside, because the job died of them."""
+    from center.ops.quarantine import Quarantine
+
+    with Quarantine(config) as held:
+        listed = held.suspended()
+    lines = [f"{q['query']}  {q['suspended_at']}  {q['reason']}" for q in listed]
+    _print(as_json, {"queries": listed}, "\n".join(lines) if lines else "no query is set aside")
+
+
+@quarantine.command("resume")
+@configured
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def quarantine_resume(config: CenterConfig, name: str, as_json: bool) -> None:
+    """Let the job try a query again that is set aside: within seconds, with all its frames.
+
+    If the job dies of it again, twice within an hour, it is set aside again. To give it up, delete it.
+    """
+    from center.ops.quarantine import Quarantine
+
+    with Quarantine(config) as held:
+        held.resume(name)
+    _print(as_json, {"query": name}, f"query {name} is tried again")

@@ -209,6 +209,8 @@ class SparkSection(Section):
 
     master: str = "local[2]"
     driver_memory: Annotated[str, Field(pattern=r"^\d+[kmgt]$")] = "1g"
+    hang: Annotated[Duration, Field(ge=10_000)] = 300_000
+    """A job that makes no step for so long is killed and started again; time for which it waits for a core aside."""
     trigger: Duration = 0
     """Least time between the starts of two micro-batches; 0: one after the other."""
     metrics: Address | None = None
@@ -279,6 +281,11 @@ class CenterConfig(Section):
     def spark_dir(self) -> Path:
         """Directory for Spark's files; nothing in it outlives a run."""
         return (self.data_dir / "spark").resolve()
+
+    @property
+    def progress_dir(self) -> Path:
+        """Directory of what each driver of the job is doing (`center.storage.progress`); it outlives them."""
+        return (self.data_dir / "progress").resolve()
 
     @property
     def pids_dir(self) -> Path:

@@ -488,3 +488,6 @@ class Readiness(BaseModel):
     ready: bool
     missing: list[str] = Field(description="What is not ready, and why.", examples=[["job: no heartbeat for 12 s"]])
     components: dict[str, ComponentReadiness]
+    suspended: list[str] = Field(
+        default=[], description="Keys of queries that are set aside, because the job died of them; the others go on."
+    )

@@ -20,7 +20,9 @@ EdgeCause = Literal[
 ]
 """What a query waits for at an edge; `ended` and `open` (the next window has not ended there) are not problems."""
 
-QueryState = Literal["answered", "waiting", "refused", "no_edges", "no_records", "merging", "stuck", "center_not_ready"]
+QueryState = Literal[
+    "answered", "waiting", "refused", "no_edges", "no_records", "merging", "stuck", "suspended", "center_not_ready"
+]
 
 REMEDIES: dict[QueryState, str] = {
     "refused": "register the query in another form, or change the streams of the edges",
@@ -28,6 +30,7 @@ REMEDIES: dict[QueryState, str] = {
     "no_records": "register the query before the edges read their records or with `since`, or check `where`",
     "merging": "wait: the answers follow within seconds",
     "stuck": "read the alarms at /v1/alarms; the frames are kept. A query under another name gets answers",
+    "suspended": "delete the query, or let an operator try it again: edgewater center quarantine resume NAME",
     "center_not_ready": "see /readyz and the log of the component",
 }
 EDGE_REMEDIES: dict[EdgeCause, str] = {
@@ -94,6 +97,7 @@ def explain(
     withheld: bool,
     unmerged: int,
     stuck: str,
+    suspended: str,
     not_ready: Sequence[str],
     now_ms: int,
 ) -> QueryWait:
@@ -104,6 +108,7 @@ def explain(
         withheld: whether edges withheld anything of the last one.
         unmerged: number of its frames that the job has not merged yet.
         stuck: why the job cannot merge them; empty: it can.
+        suspended: why the query is set aside; empty: it is not.
         not_ready: components that are not ready, with the reason.
     """
     known = {e.edge: e for e in edges}
@@ -115,6 +120,8 @@ def explain(
         saved = SAVES_NOTHING if answered and not withheld and _is_relative(query.spec.error_budget) else ""
         return QueryWait(state, reason, remedy or REMEDIES.get(state, ""), since_ms, waits, saved)
 
+    if suspended:
+        return result("suspended", suspended)
     if not_ready:
         return result("center_not_ready", "; ".join(not_ready))
     if not expected:

@@ -28,6 +28,7 @@ from center.catalog.quarantine import QuarantinedFrame
 from center.catalog.query_rows import RegisteredQuery
 from center.catalog.store import Catalog
 from center.catalog.stream_rows import DeclaredStream, require_declared
+from center.catalog.suspensions import SuspendedQuery
 
 __all__ = [
     "COMPONENTS",
@@ -49,6 +50,7 @@ __all__ = [
     "Role",
     "SegmentDropped",
     "StreamRecord",
+    "SuspendedQuery",
     "UnindexedFrame",
     "component_status",
     "contributes",

@@ -129,6 +129,18 @@ quarantine = Table(
 """Frames that the job could not apply: rows of the index that retention does not drop, with the reason."""
 Index("quarantine_by_segment", quarantine.c.segment)
 
+suspensions = Table(
+    "suspensions",
+    metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("deaths", BigInteger, nullable=False),
+    Column("died_at_ms", BigInteger, nullable=False),
+    Column("reason", FreeText, nullable=False, server_default=""),
+    Column("suspended_at_ms", BigInteger, nullable=False, server_default="0"),
+)
+"""Queries on which the job worked when it died. ``suspended_at_ms``: when it was set aside; 0: it was not."""
+
 dropped_segments = Table("dropped_segments", metadata, Column("segment", Identifier(255), primary_key=True))
 """Segments that retention removes. No frame is indexed in one any more, even if a gateway still has it open."""
 

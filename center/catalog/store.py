@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
-from center.catalog import alarm_rows, budget_rows, frame_index, quarantine
+from center.catalog import alarm_rows, budget_rows, frame_index, quarantine, suspensions
 from center.catalog import schema as t
 from center.catalog.budget_rows import ComputeBudgetUpdate
 from center.catalog.edge_rows import (
@@ -51,6 +51,7 @@ from center.catalog.query_rows import (
     require_fit_at_edges,
 )
 from center.catalog.stream_rows import DeclaredStream, delete_columns, require_declared, select_declared, write_columns
+from center.catalog.suspensions import SuspendedQuery
 from center.config import ColumnEntry
 from center.edge_access import UNLIMITED, EdgeAccess
 from center.storage.database import open_engine, read_transaction, schema_transaction, upsert, write_transaction
@@ -158,7 +159,8 @@ class Catalog:
             live = (t.queries.c.name == name) & t.queries.c.deleted_at_ms.is_(None)
             if connection.execute(update(t.queries).where(live).values(deleted_at_ms=now_ms)).rowcount == 0:
                 raise NotFound(f"query {name} is not registered")
-            connection.execute(delete(t.statuses).where(t.statuses.c.name == name))
+            for table in (t.statuses, t.suspensions):
+                connection.execute(delete(table).where(table.c.name == name))
             increment_version(connection)
 
     def query(self, name: str) -> RegisteredQuery:
@@ -546,6 +548,29 @@ class Catalog:
         """
         with write_transaction(self._engine) as connection:
             return quarantine.drop(connection, key, position)
+
+    # Queries of which the job died
+
+    def add_death(self, ref: QueryRef, now_ms: int) -> int:
+        """Counts that the job died while it worked on a query; returns how often it has, recently."""
+        with write_transaction(self._engine) as connection:
+            return suspensions.add_death(connection, ref, now_ms)
+
+    def suspend_query(self, ref: QueryRef, reason: str, now_ms: int) -> None:
+        """Sets a query aside, with an alarm; `add_death` has been called for it."""
+        with write_transaction(self._engine) as connection:
+            lock_catalog(connection)
+            suspensions.suspend(connection, ref, reason, now_ms)
+
+    def resume_query(self, name: str) -> None:
+        """Lets the job try a query again that was set aside. Raises NotFound."""
+        with write_transaction(self._engine) as connection:
+            suspensions.resume(connection, name)
+
+    def suspended_queries(self) -> dict[QueryRef, SuspendedQuery]:
+        """The live queries that are set aside."""
+        with read_transaction(self._engine) as connection:
+            return suspensions.suspended(connection)
 
     # Alarms
 

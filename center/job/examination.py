@@ -1,4 +1,4 @@
-"""Tries frames in a process of its own, which a frame may kill: by its memory, its time or a fault of native code."""
+"""Tries frames and queries in a process of its own, which they may kill: by memory, time or a fault of native code."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import multiprocessing
 import resource
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +21,10 @@ from center.catalog import Catalog, query_key
 from center.job.admission import BatchLimits
 from center.job.frame_source import read_frame
 from center.job.merge import merge_rows
+from center.job.microbatch import to_micro_batch
 from center.job.rows import FRAME_KINDS, FrameRow, RowKind, control_body, from_table, to_batch
+from center.ledger import EdgesChanged, Ledger
+from center.results import ResultStore
 from center.storage.frame_log import FrameEntry, FrameLog
 from edgewater.errors import StorageError
 from edgewater.synopses import GroupedAggregate
@@ -30,6 +35,10 @@ a core does not count: on a starved machine no frame is at fault."""
 START_TIMEOUT_S = 60.0
 MEMORY_BYTES = 4 << 30
 """Address space that a frame may take, beyond what the process has when it starts."""
+SUSPECT_DEATHS = 2
+"""Deaths of the job while it worked on one query, within an hour of each other, from which on the query is tried."""
+MAX_DEATHS = 5
+"""Deaths from which on it is set aside, whatever the trial says: it may need what only the job has."""
 TRIES = 2
 """A frame that kills a process kills the next one too; a process may die for other reasons."""
 
@@ -67,12 +76,27 @@ class Trial:
     partials: tuple[PartialTrial, ...] = field(default=())
 
 
+@dataclass(frozen=True, slots=True)
+class QueryTrial:
+    """A query to try: what the job would do with it next is done with a copy of it.
+
+    Attributes:
+        frames: of its next frames, so many are applied.
+    """
+
+    catalog_url: str
+    results_url: str
+    key: str
+    now_ms: int
+    frames: int
+
+
 class Examiner:
-    """Tries frames one after the other, all in one process until one of them kills it. A context manager.
+    """Tries frames and queries one after the other, all in one process until one kills it. A context manager.
 
     Raises:
-        StorageError: by `try_frame`: the process cannot be started, or the log not be read. It says nothing about the
-            frame.
+        StorageError: by `try_frame` and `try_query`: the process cannot be started, or the log or a database not be
+            used. It says nothing about the frame or the query.
     """
 
     def __init__(self, log_dir: str | Path, timeout_s: float = TIMEOUT_S) -> None:
@@ -87,18 +111,25 @@ class Examiner:
 
     def try_frame(self, entry: FrameEntry) -> Trial:
         """Reads and merges a frame as executors and driver do."""
+        return self._try(entry)
+
+    def try_query(self, query: QueryTrial) -> Trial:
+        """Advances a query by time, and by its next frames, as the driver does."""
+        return self._try(query)
+
+    def _try(self, asked: FrameEntry | QueryTrial) -> Trial:
         trial = Trial()
         for _ in range(TRIES):
-            trial = self._once(entry)
+            trial = self._once(asked)
             if not trial.death:
                 break
         return trial
 
-    def _once(self, entry: FrameEntry) -> Trial:
+    def _once(self, asked: FrameEntry | QueryTrial) -> Trial:
         if self._process is None:
             self._start()
         try:
-            self._pipe.send(entry)
+            self._pipe.send(asked)
             if not self._answers_in_time():
                 self._end()
                 return Trial(f"it takes longer than {self._timeout_s:g} s")
@@ -178,6 +209,21 @@ def deadly_frames(
                 yield entry, death
 
 
+def deadly_query(examiner: Examiner, trial: QueryTrial, deaths: int) -> str:
+    """Returns why a query has to be set aside after so many deaths of the job while it worked on it; empty: it need not
+    be, as far as is known.
+
+    Raises:
+        StorageError: it says nothing about the query.
+    """
+    if deaths < SUSPECT_DEATHS:
+        return ""
+    died = f"the job died {deaths} times while it worked on it"
+    if death := examiner.try_query(trial).death:
+        return f"{died}, and so did a process that tried its next answers: {death}"
+    return f"{died}; a process that tried its next answers lived" if deaths >= MAX_DEATHS else ""
+
+
 def _serve(pipe: Connection, log_dir: str) -> None:
     """The process: answers a trial without content once it is ready, and then one per entry."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -188,11 +234,12 @@ def _serve(pipe: Connection, log_dir: str) -> None:
     log = FrameLog(log_dir)
     while True:
         try:
-            entry = pipe.recv()
+            asked = pipe.recv()
         except EOFError:
             return
         try:
-            pipe.send(_try(log, Path(log_dir), entry))
+            is_query = isinstance(asked, QueryTrial)
+            pipe.send(_try_query(log, Path(log_dir), asked) if is_query else _try(log, Path(log_dir), asked))
         except StorageError as exc:
             pipe.send(exc)
 
@@ -216,6 +263,40 @@ def _try(log: FrameLog, log_dir: Path, entry: FrameEntry) -> Trial:
         "dropped_records": sum(drop.records for drop in body.dropped),
     }
     return Trial(death, "", header, partials)
+
+
+def _try_query(log: FrameLog, log_dir: Path, asked: QueryTrial) -> Trial:
+    """Advances a copy of a query by time, and applies its next frames. An error is no death: the job handles it."""
+    problem = ""
+    with (
+        TemporaryDirectory() as directory,
+        closing(Catalog(asked.catalog_url)) as catalog,
+        closing(ResultStore(asked.results_url)) as original,
+        closing(ResultStore(f"sqlite:///{directory}/trial.db")) as store,
+    ):
+        original.copy_query(asked.key, store)
+        after = store.consumed().get(asked.key, 0)
+        listed = catalog.quarantine_reasons()
+        rows = [
+            row
+            for entry in catalog.frames(asked.key, after, after + asked.frames)
+            for row in read_frame(log, log_dir, asked.key, entry, listed.get((asked.key, entry.position)))
+        ]
+        ledger = Ledger()
+        events = (EdgesChanged(tuple(catalog.edges())),)
+        batch = to_micro_batch(merge_rows(rows))
+        steps: tuple[Callable[[], object], ...] = (
+            lambda: store.tick(ledger, events, asked.now_ms),
+            lambda: store.apply(ledger, batch.deltas, batch.summaries, batch.through, asked.now_ms),
+        )
+        for step in steps:
+            try:
+                step()
+            except Exception as exc:
+                problem = f"{type(exc).__name__}: {str(exc)[:500]}"
+                if _is_for_memory(exc):
+                    return Trial(problem, problem)
+    return Trial("", problem)
 
 
 def _try_partial(row: FrameRow) -> PartialTrial:

@@ -19,6 +19,7 @@ from center.job.metrics import JobMetrics
 from center.results import AnswerRecord, ResultStore
 from center.sampling import RATE_MARGIN, rates_differ
 from center.serving import SEED, function_confidence
+from center.storage.progress import NoProgress, Progress, Track
 from edgewater.errors import EdgewaterError, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
@@ -78,8 +79,16 @@ class FunctionRatePlanner:
     After a restart each query keeps its stored rate until a new window needs another.
     """
 
-    def __init__(self, writer: LedgerWriter, store: ResultStore, catalog: Catalog, metrics: JobMetrics) -> None:
+    def __init__(
+        self,
+        writer: LedgerWriter,
+        store: ResultStore,
+        catalog: Catalog,
+        metrics: JobMetrics,
+        progress: Progress = NoProgress(),  # noqa: B008
+    ) -> None:
         self._writer, self._store, self._catalog, self._metrics = writer, store, catalog, metrics
+        self._progress = progress
         self._rates: dict[QueryRef, FunctionRates] = {}
         self._stored: dict[QueryRef, dict[EdgeId, float]] = {}
         self._checked: dict[QueryRef, int] = {}  # last answer id of the store when the query was checked
@@ -98,6 +107,7 @@ class FunctionRatePlanner:
             # unchanged store is not read.
             if len(spec.measures) > 1 or self._checked.get(ref) == newest:
                 continue
+            self._progress.enter(Track.FUNCTIONS, query_key(ref))
             try:
                 self._update_query(ref, spec, edges)
                 self._checked[ref] = newest
@@ -105,6 +115,8 @@ class FunctionRatePlanner:
                 raise
             except Exception:  # a user's function, or damaged bytes: the other queries must get their rates
                 logger.exception("query %s: the sampling rate of its function is not updated", query_key(ref))
+            finally:
+                self._progress.step(Track.FUNCTIONS)
 
     def _update_query(self, ref: QueryRef, spec: QuerySpec, edges: tuple[EdgeId, ...]) -> None:
         plan = self._rates.setdefault(ref, FunctionRates())

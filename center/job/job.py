@@ -25,9 +25,9 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, wait_random_exponential
 
-from center.catalog import Catalog, Role
+from center.catalog import Catalog, Role, query_key
 from center.job.admission import BatchLimits
-from center.job.examination import deadly_frames
+from center.job.examination import SUSPECT_DEATHS, Examiner, QueryTrial, deadly_frames, deadly_query
 from center.job.frame_source import FORMAT, FrameSource, SourceOptions
 from center.job.function_rates import FunctionRatePlanner, FunctionRateThread
 from center.job.leadership import LEASE_MS, Leadership
@@ -38,12 +38,16 @@ from center.job.warm_up import warm_up
 from center.ledger import Ledger
 from center.results import ResultStore
 from center.spark.session import SessionConfig, require_java, start_session
+from center.storage.progress import Progress, Track
 from edgewater.errors import StorageError
 from edgewater.health import health_server
+from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)
 
 STOP_POLL_S = 0.2
+CHECK_S = 5.0
+"""Interval of looking into the catalog for frames that wait, and for queries that an operator has resumed."""
 DRIVER, LEADS = "driver-", "leads"
 """Prefix of a driver's directory, and the file in it that exists while the driver leads and its stream may read."""
 IDLE = ("Waiting for data to arrive", "Waiting for next trigger")
@@ -75,6 +79,7 @@ class JobConfig:
         metrics: ``host:port`` of ``/livez``, ``/readyz`` and ``/metrics``; None: not served.
         margin_ms: how long before a staleness budget runs out the early answer is given.
         lease_ms: how long the driver that leads may be silent before another takes over.
+        progress_dir: of what each driver is doing, for the next one and the supervisor; None: in `work_dir`.
     """
 
     catalog_url: str
@@ -89,6 +94,7 @@ class JobConfig:
     metrics: str | None = None
     margin_ms: int = 200
     lease_ms: int = LEASE_MS
+    progress_dir: Path | None = None
     clock: Callable[[], int] = field(default=now_ms)
 
 
@@ -118,8 +124,14 @@ class Job:
         self._store = ResultStore(config.results_url)
         ledger = Ledger(margin_ms=config.margin_ms)
         self._store.load_ledger(ledger)
+        self._progress = Progress(config.progress_dir or config.work_dir / "progress")
         self._writer = LedgerWriter(
-            ledger, self._store, CatalogEvents(self._catalog), self.metrics, now_ms=config.clock
+            ledger,
+            self._store,
+            CatalogEvents(self._catalog),
+            self.metrics,
+            now_ms=config.clock,
+            progress=self._progress,
         )
         self.processor = BatchProcessor(
             self._writer,
@@ -141,13 +153,18 @@ class Job:
         )
         leads = self.leadership.leads
         self._deadlines = DeadlineThread(self._writer, self.metrics, self._stopping, leads)
-        planner = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics)
+        planner = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics, self._progress)
         self._functions = FunctionRateThread(planner, self._stopping, leads)
         self._stream_problem = "Spark is starting"
         self._warm = threading.Event()
         self._failed_attempts = 0
         self._term_began_s, self._applied_before, self._is_read = time.monotonic(), 0, False
         self._leads_file: Path | None = None
+        self._suspects: dict[QueryRef, int] = {}
+        self._suspended: frozenset[QueryRef] = frozenset()
+        self._resumed_at_s = self._waiting_at_s = 0.0
+        self._are_waiting = False
+        self._applied_at_check = -1
 
     @property
     def role(self) -> Role:
@@ -176,14 +193,17 @@ class Job:
         self.processor.begin_term()
         self._writer.begin_term()
         self.count_start()
-        if self._failed_attempts < SUSPICIOUS and self._leads_file is not None:
+        self._set_aside_suspects()
+        if self._failed_attempts < SUSPICIOUS and not self._suspects and self._leads_file is not None:
             self._leads_file.touch()
 
     def _follow_leadership(self, leads_file: Path) -> None:
         """Lets the stream read if this driver leads, after suspicious frames were tried; else parks it."""
         leads = self.leadership.leads.is_set()
         if leads and not leads_file.exists():
-            self.quarantine_deadly_frames()
+            self.try_suspects()
+            if self._failed_attempts >= SUSPICIOUS:
+                self.quarantine_deadly_frames()
             leads_file.touch()
         elif not leads:
             leads_file.unlink(missing_ok=True)
@@ -201,6 +221,7 @@ class Job:
                 logger.info("metrics are served at http://%s/metrics", address)
             self._leads_file = stack.enter_context(own_directory(self._config.work_dir)) / LEADS
             stack.callback(self._close)
+            self._progress.step(Track.MAIN)
             self.leadership.start()
             self._deadlines.start()
             self._functions.start()
@@ -220,6 +241,7 @@ class Job:
         """Returns when this driver leads, when no other is alive, or after `STANDBY_DELAY_S`."""
         began_s, leadership = time.monotonic(), self.leadership
         while not leadership.leads.wait(STOP_POLL_S) and not stop.is_set():
+            self._progress.step(Track.MAIN)
             waited_s = time.monotonic() - began_s
             # A renewal shows that the owner lives, after a third of the lease at the latest.
             if waited_s > (STANDBY_DELAY_S if leadership.sees_leader else self._config.lease_ms / 2000):
@@ -259,12 +281,16 @@ class Job:
             leads_file.unlink(missing_ok=True)
         self._follow_leadership(leads_file)
         self._applied_before = self.processor.applied
+        self._progress.step(Track.MAIN)
         query = start_stream(spark, self._config, self.processor, leads_file)
         try:
             while not stop.is_set():
                 if query.awaitTermination(STOP_POLL_S) and not stop.is_set():
                     raise StreamStopped("the stream stopped without a request")
+                self._check_progress()
                 self._follow_leadership(leads_file)
+                if self._resume_queries():
+                    raise StreamStopped("a query that was set aside is tried again")
                 self._observe(query)
         finally:
             _stop_quietly(query.stop)
@@ -297,9 +323,91 @@ class Job:
             for entry, death in deadly_frames(
                 self._catalog, self._writer.consumed(), self._config.log_dir, self._config.limits
             ):
+                self._progress.step(Track.MAIN)
                 self.processor.quarantine(entry, death)
         except StorageError as exc:
             logger.warning("the pending frames cannot be tried: %s", exc)
+
+    def _set_aside_suspects(self) -> None:
+        """Counts the deaths of drivers. Leaves alone the queries that are set aside, and those to try before the stream
+        reads. Never raises: without a database nothing is applied either."""
+        now_ms = self._config.clock()
+        try:
+            live = {query.key: query.ref for query in self._catalog.queries()}
+            left = [live[key] for key in self._progress.take_left() if key in live]
+            deaths = {ref: self._catalog.add_death(ref, now_ms) for ref in left}
+            suspended = self._catalog.suspended_queries()
+        except StorageError as exc:
+            logger.warning("the queries of which drivers may have died cannot be set aside: %s", exc)
+            return
+        for ref, count in deaths.items():
+            logger.warning("a driver died %d times while it worked on query %s", count, query_key(ref))
+        self._suspects = {ref: n for ref, n in deaths.items() if n >= SUSPECT_DEATHS and ref not in suspended}
+        for ref in self._suspects:
+            self.processor.suspend(query_key(ref), "it is tried in a process of its own")
+        for ref in self._suspended.difference(suspended):
+            self.processor.resume(query_key(ref))
+        for ref, found in suspended.items():
+            logger.error("query %s is set aside: %s", query_key(ref), found.reason)
+            self.processor.suspend(query_key(ref), found.reason)
+        self._suspended = frozenset(suspended)
+        self.metrics.suspended.set(len(suspended))
+
+    def try_suspects(self) -> None:
+        """Sets aside the suspects that kill a process which does what is next with them; lets the others go on."""
+        config, now_ms = self._config, self._config.clock()
+        with Examiner(config.log_dir) as examiner:
+            while self._suspects:
+                ref, deaths = self._suspects.popitem()
+                key = query_key(ref)
+                trial = QueryTrial(config.catalog_url, config.results_url, key, now_ms, config.limits.frames_per_query)
+                reason = ""
+                try:
+                    if reason := deadly_query(examiner, trial, deaths):
+                        self._catalog.suspend_query(ref, reason, now_ms)
+                except StorageError as exc:
+                    logger.warning("query %s cannot be tried, or set aside for good: %s", key, exc)
+                self._progress.step(Track.MAIN)
+                if reason:
+                    logger.error("query %s is set aside: %s", key, reason)
+                    self.processor.suspend(key, reason)
+                    self._suspended |= {ref}
+                else:
+                    self.processor.resume(key)
+        self.metrics.suspended.set(len(self._suspended))
+
+    def _resume_queries(self) -> bool:
+        """Lets queries go on that an operator has resumed; returns whether there are any."""
+        if not self._suspended or time.monotonic() - self._resumed_at_s < CHECK_S:
+            return False
+        self._resumed_at_s = time.monotonic()
+        try:
+            left = frozenset(self._catalog.suspended_queries())
+            live = {query.ref for query in self._catalog.queries()}
+        except StorageError:
+            return False
+        ended, self._suspended = self._suspended - left, self._suspended & left
+        for ref in ended:
+            self.processor.resume(query_key(ref))
+        self.metrics.suspended.set(len(self._suspended))
+        return bool(ended & live)
+
+    def _check_progress(self) -> None:
+        """Makes a step of the main track, unless frames wait and none were applied since the last one."""
+        if self.processor.applied != self._applied_at_check or not self._frames_wait():
+            self._applied_at_check = self.processor.applied
+            self._progress.step(Track.MAIN)
+
+    def _frames_wait(self) -> bool:
+        """Whether frames are known to wait for this driver: not without a database."""
+        if time.monotonic() - self._waiting_at_s >= CHECK_S:
+            self._waiting_at_s = time.monotonic()
+            try:
+                self._catalog.version()
+                self._are_waiting = self.leadership.leads.is_set() and not self.has_applied_all()
+            except StorageError:
+                self._are_waiting = False
+        return self._are_waiting
 
     def _is_done(self, query: Any) -> bool:
         """Whether the stream waits and no frame is left: also one that cannot reach the catalog waits, or one between
@@ -337,6 +445,7 @@ class Job:
                 thread.join()
         self._store.close()
         self._catalog.close()
+        self._progress.close()
 
 
 class StreamStopped(Exception):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from center.catalog import Catalog, query_key
 from center.job.metrics import JobMetrics
@@ -21,6 +22,7 @@ from center.ledger import (
     QueryRegistered,
 )
 from center.results import LeaseLost, MergedDelta, ResultStore
+from center.storage.progress import NoProgress, Progress, Track
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import MIN_TIME_MS, EdgeId
@@ -78,6 +80,7 @@ class LedgerWriter:
 
     Args:
         now_ms: wall clock, ms; the time of answers.
+        progress: where it notes which query it works on.
     """
 
     def __init__(
@@ -88,7 +91,10 @@ class LedgerWriter:
         metrics: JobMetrics,
         *,
         now_ms: Callable[[], int],
+        progress: Progress = NoProgress(),  # noqa: B008
     ) -> None:
+        ledger.on_query = lambda ref: progress.enter(Track.LEDGER, query_key(ref))
+        self._progress = progress
         self._ledger = ledger
         self._store = store
         self._catalog_events = catalog_events
@@ -120,8 +126,7 @@ class LedgerWriter:
         self, deltas: Sequence[MergedDelta], summaries: Sequence[FrameSummary], through: Mapping[str, int]
     ) -> list[Emission]:
         """As `ResultStore.apply`, after the ledger has applied the catalog's changes."""
-        with self._lock:
-            self._require_open()
+        with self._working():
             # A query may have been registered, and its first frame have arrived, since the last poll.
             self._apply_catalog_events(self._now_ms())
             emissions = self._store.apply(self._ledger, deltas, summaries, through, self._now_ms())
@@ -131,6 +136,26 @@ class LedgerWriter:
         self._count(emissions, "report")
         self._changed.set()
         return emissions
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Holds the lock; afterwards the progress names no query, also after an error."""
+        with self._lock:
+            self._require_open()
+            try:
+                yield
+            finally:
+                self._progress.step(Track.LEDGER)
+
+    def rest(self) -> None:
+        """Notes that nothing is to be done: this driver does not lead."""
+        with self._lock:
+            self._progress.rest(Track.LEDGER)
+
+    def suspend(self, ref: QueryRef, until_ms: int) -> None:
+        """As `Ledger.suspend`."""
+        with self._lock:
+            self._ledger.suspend(ref, until_ms)
 
     def _observe_report_delay(self, summaries: Sequence[FrameSummary]) -> None:
         for summary in summaries:
@@ -145,8 +170,7 @@ class LedgerWriter:
 
     def advance(self) -> list[Emission]:
         """Applies changes in the catalog and emits the answers that are due."""
-        with self._lock:
-            self._require_open()
+        with self._working():
             now_ms = self._now_ms()
             emissions = self._apply_catalog_events(now_ms)
             due_ms = self._ledger.next_deadline()
@@ -279,6 +303,7 @@ class DeadlineThread(threading.Thread):
     def run(self) -> None:
         while not self._stopping.is_set():
             if not self._leads.wait(CATALOG_POLL_S):
+                self._writer.rest()
                 self.problem = ""
                 continue
             try:

@@ -68,6 +68,9 @@ class JobMetrics:
             registry=self.registry,
         )  # fmt: skip
         self.stuck = Gauge(f"{name}_stuck_queries", "Queries whose frames cannot be applied.", registry=self.registry)
+        self.suspended = Gauge(
+            f"{name}_suspended_queries", "Queries set aside because the job died of them.", registry=self.registry
+        )
         self.coverage = Gauge(
             f"{name}_interval_coverage_ratio",
             "Fraction of the query's last early-answered windows whose first interval contained the final value.",

@@ -45,6 +45,7 @@ MAX_CULPRITS = 8
 """Frames of a query, from more than one edge, that may be quarantined without one in between that can be applied. After
 so many the fault is not theirs."""
 REASONS = frozenset(LossReason)
+FOR_EVER_MS = 1 << 62
 MAX_ALARMS = 20
 """Alarms of one kind at one edge in one batch; the catalog keeps no more messages."""
 
@@ -423,6 +424,18 @@ class BatchProcessor:
         self._metrics.stuck.set(len(self._stuck))
         logger.error("query %s is stuck, its frames are kept: %s", key, named(exc))
         self._catalog.add_alarm("query-stuck", f"query {key}: {named(exc)}", EdgeId(""), self._now_ms(), key)
+
+    def suspend(self, key: str, reason: str) -> None:
+        """Applies no frames of a query, and gives no answers of it, until `resume`."""
+        self._stuck[key] = reason
+        self._metrics.stuck.set(len(self._stuck))
+        self._writer.suspend(query_from_key(key), FOR_EVER_MS)
+
+    def resume(self, key: str) -> None:
+        """Ends `suspend`. The stream has to start again, for the frames that were left out."""
+        self._stuck.pop(key, None)
+        self._metrics.stuck.set(len(self._stuck))
+        self._writer.suspend(query_from_key(key), 0)
 
     def _check_gaps(self, missing: Mapping[str, tuple[int, int]]) -> None:
         """Handles frames that were not read although later ones were; they must not be skipped if they exist.

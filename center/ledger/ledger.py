@@ -6,7 +6,7 @@ database transaction of the answers. If either fails, the ledger is loaded again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -63,10 +63,14 @@ class Ledger:
     Args:
         margin_ms: time that writing an answer takes: an early answer is emitted this long before the staleness budget
             ends, but never earlier than half of the budget.
+
+    Attributes:
+        on_query: called before a query is advanced.
     """
 
     def __init__(self, *, margin_ms: int = 200) -> None:
         self._margin_ms = margin_ms
+        self.on_query: Callable[[QueryRef], None] = lambda _: None
         self._queries: dict[QueryRef, QueryLedger] = {}
         self._deleted: dict[str, int] = {}
         self._edges: tuple[EdgeRecord, ...] | None = None
@@ -251,6 +255,7 @@ class Ledger:
                 raise NotFound(f"a frame arrived for query {query_key(ref)}, which is not registered")
         emissions, work = [], EventWork()
         for ref, reported in by_query.items():
+            self.on_query(ref)
             ledger = self._touch(ref)
             listed = self._listed if self._edges is not None else {*ledger.state.expected, *ledger.state.retired}
             work.grant(ledger)
@@ -269,6 +274,7 @@ class Ledger:
             try:
                 due_ms = ledger.deadline()
                 if ref in self._pending or (due_ms is not None and due_ms <= now_ms):
+                    self.on_query(ref)
                     work.grant(ledger)
                     given = self._touch(ref).emit_due(now_ms)
                     work.spend(ledger, len(given))

@@ -224,6 +224,7 @@ def job_config(config: CenterConfig) -> JobConfig:
         ),
         trigger_ms=config.spark.trigger,
         keep_frames_ms=config.retention.frames,
+        progress_dir=config.progress_dir,
         metrics=config.spark.metrics,
         lease_ms=config.spark.lease,
         clock=now_ms,

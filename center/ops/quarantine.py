@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import Any, Self
 from sqlalchemy import make_url
 
 from center.api.audit import AuditLog
-from center.catalog import Catalog, QuarantinedFrame
+from center.catalog import Catalog, QuarantinedFrame, query_key
 from center.config import CenterConfig
 from center.job.examination import Examiner
 from center.ops.processes import now_ms
@@ -51,6 +51,23 @@ class Quarantine:
         """The frames, the latest first."""
         return [_mapping(frame) for frame in self._catalog.quarantined()]
 
+    def suspended(self) -> Sequence[dict[str, Any]]:
+        """The queries that are set aside, because the job died of them."""
+        return [
+            {
+                "query": query_key(s.query),
+                "reason": s.reason,
+                "deaths": s.deaths,
+                "suspended_at": rfc3339(s.suspended_at_ms),
+            }
+            for s in self._catalog.suspended_queries().values()
+        ]
+
+    def resume(self, name: str) -> None:
+        """Lets the job try a query again that was set aside. Raises NotFound."""
+        with self._audited("resume_query", f"/v1/queries/{name}"):
+            self._catalog.resume_query(name)
+
     def show(self, key: str, position: int) -> dict[str, Any]:
         """A frame and its contents, as far as they can be read. Raises NotFound."""
         frame = self._catalog.quarantined_frame(key, position)
@@ -63,15 +80,14 @@ class Quarantine:
         return _mapping(frame) | {"contents": contents}
 
     @contextlib.contextmanager
-    def _audited(self, action: str, key: str, position: int) -> Iterator[None]:
+    def _audited(self, action: str, target: str) -> Iterator[None]:
         """Records a change and its outcome, by whoever runs this process."""
         outcome = "failed"
         try:
             yield
             outcome = "done"
         finally:
-            target = f"/v1/quarantine/{key}/{position}"[:200]
-            entry = {"principal": f"cli:{_user()}", "remote": None, "action": action, "target": target}
+            entry = {"principal": f"cli:{_user()}", "remote": None, "action": action, "target": target[:200]}
             self._audit.write({**entry, "outcome": outcome, "status": None, "request": None}, is_refusal=False)
 
     def retry(self, key: str, position: int) -> int:
@@ -81,7 +97,7 @@ class Quarantine:
             NotFound: it is not in quarantine.
             Conflict: its query is deleted, or the job has not yet stated it as lost.
         """
-        with self._audited("retry_quarantined", key, position):
+        with self._audited("retry_quarantined", f"/v1/quarantine/{key}/{position}"):
             self._catalog.quarantined_frame(key, position)
             with contextlib.closing(ResultStore(self._results_url)) as store:
                 if store.consumed().get(key, 0) < position:
@@ -90,7 +106,7 @@ class Quarantine:
 
     def drop(self, key: str, position: int) -> None:
         """Gives up a frame and its bytes. Raises NotFound."""
-        with self._audited("drop_quarantined", key, position):
+        with self._audited("drop_quarantined", f"/v1/quarantine/{key}/{position}"):
             segment = self._catalog.drop_quarantined(key, position)
             if segment is not None:
                 FrameLog(self._log_dir).remove(segment)

@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -18,6 +18,7 @@ from center.catalog import COMPONENTS, Component, ComponentHeartbeat, ComponentR
 from center.config import CenterConfig
 from center.ops.processes import now_ms
 from center.ops.supervisor import ComponentCommand, Supervisor
+from center.ops.watchdog import HangWatch
 from edgewater.configuration import split_address
 from edgewater.errors import StorageError
 
@@ -45,10 +46,17 @@ class Startup:
         self._addresses: dict[str, str] = {}
 
     def commands(self) -> list[ComponentCommand]:
-        commands = [ComponentCommand(component, functools.partial(self._argv, component)) for component in COMPONENTS]
+        commands = [
+            ComponentCommand(c, functools.partial(self._argv, c), self._watch() if c == "job" else None)
+            for c in COMPONENTS
+        ]
         if self._config.spark.standby:
-            commands.append(ComponentCommand(STANDBY, self._standby_argv))
+            commands.append(ComponentCommand(STANDBY, self._standby_argv, self._watch()))
         return commands
+
+    def _watch(self) -> Callable[[int], str]:
+        hang_s = self._config.spark.hang / 1000
+        return HangWatch(self._config.progress_dir, hang_s, monotonic=time.monotonic).check
 
     def _standby_argv(self) -> list[str]:
         argv = self._argv("job")

@@ -30,16 +30,23 @@ from edgewater.errors import InvalidConfig, StorageError
 log = logging.getLogger(__name__)
 
 EXIT_BAD_INPUT = 2
+WATCH_S = 1.0
 GRACE_S = 25.0
 """How long components may take to stop before they are killed. Spark ends its batch within a few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentCommand:
-    """A component and how to start it; `argv` is called before every start."""
+    """A component and how to start it.
+
+    Attributes:
+        argv: called before every start.
+        hangs: called every `WATCH_S` with the process id; why the process has to be killed; empty: it need not be.
+    """
 
     name: str
     argv: Callable[[], Sequence[str]]
+    hangs: Callable[[int], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +159,26 @@ class Supervisor:
         log.info("%s runs as process %d", command.name, process.pid)
         if stop.is_set():  # set while the child was being created, so it has not been signalled
             process.terminate()
+        watching = asyncio.create_task(self._watch(command, process.pid, stop))
         try:
             return await process.wait()
         finally:
+            watching.cancel()
             del self._running[command.name]
             pid_file.unlink(missing_ok=True)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+    async def _watch(self, command: ComponentCommand, pid: int, stop: asyncio.Event) -> None:
+        """Kills a process that hangs."""
+        while command.hangs is not None and not stop.is_set():
+            await asyncio.sleep(WATCH_S)
+            reason = await asyncio.to_thread(command.hangs, pid)
+            if reason and not stop.is_set():
+                log.error("%s hangs and is killed: %s", command.name, reason)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+                return
 
     def _signal_all(self, number: signal.Signals) -> None:
         for process in self._running.values():

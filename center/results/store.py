@@ -226,7 +226,7 @@ class ResultStore:
             refused = misshapen(connection, [d.to_row() for d in kept])
             kept = _without(refused, kept, fresh)
             emissions = ledger.handle(FramesMerged(tuple(fresh), now_ms))
-            add_deltas(connection, [d.to_row() for d in kept])
+            add_deltas(connection, [d.to_row() for d in kept], ledger.on_query)
             write_ledger(connection, transaction.changes())
             write_answers(connection, ledger, emissions)
             add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
@@ -262,7 +262,7 @@ class ResultStore:
                     step = self._begin_step(connection, now_ms)
                     write_ledger(connection, changes)
                     write_answers(connection, ledger, emissions)
-        self._step = step
+                self._step = step
         return emissions
 
     def _refuse(
@@ -356,6 +356,15 @@ class ResultStore:
         """Frames were applied, or none is left."""
         with write_transaction(self._engine) as connection:
             connection.execute(update(t.counters).where(t.counters.c.name == "starts").values(value=0))
+
+    def copy_query(self, key: str, to: ResultStore) -> None:
+        """Copies what the job needs of a query to go on with it into an empty store."""
+        tables = (t.ledger_queries, t.ledger_entries, t.deltas, t.shapes, t.consumed)
+        with read_transaction(self._engine) as connection, write_transaction(to._engine) as target:
+            for table in tables:
+                rows = [dict(r._mapping) for r in connection.execute(select(table).where(table.c.query == key))]
+                if rows:
+                    target.execute(insert(table), rows)
 
     # Read by any process
 

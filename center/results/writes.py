@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -62,7 +62,7 @@ class DeltasRefused(Exception):
         self.refused = tuple(refused)
 
 
-def add_deltas(connection: Connection, deltas: Sequence[Delta]) -> None:
+def add_deltas(connection: Connection, deltas: Sequence[Delta], on_query: Callable[[QueryRef], None]) -> None:
     """Adds deltas, and merges those of slices that have too many. Raises DeltasRefused."""
     if not deltas:
         return
@@ -71,6 +71,7 @@ def add_deltas(connection: Connection, deltas: Sequence[Delta]) -> None:
     for delta in deltas:
         touched.setdefault(delta.query, set()).add(delta.slice_start_ms)
     for key, slices in touched.items():
+        on_query(query_from_key(key))
         starts = sorted(slices)
         for at in range(0, len(starts), _CHUNK):
             _fold(connection, key, starts[at : at + _CHUNK])
@@ -217,7 +218,10 @@ def write_answers(connection: Connection, ledger: Ledger, emissions: Sequence[Em
     last = int(connection.execute(select(t.counters.c.value).where(counter)).scalar_one())
     first = last - len(emissions) + 1
     late = _late_now(connection, ledger, emissions)
-    rows = [_answer(connection, e, late.get((e.query, e.window_start_ms), {})) for e in emissions]
+    rows = []
+    for e in emissions:
+        ledger.on_query(e.query)
+        rows.append(_answer(connection, e, late.get((e.query, e.window_start_ms), {})))
     connection.execute(insert(t.answers), [{**row, "answer_id": first + i} for i, row in enumerate(rows)])
     for ref in {e.query for e in emissions if e.phase is Phase.FINAL}:
         spent = t.deltas.c.slice_start_ms < ledger.sealed_before(ref)

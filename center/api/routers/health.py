@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from center.api.access import OPEN, READS_ALL
 from center.api.models import ComponentReadiness, Readiness
 from center.api.services import Center, Services
-from center.catalog import COMPONENTS, component_status
+from center.catalog import COMPONENTS, component_status, query_key
 from edgewater.errors import EdgewaterError, StorageError
 from edgewater.health import metrics_response
 
@@ -29,7 +29,8 @@ async def livez() -> dict[str, bool]:
     responses={503: {"model": Readiness, "description": "Not ready; `missing` says why."}},
 )
 async def readyz(request: Request, center: Center) -> Response:
-    """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway.
+    """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway. A query
+    that is set aside (`suspended`) makes the center not unready: the others are answered.
 
     Where credentials are needed, reasons and addresses are for callers with the role reader on all queries.
     """
@@ -90,7 +91,11 @@ def _readiness(center: Services) -> Readiness:
         )
         if not status.ready:
             missing.append(f"{component}: {status.reason}")
-    return Readiness(ready=not missing, missing=missing, components=components)
+    try:
+        suspended = [query_key(ref) for ref in center.catalog.suspended_queries()]
+    except StorageError as exc:
+        missing, suspended = [*missing, f"catalog: {exc.message}"], []
+    return Readiness(ready=not missing, missing=missing, components=components, suspended=suspended)
 
 
 @router.get("/metrics", dependencies=[READS_ALL], summary="Metrics in Prometheus' text format", response_class=Response)

@@ -210,6 +210,7 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
     components = (component_status(c, heartbeats, now_ms) for c in COMPONENTS if c != "api")
     merged = center.results.consumed().get(query.key, 0)
     stuck = (a.message for a in center.catalog.alarms(query=query.key) if a.kind == "query-stuck")
+    suspended = center.catalog.suspended_queries().get(query.ref)
     wait = explain(
         query,
         center.catalog.edges(),
@@ -218,6 +219,7 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
         withheld=latest is not None and bool(latest.quality["error"]["withheld"]),
         unmerged=max(0, center.catalog.last_positions().get(query.key, 0) - merged),
         stuck=next(stuck, ""),
+        suspended=suspended.reason if suspended is not None else "",
         not_ready=[f"{c.component}: {c.reason if sees_all else 'not ready'}" for c in components if not c.ready],
         now_ms=now_ms,
     )

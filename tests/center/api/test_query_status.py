@@ -122,6 +122,20 @@ def test_frames_that_the_job_cannot_merge_are_named(desk):
     assert (status["state"], status["reason"]) == ("stuck", f"query {query.key}: no common schema")
 
 
+def test_a_query_that_is_set_aside_says_so_and_the_center_stays_ready(desk):
+    query = asked(desk, T0)
+    desk.catalog.add_death(query.ref, desk.now)
+    desk.catalog.suspend_query(query.ref, "the job died 2 times", desk.now)
+    status = status_of(desk)
+    assert (status["state"], status["reason"]) == ("suspended", "the job died 2 times")
+    assert "edgewater center quarantine resume" in status["remedy"]
+    assert desk.get("/readyz").json()["suspended"] == [query.key]
+    (alarm,) = desk.get(f"/v1/queries/{query.ref.name}").json()["alarms"]
+    assert (alarm["kind"], alarm["query"]) == ("query-suspended", query.key)
+    desk.catalog.resume_query(query.ref.name)
+    assert status_of(desk)["state"] != "suspended" and desk.get("/readyz").json()["suspended"] == []
+
+
 def test_a_window_that_has_not_ended_is_no_fault(desk):
     asked(desk, T0)
     status = status_of(desk)

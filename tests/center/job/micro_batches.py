@@ -18,6 +18,7 @@ from center.job.microbatch import BatchProcessor
 from center.job.rows import ROW_SCHEMA
 from center.ledger import Ledger
 from center.results import ResultStore
+from center.storage.progress import NoProgress, Progress
 from edgewater.synopses import plugins
 from edgewater.synopses.encoding import codec
 from tests.center.job.conftest import synopsis
@@ -86,8 +87,15 @@ class Collected:
 class MicroBatches:
     """One run of the job's reader and processor over a `World`; another one is a restart."""
 
-    def __init__(self, world: Any, *, keep_frames_ms: int = FOR_EVER_MS, limits: BatchLimits | None = None) -> None:
-        self.world, self._keep_frames_ms, self._limits = world, keep_frames_ms, limits
+    def __init__(
+        self,
+        world: Any,
+        *,
+        keep_frames_ms: int = FOR_EVER_MS,
+        limits: BatchLimits | None = None,
+        progress: Progress = NoProgress(),  # noqa: B008
+    ) -> None:
+        self.world, self._keep_frames_ms, self._limits, self._progress = world, keep_frames_ms, limits, progress
         self._open()
 
     def _open(self) -> None:
@@ -100,8 +108,9 @@ class MicroBatches:
         self.store, self.ledger = ResultStore(world.results_url), Ledger()
         self.store.load_ledger(self.ledger)
         self.writer = LedgerWriter(
-            self.ledger, self.store, CatalogEvents(world.catalog), self.metrics, now_ms=world.clock
-        )
+            self.ledger, self.store, CatalogEvents(world.catalog), self.metrics, now_ms=world.clock,
+            progress=self._progress,
+        )  # fmt: skip
         self.process = BatchProcessor(
             self.writer, world.catalog, self.metrics, world.log_dir, now_ms=world.clock, monotonic=time.monotonic
         )  # fmt: skip

@@ -186,6 +186,9 @@ def test_a_standby_keeps_no_deadlines(world: Any, pair: tuple[Driver, Driver]) -
         def wait(self) -> None:
             stop.wait(0.01)
 
+        def rest(self) -> None:
+            pass
+
     thread = DeadlineThread(Noting(), two.metrics, stop, two.leadership.leads)  # type: ignore[arg-type]
     thread.start()
     assert not advanced.wait(0.3)

@@ -106,6 +106,19 @@ def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(
     assert line["principal"] == f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
 
 
+def test_queries_that_are_set_aside_are_listed_and_resumed(world: World) -> None:
+    (ref,) = world.register("a")
+    assert command(world, "queries") == {"queries": []}
+    world.catalog.add_death(ref, 5)
+    world.catalog.suspend_query(ref, "the job died", 7)
+    (listed,) = command(world, "queries")["queries"]
+    assert (listed["query"], listed["reason"], listed["deaths"]) == ("a@1", "the job died", 1)
+    assert command(world, "resume", "a") == {"query": "a"}
+    assert world.catalog.suspended_queries() == {}
+    line = json.loads(Path(f"{world.log_dir}.audit").read_text())
+    assert (line["action"], line["target"], line["outcome"]) == ("resume_query", "/v1/queries/a", "done")
+
+
 def test_a_frame_that_is_retried_counts_once_as_new_data(either: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world = either
     (ref,) = world.register("a")

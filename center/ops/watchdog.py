@@ -1,0 +1,75 @@
+"""Finds a process that lives and makes no steps.
+
+A process that waits for a core makes no steps either. The time for which its threads have waited is not counted, so
+that a starved machine raises no false alarm.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from center.storage.progress import Track, progress_path, read_progress
+
+MAX_CHECK_S = 5.0
+"""What counts of the time between two checks, at most: this process, or the machine, may have slept."""
+
+
+def waited_s(group: int) -> dict[int, float]:
+    """By thread of a process group, how long it has waited for a core; empty where the kernel does not say."""
+    waits = {}
+    for process in Path("/proc").iterdir():
+        with suppress(OSError, ValueError, IndexError):
+            if os.getpgid(int(process.name)) == group:
+                for task in (process / "task").iterdir():
+                    with suppress(OSError):
+                        waits[int(task.name)] = int((task / "schedstat").read_text().split()[1]) / 1e9
+    return waits
+
+
+class HangWatch:
+    """Watches the progress of a component.
+
+    Args:
+        directory: of the component's `Progress`.
+        most_s: time without a step from which on the process hangs.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        most_s: float,
+        *,
+        monotonic: Callable[[], float],
+        waits: Callable[[int], dict[int, float]] = waited_s,
+    ) -> None:
+        self._directory, self._most_s, self._monotonic, self._waits = directory, most_s, monotonic, waits
+        self._pid = 0
+        self._checked_s = 0.0
+        self._steps: dict[Track, int] = {}
+        self._still_s: dict[Track, float] = {}
+        self._waited: dict[int, float] = {}
+
+    def check(self, pid: int) -> str:
+        """Returns why a process hangs; empty: it does not, as far as is known. Called every second or so."""
+        now_s, found = self._monotonic(), read_progress(progress_path(self._directory, pid))
+        passed_s = min(now_s - self._checked_s, MAX_CHECK_S)
+        self._checked_s = now_s
+        if pid != self._pid:
+            self._pid, self._steps, self._still_s, self._waited = pid, {}, {}, {}
+            return ""
+        waits = self._waits(pid)
+        starved_s = max((waits[task] - before for task, before in self._waited.items() if task in waits), default=0.0)
+        self._waited = waits
+        for track, state in found.items():
+            if not state.is_live or state.steps != self._steps.get(track):
+                self._still_s[track] = 0.0
+            else:
+                self._still_s[track] += max(passed_s - starved_s, 0.0)
+            self._steps[track] = state.steps
+            if self._still_s[track] > self._most_s:
+                where = f" while it works on query {state.query}" if state.query else ""
+                return f"{track.name.lower()} has made no step for {self._still_s[track]:.0f} s{where}"
+        return ""

@@ -1,0 +1,134 @@
+"""What processes are doing, in files that outlive them: which query each works on, and that it still makes steps.
+
+A file is mapped into memory: to write it costs a microsecond, and a process that is killed leaves it as it was. The
+next process that leads reads on which queries dead ones worked; the supervisor reads whether steps are made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import weakref
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+_TRACK = struct.Struct("<QB119s")
+
+
+class Track(IntEnum):
+    """A thread's work."""
+
+    MAIN = 0
+    LEDGER = 1
+    FUNCTIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TrackState:
+    """What a track says.
+
+    Attributes:
+        steps: increases while it goes on.
+        is_live: it makes steps all the time.
+        query: key of the query that it works on; empty: of none.
+    """
+
+    steps: int
+    is_live: bool
+    query: str
+
+
+_SIZE = len(Track) * _TRACK.size
+
+
+def progress_path(directory: Path, pid: int) -> Path:
+    return directory / f"{pid}.progress"
+
+
+def read_progress(path: Path) -> dict[Track, TrackState]:
+    """Returns the tracks of a file; none if there is no file, or it is not whole."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return {}
+    if len(data) != _SIZE:
+        return {}
+    tracks = {}
+    for track in Track:
+        steps, is_live, text = _TRACK.unpack_from(data, track * _TRACK.size)
+        tracks[track] = TrackState(steps, bool(is_live), text.rstrip(b"\0").decode(errors="replace"))
+    return tracks
+
+
+class Progress:
+    """The file of this process. Each track has one thread at a time.
+
+    Args:
+        directory: of the files of all drivers of this machine.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory, self._path = directory, progress_path(directory, os.getpid())
+        # A process of this id may have died before, as in a container each time.
+        self._left = _queries(read_progress(self._path))
+        self._path.unlink(missing_ok=True)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._release = weakref.finalize(self, os.close, file)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.ftruncate(file, _SIZE)
+        self._map = mmap.mmap(file, _SIZE)
+        self._steps = dict.fromkeys(Track, 0)
+
+    def take_left(self) -> list[str]:
+        """Returns the queries on which processes worked when they died, once."""
+        left, self._left = self._left, []
+        for path in sorted(self._directory.glob("*.progress")):
+            if path == self._path:
+                continue
+            with contextlib.suppress(OSError), path.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a living process holds it
+                left += _queries(read_progress(path))
+                path.unlink()
+        return list(dict.fromkeys(left))
+
+    def enter(self, track: Track, query: str) -> None:
+        """Notes that a track begins to work on a query. A function may take as long as it likes."""
+        self._write(track, query, is_live=track is not Track.FUNCTIONS)
+
+    def step(self, track: Track) -> None:
+        """Notes that a track goes on, with no query."""
+        self._write(track, "", is_live=track is not Track.FUNCTIONS)
+
+    def rest(self, track: Track) -> None:
+        """Notes that a track has nothing to do, and makes no steps."""
+        self._write(track, "", is_live=False)
+
+    def close(self) -> None:
+        """Removes the file: the process ends as it should."""
+        if self._release.alive:
+            self._path.unlink(missing_ok=True)
+            self._release()
+
+    def _write(self, track: Track, query: str, *, is_live: bool) -> None:
+        self._steps[track] += 1
+        at = track * _TRACK.size
+        self._map[at : at + _TRACK.size] = _TRACK.pack(self._steps[track], is_live, query.encode()[:119])
+
+
+class NoProgress(Progress):
+    """Writes nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def _write(self, track: Track, query: str, *, is_live: bool) -> None:
+        pass
+
+
+def _queries(tracks: dict[Track, TrackState]) -> list[str]:
+    return [state.query for state in tracks.values() if state.query]

@@ -1,0 +1,193 @@
+"""Merged data that kill the driver: their query is set aside, the others go on, an operator tries it again."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from sqlalchemy import delete, insert
+
+from center.catalog import Catalog, suspensions
+from center.job import examination
+from center.job.job import Job, JobConfig
+from center.results import schema as t
+from center.storage.database import write_transaction
+from center.storage.progress import Progress, Track, progress_path, read_progress
+from edgewater.errors import NotFound
+from edgewater.wire import QueryRef
+from tests.center.job.conftest import World
+from tests.center.job.micro_batches import MicroBatches, deadly, install_deadly
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with closing(World(tmp_path)) as world:
+        yield world
+
+
+def config_of(world: World) -> JobConfig:
+    return JobConfig(
+        world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock,
+        progress_dir=world.path / "progress",
+    )  # fmt: skip
+
+
+def poison(world: World, ref: QueryRef, does: str = "") -> None:
+    """Adds to the merged slices what no worker has to read again, and the driver has to merge."""
+    row = {"query": f"{ref.name}@{ref.version}", "slice_start_ms": 0, "shard": 0, "synopsis": deadly(does)}
+    with write_transaction(world.store._engine) as connection:
+        connection.execute(insert(t.deltas).values(**row))
+
+
+def drive(path: Path, catalog_url: str, results_url: str, now: int) -> None:
+    """The job's driver, in a process of its own."""
+    with closing(Catalog(catalog_url)) as catalog:
+        disk = SimpleNamespace(
+            catalog_url=catalog_url, results_url=results_url, log_dir=path / "log", catalog=catalog, clock=lambda: now
+        )
+        MicroBatches(disk, progress=Progress(path / "progress")).run()
+
+
+def start(world: World) -> Job:
+    """A driver begins to lead."""
+    job = Job(config_of(world))
+    job._begin_term()
+    job.try_suspects()
+    job._progress.close()
+    return job
+
+
+def die_of(world: World, key: str) -> Job:
+    """A start of the job, after a driver that was killed while it worked on a query."""
+    dead = Progress(world.path / "progress")
+    dead.enter(Track.LEDGER, key)
+    dead._release()
+    return start(world)
+
+
+@pytest.mark.slow
+def test_a_query_whose_answer_kills_the_driver_is_set_aside_and_the_others_go_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(world.path / "plugins")
+    monkeypatch.setattr(examination, "TRIES", 1)
+    install_deadly(world.path / "plugins")
+    evil, honest = world.register("evil", "honest")
+    for ref in (evil, honest):
+        world.ship_records(world.edges[0], ref, 0, ["/a"])
+    MicroBatches(world).run()
+    poison(world, evil)
+    world.end(evil)
+    driver = multiprocessing.get_context("spawn").Process(
+        target=drive, args=(world.path, world.catalog_url, world.results_url, world.now)
+    )
+    driver.start()
+    driver.join()
+    assert driver.exitcode == -signal.SIGSEGV
+    assert driver.pid is not None
+    found = read_progress(progress_path(world.path / "progress", driver.pid))
+    assert found[Track.LEDGER].query == "evil@1"
+
+    start(world)
+    assert world.catalog.suspended_queries() == {}, "once may be chance"
+    job = die_of(world, "evil@1")
+    (suspended,) = world.catalog.suspended_queries().values()
+    assert (suspended.query, suspended.deaths) == (evil, 2) and "ended by SIGSEGV" in suspended.reason
+    (alarm,) = world.catalog.alarms(query="evil@1")
+    assert alarm.kind == "query-suspended"
+    assert job.metrics.registry.get_sample_value("edgewater_job_suspended_queries") == 1
+    assert world.store.consumed() == {"evil@1": 1, "honest@1": 1}, "the trial was made with a copy"
+
+    restarted = MicroBatches(world)
+    restarted.process.suspend("evil@1", suspended.reason)
+    world.end(honest)
+    restarted.run()
+    world.truth.pop((evil, 0, "/a"))
+    assert world.answers() == world.truth
+    assert world.store.consumed()["evil@1"] == 1, "its frames are kept"
+
+
+def test_a_query_that_is_tried_again_gets_all_its_frames(world: World) -> None:
+    evil, honest = world.register("evil", "honest")
+    job = MicroBatches(world)
+    job.process.suspend("evil@1", "odd")
+    for ref in (evil, honest):
+        world.ship_records(world.edges[0], ref, 0, ["/a"])
+        world.end(ref)
+    world.now += 10_000
+    job.run()
+    assert {ref for ref, *_ in world.answers()} == {honest}
+    job.process.resume("evil@1")
+    job.restart()
+    job.run()
+    assert world.answers() == world.truth
+
+
+@pytest.mark.slow
+def test_a_query_that_is_not_to_blame_is_set_aside_only_after_many_deaths(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trial goes well, its frames too; the job may need what only it has."""
+    monkeypatch.setattr(examination, "MAX_DEATHS", 3)
+    (ref,) = world.register("a")
+    world.ship_records(world.edges[0], ref, 0, ["/a"])
+    world.end(ref)
+    for deaths in range(1, examination.MAX_DEATHS):
+        die_of(world, "a@1")
+        assert world.catalog.suspended_queries() == {}, deaths
+    MicroBatches(world).run()
+    assert world.answers() == world.truth, "no trial has changed anything"
+    job = die_of(world, "a@1")
+    assert "lived" in world.catalog.suspended_queries()[ref].reason and job.processor.stuck == {
+        "a@1": world.catalog.suspended_queries()[ref].reason
+    }
+    world.catalog.resume_query("a")
+    assert job._resume_queries() and job.processor.stuck == {}
+    with pytest.raises(NotFound, match="query a is not set aside"):
+        world.catalog.resume_query("a")
+
+
+def test_deaths_that_are_far_apart_and_deleted_queries_count_for_nothing(world: World) -> None:
+    a, b = world.register("a", "b")
+    assert [world.catalog.add_death(a, at) for at in (0, 1000, suspensions.FORGET_MS + 2000)] == [1, 2, 1]
+    world.catalog.add_death(b, 0)
+    world.catalog.suspend_query(b, "odd", 1)
+    world.catalog.delete("b", 2)
+    assert world.catalog.suspended_queries() == {}
+    die_of(world, "b@1")
+    die_of(world, "gone@7")
+    assert world.catalog.suspended_queries() == {}
+    with write_transaction(world.catalog._engine) as connection:
+        assert connection.execute(delete(suspensions.t.suspensions)).rowcount == 1
+
+
+def test_what_a_dead_process_leaves_is_taken_once_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    progress.enter(Track.LEDGER, "a@1")
+    progress_path(tmp_path, 1 << 30).write_bytes(progress._path.read_bytes())
+    living = (tmp_path / "1.progress").open("w+b")
+    living.write(progress._path.read_bytes())
+    living.flush()
+    fcntl.flock(living, fcntl.LOCK_EX)
+    assert progress.take_left() == ["a@1"] and progress.take_left() == []
+    assert progress._path.stat().st_mode & 0o777 == 0o600
+    living.close()
+    assert progress.take_left() == ["a@1"]
+
+
+def test_a_process_that_ends_as_it_should_leaves_nothing_and_a_torn_file_says_nothing(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    progress.enter(Track.FUNCTIONS, "a@1")
+    progress.close()
+    assert list(tmp_path.iterdir()) == []
+    progress_path(tmp_path, 1 << 30).write_bytes(b"torn")
+    again = Progress(tmp_path)
+    again.enter(Track.LEDGER, "b@1")
+    again._release()  # it dies, and its successor has the same process id, as in a container
+    assert Progress(tmp_path).take_left() == ["b@1"]
