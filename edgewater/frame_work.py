@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import TYPE_CHECKING
 
-from edgewater.query import QuerySpec
 from edgewater.windows import SlicedWindow, SlidingWindow
+
+if TYPE_CHECKING:  # a configuration names this module's constants, and a query loads all synopses
+    from edgewater.query import QuerySpec
 
 PER_CLOSE = 4
 PER_PARTIAL, PER_MEASURE = 4, 4

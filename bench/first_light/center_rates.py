@@ -92,8 +92,10 @@ class Load:
         answered_at: time of the first answer of each (query, window start).
     """
 
-    def __init__(self, demo: Demo, names: list[str]) -> None:
+    def __init__(self, demo: Demo, names: list[str], listened: list[str] | None = None) -> None:
+        """Args: listened: the queries with a live stream; None: all."""
         self.demo, self.names = demo, names
+        self._listened = names if listened is None else listened
         self.edge = SyntheticEdge(f"127.0.0.1:{demo.gateway_port}")
         self.answered_at: dict[tuple[str, int], float] = {}
 
@@ -101,7 +103,7 @@ class Load:
         for name in self.names:
             self.demo.client.post("/v1/queries", json=spec(name)).raise_for_status()
         self._tasks = [asyncio.create_task(self.edge.uplink.run())]
-        self._tasks += [asyncio.create_task(self._listen(name)) for name in self.names]
+        self._tasks += [asyncio.create_task(self._listen(name)) for name in self._listened]
         await self._until(lambda: set(self.names) <= set(self.edge.queries))
         return self
 

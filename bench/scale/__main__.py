@@ -9,10 +9,13 @@ from typing import Any
 
 import click
 
-from bench.scale import takeover
+from bench.scale import rates, takeover
 
 OUT = Path("bench/out")
-PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {"takeover": takeover.measure}
+PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "rates": rates.measure,
+    "takeover": takeover.measure,
+}
 
 
 @click.command()

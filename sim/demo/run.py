@@ -45,7 +45,7 @@ class Demo:
     seconds: float
     api_port: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
-    """Keys of the center's configuration besides its addresses."""
+    """Keys of sections of the center's configuration, besides its addresses."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,12 +69,13 @@ class Demo:
         for log in self.directory.glob("*.log"):
             log.unlink()
         (self.directory / "state").mkdir(parents=True)
-        config = {
+        config: dict[str, Any] = {
             "data_dir": str(self.directory / "state" / "center"),
             "gateway": {"listen": f"127.0.0.1:{self.gateway_port}"},
             "api": {"listen": f"127.0.0.1:{self.api_port}"},
-            **self.settings,
         }
+        for section, keys in self.settings.items():
+            config[section] = config.get(section, {}) | keys
         self._start("center", ["center", "run", "--config", self._write("center.yaml", config)])
         self.wait_until_ready()
 

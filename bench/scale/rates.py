@@ -1,0 +1,75 @@
+"""Partials through a whole center, and the close of a window by many queries: rates, and CPU seconds by process."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.first_light.center_rates import FIRST_MS, GROUPS_4KB, Load, flood
+from bench.first_light.synthetic_edge import WINDOW_MS, synopsis
+from bench.scale.processes import CpuMeter, started
+from sim.demo.run import Demo
+
+LOAD = "load generator"
+
+
+def measure(smoke: bool) -> dict[str, Any]:
+    """The rows of one center: partials of 3.6 KB, 32 a window, and of 200 KB, one a window, as fast as it accepts them;
+    and windows that many queries close at the same time."""
+    with tempfile.TemporaryDirectory() as directory:
+        demo, start = started(Path(directory), {"api": {"limits": {"changes": "1000/second"}}})
+        try:
+            asyncio.run(flood(demo, GROUPS_4KB, 1, 20))  # the first batches are slower
+            small = _flood(demo, GROUPS_4KB, 32, 10 if smoke else 1_000)
+            large = _flood(demo, 10_000, 1, 10 if smoke else 400)
+            queries = asyncio.run(_close(demo, 20, 2) if smoke else _close(demo, 500, 5))
+        finally:
+            demo.stop()
+    return {
+        "start_cpu_s": start,
+        "small_partials_s": round(small["partials_s"], 1),
+        "small": small,
+        "large_mb_s": round(large["mb_s"], 2),
+        "large": large,
+        "queries": queries,
+    }
+
+
+def _flood(demo: Demo, groups: int, partials_per_frame: int, frames: int) -> dict[str, Any]:
+    meter = CpuMeter(demo)
+    done = asyncio.run(flood(demo, groups, partials_per_frame, frames))
+    used = meter.seconds()
+    each = {kind: round(s / done["partials"] * 1e6, 1) for kind, s in used.items() if kind != "wall"}
+    center = sum(us for kind, us in each.items() if kind != LOAD)
+    return done | {"cpu_us_per_partial": each, "cpu_us_per_partial_of_the_center": round(center, 1)}
+
+
+async def _close(demo: Demo, count: int, windows: int) -> dict[str, Any]:
+    """CPU of a window's close by many queries of one edge: a small frame each, all at the same time."""
+    names = [f"q{i}" for i in range(count)]
+    async with Load(demo, names, listened=names[:1]) as load:
+        payload = synopsis(1, 0)
+
+        async def close(number: int) -> float:
+            start_ms, began_s = FIRST_MS + number * WINDOW_MS, time.perf_counter()
+            for name in names[1:]:
+                load.edge.put(name, start_ms, [payload])
+            # The listened query's frame is the last one, so its answer is among the last.
+            load.edge.put(names[0], start_ms, [payload])
+            await load.wait_for({(names[0], start_ms): 0})
+            return time.perf_counter() - began_s
+
+        await close(0)
+        meter = CpuMeter(demo)
+        took_s = [await close(number) for number in range(1, windows + 1)]
+        used = meter.seconds()
+    center = sum(s for kind, s in used.items() if kind not in (LOAD, "wall"))
+    return {
+        "queries": count,
+        "close_cpu_s": round(center / windows, 3),
+        "cpu_s_per_close": {kind: round(s / windows, 3) for kind, s in used.items() if kind != "wall"},
+        "close_to_answer_s": round(sorted(took_s)[len(took_s) // 2], 2),
+    }
