@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from center.batch.compute_phase import CHUNK_ROWS, BatchJob, Compute
@@ -61,11 +63,12 @@ _MUST_BE_FALSE = (
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A range of a file's bytes; the row groups whose middle lies in it belong to it."""
+    """A range of a file's bytes; the row groups whose middle lies in it belong to it. `size`: of the whole file."""
 
     path: str
     start: int
     length: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +104,14 @@ class ParquetScan:
         """Reads the rows of a partition.
 
         Raises:
-            InvalidRecord: a file has changed, and its columns are not those that were planned.
+            InvalidRecord: a file has changed, and has another size or other columns than were planned.
         """
         for part in self.partitions[partition]:
             with pq.ParquetFile(part.path) as file:
-                if not _fits(file, self.types):
-                    raise InvalidRecord(part.path, None, f"columns {', '.join(self.types)}", "the file has changed")
+                size = Path(part.path).stat().st_size
+                if size != part.size or not _fits(file, self.types):
+                    planned = f"{part.size} bytes and columns {', '.join(self.types)}"
+                    raise InvalidRecord(part.path, f"{size} bytes", planned, "the file has changed")
                 groups = [i for i in range(file.num_row_groups) if 0 <= _middle(file, i) - part.start < part.length]
                 for batch in file.iter_batches(CHUNK_ROWS, groups, list(self.types), use_threads=False):
                     yield self._records(batch)
@@ -136,7 +141,7 @@ def parquet_scan(records: DataFrame) -> ParquetScan | None:
         return None
     try:
         return _scan_of(frame.queryExecution())
-    except Py4JError:
+    except (Py4JError, PySparkException):
         return None  # Spark says what is wrong when it reads, such as a file that is gone
 
 
@@ -225,7 +230,7 @@ def _ranges(partition: Any) -> tuple[FileRange, ...] | None:
         uri = file.filePath().toUri()
         if uri.getScheme() != "file":
             return None
-        found.append(FileRange(str(uri.getPath()), int(file.start()), int(file.length())))
+        found.append(FileRange(str(uri.getPath()), int(file.start()), int(file.length()), int(file.fileSize())))
     return tuple(found)
 
 
