@@ -118,7 +118,7 @@ def center() -> None:
       tls: {cert: center.pem, key: center.key, client_ca: edges.pem}
       catalog_url: postgresql+psycopg://…  # SQLite in data_dir if not given; results_url likewise
       log_dir: /mnt/frames                 # the frame log
-      spark: {master: "local[2]", driver_memory: 1g, conf: {spark.ui.enabled: "true"}}
+      spark: {master: "local[2]", driver_memory: 1g, standby: true, conf: {spark.ui.enabled: "true"}}
       retention: {frames: 1h, answers: 7d} # how long applied frames, and final answers, are kept
 
     A key may also be set in the environment: EDGEWATER_CENTER__API__TOKEN.
@@ -176,7 +176,10 @@ def gateway(config: CenterConfig) -> None:
 @center.command()
 @configured
 def job(config: CenterConfig) -> None:
-    """Merge frames on Spark and answer queries until SIGTERM or Ctrl-C. One per catalog; needs Java 17."""
+    """Merge frames on Spark and answer queries until SIGTERM or Ctrl-C. Needs Java 17.
+
+    Any number may run over one result store: one leads, the others are warm standbys that take over.
+    """
     from center.ops.processes import run_job
 
     for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:

@@ -162,9 +162,13 @@ class Leadership(threading.Thread):
             self.problem = ""
         except LeaseLost as exc:
             self._lose(exc)
-        except StorageError as exc:
+        except Exception as exc:  # of the database, or of a disk: without this thread the driver would never lead
             if not self.problem:
-                logger.warning("the driver's lease cannot be read or renewed; trying again: %s", exc)
+                logger.warning(
+                    "the driver's lease cannot be kept; trying again: %s",
+                    exc,
+                    exc_info=not isinstance(exc, StorageError),
+                )
             self.problem = f"the driver's lease: {exc}"
 
     def _wait_for_turn(self) -> None:

@@ -145,6 +145,23 @@ def test_a_database_that_cannot_be_reached_is_reported_and_costs_the_leader_noth
     assert (one.leads, two.leads, one.leadership.problem, two.leadership.problem) == (True, False, "", "")
 
 
+def test_a_driver_that_cannot_begin_to_lead_says_why_and_tries_again(
+    pair: tuple[Driver, Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    one.close()
+
+    def full() -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(two.leadership, "_began", full)
+        two.leadership.step()
+    assert not two.leads and "no space left" in two.leadership.problem
+    two.watch(2 * LEASE_S)
+    assert two.leads and not two.leadership.problem
+
+
 def test_an_owner_that_has_ended_on_this_machine_is_known_to_be_gone() -> None:
     mine = new_owner()
     assert not is_gone(mine)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from center.catalog import Catalog
+from center.config import CenterConfig, SparkSection
 from center.ops.processes import opened
+from center.ops.startup import Startup
 from edgewater.errors import StorageError
 
 
@@ -39,3 +41,13 @@ def test_a_database_that_is_not_one_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="not a database"):
         opened(open_catalog)
     assert len(attempts) == 1
+
+
+def test_a_center_with_a_standby_runs_two_drivers_with_metrics_at_different_ports(tmp_path: Path) -> None:
+    spark = {"standby": True, "metrics": "127.0.0.1:7402"}
+    config = CenterConfig.from_mapping({"data_dir": str(tmp_path), "spark": spark})
+    commands = {c.name: list(c.argv()) for c in Startup(config, ["--log-level", "info"], as_json=False).commands()}
+    assert commands.keys() == {"gateway", "job", "api", "standby"}
+    assert commands["standby"] == [*commands["job"], "--set", "spark.metrics=127.0.0.1:0"]
+    alone = Startup(config.model_copy(update={"spark": SparkSection()}), [], as_json=False)
+    assert "standby" not in {c.name for c in alone.commands()}
