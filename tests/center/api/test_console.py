@@ -33,7 +33,9 @@ WAIT_MS = 20_000
 LARGEST = 150_000
 """Bytes of the console, compressed."""
 
-needs_browser = pytest.mark.skipif(BROWSER is None, reason=REASON)
+
+def needs_browser(test: Any) -> Any:
+    return pytest.mark.e2e(pytest.mark.skipif(BROWSER is None, reason=REASON)(test))
 
 
 class Tab:
@@ -245,9 +247,10 @@ def test_a_token_that_is_wrong_or_has_expired_leads_to_the_login(browser, desk):
         t.page.locator("form button").click()
         t.page.locator("tr[data-given]").first.wait_for()
         assert all("right" not in asked for asked in t.asked)
+        t.page.get_by_role("link", name="Edges").click()
+        t.page.locator("tr[data-edge]").first.wait_for()
         t.page.evaluate("() => sessionStorage.setItem('edgewater.token', 'old')")  # as if it had expired
-        t.open("/ui/edges")
-        t.page.locator("#token").wait_for()
+        t.shows("The token is no longer accepted")
 
 
 @needs_browser

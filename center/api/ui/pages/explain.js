@@ -20,7 +20,7 @@ export function Explain({ args: [name, start], search }) {
     <div class="title"><h1>Why is ${told.measure}${told.value ? ` (${told.value})` : ""} ${f.number(told.estimate)}?</h1><${Phase} phase=${told.phase} revision=${told.revision} /><${Contract} contract=${told.contract} /></div>
     <${Problem} error=${problem} />
     <p>${f.group(told.group)} from ${f.time(told.window.start)} to ${f.time(told.window.end)} UTC, given ${f.time(told.given_at)}: <${Interval} value=${told} />
-      ${told.confidence === null ? " – no bound is known" : told.confidence === 1 ? " – the bounds always hold" : ` – with ${f.percent(told.confidence)} confidence for each value`}${told.coverage !== null ? `; of recent windows, ${f.percent(told.coverage)} of first intervals contained the true value` : ""}.
+      ${told.confidence === null ? " – no bound is known" : told.confidence === 1 ? " – the bounds always hold" : ` – with ${f.percent(told.confidence)} confidence ${told.contract.requested.scope === "all" ? "for all groups at once" : "for each value"}`}${told.coverage !== null ? `; of recent windows, ${f.percent(told.coverage)} of first intervals contained the true value` : ""}.
       ${told.groups > 1 ? ` It has the widest interval of ${told.groups} groups.` : ""}</p>
     <${ErrorParts} told=${told} />
     ${told.contract.violations.length > 0 && html`<section class="card alarm" aria-label="Violations"><h2>What the contract does not get</h2><ul>${told.contract.violations.map((v) => html`<li><b>${v.code}</b> ${v.message}</li>`)}</ul></section>`}
