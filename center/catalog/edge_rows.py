@@ -27,6 +27,8 @@ MAX_INCARNATIONS = 500
 REMEMBER_MS = 86_400_000
 Refusal = tuple[str, ProtocolError]
 """An alarm's kind, and the error whose message it has."""
+FIRST_SEQ = 1
+"""The first frame of an incarnation."""
 MAX_FORMER_STREAMS = 64
 """Streams that are kept of each edge after it has ceased to serve them."""
 
@@ -108,7 +110,7 @@ def forget_incarnations(connection: Connection, edge: EdgeId, now_ms: int) -> Re
     """Makes room for a new incarnation of an edge that has had `MAX_INCARNATIONS`.
 
     Deletes incarnations without an indexed frame, and those that have not connected for `REMEMBER_MS`, except the last
-    one. Frames that a forgotten incarnation sends again, because it never received their acknowledgement, count twice.
+    one. Frames of the latter must not count twice: `require_new` recognises such an incarnation.
 
     Returns:
         The refusal of a further incarnation, if too many have sent frames within that time.
@@ -119,7 +121,12 @@ def forget_incarnations(connection: Connection, edge: EdgeId, now_ms: int) -> Re
         return None
     unused = (c.awaited_seq == c.first_seq) | (c.hello_at_ms < now_ms - REMEMBER_MS)
     last = incarnation_in_use(connection, edge)
-    connection.execute(delete(t.incarnations).where(c.edge == edge, c.incarnation != last, unused))
+    old = (c.edge == edge) & (c.incarnation != last) & unused
+    used = connection.execute(select(func.count()).where(old, c.awaited_seq != c.first_seq)).scalar_one()
+    connection.execute(delete(t.incarnations).where(old))
+    if used:
+        this = t.edges.c.edge == edge
+        connection.execute(update(t.edges).where(this).values(forgotten=t.edges.c.forgotten + used))
     count = connection.execute(of_edge).scalar_one()
     if count < MAX_INCARNATIONS:
         return None
@@ -128,6 +135,21 @@ def forget_incarnations(connection: Connection, edge: EdgeId, now_ms: int) -> Re
         " expected one as long as the edge's state directory exists: keep it from one start to the next"
     )
     return "too-many-incarnations", LimitExceeded(message, "incarnations")
+
+
+def require_new(connection: Connection, edge: EdgeId, incarnation: str, oldest_seq: int) -> Refusal | None:
+    """Refuses an unknown incarnation that has had acknowledgements, of an edge of which some were forgotten: the center
+    may have the frames that it would send again, because their acknowledgement was lost.
+
+    One that has never had an acknowledgement sends all frames from its first one on, as a new one does.
+    """
+    forgotten = connection.execute(select(t.edges.c.forgotten).where(t.edges.c.edge == edge)).scalar_one_or_none()
+    if not forgotten or oldest_seq <= FIRST_SEQ:
+        return None
+    return "incarnation-forgotten", ProtocolError(
+        f"edge {edge}: incarnation {incarnation} has frames from {oldest_seq} on, and the center no longer knows which"
+        " of them it has: give the edge a new state directory, so that none counts twice"
+    )
 
 
 def upsert_edge(

@@ -53,8 +53,10 @@ edges = Table(
     Column("rtt_ms", Float, nullable=False),
     Column("clock_offset_ms", Float, nullable=False),
     Column("retired", Boolean, nullable=False),
+    Column("forgotten", BigInteger, nullable=False, server_default="0"),
 )
-"""One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops."""
+"""One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops. ``forgotten``: number of its
+incarnations that have sent frames and are not remembered."""
 
 stream_columns = Table(
     "stream_columns",

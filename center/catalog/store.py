@@ -22,6 +22,7 @@ from center.catalog.edge_rows import (
     increment_version,
     lock_catalog,
     record_lost_state,
+    require_new,
     select_edges,
     select_incarnation,
     select_shapes,
@@ -282,6 +283,8 @@ class Catalog:
             refused = self._refusal(connection, edge, streams) or (
                 forget_incarnations(connection, edge, now_ms) if known is None else None
             )
+            if refused is None and known is None:
+                refused = require_new(connection, edge, incarnation, oldest_seq)
             if refused is None and next_seq < awaited:
                 message = (
                     f"edge {edge}: incarnation {incarnation} is about to build frame {next_seq}, but the center has"

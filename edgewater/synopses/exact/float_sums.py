@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewater.errors import CorruptSynopsis
-from edgewater.synopses.array_stack import has_negative_zero, rounds
+from edgewater.synopses.array_stack import rounds
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import AtMost, Field, Layout, field
@@ -183,7 +183,7 @@ class FloatSums:
         counts = np.bincount(codes)
         if counts.max(initial=0) > 1:
             parts = other.parts[:, : len(codes)]
-            usual = other.huge is None and other.odd is None and not has_negative_zero(parts)
+            usual = other.huge is None and other.odd is None
             if usual and np.abs(parts).max() <= _HUGE:
                 # The parts of a sum are values whose exact sum it is, and a sum has one normal form.
                 for part in parts:
@@ -279,11 +279,12 @@ class FloatSums:
     def from_arrays(cls, arrays: Sequence[FloatArray], kind: str) -> Self:
         """Reads the arrays of `layouts`. Raises CorruptSynopsis."""
         result = cls()
-        result.parts = np.atleast_2d(arrays[0])
+        # No sum of a batch is -0.0. Of one that a partial states, the sign would depend on the order of the partials.
+        result.parts = np.atleast_2d(arrays[0]) + 0.0
         if len(arrays) == 3:
             result.huge = FloatSums()
-            result.huge.parts = np.atleast_2d(arrays[1])
-            result.odd = _one_nan(arrays[2])
+            result.huge.parts = np.atleast_2d(arrays[1]) + 0.0
+            result.odd = _one_nan(arrays[2] + 0.0)
             if (np.isfinite(result.odd) & (result.odd != 0.0)).any():
                 raise CorruptSynopsis(f"{kind}: a sum of infinities and NaN is finite")
         for parts in (sums.parts for sums in result._all()):

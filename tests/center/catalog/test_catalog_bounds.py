@@ -11,7 +11,7 @@ from center.catalog.edge_rows import REMEMBER_MS
 from center.catalog.query_rows import FORGET_AFTER_MS
 from center.storage.frame_log import FrameLocation
 from edgewater import windows
-from edgewater.errors import Conflict, InvalidQuery, LimitExceeded
+from edgewater.errors import Conflict, InvalidQuery, LimitExceeded, ProtocolError
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, frame, hello, spec
@@ -179,3 +179,22 @@ def test_an_edge_that_makes_incarnations_in_a_loop_is_refused_and_another_is_not
     assert hello(catalog, incarnation="i2", next_seq=1, now_ms=2_000) == 0, "one that is remembered may go on"
     hello(catalog, incarnation="tomorrow", now_ms=2_001 + REMEMBER_MS)
     assert catalog.edge(JFK).incarnations == 2
+
+
+def test_an_incarnation_that_was_forgotten_does_not_send_frames_that_would_count_twice(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge_rows, "MAX_INCARNATIONS", 3)
+    query = catalog.register(spec(), 1).ref
+    for n in range(3):
+        hello(catalog, incarnation=f"i{n}", oldest_seq=1, next_seq=1, now_ms=n)
+        frames = [frame(query, seq, incarnation=f"i{n}") for seq in (1, 2)]
+        assert catalog.index(frames) == [IndexOutcome.NEW] * 2
+    hello(catalog, incarnation="new", oldest_seq=1, next_seq=9, now_ms=2_000 + REMEMBER_MS)  # built nine offline
+    # The acknowledgement of its second frame was lost, and retention has dropped both from the index.
+    catalog.drop_frames({"miles@1": 6})
+    with pytest.raises(ProtocolError, match="incarnation i0 has frames from 2 on, and the center no longer knows"):
+        hello(catalog, incarnation="i0", oldest_seq=2, next_seq=3, now_ms=2_001 + REMEMBER_MS)
+    assert [a.kind for a in catalog.alarms() if a.kind == "incarnation-forgotten"] == ["incarnation-forgotten"]
+    assert catalog.edge(JFK).incarnation == "new"
+    hello(catalog, LGA, incarnation="restored", oldest_seq=57, next_seq=60)  # of another edge nothing was forgotten

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis
+from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.base import Mean
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.exact.aggregates import (
@@ -148,3 +151,24 @@ def test_a_part_that_is_not_finite_is_corrupt() -> None:
     message.arrays[1].CopyFrom(codec.encode(np.array([0.0, math.inf])))
     with pytest.raises(CorruptSynopsis, match=r"sums has numbers from .* to inf"):
         FloatSumStack.from_message(message)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_partial_with_a_negative_zero_gives_the_same_bytes_in_any_order_and_as_one_stack(
+    order: tuple[int, ...],
+) -> None:
+    """No edge sends one; its sign depended on which other sums have several parts."""
+
+    def partial(keys: list[int], values: list[float]) -> bytes:
+        grouped = GroupedAggregate({"k": pa.int64()}, {"m": FloatSumStack()})
+        grouped.update([pa.array(keys)], {"m": pa.array(values)}, len(keys))
+        return grouped.to_bytes()
+
+    message = codec.unseal(partial([7], [5.5]))
+    message.parts[0].arrays[1].CopyFrom(codec.encode(np.array([-0.0])))
+    partials = [partial([1, 1, 2], [1.0, 2.0**-60, 3.0]), codec.seal(message), partial([2, 2], [1e100, 1.0])]
+    merged = GroupedAggregate.merge_bytes([partials[at] for at in order])
+    assert merged == GroupedAggregate._merge_one_by_one([partials[at] for at in order])
+    sums = GroupedAggregate.from_bytes(merged)
+    values = dict(zip(sums.rows()[0].to_pylist(), sums.query("m").value, strict=True))
+    assert values == {1: 1.0, 2: 1e100, 7: 0.0} and not np.signbit(values[7])
