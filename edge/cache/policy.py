@@ -15,12 +15,15 @@ from edge.cache.partition import ErrorLimits, primary_mask
 from edge.cache.send_queue import SendQueue
 from edge.cache.sizing import SIZINGS, SendSlots, accumulated_errors, error_scales, explicit_errors, target_level
 from edgewater.caching import CacheSpec
-from edgewater.synopses import IntArray
+from edgewater.synopses import ExtremumStack, IntArray
 
 MIN_GAIN_WITHOUT_PRESSURE = 0.05
 """Without pressure an entry of an open slice is sent only if its gain is at least this."""
 STALENESS_EAGER_FACTOR = 0.2
 """Under a staleness budget `CacheSpec.eager` is multiplied by this: spare capacity of the link costs nothing."""
+EXACT = ErrorLimits({})
+FEW_SPARED = 0.02
+"""Up to this fraction of the groups that need no send, a budget keeps the order of exact results."""
 RANKED_FROM = 0.05
 """Entries that have used up less than this fraction of their limit are not ranked before their slice closes."""
 
@@ -45,24 +48,41 @@ def rank_open(
     entries: SliceEntries, limits: ErrorLimits, spec: CacheSpec, history: GroupHistory, context: RankingContext
 ) -> SendQueue:
     """Ranks an open slice of an exact or error-bound query."""
-    margin = RANKED_FROM if spec.eviction == "gain" else 1.0
-    groups = np.flatnonzero(primary_mask(entries, limits, margin))
+    gain = spec.eviction == "gain"
+    sends = _SparedSends.of(entries, limits)
     min_gain = max(spec.eager, MIN_GAIN_WITHOUT_PRESSURE * (1.0 - context.pressure))
-    min_done = 0.0 if limits.is_exact or _has_spare_sends(entries, limits) else min_gain
+    min_done = 0.0 if limits.is_exact or sends.left else min_gain
+    groups = np.flatnonzero(primary_mask(entries, limits, RANKED_FROM if gain else 1.0))
+    extrema = any(isinstance(entries.pending.measures[m], ExtremumStack) for m in limits.measures)
+    if gain and sends.are_few and not extrema and not limits.is_exact:
+        # The order of exact results, without the groups that the budget skips: another one repeats as many, or more.
+        groups, limits, min_done = np.flatnonzero(primary_mask(entries, limits)), EXACT, 0.0
     return _ranked(SliceView(entries, limits, history, context.elapsed, min_gain, min_done), groups, spec, context)
 
 
-def _has_spare_sends(entries: SliceEntries, limits: ErrorLimits) -> bool:
-    """Returns whether the groups that need no send are still more than the sends that were repeated.
+@dataclass(frozen=True, slots=True)
+class _SparedSends:
+    """The sends that a budget spares, so that it costs hardly ever more of them than exact results.
 
     An exact query sends every group once, and repeats a send after a record that its forecast did not expect. Once the
     repeated sends have used up what the budget saves, groups are only sent early where an exact query would send them
-    too, so that a budget costs hardly ever more sends than exact results.
+    too.
+
+    Attributes:
+        left: whether the groups that need no send are still more than the sends that were repeated.
+        are_few: whether they are so few of all groups that the repeated sends alone decide.
     """
-    sends = entries.sends
-    unsent = np.flatnonzero(sends == 0)
-    needed = int(np.count_nonzero(primary_mask(entries, limits, groups=unsent)))
-    return int(sends.sum()) - (len(sends) - len(unsent)) < len(unsent) - needed
+
+    left: bool
+    are_few: bool
+
+    @classmethod
+    def of(cls, entries: SliceEntries, limits: ErrorLimits) -> _SparedSends:
+        sends = entries.sends
+        unsent = np.flatnonzero(sends == 0)
+        needed = int(np.count_nonzero(primary_mask(entries, limits, groups=unsent)))
+        spared, repeated = len(unsent) - needed, int(sends.sum()) - (len(sends) - len(unsent))
+        return cls(repeated < spared, spared <= FEW_SPARED * len(sends))
 
 
 def _ranked(view: SliceView, groups: IntArray, spec: CacheSpec, context: RankingContext) -> SendQueue:
