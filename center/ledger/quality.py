@@ -505,6 +505,11 @@ def with_accuracy(
     violations = [v for v in quality.violations if v.code in stated]
     if prediction is not None and quality.losses:
         prediction = prediction.without_bounds("an edge may have lost input of the window")
+    elif prediction is not None and quality.lost_state:
+        lost = ", ".join(quality.lost_state)
+        prediction = prediction.without_bounds(
+            f"the reports of {lost} were lost with its state, or count records twice"
+        )
     elif prediction is not None and not prediction.bounded:
         prediction = prediction.without_bounds(prediction.reason)
     if prediction is None and early:
