@@ -124,7 +124,7 @@ MAX_NAMED_EDGES = 3
 """Edges that a message names."""
 
 MAX_LISTED_EDGES = 1_000
-"""Edges that an answer lists as closed."""
+"""Edges that a statement of an answer lists."""
 
 STALENESS = "staleness-budget"
 """Violation code: the answer came later than its staleness budget."""
@@ -182,13 +182,17 @@ class EdgeStatements:
     totals: Mapping[str, Totals] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
-        """JSON; `closed` is null for more than `MAX_LISTED_EDGES`."""
+        """JSON; a member is null where it would have more than `MAX_LISTED_EDGES`."""
         bounds = {edge: t.withheld for edge, t in self.totals.items() if t.withheld}
+        late = {edge: t.late for edge, t in self.totals.items() if t.late}
+        few = MAX_LISTED_EDGES
         return {
-            "closed": list(self.closed) if len(self.closed) <= MAX_LISTED_EDGES else None,
-            "closed_until_ms": dict(self.closed_until_ms),
-            "late": {edge: t.late for edge, t in self.totals.items() if t.late},
-            "withheld": {e: {name: b.to_mapping() for name, b in sorted(w.items())} for e, w in bounds.items()},
+            "closed": list(self.closed) if len(self.closed) <= few else None,
+            "closed_until_ms": dict(self.closed_until_ms) if len(self.closed_until_ms) <= few else None,
+            "late": late if len(late) <= few else None,
+            "withheld": {e: {name: b.to_mapping() for name, b in sorted(w.items())} for e, w in bounds.items()}
+            if len(bounds) <= few
+            else None,
         }
 
 

@@ -118,19 +118,19 @@ def edge_statements(record: AnswerRecord, measure: Measure) -> dict[str, dict[st
     """What each edge had stated of the window when the answer was given; None: unknown."""
     completeness, stated = record.quality["completeness"], record.quality.get("edges")
     missing, left = completeness["missing"], completeness.get("left", ())
-    held = {} if stated is None else stated["withheld"]
-    late = {} if stated is None else stated["late"]
-    closed = (stated or {}).get("closed") or ()
-    until = {} if stated is None else stated["closed_until_ms"]
+    unlisted: dict[str, Any] = dict.fromkeys(("closed", "closed_until_ms", "late", "withheld"))
+    stated = stated or unlisted
+    held, late, until = stated["withheld"], stated["late"], stated["closed_until_ms"] or {}
+    closed = stated["closed"] or ()
     result = {}
-    for edge in sorted({*closed, *missing, *left, *held, *late}):
-        has_closed = True if edge in closed else False if edge in (*missing, *left) else None
-        none_late = 0 if has_closed else None
+    having, lacking = frozenset(closed), frozenset((*missing, *left))
+    for edge in sorted({*having, *lacking, *(held or ()), *(late or ())}):
+        has_closed = True if edge in having else False if edge in lacking else None
         result[edge] = {
             "closed": has_closed,
             "closed_until": rfc3339(until[edge]) if edge in until else None,
-            "late": late.get(edge, none_late),
-            "withheld": _withheld_at_edge(held.get(edge), measure, bool(has_closed)),
+            "late": None if late is None else late.get(edge, 0 if has_closed else None),
+            "withheld": None if held is None else _withheld_at_edge(held.get(edge), measure, bool(has_closed)),
         }
     return result
 

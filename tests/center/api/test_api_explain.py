@@ -198,3 +198,13 @@ def test_functions_say_what_interval_they_give_and_whether_they_take_an_error_bu
     assert (listed["quantiles"]["interval"], listed["quantiles"]["error_budget"]) == ("sketch", None)
     assert (listed["bernoulli"]["interval"], listed["reservoir"]["interval"]) == ("sample", "sample")
     assert listed["quantiles"]["parameters"][0]["name"] == "accuracy"
+
+
+def test_statements_of_very_many_edges_are_not_stored_and_unknown(desk, monkeypatch):
+    monkeypatch.setattr("center.ledger.quality.MAX_LISTED_EDGES", 1)
+    withholding(desk)
+    desk.connect("ewr")
+    told = desk.get(f"{FIRST}/explain?measure=miles").json()
+    assert told["parts"][1]["above"] == 250
+    assert {(e["closed"], e["late"]) for e in told["edges"]} == {(None, None)}
+    assert set(desk.get("/v1/queries/flights/completeness").json()["edges"].values()) == {"?"}
