@@ -11,6 +11,11 @@ from edgewater.errors import InvalidConfig
 from edgewater.scheduling.costs import CostEstimate, Operator
 from edgewater.scheduling.ingestion import DEFAULT_EPOCHS, IngestionHistory
 
+MAX_TIME_MS = 1e14
+"""3,000 years: a watermark beyond it, such as infinity at the end of a stream, counts as it."""
+MAX_COUNTED_FIRINGS = 1_000
+"""More windows that one watermark sweeps hold no records, and add nothing to the cost of the queue."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueryProfile:
@@ -37,10 +42,10 @@ class QueryProfile:
     epochs: int = DEFAULT_EPOCHS
 
     def __post_init__(self) -> None:
-        if not (self.period_ms > 0 and math.isfinite(self.period_ms)):
-            raise InvalidConfig("period_ms", self.period_ms, "a time above 0")
-        if not math.isfinite(self.offset_ms):
-            raise InvalidConfig("offset_ms", self.offset_ms, "a finite time")
+        if not 1 <= self.period_ms <= MAX_TIME_MS:
+            raise InvalidConfig("period_ms", self.period_ms, "a time from 1 ms on")
+        if not abs(self.offset_ms) <= MAX_TIME_MS:
+            raise InvalidConfig("offset_ms", self.offset_ms, f"a time up to {MAX_TIME_MS:.0f} ms")
         if self.inputs < 1:
             raise InvalidConfig("inputs", self.inputs, "at least one input")
 
@@ -143,12 +148,12 @@ class QueryState:
     def advance(self, number: int, watermark_ms: float, now_ms: float) -> int:
         """Advances an input's watermark. Returns the number of windows that all inputs have swept by it."""
         this = self.inputs[number]
-        if not watermark_ms >= this.end_ms:
+        if not min(watermark_ms, MAX_TIME_MS) >= this.end_ms:
             return 0
         period = self.profile.period_ms
         # The first end alone is observed: of those that one watermark sweeps together the others are late by design.
         this.history.observe(now_ms - this.end_ms)
-        this.end_ms += (math.floor((watermark_ms - this.end_ms) / period) + 1) * period
+        this.end_ms += (math.floor((min(watermark_ms, MAX_TIME_MS) - this.end_ms) / period) + 1) * period
         end_ms = min(each.end_ms for each in self.inputs)
         firings = round((end_ms - self.end_ms) / period)
         self.end_ms = end_ms

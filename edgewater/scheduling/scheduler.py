@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgewater.errors import Conflict, InvalidConfig, NotFound
+from edgewater.errors import Conflict, InvalidConfig, InvalidRecord, NotFound
 from edgewater.scheduling.memory import MemoryLimits, MemoryManager
 from edgewater.scheduling.policies import Policy
-from edgewater.scheduling.queries import Item, QueryProfile, QueryState
+from edgewater.scheduling.queries import MAX_COUNTED_FIRINGS, Item, QueryProfile, QueryState
 
 DEFAULT_CYCLE_MS = 120.0
 DEFAULT_FLOOR_MS = 30_000.0
@@ -147,7 +147,12 @@ class Scheduler:
         """Queues a batch of records. False: it would exceed the cap, so its source has to keep it for now.
 
         A batch that is larger than the cap as a whole is refused for ever: sources cut batches below it.
+
+        Raises:
+            InvalidRecord: `records` is not a number of records.
         """
+        if not 0 <= records < math.inf:
+            raise InvalidRecord("records", records, "a number of records, 0 or more")
         if not self.memory.has_room(records) or self._slots[query.index] is not query:
             return False
         self.memory.add(records)
@@ -171,7 +176,7 @@ class Scheduler:
             return False
         end_ms = query.end_ms - query.profile.period_ms
         query.sweeps.append((end_ms, now_ms))
-        cost_ms = firings * query.costs.firing_ms
+        cost_ms = min(firings, MAX_COUNTED_FIRINGS) * query.costs.firing_ms
         self._append(query, Item(0.0, now_ms, end_ms=end_ms, firings=firings, cost_ms=cost_ms))
         return True
 

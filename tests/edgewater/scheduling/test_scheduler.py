@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import Conflict, InvalidConfig, NotFound
+from edgewater.errors import Conflict, InvalidConfig, InvalidRecord, NotFound
 from edgewater.scheduling import (
     POLICIES,
     LeastSlack,
@@ -332,6 +332,26 @@ def test_a_query_that_is_deleted_during_its_turn_changes_no_other() -> None:
     assert new.debt_ms == new.records == 0 and scheduler.next(502) is None
 
 
+@pytest.mark.parametrize("records", [-1.0, float("nan"), float("inf")])
+def test_a_batch_has_a_number_of_records(records: float) -> None:
+    scheduler = klink()
+    state = scheduler.add(profile("q"), 0)
+    with pytest.raises(InvalidRecord, match="records"):
+        scheduler.offer(state, records, 1)
+    assert scheduler.memory.used == 0 and scheduler.next(2) is None
+
+
+def test_the_watermark_at_the_end_of_a_stream_sweeps_what_is_left() -> None:
+    scheduler = klink()
+    state, other = (scheduler.add(profile(name), 0) for name in ("q", "other"))
+    scheduler.offer(state, 10, 1)
+    assert not scheduler.watermark(state, float("nan"), 2)
+    assert scheduler.watermark(state, float("inf"), 3)
+    assert not scheduler.watermark(state, float("inf"), 4), "nothing is left"
+    scheduler.offer(other, 10, 5)
+    assert order(scheduler, 6) == ["q", "other"]
+
+
 def test_a_name_is_taken_once() -> None:
     scheduler = klink()
     scheduler.add(profile("q"), 0)
@@ -345,6 +365,8 @@ def test_a_name_is_taken_once() -> None:
         (lambda: klink(cycle_ms=0), "cycle_ms"),
         (lambda: klink(floor_ms=-1), "floor_ms"),
         (lambda: profile("q", 0), "period_ms"),
+        (lambda: profile("q", float("inf")), "period_ms"),
+        (lambda: profile("q", offset_ms=float("nan")), "offset_ms"),
         (lambda: profile("q", inputs=0), "inputs"),
         (lambda: MemoryLimits(10, 100), "cap_bytes"),
         (lambda: MemoryLimits(1_000, 100, threshold=0.5, release=0.6), "threshold"),
