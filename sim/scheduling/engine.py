@@ -122,12 +122,12 @@ class _Node:
         scheduler, outcome, clock = self._scheduler, self._outcome, self._clock
         now_ms, at, count = 0.0, 0, len(mine)
         while True:
-            began_s = clock()
             while at < count and mine[at].at_ms <= now_ms:
                 self._arrive(mine[at])
                 at += 1
             if self._held:
                 self._release(now_ms)
+            began_s = clock()
             turn = scheduler.next(now_ms)
             outcome.scheduler_s += clock() - began_s
             outcome.clock_calls += 1
@@ -162,10 +162,16 @@ class _Node:
 
     def _offer(self, arrival: Arrival, now_ms: float) -> bool:
         state = self._states[arrival.query]
+        outcome, clock = self._outcome, self._clock
+        began_s = clock()
         if arrival.watermark_ms is None:
-            return self._scheduler.offer(state, arrival.records, now_ms)
-        self._scheduler.watermark(state, arrival.watermark_ms, now_ms, arrival.number)
-        return True
+            taken = self._scheduler.offer(state, arrival.records, now_ms)
+        else:
+            taken = True
+            self._scheduler.watermark(state, arrival.watermark_ms, now_ms, arrival.number)
+        outcome.scheduler_s += clock() - began_s
+        outcome.clock_calls += 1
+        return taken
 
     def _release(self, now_ms: float) -> None:
         """Sources that are held back deliver as far as there is room, the one that has waited longest first."""
