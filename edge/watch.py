@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -142,7 +143,7 @@ def top(where: str, interval_s: float, once: bool, as_json: bool) -> None:
         if once or not screen.is_terminal:
             screen.print(_view(state, None, 0.0))
             return
-        with Live(console=screen, screen=True, auto_refresh=False) as live:
+        with contextlib.suppress(KeyboardInterrupt), Live(console=screen, screen=True, auto_refresh=False) as live:
             before, at = state, time.monotonic()
             live.update(_view(state, None, 0.0), refresh=True)
             while True:

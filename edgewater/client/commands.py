@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
@@ -234,9 +235,15 @@ def query_tail(
     With --json a line per answer, as the API states it. A lost connection is made again, and no answer is left out
     unless a line `gap` says so.
     """
+    with contextlib.suppress(KeyboardInterrupt):
+        _tail(center.query(name), count, phase, questions, as_json)
+
+
+def _tail(found: Query, count: int | None, phase: str, questions: dict[str, Any], as_json: bool) -> None:
+    """Prints the answers, until `count` of them are printed."""
     phases = ("early", "complete", "final")
     left = count
-    for event in center.query(name).live(**questions):
+    for event in found.live(**questions):
         match event:
             case Progress():
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -39,7 +40,7 @@ def top(center: Center, interval: float, once: bool, as_json: bool) -> None:
     if once or not screen.is_terminal:
         screen.print(_view(_look(center)))
         return
-    with Live(console=screen, screen=True, auto_refresh=False) as live:
+    with contextlib.suppress(KeyboardInterrupt), Live(console=screen, screen=True, auto_refresh=False) as live:
         while True:
             try:
                 view = _view(_look(center))

@@ -14,6 +14,9 @@ import httpx
 import pytest
 
 from tests.center.api.conftest import HOUR, T0, Desk
+from tests.center.api.test_api_sessions import ship, two_sessions
+
+__all__ = ["two_sessions"]
 
 API = "/prometheus/api/v1"
 S0 = T0 // 1000
@@ -245,6 +248,20 @@ def test_a_group_that_the_newest_window_lacks_and_an_unknown_bound_are_no_sample
     assert upper == []
     found = desk.get(f"{API}/query", params={"query": "flights:n", **at}).json()["data"]["result"]
     assert [s["metric"] for s in found] == [{"__name__": "flights:n", "carrier": "UA"}]
+
+
+def test_a_session_is_a_sample_at_its_end_and_one_that_was_merged_is_none(two_sessions):
+    desk, query = two_sessions
+    times = {"query": "flights:n", "start": S0, "end": S0 + 720, "step": 15}
+
+    def ends() -> list[tuple[int, str]]:
+        (series,) = desk.get(f"{API}/query_range", params=times).json()["data"]["result"]
+        values = [(int(at) - S0, value) for at, value in series["values"]]
+        return [v for v, before in zip(values, [(0, ""), *values], strict=False) if v[1] != before[1]]
+
+    assert ends() == [(135, "2"), (195, "1")]  # the last two sessions have the same value
+    ship(desk, query, 2, 100, before=[65])
+    assert ends() == [(195, "4"), (660, "1")]
 
 
 def test_groups_keep_their_identity_as_labels(desk):
