@@ -81,6 +81,10 @@ proto: $(STAMP)dev ## generate edgewater/wire from proto/
 
 # One resolution, `dev`; the other files are parts of it.
 COMPILE = $(VENV)/bin/uv pip compile -q --universal --generate-hashes --no-annotate --no-header --python-version 3.11
+reference: $(STAMP)dev ## write docs/reference/cli.md and metrics.md: the commands and metrics that the code has
+	@$(PY) -m tests.docs.cli_reference
+	@$(PY) -m tests.docs.metrics_reference
+
 lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages; ARGS=--upgrade takes the newest
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra demo -o requirements/demo.txt
