@@ -87,3 +87,20 @@ async def test_a_sync_that_is_interrupted_is_completed_by_the_next(tmp_path: Pat
     await world.budget_sync.sync(world.plan())
     assert world.catalog.changed == world.refs
     world.catalog.close()
+
+
+@on_a_loop
+async def test_a_combined_budget_sends_the_share_and_the_processing_delay(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    budget = {"error": {"miles": 1000, "flights": 10}, "staleness": "2s"}
+    ref = world.catalog.register(spec("both", budget=budget), 1).ref
+    world.catalog.record_processing_delay(ref, 340, 1)
+    world.budget_sync.on_report(JFK, ref, BudgetReport(0, {}, MIN_TIME_MS, 100.0, {}))
+    await world.budget_sync.sync(world.plan())
+    (query,) = [q for q in world.catalog.queries() if q.ref == ref]
+    message = world.budget_sync.snapshot.message(query, JFK)
+    assert message is not None
+    assert (dict(message.shares), message.version) == ({"flights": 10.0, "miles": 1000.0}, 1)
+    assert message.center_ms == 340
+    assert world.budget_sync.snapshot.message(query, LGA) is None, "without a grant there is no share to apply"
+    world.catalog.close()
