@@ -172,7 +172,9 @@ def measure(work: LeastWorkload, limit: float | None, staleness: float | None, b
     }
 
 
-def compare(work: LeastWorkload, shares: Sequence[float], stalenesses: Sequence[float | None]) -> list[dict[str, Any]]:
+def compare(
+    work: LeastWorkload, shares: Sequence[float], stalenesses: Sequence[float | None], parts: Sequence[int] = (40, 4)
+) -> list[dict[str, Any]]:
     """Returns the rows of a workload: error budgets as shares of the largest group, alone (None) and combined, on a
     link that takes a fortieth of a window for what must be sent at equal shares, and on one that takes a quarter."""
     sums, raw = work.sums(), work.raw_bytes()
@@ -196,7 +198,7 @@ def compare(work: LeastWorkload, shares: Sequence[float], stalenesses: Sequence[
     click.echo(" ".join(f"{title:>{width}}" for title, width in zip(titles, WIDTHS, strict=True)))
     for share in shares:
         equal, best = fewest(sums, share * largest)
-        for part in (40, 4):
+        for part in parts:
             bandwidth = (FRAME_BYTES + ENTRY_BYTES * equal / windows / EDGES) / (work.window_ms / 1000 / part)
             for staleness in stalenesses:
                 row = measure(work, share * largest, staleness, bandwidth)
@@ -222,7 +224,7 @@ def compare(work: LeastWorkload, shares: Sequence[float], stalenesses: Sequence[
 def main(traces: tuple[str, ...], windows: int, seed: int, errors: tuple[float, ...], smoke: bool) -> None:
     """Measure combined budgets of 10 % of a window, and error budgets alone."""
     if smoke:
-        rows = compare(generated(2, seed, 1_500, 300), (0.05,), (None, 0.1))
+        rows = compare(generated(2, seed, 1_500, 300), (0.05,), (None, 0.1), (40,))
     else:
         made = {
             "generated": lambda: generated(windows, seed),
