@@ -187,6 +187,21 @@ def cost(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
     return result
 
 
+def scan(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
+    """Returns records/s without windows, of files that tasks read themselves, and of rows that Spark hands over."""
+    path = str(synthetic(directory, size.rows, zipf=True))
+    ways = {"read by tasks": spark.read.parquet(path)}
+    # Any option of the reader leaves the scan to Spark.
+    ways["handed over"] = spark.read.option("pathGlobFilter", "*.parquet").parquet(path)
+    result: dict[str, dict[str, float]] = {}
+    for name, (make, column) in size.some(item for item in SYNOPSES.items() if item[0] != "haar"):
+        for way, df in ways.items():
+            out = build(df, make(), of=column)
+            taken = seconds(lambda out=out: consume(out), size.repeats)
+            result.setdefault(name, {})[way] = size.rows / taken
+    return result
+
+
 def _alone(path: Path, synopsis: Any, column: str) -> bytes:
     table = read_local(path)
     synopsis.update(table[column], times=table["ts"].to_numpy())
@@ -216,6 +231,7 @@ PARTS: dict[str, tuple[Callable[[Any, Path, CondorSize], Any], tuple[int, ...]]]
     "skew": (skew, (2,)),
     "evaluation": (evaluation, (1, 2)),
     "cost": (cost, (1, 2)),
+    "scan": (scan, (1, 2)),
     "peers": (peers, (2,)),
 }
 """The function and the number of cores of each part."""
