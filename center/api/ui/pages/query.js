@@ -108,7 +108,7 @@ export function QueryPage({ args: [name], search }) {
     </form>
     <section class="card" aria-label="Chart"><h2>${measure}${choice.value ? ` ${choice.value}` : ""} <small>${f.group(group)}</small></h2>
       <${BandChart} series=${series.current} label=${`${measure} of ${f.group(group)}, ${series.current.byStart.size} windows`} onPick=${(p) => { history.pushState(null, "", explained(p)); dispatchEvent(new PopStateEvent("popstate")); }} />
-      <p class="legend"><span>◇ early</span><span>◼ complete</span><span>● final</span><span class="unknown">? bounds unknown</span>${series.current.open && html`<span class="dashed">dashed: open window${waitsFor(held.current)}</span>`}</p></section>
+      <p class="legend"><span>◇ early</span><span>◼ complete</span><span>● final</span><span class="unknown">? bounds unknown</span>${series.current.open && html`<span class="dashed">dashed: open window${waitsFor(held.current, series.current.open)}</span>`}</p></section>
     <${PointTable} series=${series.current} href=${explained} />
     ${answer && html`<${Groups} answer=${answer} measures=${measures} choose=${choose} current=${group} explained=${explained} />`}
     ${answer && html`<${Lists} answer=${answer} measures=${measures} />`}
@@ -130,11 +130,12 @@ function opened(series, edges) {
   return marks.some((m) => m >= last.end) || last.phase === "early" ? { start: last.phase === "early" ? last.start : last.end, end: (last.phase === "early" ? last.start : last.end) + size } : null;
 }
 
-function waitsFor(edges) {
-  const marks = edges.filter((e) => !e.ended && e.watermark).sort((a, b) => (a.watermark < b.watermark ? -1 : 1));
-  const silent = edges.filter((e) => !e.ended && !e.watermark);
-  if (silent.length) return `, waits for ${silent.map((e) => e.edge).slice(0, 3).join(", ")}`;
-  return marks.length ? `, waits for ${marks[0].edge} (at ${f.time(marks[0].watermark)})` : "";
+/** Whom the open window waits for; if all edges are past it, their frames are on the way or wait for the job. */
+function waitsFor(edges, open) {
+  const behind = edges.filter((e) => !e.ended && (!e.watermark || Date.parse(e.watermark) < open.end));
+  if (!behind.length) return edges.length ? ", all edges are past its end: its frames are on the way to an answer" : "";
+  const shown = behind.sort((a, b) => ((a.watermark || "") < (b.watermark || "") ? -1 : 1)).slice(0, 3);
+  return `, waits for ${shown.map((e) => (e.watermark ? `${e.edge} (at ${f.time(e.watermark)})` : e.edge)).join(", ")}${behind.length > 3 ? ", …" : ""}`;
 }
 
 function Spec({ detail }) {
