@@ -188,7 +188,7 @@ def test_intervals_that_are_too_narrow_are_detected() -> None:
     kind = Kind("narrow", lambda seed: Narrow(precision=8, seed=seed), distinct)
     values = np.arange(N)
     with pytest.raises(
-        AssertionError, match=r"narrow: Distinct\(confidence=0.9\) = 12000: \d+ of 150 intervals at 0.9"
+        AssertionError, match=rf"narrow: Distinct\(confidence=0.9\) = 12000: \d+ of {TRIALS} intervals at 0.9"
     ):
         assert_covers(kind, lambda seed: built(kind, seed, values * 0, values, 1), distinct(values), TRIALS)
 
