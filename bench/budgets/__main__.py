@@ -47,7 +47,7 @@ def main(
     windows = WARM_UP + (windows or (1 if smoke else 6 if quick else 25))
     with tempfile.TemporaryDirectory() as scratch:
         if smoke:
-            size = BudgetsSize(windows, seed, 500, made_downloads(Path(scratch), 500, 1))
+            size = BudgetsSize(windows, seed, 200, made_downloads(Path(scratch), 200, 1))
             only = only or ("fig3", "policies")
         else:
             without = "leave it out with --trace zipf, or run --smoke on generated data"

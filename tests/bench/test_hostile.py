@@ -38,7 +38,7 @@ FAULTS: dict[str, tuple[Callable[[bytes], object], str | None]] = {
 def test_faults_are_found_and_written(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run, error = FAULTS[fault]
-    target = Target(fault, lambda: [HONEST], run, seconds=0.02 if fault == "hangs" else 2.0)
+    target = Target(fault, lambda: [HONEST], run, seconds=0.004 if fault == "hangs" else 2.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         outcomes = [fuzz(target, 3, 0, mutants, 1) for mutants in (12, 12)]

@@ -130,6 +130,7 @@ def test_a_query_that_is_tried_again_gets_all_its_frames(world: World) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_query_that_is_not_to_blame_is_set_aside_only_after_many_deaths(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
