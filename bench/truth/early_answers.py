@@ -82,8 +82,9 @@ def cases() -> Iterator[Case]:
 
 def _cold(data: _Data, seed: int, trials: int) -> Tallies:
     def outcomes(measure: MeasureKind, confidence: float) -> Iterator[WindowOutcome]:
-        for run in range(-(-trials // COLD_WINDOWS)):
-            yield from _simulated(data, data.records(min(COLD_WINDOWS, trials), 1_000 * seed + run), measure, confidence)
+        windows = min(COLD_WINDOWS, trials)
+        for run in range(-(-trials // windows)):
+            yield from _simulated(data, data.records(windows, 1_000 * seed + run), measure, confidence)
 
     return _tallies(data.measures, outcomes)
 
