@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 from edgewater.frame_work import BYTES_PER_UNIT, MAX_FRAME_WORK
-from edgewater.scheduling import IngestionHistory
+from edgewater.scheduling import PATIENCE, IngestionHistory
 
 BATCH_S = 2.0
 """What a batch takes at most: twice the planned time. In smaller ones the fixed costs weigh more."""
@@ -29,8 +29,6 @@ FLOOR_SHARE = 1 / 4
 """… in up to this share of a batch."""
 KEPT_STEPS = 3
 """An edge whose last frame is so many window ends old is not expected any more."""
-PATIENCE = 2.0
-"""As in `edgewater.scheduling.LeastSlack`."""
 
 
 class PendingFrame(NamedTuple):

@@ -8,11 +8,12 @@ watermark's ingestion (`IngestionHistory`) and measured costs (`CostEstimate`): 
 from edgewater.scheduling.costs import CostEstimate, Operator
 from edgewater.scheduling.ingestion import DelayInterval, IngestionHistory, normal_interval
 from edgewater.scheduling.memory import MemoryLimits
-from edgewater.scheduling.policies import POLICIES, LeastSlack, Policy, make_policy
+from edgewater.scheduling.policies import PATIENCE, POLICIES, LeastSlack, Policy, make_policy
 from edgewater.scheduling.queries import Item, QueryProfile, QueryState
 from edgewater.scheduling.scheduler import Scheduler, Turn
 
 __all__ = [
+    "PATIENCE",
     "POLICIES",
     "CostEstimate",
     "DelayInterval",

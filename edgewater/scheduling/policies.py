@@ -15,6 +15,10 @@ _DUE_FIRST = 1e13
 """Above any time in ms, and small enough for a resolution of 2 µs."""
 
 
+PATIENCE = 2.0
+"""Times the work that is left until an answer, which delays an answer that is due; see `LeastSlack`."""
+
+
 class Policy(Protocol):
     """An order of queries.
 
@@ -44,7 +48,7 @@ class LeastSlack:
     name = "klink"
     timed, sticky = True, False
 
-    def __init__(self, patience: float = 2.0) -> None:
+    def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
 
     def key(self, query: QueryState, now_ms: float) -> float:
@@ -84,16 +88,6 @@ class HighestRate:
         return -query.costs.output_rate
 
 
-class StreamBox:
-    """StreamBox (Miao et al., ATC 2017): the closest window end, and that query until its watermark is processed."""
-
-    name = "streambox"
-    timed, sticky = False, True
-
-    def key(self, query: QueryState, now_ms: float) -> float:
-        return query.sweeps[0][0] if query.sweeps else query.end_ms
-
-
 class LongestQueue:
     """EdgeWise (Fu et al., ATC 2019): the longest queue."""
 
@@ -112,6 +106,13 @@ class EarliestDeadline:
 
     def key(self, query: QueryState, now_ms: float) -> float:
         return query.sweeps[0][0] if query.sweeps else query.end_ms
+
+
+class StreamBox(EarliestDeadline):
+    """StreamBox (Miao et al., ATC 2017): the closest window end, and that query until its watermark is processed."""
+
+    name = "streambox"
+    timed, sticky = False, True
 
 
 class ShortestRemaining:
