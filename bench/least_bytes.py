@@ -39,7 +39,7 @@ FRAME_BYTES, ENTRY_BYTES = 400.0, 9.0
 """About what a frame takes besides its entries, and an entry."""
 WIDTHS = (6, 6, 9, 10, 6, 8, 6, 6, 7, 7, 4, 6)
 STEPS = 60
-"""Into which the best shares divide the budget."""
+"""Number of parts into which the best shares divide the budget."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ WITHOUT = "klink w/o MM"
 EPOCHS = 3_000
 EVENTS_PER_EPOCH = 50
 POINTS = 100
-"""Of the latency's distribution, for the plots."""
+"""Number of quantiles of the latency that the plots show."""
 
 
 @dataclass(frozen=True, slots=True)

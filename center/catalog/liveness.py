@@ -26,7 +26,7 @@ from edgewater.errors import EdgewaterError
 
 Component = Literal["gateway", "job", "api"]
 Role = Literal["", "leader", "standby"]
-"""Of a job's process; of the other components all work, and the role is empty."""
+"""The role of a job's process. Other components have no roles: all their processes work."""
 COMPONENTS: tuple[Component, ...] = ("gateway", "job", "api")
 
 HEARTBEAT_INTERVAL_S = 1.0

@@ -20,9 +20,9 @@ from edgewater.scheduling import PATIENCE, IngestionHistory
 BATCH_S = 2.0
 """What a batch takes at most: twice the planned time. In smaller ones the fixed costs weigh more."""
 LEAST_SHARE = 1 / 16
-"""Of the configured bytes of a batch: however slow the machine, a batch is not smaller, or its fixed costs dominate."""
+"""The smallest batch, as a share of the configured bytes: in a smaller one the fixed costs would dominate."""
 WEIGHT = 0.3
-"""Of the last full batch in the measured rate."""
+"""Weight of the last full batch in the measured rate."""
 FLOOR_MS = 10_000
 """A query whose oldest frame has waited longer than the newest one of all comes first, whatever its slack …"""
 FLOOR_SHARE = 1 / 4

@@ -27,7 +27,7 @@ POLL_S = 0.1
 
 
 def machine() -> str:
-    """What names this machine's process numbers: its boot, and the namespace that containers have of their own.
+    """An identifier of the process numbers of this machine: its boot, and the PID namespace of a container.
 
     Empty where the system does not say.
     """

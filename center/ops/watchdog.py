@@ -14,7 +14,7 @@ from pathlib import Path
 from center.storage.progress import Track, progress_path, read_progress
 
 MAX_CHECK_S = 5.0
-"""What counts of the time between two checks, at most: this process, or the machine, may have slept."""
+"""The most that the time between two checks counts: this process, or the machine, may have slept."""
 
 
 def waited_s(group: int) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""What processes are doing, in files that outlive them: which query each works on, and that it still makes steps.
+"""The progress of processes, in files that outlive them: the query that each works on, and its number of steps.
 
 A file is mapped into memory: to write it costs a microsecond, and a process that is killed leaves it as it was. The
 next process that leads reads on which queries dead ones worked; the supervisor reads whether steps are made.
@@ -29,7 +29,7 @@ class Track(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrackState:
-    """What a track says.
+    """The state of a track.
 
     Attributes:
         steps: increases while it goes on.

@@ -25,7 +25,7 @@ DRAIN_SAFETY = 1.3
 USED_AFTER_CLOSE = 0.8
 """The fraction of the link's bytes between a slice's close and its deadline that a combined budget plans with."""
 CLOSING_FRAME_BYTES = 256
-"""What a frame has besides its entries, about."""
+"""Approximate size of a frame without entries."""
 NEEDED_MARGIN = 1.1
 """By how much a slice may need more sends than earlier ones did."""
 LEAST_ELAPSED = 0.25
@@ -55,7 +55,7 @@ class SlicePeriod:
 
 @dataclass(frozen=True, slots=True)
 class EarlySends:
-    """What of an open slice cannot wait for its close.
+    """The entries of an open slice that cannot wait for its close.
 
     Attributes:
         entries: how many entries, at least 1.

@@ -64,7 +64,7 @@ MEMORY = "memory"
 GROUP_BYTES = 32
 """What a group takes at least, besides its states: counters, and its place in the table of keys."""
 SLICE_BYTES, MEASURE_BYTES = 3_500, 700
-"""What a slice takes besides its groups: once, and for each measure; measured with tracemalloc."""
+"""Memory of a slice without its groups, and of each of its measures; measured with tracemalloc."""
 TYPES_REMEDY = "Restore the columns, delete the query at the center, and change them then"
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 EAGER_MARGIN = 0.5

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ARROW = "application/vnd.apache.arrow.stream"
 Phase = str
 _PREFIXES = {"quantiles": "_", "ranks": ".rank:", "ranges": ".range:"}
-"""What stands between a measure's name and the key of a question, in names of columns."""
+"""Separator of a measure's name and the key of a question, in names of columns."""
 
 
 class PackageMissing(EdgewaterError):
@@ -144,7 +144,7 @@ class Answer:
 
     @property
     def confidence(self) -> float | None:
-        """Of the intervals; None: no bound is known."""
+        """The confidence of the intervals; None: no bound is known."""
         value = self.members["confidence"]
         return None if value is None else float(value)
 
@@ -210,7 +210,7 @@ class Answer:
         return self.explain_with(self.members["window"]["start"], group, self.revision, measure=measure)
 
     def to_arrow(self) -> pa.Table:
-        """What every row has to state (window, phase, revision, contract, …), then the columns of `table`."""
+        """The columns that every row has (window, phase, revision, contract, …), then those of `table`."""
         quality = {
             "window_start": pa.scalar(parse_time(self.members["window"]["start"]), pa.timestamp("ms", "UTC")),
             "window_end": pa.scalar(parse_time(self.members["window"]["end"]), pa.timestamp("ms", "UTC")),

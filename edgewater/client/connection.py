@@ -121,7 +121,7 @@ def event_source(response: httpx.Response) -> EventSource:
 
 @dataclass(slots=True)
 class LiveState:
-    """What a live stream knows between two connections.
+    """The state of a live stream between two connections.
 
     Attributes:
         last_id: id of the last answer.
@@ -177,6 +177,6 @@ class LiveState:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What tenacity's `wait_random_exponential` reads of its state."""
+    """The attributes of a retry state that tenacity's `wait_random_exponential` reads."""
 
     attempt_number: int

@@ -124,7 +124,7 @@ def problem(response: httpx.Response) -> EdgewaterError:
 
 
 def detail_of(body: Mapping[str, Any]) -> str:
-    """What a problem says beyond its first error: that there are more."""
+    """The number of a problem's errors beyond the first one, as text; empty: none."""
     more = len(body.get("errors") or []) - 1
     return f"and {more} more errors" if more > 0 else ""
 

@@ -1,4 +1,4 @@
-"""What a query's records cost, measured while they are processed. Pure."""
+"""The cost of a query's records, measured while they are processed. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgewater.errors import InvalidConfig
 MAX_COST_MS = 60_000.0
 """Per record, per firing, and of what another tier reports; more is taken for an error of the report."""
 WEIGHT = 0.1
-"""Of a new measurement in the moving average."""
+"""Weight of a new measurement in the moving average."""
 MAX_FACTOR = 8.0
 """A single measurement moves no average by more: one pause of the process must not send a query to the end."""
 _LEAST_MS = 1e-6

@@ -1,4 +1,4 @@
-"""What the scheduler knows of each query: its queue, the window ends ahead, its costs. Pure."""
+"""The scheduler's state of each query: its queue, the window ends ahead, its costs. Pure."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Experiment:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run measured.
+    """The measurements of a run.
 
     Attributes:
         latency_ms: from the ingestion of each sweeping watermark until its window was emitted.

@@ -23,7 +23,7 @@ BURSTS = 4.0
 MAX_BATCH = 6.0
 """Times the mean: sources cut larger batches, of which there is one in ten million."""
 MIXED_SIGMA = 1.0
-"""Of the logarithm of the queries' cost factors, with --costs mixed."""
+"""Standard deviation of the logarithm of the queries' cost factors, with --costs mixed."""
 JOIN_INPUTS = 3
 
 FILTER, PARSE, ENRICH, AGGREGATE, JOIN = 0.15, 0.25, 0.30, 0.30, 0.45
@@ -68,7 +68,7 @@ PIPELINES: dict[str, tuple[Pipeline, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a node has to do.
+    """The work of a node.
 
     Attributes:
         share: offered work as a share of one core's time.

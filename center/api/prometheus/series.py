@@ -206,7 +206,7 @@ class SeriesReader:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of a query's answers is evaluated.
+    """The part of a query's answers that is evaluated.
 
     Attributes:
         measures: whether any measure is; `questions` says which.
@@ -222,16 +222,16 @@ ALL = Selection()
 
 
 class Wanted(Protocol):
-    """What a selector selects."""
+    """The part of each query that a selector needs."""
 
     def of(self, query: RegisteredQuery) -> Selection | None:
-        """What of a query has to be evaluated; None: nothing."""
+        """The part of a query that has to be evaluated; None: nothing."""
 
     def selects(self, labels: Labels) -> bool: ...
 
 
 def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str]) -> Selection | None:
-    """What of a query has the series of this name (None: any) and with these labels; None: nothing has."""
+    """The part of a query with the series of this name (None: any) and these labels; None: no part has them."""
     groups = tuple(
         (column, (labels[column],))
         for column, label in zip(query.spec.group_by, label_names(query.spec.group_by), strict=True)

@@ -15,13 +15,16 @@ router = APIRouter(prefix="/v1/functions", tags=["queries"])
 
 @router.get("", dependencies=[READS], summary="The functions that measures may call")
 def functions() -> FunctionList:
-    """Of this installation, with those of plugins; `edgewater synopses` also lists what each synopsis can be asked."""
+    """Lists the functions of this installation and its plugins.
+
+    `edgewater synopses` also lists the questions of each synopsis.
+    """
     found = (function_named(name) for name in function_names())
     return FunctionList(functions=[_entry(f) for f in found if f is not None and not f.unavailable])
 
 
 _REQUIRING: dict[str, Literal["sample", "sketch"]] = {"bernoulli": "sample", "equi_width": "sketch"}
-"""Interval kinds of functions with required parameters, of which no empty synopsis can be made."""
+"""Interval kinds of functions with required parameters; their synopsis cannot be made without them."""
 
 
 def _entry(function: Function) -> FunctionEntry:

@@ -1,4 +1,4 @@
-"""What may be said of an interval, and what raises instead."""
+"""Comparisons of intervals that are decided, and those that raise."""
 
 import math
 
