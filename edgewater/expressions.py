@@ -192,8 +192,13 @@ class _Binder:
         return bound
 
     def _alike(self, nodes: list[exp.Expression], parent: exp.Expression) -> tuple[list[BoundExpression], pa.DataType]:
-        """Binds operands and casts them to a common type: mixed numbers to float64; null has every type."""
-        bounds = [self.bind(node) for node in nodes]
+        """Binds operands and casts them to a common type, as `_unified` does."""
+        return self._unified([self.bind(node) for node in nodes], parent)
+
+    def _unified(
+        self, bounds: list[BoundExpression], parent: exp.Expression
+    ) -> tuple[list[BoundExpression], pa.DataType]:
+        """Casts operands to a common type: mixed numbers to float64; null has every type."""
         types = {type_name(b.type) for b in bounds if not pa.types.is_null(b.type)}
         if len(types) > 1 and types != set(NUMERIC):
             raise self._error(parent, "operands of the same type", "they are " + " and ".join(sorted(types)))
@@ -234,9 +239,7 @@ class _Binder:
         return self.bind(node.this)
 
     def _arithmetic(self, node: exp.Binary) -> BoundExpression:
-        self._numeric(node.left)
-        self._numeric(node.right)
-        (left, right), common = self._alike([node.left, node.right], node)
+        (left, right), common = self._unified([self._numeric(node.left), self._numeric(node.right)], node)
         if pa.types.is_null(common):
             return self._null(exp.Null())
         kernel = _ARITHMETIC[type(node)]
@@ -286,12 +289,14 @@ class _Binder:
         (value, low, high), common = self._alike([node.this, node.args["low"], node.args["high"]], node)
         if pa.types.is_null(common):
             return self._unknown()
-        return BoundExpression(
-            pa.bool_(),
-            lambda b: pc.and_kleene(
-                pc.greater_equal(value.evaluate(b), low.evaluate(b)), pc.less_equal(value.evaluate(b), high.evaluate(b))
-            ),
-        )
+
+        def evaluate(batch: pa.RecordBatch) -> Value:
+            found = value.evaluate(batch)
+            return pc.and_kleene(
+                pc.greater_equal(found, low.evaluate(batch)), pc.less_equal(found, high.evaluate(batch))
+            )
+
+        return BoundExpression(pa.bool_(), evaluate)
 
     def _like(self, node: exp.Binary) -> BoundExpression:
         text = self._text(node.left)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgewater.errors import InvalidQuery
-from edgewater.expressions import bind, bind_condition
+from edgewater.expressions import BoundExpression, _Binder, bind, bind_condition
 from edgewater.syntax import MAX_DEPTH, column_names, parse_sql
 
 COLUMNS = {"i": pa.int64(), "j": pa.int64(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_(), "c": pa.bool_()}
@@ -303,6 +303,21 @@ def test_statements_and_bad_syntax_are_refused(text: str) -> None:
 def test_an_expression_that_is_nested_too_deeply_is_refused(text: str) -> None:
     with pytest.raises(InvalidQuery, match=f"at most {MAX_DEPTH} nested terms"):
         parse_sql(text, "where")
+
+
+@pytest.mark.parametrize("operator", ["+", "-", "*", "/", "%"])
+def test_each_operand_of_a_chain_is_bound_once(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[object] = []
+    original = _Binder.bind
+
+    def counted(self: _Binder, node: Any) -> BoundExpression:
+        bound.append(node)
+        return original(self, node)
+
+    monkeypatch.setattr(_Binder, "bind", counted)
+    operations = 10  # each doubled the work
+    bind(parse_sql("i" + f" {operator} i" * operations, "where"), COLUMNS, "where")
+    assert len(bound) == 2 * operations + 1
 
 
 def test_a_condition_must_be_boolean() -> None:
