@@ -78,7 +78,9 @@ class Tab:
         return self.until("() => document.querySelector('.chart')?.dataset.drawn || false")
 
     def ids(self) -> list[int]:
-        return self.page.evaluate("async () => (await import('/ui/api.js')).live.ids")
+        """The answers that came by the live stream: at least one, for which it waits."""
+        ids = "async () => { const { live } = await import('/ui/api.js'); return live.ids.length && live.ids; }"
+        return self.until(ids)
 
 
 @pytest.fixture(scope="module")
