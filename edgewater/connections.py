@@ -215,11 +215,37 @@ class Handshake(asyncio.Protocol):
             protocol.data_received(bytes(self._received))
 
 
+ABORT_SHARE = 0.8
+"""Part of the time that open requests have at the end, after which connections that are still open are closed."""
+
+
 class GuardedServer(uvicorn.Server):
     """uvicorn that counts TLS handshakes as connections, and ends those that take too long.
 
     The options of its configuration are those of `guarded`.
+
+    Args:
+        on_stop: called once the server is to stop: ends responses that have no end.
     """
+
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        grace_s = self.config.timeout_graceful_shutdown or 0
+        aborting = asyncio.get_running_loop().call_later(ABORT_SHARE * grace_s, self._abort)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            aborting.cancel()
+
+    def _abort(self) -> None:
+        """Closes connections whose clients take nothing: uvicorn would cancel their requests and log a fault."""
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, GuardedProtocol)
+            connection.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop: Any = asyncio.get_running_loop()

@@ -68,6 +68,14 @@ class AnswerPoller:
         self._wanted = asyncio.Event()
         self._waiting: dict[asyncio.Future[None], None] = {}
         self.newest = 0
+        self.ended = False
+
+    def end(self) -> None:
+        """Ends all streams: the process stops, and their clients continue at another one, or when it is back."""
+        self.ended = True
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def run(self) -> None:
         """Polls while any stream waits. Cancelled at the end of the process."""
@@ -84,8 +92,8 @@ class AnswerPoller:
             await asyncio.sleep(self._poll_s)
 
     async def wait(self, seen: int, timeout_s: float) -> None:
-        """Returns when there is an answer newer than `seen`, or after `timeout_s`."""
-        if self.newest > seen:
+        """Returns when there is an answer newer than `seen`, when the process stops, or after `timeout_s`."""
+        if self.newest > seen or self.ended:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = None
@@ -177,10 +185,13 @@ class LiveStream:
     _full_pages: int = field(default=0, init=False)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Encoded events. Begins with the latest answers for a new client; ends when the query is deleted."""
+        """Encoded events. Begins with the latest answers for a new client.
+
+        Ends when the query is deleted, and when the process stops.
+        """
         yield await self._first()
         due_s = self.feed.monotonic()
-        while True:
+        while not self.feed.changes.ended:
             if self.feed.monotonic() >= due_s:
                 due_s = self.feed.monotonic() + self.feed.pace_s
                 if self.require_allowed is not None:

@@ -47,10 +47,16 @@ def _context(tls: ApiTlsSection) -> ssl.SSLContext:
 
 
 class ApiServer(GuardedServer):
-    """A server whose certificates are read again when they change."""
+    """A server whose certificates are read again when they change.
 
-    def __init__(self, config: uvicorn.Config, api: ApiSection, reload_s: float = RELOAD_S) -> None:
-        super().__init__(config)
+    Args:
+        on_stop: as of `GuardedServer`.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, api: ApiSection, on_stop: Callable[[], None], reload_s: float = RELOAD_S
+    ) -> None:
+        super().__init__(config, on_stop)
         self._api = api
         self._reload_s = reload_s
 

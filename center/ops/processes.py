@@ -123,7 +123,7 @@ def run_api(config: CenterConfig) -> None:
         now_ms=now_ms,
     )
     services, api = app.state.services, config.api
-    server = ApiServer(server_config(app, api, services.metrics.on_refused), api)
+    server = ApiServer(server_config(app, api, services.metrics.on_refused), api, services.feed.changes.end)
     if api.authenticates and api.tls is None and not is_loopback(api.listen):
         log.warning("tokens cross the network as they are: set api.tls, or let a proxy end TLS before the API")
     with contextlib.ExitStack() as stack:

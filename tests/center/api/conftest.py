@@ -130,7 +130,9 @@ class Desk:
 
         app, section = self.app(**config), ApiSection(**config)
         listener = listen(address, "api.listen")
-        server = Server(server_config(app, section, app.state.services.metrics.on_refused), section, reload_s=0.05)
+        services = app.state.services
+        configured = server_config(app, section, services.metrics.on_refused)
+        server = Server(configured, section, services.feed.changes.end, reload_s=0.05)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         assert started.wait(30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 import socket
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from center.api.pages import PAGE_POLICY, SWAGGER_FILES
 from tests.certificates import make_certificates
@@ -126,6 +127,22 @@ def test_a_client_that_takes_nothing_is_closed_and_its_response_with_it(desk, co
         reader.sendall(request * 20)
         wait_until(lambda: refused(url).get("slow-reader", 0) >= 1)
         assert len(read_all(reader)) < 20 * 1_400_000
+
+
+def test_a_server_that_stops_closes_a_client_that_takes_nothing_without_a_fault(desk, connect, monkeypatch, caplog):
+    monkeypatch.setattr("center.api.server.GRACE_S", 0.5)
+    app = desk.app()
+    monkeypatch.setattr(desk, "app", lambda: app)
+
+    @app.get("/endless")
+    def endless() -> Response:
+        return StreamingResponse(itertools.repeat(b"x" * (1 << 16)))
+
+    with desk.served() as url:
+        reader = connect(url, window=4096)
+        reader.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert reader.recv(100)
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
 
 
 def test_streams_are_limited_per_principal_and_together(two_hours):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +103,21 @@ def test_progress_is_sent_without_data_too_and_reports_each_edge(desk):
         edges = {e["edge"]: e for e in data["queries"][0]["edges"]}
         assert edges["jfk"]["watermark"] == "2013-01-01T01:00:00Z"
         assert (edges["lga"]["watermark"], edges["lga"]["state"]) == (None, "up")
+
+
+def test_streams_end_at_once_and_without_a_fault_when_the_server_stops(two_hours, monkeypatch, caplog):
+    desk, _ = two_hours
+    monkeypatch.setattr("center.api.server.GRACE_S", 3600)  # a stream that stays would outlive the test
+    with ExitStack() as clients:
+        with desk.served(progress="1h") as url:
+            paths = ("/v1/live", "/v1/live?query=flights", "/v1/queries/flights/live")
+            streams = [clients.enter_context(streaming(url + path)) for path in paths]
+            for events in streams:
+                events.next("progress")
+        for events in streams:
+            with pytest.raises(EOFError):
+                events.next()
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
 
 
 def test_a_client_that_reconnects_continues_after_its_last_answer(two_hours):

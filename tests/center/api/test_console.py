@@ -256,8 +256,7 @@ def test_a_token_that_is_wrong_or_has_expired_leads_to_the_login(browser, desk):
 
 
 @needs_browser
-def test_after_a_restart_of_the_center_the_stream_goes_on_without_a_gap(browser, desk, monkeypatch):
-    monkeypatch.setattr("center.api.server.GRACE_S", 1)
+def test_after_a_restart_of_the_center_the_stream_goes_on_without_a_gap(browser, desk):
     desk.connect("jfk")
     query = desk.register(edges=["jfk"])
 

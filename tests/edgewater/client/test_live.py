@@ -50,7 +50,6 @@ def test_a_live_stream_gives_the_latest_answer_then_progress_then_what_is_given(
 def test_it_resumes_after_the_last_answer_when_the_center_has_restarted(two_hours, monkeypatch):
     desk, query = two_hours
     monkeypatch.setattr("edgewater.client.connection.RECONNECT", lambda state: 0.02)
-    monkeypatch.setattr("center.api.server.GRACE_S", 1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
