@@ -7,8 +7,8 @@ the query `honest` is timed from its end to its answer in the REST API. Half of 
   which does not;
 - a client that sends the worst known requests and holds silent connections.
 
-The figure is the ratio of the 99th percentiles with and without the attacker. Answers are compared with the records,
-and the memory of each process with its memory at the beginning.
+The figure is the ratio of the 99th percentiles with and without the attacker. Answers are compared with the records.
+The memory of each process is sampled (`bench/memory_series.py`): the verdict says whether it is flat.
 
     python -m bench.attack --minutes 30
 """
@@ -40,6 +40,7 @@ from bench.early_answers_e2e.__main__ import LiveListener
 from bench.early_answers_e2e.edges import Pusher, PushSchedule, edge_config
 from bench.early_answers_e2e.machine import MachineSnapshot
 from bench.first_light.synthetic_edge import SyntheticEdge
+from bench.memory_series import MemorySeries, collected_heap_mib
 from edge.process import now_ms
 from edgewater.synopses import CountStack, GroupedAggregate
 from edgewater.synopses.encoding import codec
@@ -202,23 +203,17 @@ class Attacker:
                         self.sent["silent connections"] += 1
 
 
-def resident_mib(demo: Demo) -> dict[str, float]:
-    """Returns the resident memory of the system's processes, by their kind."""
-    result = Counter[str]()
-    for name, started in demo.processes.items():
-        root = psutil.Process(started.pid)
-        for process in (root, *root.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                command = " ".join(process.cmdline())
-                kind = next((k for k in ("gateway", "job", "api") if f"center {k} " in command + " "), name)
-                kind = "jvm" if "java" in command.split(" ")[0] else kind
-                kind = "python workers" if "pyspark.daemon" in command else kind
-                result[kind] += process.memory_info().rss
-    return {kind: round(count / 2**20, 1) for kind, count in sorted(result.items())}
+KINDS = {
+    "gateway": "center gateway ",
+    "api": "center api ",
+    "python workers": "pyspark.daemon",
+    "jvm": "org.apache.spark.deploy.SparkSubmit",
+    "job": "center job ",
+}
 
 
-def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int) -> dict[str, Any]:
-    """Runs `phases` phases, alternately without and with the attacker."""
+def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: float) -> tuple[Any, MemorySeries]:
+    """Runs `phases` phases, alternately without and with the attacker. Memory is sampled each `sample_s` seconds."""
     demo.start_center()
     for spec in specs():
         demo.client.post("/v1/queries", json=spec).raise_for_status()
@@ -239,17 +234,20 @@ def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int) -> dict[str
     pushers = [Pusher(f"http://127.0.0.1:{p}/v1/streams/trips", s) for p, s in zip(ports, schedules, strict=True)]
     for pusher in pushers:
         pusher.start()
-    memory = []
+    memory = MemorySeries(lambda: {n: p.pid for n, p in demo.processes.items()}, KINDS, sample_s)
     machine = MachineSnapshot.take(psutil.Process().pid)
     for phase in range(phases):
         _sleep_until(begin_ms + (warm_up_s + phase * phase_s) * 1000)
-        memory.append(resident_mib(demo))
+        if not phase:
+            heap = {"at the beginning": [collected_heap_mib(pid) for pid in memory.java_processes()]}
+            memory.start()
         (attacker.working.set if phase % 2 else attacker.working.clear)()
     for pusher in pushers:
         pusher.join()
     attacker.working.clear()
     time.sleep(SETTLE_S)
-    memory.append(resident_mib(demo))
+    memory.stop()
+    heap["at the end"] = [collected_heap_mib(pid) for pid in memory.java_processes()]
     listener.stopping.set()
     attacker.stop()
     demo.check_alive()
@@ -263,15 +261,17 @@ def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int) -> dict[str
     }  # fmt: skip
     result = summarise(demo, listener, schedules, windows)
     alarms = Counter(alarm["kind"] for alarm in demo.client.get("/v1/alarms").json()["alarms"])
-    return {
+    result = {
         **result,
         "machine": MachineSnapshot.take(psutil.Process().pid).since(machine),
         "sent": dict(attacker.sent),
         "replies": dict(attacker.replies),
         "refused": dict(attacker.edge.refused),
         "alarms": dict(alarms),
-        "resident_mib": {"at the beginning": memory[0], "at the end": memory[-1]},
+        "live_java_heap_mib": heap,
+        "memory": memory.report(),
     }
+    return result, memory
 
 
 def summarise(
@@ -316,8 +316,9 @@ def _sleep_until(at_ms: float) -> None:
 @click.command()
 @click.option("--minutes", default=10.0, show_default=True, help="Length of the measurement, half of it under attack.")
 @click.option("--phase", "phase_s", default=30.0, show_default=True, help="Seconds of a phase with or without attack.")
+@click.option("--sample", "sample_s", default=10.0, show_default=True, help="Seconds between two samples of memory.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs: two phases of three seconds.")
-def main(minutes: float, phase_s: float, smoke: bool) -> None:
+def main(minutes: float, phase_s: float, sample_s: float, smoke: bool) -> None:
     """Measure what honest edges and readers notice of an attacker."""
     phases = 2 * max(1, round(minutes * 60 / phase_s / 2))
     warm_up_s = WARM_UP_S
@@ -326,7 +327,7 @@ def main(minutes: float, phase_s: float, smoke: bool) -> None:
     directory = Path(tempfile.mkdtemp(prefix="edgewater-attack-"))
     demo = Demo(directory, phase_s * phases)
     try:
-        result = measure(demo, phase_s, phases, warm_up_s)
+        result, memory = measure(demo, phase_s, phases, warm_up_s, 0.5 if smoke else sample_s)
     except BaseException:
         click.echo(f"logs: {directory}", err=True)
         raise
@@ -335,8 +336,13 @@ def main(minutes: float, phase_s: float, smoke: bool) -> None:
     finally:
         demo.stop()
     OUT.mkdir(parents=True, exist_ok=True)
+    memory.draw(OUT / "attack-memory.svg")
     (OUT / "attack.json").write_text(json.dumps(result, indent=1) + "\n")
+    for row in result["memory"]["processes"].values():
+        del row["series_mib"], row["processes"]
+    del result["memory"]["minutes"]
     click.echo(json.dumps(result, indent=1))
+    click.echo(f"series in {OUT / 'attack.json'}, drawn in {OUT / 'attack-memory.svg'}")
 
 
 if __name__ == "__main__":
