@@ -31,12 +31,13 @@ from edge.backfill import BackfillRunner
 from edge.config import EdgeConfig, HttpTlsConfig, StreamConfig, TlsConfig
 from edge.core import EdgeCore, Ingested, InputLost, MemoryLimits, SourceEnded, SourcesOpened, StreamSpec, TickEvent
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, load_identity
-from edge.process import now_ms, release_free_memory
+from edge.process import now_ms
 from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
+from edgewater.allocator import release_free_memory
 from edgewater.connections import ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig, InvalidInput, Retired, StorageError
 from edgewater.health import EmbeddedServer, health_routes, listen
