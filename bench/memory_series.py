@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-FLAT_SHARE, FLAT_MINUTES = 0.05, 30.0
+FLAT_SHARE, FLAT_MINUTES, LEAST_MINUTES = 0.05, 30.0, 10.0
 CRITERION = (
     f"flat: over the last two thirds, slope + 2 standard errors is below {FLAT_SHARE:.0%} of the median per"
-    f" {FLAT_MINUTES:.0f} minutes; grows: slope - 2 standard errors is above it; else: not shown"
+    f" {FLAT_MINUTES:.0f} minutes; grows: slope - 2 standard errors is above it; else, and in less than"
+    f" {LEAST_MINUTES:.0f} minutes: not shown"
 )
 MIB = float(1 << 20)
 
@@ -57,9 +58,11 @@ class Trend:
         follows = float(rest[1:] @ rest[:-1]) / scale if scale else 0.0
         follows = min(max(follows, 0.0), 0.99)
         independent = max(3.0, len(y) * (1 - follows) / (1 + follows))
-        error = float(np.sqrt(scale / len(y) / (independent - 2) / (x @ x / len(y))))
+        error = float(np.sqrt(scale / (independent - 2) / (x @ x)))
         allowed = FLAT_SHARE * float(np.median(y)) / FLAT_MINUTES
         verdict = "flat" if slope + 2 * error < allowed else "grows" if slope - 2 * error > allowed else "not shown"
+        if minutes[-1] - minutes[0] < LEAST_MINUTES:
+            verdict = "not shown"
         top = int(np.argmax(values))
         tenths = tuple(float(np.median(part)) for part in np.array_split(values, 10) if len(part))
         return cls(tenths, slope, error, float(values[top]), float(minutes[top]), verdict)

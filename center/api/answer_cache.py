@@ -34,6 +34,8 @@ R = TypeVar("R")
 RELEASE = version("edgewater")
 ARROW_METADATA = b"edgewater.answers"
 """Key in an Arrow schema's metadata: a JSON list of the answers without their data, quality included."""
+ENTRY_BYTES = 1024
+"""Size of an entry besides its bytes: objects, key."""
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,10 @@ class Page:
     next_cursor: str | None
 
 
+def _size(rendered: bytes) -> int:
+    return len(rendered) + ENTRY_BYTES
+
+
 class AnswerRenderer:
     """Renders answers. Thread-safe.
 
@@ -62,7 +68,7 @@ class AnswerRenderer:
     """
 
     def __init__(self, cache_bytes: int, on_lookup: Callable[[bool], None] = lambda hit: None) -> None:
-        self._cache: LRUCache[Any, bytes] = LRUCache(max(cache_bytes, 1), getsizeof=len)
+        self._cache: LRUCache[Any, bytes] = LRUCache(max(cache_bytes, 1), getsizeof=_size)
         self._lock = threading.Lock()
         self._on_lookup = on_lookup
 
@@ -80,7 +86,7 @@ class AnswerRenderer:
         shorten = summarized if summary else dict
         rendered = _as_far_as_readable(lambda r: to_json(shorten(render(r, query.spec, questions))), record)
         with self._lock:
-            if len(rendered) <= self._cache.maxsize:
+            if _size(rendered) <= self._cache.maxsize:
                 self._cache[key] = rendered
         return rendered
 

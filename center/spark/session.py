@@ -41,6 +41,13 @@ _INTERPRETER = """#!/bin/sh
 export PYTHONPATH="${{PYTHONPATH#*/pyspark.zip:}}"
 exec {python} "$@"
 """
+KEPT_JOBS = 20
+_HISTORIES = (
+    "spark.ui.retainedJobs",
+    "spark.ui.retainedStages",
+    "spark.ui.retainedTasks",
+    "spark.sql.ui.retainedExecutions",
+)
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 """Java would otherwise print a line for each class that an archive lacks."""
 _ESCAPED = "\\u%04x"
@@ -173,6 +180,10 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
         settings["spark.python.worker.idleTimeoutSeconds"] = str(WORKER_TIMEOUT_S)
         settings["spark.python.worker.killOnIdleTimeout"] = "true"
         settings["spark.python.authenticate.socketTimeout"] = f"{WORKER_TIMEOUT_S}s"
+        # What Spark keeps of past jobs, also without its UI, is a tenth of the live heap by default.
+        settings |= dict.fromkeys(_HISTORIES, str(KEPT_JOBS))
+        # Between two full collections the old generation grows, and its memory stays with the process.
+        settings["spark.cleaner.periodicGC.interval"] = "10min"
     if config.scratch_dir is not None:
         settings["spark.local.dir"] = str(config.scratch_dir)
     return settings | dict(config.settings)

@@ -70,6 +70,10 @@ class Center(Demo):
 
     pushed: list[int] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._edge = httpx.Client(base_url=f"http://127.0.0.1:{free_port()}", timeout=30)
+
     def start(self) -> None:
         self.start_center()
         common = {"from": "trips", "edges": ["e0"]}
@@ -80,7 +84,7 @@ class Center(Demo):
         ]  # fmt: skip
         for spec in specs:
             self.client.post("/v1/queries", json=spec).raise_for_status()
-        port = free_port()
+        port = int(self._edge.base_url.port or 0)
         stream = {
             "columns": {"x": "int64"}, "time": {"column": "t", "unit": "ms"}, "disorder": "0ms", "idle": "1h",
             "sources": [{"http": None}],
@@ -90,9 +94,12 @@ class Center(Demo):
             "state_dir": str(self.directory / "state" / "e0"), "http": {"listen": f"127.0.0.1:{port}"},
         }  # fmt: skip
         self._start("e0", ["edge", "run", self._write("e0.yaml", config)])
-        self._edge = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
         self._until_ready("e0", f"http://127.0.0.1:{port}/readyz")
         self.until(lambda: len(self.client.get("/v1/edges").json()["edges"]) == 1)
+
+    def stop(self) -> None:
+        super().stop()
+        self._edge.close()
 
     def push(self, value: int) -> None:
         """Pushes the one record of the next window, which closes the one before."""
