@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from edge.sources import Unavailable, build_sources, problem, push_routes, repla
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
+from edge.worker import QUEUE_SHARE, Worker
 from edgewater.allocator import release_free_memory
 from edgewater.connections import ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig, InvalidInput, Retired, StorageError
@@ -93,6 +95,7 @@ class Agent:
     meter: BusyMeter
     backfills: BackfillRunner
     tap: StreamTap
+    worker: Worker
     daily_quota: DailyQuota | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
@@ -147,7 +150,7 @@ class Agent:
         """Returns everything that runs but the HTTP server; each runs until cancelled."""
         return [
             self.commit.run(), self.uplink.run(), self._tick(), self._sync(), self._checkpoint(), self._read_all(),
-            self.backfills.run(),
+            self.backfills.run(), self.worker.run(),
         ]  # fmt: skip
 
     async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
@@ -222,6 +225,8 @@ class Agent:
             return Unavailable("; ".join(reasons), retry_after_s=1)
         if self._over_memory_limit():
             return Unavailable("the edge has reached limits.max_pending_bytes", retry_after_s=1)
+        if not self.worker.has_room.is_set():
+            return Unavailable("the queries of the edge have not processed earlier records yet", retry_after_s=1)
         return None
 
     def _over_memory_limit(self) -> bool:
@@ -235,7 +240,8 @@ class Agent:
         self._count_rejected(stream, chunk)
         if chunk.batch.num_rows:
             with self.meter.busy(chunk.source):
-                self.durable.ingest_payload(Ingested(stream, chunk.source, chunk.batch, now_ms()))
+                event = Ingested(stream, chunk.source, chunk.batch, now_ms())
+                self.worker.ingest(event, self.durable.ingest_payload)
             self.outbox.changed.set()
             await self.commit.durable()
 
@@ -292,6 +298,7 @@ class Agent:
                     with self.meter.backpressured(source.name):
                         await asyncio.sleep(SOURCE_RETRY_S)
         self.durable.handle(SourceEnded(source.stream, source.name))
+        self.worker.advance(source.stream)
         self.outbox.changed.set()
         log.info("source %s of stream %s has ended", source.name, source.stream)
 
@@ -306,9 +313,9 @@ class Agent:
                 # Before the position after it: a crash in between states the loss twice rather than never.
                 self.durable.handle(InputLost(source.stream, source.name, reason, event.arrival_ms))
             if source.replayable and chunk.end is not None:
-                self.durable.ingest_range(event, chunk.start, chunk.end)
+                self.worker.ingest(event, partial(self.durable.ingest_range, start=chunk.start, end=chunk.end))
             elif chunk.batch.num_rows:
-                self.durable.ingest_payload(event)
+                self.worker.ingest(event, self.durable.ingest_payload)
             if source.delivery is Delivery.AT_MOST_ONCE:
                 self._unsynced.set()
             if chunk.input_gone:
@@ -332,6 +339,7 @@ class Agent:
                 unsynced_bytes = MAX_UNSYNCED_BYTES if repeatable else MAX_UNSYNCED_UNREPEATABLE_BYTES
                 if self.durable.unsynced_bytes > unsynced_bytes or self.commit.failure is not None:
                     await self.commit.durable()
+                await self.worker.has_room.wait()
                 while self._over_memory_limit():
                     await asyncio.sleep(BACKPRESSURE_POLL_S)
             await asyncio.sleep(0)
@@ -350,6 +358,8 @@ class Agent:
             if deadline is not None and deadline <= now:
                 before = {n: s.watermark_ms for n, s in self.durable.core.streams.items()}
                 self.durable.handle(TickEvent(now, self._unread_sources()))
+                for stream in before:
+                    self.worker.advance(stream)
                 if before != {n: s.watermark_ms for n, s in self.durable.core.streams.items()}:
                     self.outbox.changed.set()
             wait_s = max(TICK_MIN_S, ((deadline or now) - now) / 1000)
@@ -486,9 +496,12 @@ def open_agent(config: EdgeConfig) -> Agent:
         durable, backfilled, config.limits.max_pending_bytes // 2,
         changed=outbox.changed.set, now_ms=now_ms, monotonic=time.monotonic,
     )  # fmt: skip
-    return Agent(
-        config, durable, sources, commit, outbox, uplink, meter, backfills, StreamTap(config.streams), daily_quota
-    )
+    worker = Worker(
+        durable, changed=outbox.changed.set, busy_s=meter.busy_for_s, policy=config.limits.scheduling,
+        limit_bytes=config.limits.max_pending_bytes // QUEUE_SHARE, now_ms=now_ms, clock=time.perf_counter,
+    )  # fmt: skip
+    tap = StreamTap(config.streams)
+    return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, daily_quota)
 
 
 def _daily_quota(config: EdgeConfig, directory: Path) -> DailyQuota | None:

@@ -118,6 +118,13 @@ class BusyMeter:
         now_s = self._monotonic()
         return {name for name, source in self._sources.items() if source.unread_s(now_s) > longer_s}
 
+    def busy_for_s(self, source: str) -> float:
+        """Returns for how long a source has been read without a wait for input."""
+        state = self._sources.get(source)
+        if state is None or state.idle or not state.began_s:
+            return 0.0
+        return self._monotonic() - max(state.drained_s, min(state.began_s.values()))
+
     def take_busy_share(self) -> float:
         """Returns the busy share of the busiest source since the last call, 0 to 1, and begins a new interval."""
         now_s = self._monotonic()

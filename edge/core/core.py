@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import singledispatchmethod
+from typing import Protocol
 
 import google_crc32c
 import pyarrow as pa
 
 from edge.core.arrival_reports import SamplingSettings
 from edge.core.backfill import FIRST_RECORD_NUMBER, Backfill
+from edge.core.batch_queue import QueuedBatch, queues_from_state, queues_to_state, shared_bytes
 from edge.core.events import (
     Acked,
     BackfillEnded,
@@ -37,6 +39,7 @@ from edge.core.events import (
     PullReplayed,
     QueryAccepted,
     QueryRefused,
+    Ran,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
@@ -69,6 +72,16 @@ MIN_DRAIN_MS = 20
 _KIND = "edge-core"
 
 
+class CostMeter(Protocol):
+    """Measures what queries cost; it has the clock that the core lacks."""
+
+    def begin(self) -> None:
+        """Called before the first of a row of queries processes records."""
+
+    def end(self, query: QueryRef, records: int) -> None:
+        """Called when a query has processed records, since `begin` or the last `end`."""
+
+
 class EdgeCore:
     """The state of one edge.
 
@@ -84,6 +97,7 @@ class EdgeCore:
         configured: whether a set of queries has been received.
         next_seq: the number of the next frame.
         unacked: frames that the center has not acknowledged, ascending.
+        cost_meter: told which query processes how many records; nothing depends on it.
     """
 
     def __init__(
@@ -100,6 +114,7 @@ class EdgeCore:
         self.configured = False
         self.next_seq = 1
         self.unacked: deque[Frame] = deque()
+        self.cost_meter: CostMeter | None = None
         self._batch_number = 0
         self._max_state_bytes: int | None = None
         self._columns: dict[str, dict[str, str]] = {}
@@ -182,7 +197,7 @@ class EdgeCore:
             self._stream(stream, source)
         for name, state in self.streams.items():
             state.set_sources((source for stream, source in event.sources if stream == name), event.replayable)
-            for pipeline in self._queries_of(name):
+            for pipeline in self.queries_of(name):
                 if pipeline.backfill is not None:
                     pipeline.end_backfill(pipeline.backfill.unread.keys() - state.replayable)
         self._set_max_state_bytes(event.max_state_bytes)
@@ -225,20 +240,55 @@ class EdgeCore:
             )
         self._batch_number += 1
         effects: list[Effect] = []
-        for pipeline in self._queries_of(event.stream):
-            effects += self._ingest(pipeline, event.batch, stream, stream.records, event.arrival_ms)
+        queries = self.queries_of(event.stream)
+        queued = self._queued(event, stream, queries)
+        if self.cost_meter is not None:
+            self.cost_meter.begin()
+        for pipeline in queries:
+            if (event.queued or pipeline.queue) and event.batch.num_rows:
+                pipeline.queue.append(queued)
+            else:
+                effects += self._ingest(
+                    pipeline, event.batch, stream, stream.records, event.arrival_ms, stream.watermark_ms
+                )
         stream.advance(event.source, event.batch, event.arrival_ms)
         return effects
 
+    @staticmethod
+    def _queued(event: Ingested, stream: StreamState, queries: Iterable[QueryPipeline]) -> QueuedBatch:
+        last = max((p.queue.batches[-1].end_bytes for p in queries if p.queue), default=0)
+        return QueuedBatch(event.batch, stream.records, stream.watermark_ms, event.arrival_ms, last)
+
+    @_handle.register
+    def _(self, event: Ran) -> list[Effect]:
+        pipeline = self.queries.get(event.query)
+        if pipeline is None:
+            return []
+        stream, effects = self.streams[pipeline.spec.stream], list[Effect]()
+        if self.cost_meter is not None:
+            self.cost_meter.begin()
+        for part in pipeline.queue.take(event.through):
+            self._batch_number += 1
+            effects += self._ingest(pipeline, part.batch, stream, part.first, part.arrival_ms, part.watermark_ms)
+        return effects
+
     def _ingest(
-        self, pipeline: QueryPipeline, batch: pa.RecordBatch, stream: StreamState, first: int, arrival_ms: int
+        self,
+        pipeline: QueryPipeline,
+        batch: pa.RecordBatch,
+        stream: StreamState,
+        first: int,
+        arrival_ms: int,
+        watermark_ms: int,
     ) -> list[Effect]:
         clock = stream.spec.clock
         event_ms = clock.to_event_ms(arrival_ms) if clock is not None else MIN_TIME_MS
-        watermark = pipeline.watermark_ms(stream.watermark_ms)
+        watermark = pipeline.watermark_ms(watermark_ms)
         dropped = pipeline.ingest(batch, watermark, self._batch_number, first, event_ms)
         pipeline.unreported_drops.begin(arrival_ms)
         failed = pipeline.bound.failures.take()
+        if self.cost_meter is not None:
+            self.cost_meter.end(pipeline.ref, batch.num_rows)
         return [
             *(Dropped(pipeline.ref, reason, count) for reason, count in dropped.items()),
             *(FunctionFailed(pipeline.ref, f.function, f.reason, f.detail, f.calls) for f in failed),
@@ -258,7 +308,10 @@ class EdgeCore:
             else event.batch.filter(pa.array(times >= pipeline.since_ms))
         )
         first = FIRST_RECORD_NUMBER + pipeline.backfill.records
-        effects = self._ingest(pipeline, batch, self.streams[pipeline.spec.stream], first, event.arrival_ms)
+        stream = self.streams[pipeline.spec.stream]
+        if self.cost_meter is not None:
+            self.cost_meter.begin()
+        effects = self._ingest(pipeline, batch, stream, first, event.arrival_ms, stream.watermark_ms)
         pipeline.backfill.read(event.source, times)
         return effects
 
@@ -274,7 +327,7 @@ class EdgeCore:
         self._now_ms = max(self._now_ms, event.at_ms)
         self._batch_number += event.was_ingested
         loss = self._stream(event.stream, event.source).lose(event)
-        for pipeline in self._queries_of(event.stream):
+        for pipeline in self.queries_of(event.stream):
             pipeline.lose(loss)
         return []
 
@@ -333,10 +386,18 @@ class EdgeCore:
             self._watermark_ms(pipeline),
             event.drain_windows.get(stream, NO_DRAIN_WINDOW),
             self._link_estimate(stream, event.bandwidth_bytes_s, event.path_delay_ms),
-            stream in event.unread,
+            stream in event.unread or bool(pipeline.queue),
             recorded,
             self._drops_are_due(pipeline, event),
+            self._arrivals_before_ms(pipeline),
         )
+
+    def _arrivals_before_ms(self, pipeline: QueryPipeline) -> int:
+        """Returns the event time at which the first queued batch arrived; the maximum time if the queue is empty."""
+        clock = self.streams[pipeline.spec.stream].spec.clock
+        if not pipeline.queue or clock is None:
+            return MAX_TIME_MS
+        return clock.to_event_ms(pipeline.queue.first.arrival_ms)
 
     def _drops_are_due(self, pipeline: QueryPipeline, event: PullEvent) -> bool:
         """Whether the first record that came too late was long enough ago; always in a stream without a clock."""
@@ -353,7 +414,7 @@ class EdgeCore:
     def _defer_next_pull(self, event: PullEvent) -> None:
         """Sets when the next pull may be made, after one that sent nothing."""
         for stream, (after_ms, _) in event.drain_windows.items():
-            ends = [p.spec.window.slice_start(after_ms) + p.spec.window.slice_ms for p in self._queries_of(stream)]
+            ends = [p.spec.window.slice_start(after_ms) + p.spec.window.slice_ms for p in self.queries_of(stream)]
             left_ms = max(min(ends, default=after_ms) - after_ms, 0)
             self._no_pull_before_ms[stream] = after_ms + max(
                 int(EMPTY_PULL_WAIT_FRACTION * left_ms), EMPTY_PULL_WAIT_MIN_MS
@@ -407,7 +468,8 @@ class EdgeCore:
     def _watermark_ms(self, pipeline: QueryPipeline) -> int:
         return pipeline.watermark_ms(self.streams[pipeline.spec.stream].watermark_ms)
 
-    def _queries_of(self, stream: str) -> list[QueryPipeline]:
+    def queries_of(self, stream: str) -> list[QueryPipeline]:
+        """Returns the running queries of a stream."""
         return [p for p in self.queries.values() if p.spec.stream == stream]
 
     def next_deadline(self) -> int | None:
@@ -423,10 +485,10 @@ class EdgeCore:
         """
         earliest: int | None = None
         for name, stream in self.streams.items():
-            watermarks = [(p, p.watermark_ms(stream.watermark_ms)) for p in self._queries_of(name)]
+            watermarks = [(p, p.watermark_ms(stream.watermark_ms)) for p in self.queries_of(name)]
             if any(p.has_unreported_closes(w) or p.closed_bytes(w) for p, w in watermarks):
                 return now_ms
-            drops = [p.unreported_drops.since_ms for p in self._queries_of(name)]
+            drops = [p.unreported_drops.since_ms for p in self.queries_of(name)]
             drops_due = [since_ms + REPORT_DROPS_MS for since_ms in drops if since_ms is not None]
             early_ms = self._early_due_ms(name, bandwidth_bytes_s, now_ms, path_delay_ms)
             for due_ms in (self._next_report_ms(name, now_ms), early_ms, *drops_due):
@@ -443,10 +505,13 @@ class EdgeCore:
     def _next_report_ms(self, stream: str, now_ms: int) -> int | None:
         """Returns the wall time of the next arrival report of a query with an accuracy; None: there is none."""
         clock, earliest = self.streams[stream].spec.clock, None
-        for monitor in (p.monitor for p in self._queries_of(stream)):
+        for pipeline in self.queries_of(stream):
+            monitor = pipeline.monitor
             if monitor is None or clock is None:
                 continue
             offset = monitor.sampling.clock_offset_ms
+            if pipeline.queue and not monitor.due(self._arrivals_before_ms(pipeline) - offset):
+                continue  # it will be due once the query has run
             due_ms = monitor.next_due_ms(clock.to_event_ms(now_ms) - offset) + offset
             wall_ms = max(clock.to_wall_ms(due_ms), now_ms)
             wall_ms += clock.to_event_ms(wall_ms) < due_ms  # a fast clock's rounding
@@ -460,7 +525,7 @@ class EdgeCore:
             return None
         clock, link = state.spec.clock, self._link_estimate(stream, bandwidth_bytes_s, path_delay_ms)
         event_ms = clock.to_event_ms(now_ms)
-        dues = [p.early_due_ms(p.watermark_ms(state.watermark_ms), event_ms, link) for p in self._queries_of(stream)]
+        dues = [p.early_due_ms(p.watermark_ms(state.watermark_ms), event_ms, link) for p in self.queries_of(stream)]
         earliest = min((due for due in dues if due is not None), default=None)
         if earliest is None:
             return None
@@ -488,7 +553,7 @@ class EdgeCore:
         if state.spec.clock is None:
             return 0, None
         after = state.spec.clock.to_event_ms(now_ms)
-        open_slices = [p.open_bytes(p.watermark_ms(state.watermark_ms), after) for p in self._queries_of(stream)]
+        open_slices = [p.open_bytes(p.watermark_ms(state.watermark_ms), after) for p in self.queries_of(stream)]
         size = sum(size for size, _ in open_slices)
         first_end = min((end for _, end in open_slices if end is not None), default=None)
         drain_ms = int(DRAIN_SAFETY * 1000 * size / max(bandwidth_bytes_s, 1.0))
@@ -496,8 +561,22 @@ class EdgeCore:
 
     @property
     def pending_bytes(self) -> int:
-        """Memory of queries and unacknowledged frames, which is limited by backpressure on the sources."""
-        return sum(p.nbytes for p in self.queries.values()) + self.unacked_bytes
+        """Memory of queries, their queues and unacknowledged frames, limited by backpressure on the sources."""
+        return sum(p.nbytes for p in self.queries.values()) + self.queued_bytes + self.unacked_bytes
+
+    @property
+    def queued_bytes(self) -> int:
+        """Memory of the batches that queries have not processed; those that several queries wait for count once."""
+        if not any(p.queue for p in self.queries.values()):
+            return 0
+        return sum(shared_bytes(p.queue for p in self.queries_of(name)) for name in self.streams)
+
+    def watermark_ms(self, stream: str) -> int:
+        """Returns the event time before which no query of the stream expects more records."""
+        return min(
+            (p.queue.first.watermark_ms for p in self.queries_of(stream) if p.queue),
+            default=self.streams[stream].watermark_ms,
+        )
 
     @property
     def unacked_bytes(self) -> int:
@@ -519,9 +598,15 @@ class EdgeCore:
             "streams": {name: stream.to_state() for name, stream in self.streams.items()},
             "refused": [[r.query.name, r.query.version, r.code, r.message] for r in self.refused.values()],
         }
-        frames = {str(f.seq): f.to_wire().SerializeToString(deterministic=True) for f in self.unacked}
+        arrays = {str(f.seq): f.to_wire().SerializeToString(deterministic=True) for f in self.unacked}
         queries = {str(n): pipeline.to_state() for n, pipeline in enumerate(self.queries.values())}
-        return State(numbers, frames, queries).pack(_KIND)
+        if any(p.queue for p in self.queries.values()):
+            numbers["queues"] = {}
+            for name in self.streams:
+                of_stream = {str(n): p.queue for n, p in enumerate(self.queries.values()) if p.spec.stream == name}
+                numbers["queues"][name], batches = queues_to_state(of_stream)
+                arrays |= {f"{name}/{first}": batch for first, batch in batches.items()}
+        return State(numbers, arrays, queries).pack(_KIND)
 
     def restore(self, data: bytes) -> None:
         """Puts a new core into the state that `to_state` returned.
@@ -543,10 +628,19 @@ class EdgeCore:
         for name, version, code, message in numbers["refused"]:
             ref = QueryRef(name, version)
             self.refused[ref] = QueryRefused(ref, code, message)
-        self.unacked.extend(Frame.from_wire(pb.Frame.FromString(frame)) for frame in state.arrays.values())
-        for query in state.components.values():
+        frames = [frame for name, frame in state.arrays.items() if name.isdecimal()]
+        self.unacked.extend(Frame.from_wire(pb.Frame.FromString(frame)) for frame in frames)
+        queues = {
+            number: queue
+            for stream, queued in numbers.get("queues", {}).items()
+            for number, queue in queues_from_state(
+                queued, {name.removeprefix(f"{stream}/"): data for name, data in state.arrays.items()}
+            ).items()
+        }
+        for number, query in state.components.items():
             pipeline = QueryPipeline.from_state(query, self.streams, self.source, self._encode)
             if pipeline is not None:
+                pipeline.queue = queues.get(number, pipeline.queue)
                 self.queries[pipeline.ref] = pipeline
         self._set_max_state_bytes(numbers.get("max_state_bytes"))
         self._read_as(numbers.get("columns", {}))

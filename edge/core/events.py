@@ -44,12 +44,30 @@ class SourcesOpened:
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """A batch has been decoded: the stream's columns and `event_time_ms` (int64, no nulls)."""
+    """A batch has been decoded: the stream's columns and `event_time_ms` (int64, no nulls).
+
+    Attributes:
+        queued: the stream's queries process it only when they run (`Ran`). Otherwise those with an empty queue process
+            it at once.
+    """
 
     stream: str
     source: str
     batch: pa.RecordBatch
     arrival_ms: int
+    queued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A query processes the records of its queue whose number in the stream is below `through`.
+
+    The shell decides by measured times which query runs and how far. The event records the decision, so that a replay
+    asks no scheduler.
+    """
+
+    query: QueryRef
+    through: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +218,7 @@ Event = (
     Configured
     | SourcesOpened
     | Ingested
+    | Ran
     | BackfillIngested
     | BackfillEnded
     | SourceEnded

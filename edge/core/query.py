@@ -30,6 +30,7 @@ from edge.cache import (
 )
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings, close_barrier_ms, is_unreported
 from edge.core.backfill import Backfill
+from edge.core.batch_queue import BatchQueue
 from edge.core.budget_schedule import ShareSchedule
 from edge.core.drift import estimate_drift
 from edge.core.dropped import UnreportedDrops
@@ -53,7 +54,7 @@ from edgewater.errors import InvalidQuery, StorageError
 from edgewater.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.partial_check import group_bytes, max_groups
 from edgewater.query import BoundQuery, QuerySpec, StalenessBudget
-from edgewater.streams import MIN_TIME_MS, TIME_COLUMN, type_name
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, type_name
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, count_distinct, is_sampled
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SessionWindow
@@ -94,6 +95,7 @@ class QueryPipeline:
         unreported_drops: records that came too late, which the center has not been told of.
         backfill: while records from before the registration are read again.
         full: the slices that take no more records, as open slices hold too much memory.
+        queue: the batches that it has not processed.
     """
 
     ref: QueryRef
@@ -119,6 +121,7 @@ class QueryPipeline:
     unreported_drops: UnreportedDrops = field(default_factory=UnreportedDrops)
     backfill: Backfill | None = None
     full: FullSlices = field(default_factory=FullSlices)
+    queue: BatchQueue = field(default_factory=BatchQueue)
 
     def __post_init__(self) -> None:
         if self.bounded_measures and not self.history.measures:
@@ -211,7 +214,9 @@ class QueryPipeline:
         return dropped
 
     def watermark_ms(self, stream_ms: int) -> int:
-        """Returns the stream's watermark, or less while the backfill may read records before it."""
+        """Returns the stream's watermark, or less while the queue or the backfill may have records before it."""
+        if self.queue:
+            stream_ms = self.queue.first.watermark_ms
         return stream_ms if self.backfill is None else min(stream_ms, self.backfill.watermark_ms)
 
     def end_backfill(self, sources: Collection[str]) -> None:
@@ -513,6 +518,7 @@ class QueryPipeline:
         unread: bool = False,
         recorded: RecordedPull | None = None,
         report_drops: bool = False,
+        arrivals_before_ms: int = MAX_TIME_MS,
     ) -> PullResult | None:
         """Builds the body of the most urgent frame: closed slices first, oldest first; None: nothing to send.
 
@@ -525,8 +531,10 @@ class QueryPipeline:
             unread: whether the stream may have unread input.
             recorded: in a replay, the recorded outcome: the same groups are sent again, with the values of this state.
             report_drops: a frame is built even if it has nothing but `unreported_drops`.
+            arrivals_before_ms: event time by the stream's clock; records that arrived later have not been processed.
         """
-        arrivals, partials = self._take_due_arrivals(drain_window_ms[0], watermark_ms, capacity_bytes, unread, recorded)
+        heard_ms = min(drain_window_ms[0], arrivals_before_ms)
+        arrivals, partials = self._take_due_arrivals(heard_ms, watermark_ms, capacity_bytes, unread, recorded)
         closes: list[SliceClose] = []
         closed: list[int] = []
         through, room, closing = self._close_barrier_ms(watermark_ms), capacity_bytes, False

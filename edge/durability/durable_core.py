@@ -56,6 +56,7 @@ from edge.core import (
     MemoryLimits,
     PullEvent,
     PullReplayed,
+    Ran,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
@@ -80,11 +81,12 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 _CHECKPOINT = "edge-checkpoint"
 # Kinds of journal records. Numbers are never reused.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
-BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED = range(12, 15)
+BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN = range(12, 16)
 KIND_NAMES = {
     CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
     SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
     LOST: "lost", BACKFILL: "backfill", BACKFILL_ENDED: "backfill-ended", MEMORY_LIMITED: "memory-limited",
+    RAN: "ran",
 }  # fmt: skip
 
 
@@ -244,7 +246,12 @@ class DurableCore:
         self._segment.append(_payload_record(event))
         return self._apply_batch(event)
 
-    def _apply_batch(self, event: Ingested | BackfillIngested) -> list[Effect]:
+    def run(self, event: Ran) -> list[Effect]:
+        """Lets a query process records of its queue."""
+        self._segment.append(_encode(event))
+        return self._apply_batch(event)
+
+    def _apply_batch(self, event: Ingested | BackfillIngested | Ran) -> list[Effect]:
         effects = self._apply(event)
         self._limit_memory()
         return effects
@@ -490,12 +497,12 @@ class DurableCore:
         stream, source, arrival_ms = head["stream"], head["source"], head["arrival_ms"]
         self.positions[source] = head["end"]
         rows, (first_ms, last_ms) = head.get("rows"), head.get("times", (None, None))
-        batch = self._reread_or_none(self._reread, head)
+        batch, queued = self._reread_or_none(self._reread, head), head.get("queued", False)
         if batch is None and rows != 0:
             to_ms = None if last_ms is None else last_ms + 1
             reason = LossReason.FILE_GONE
             return InputLost(stream, source, reason, arrival_ms, first_ms, to_ms, rows, was_ingested=True)
-        return Ingested(stream, source, self._no_records(stream) if batch is None else batch, arrival_ms)
+        return Ingested(stream, source, self._no_records(stream) if batch is None else batch, arrival_ms, queued)
 
     def _reread_backfill_range(self, head: dict[str, Any]) -> BackfillIngested | None:
         """Returns the event of a range of a backfill, without records if they cannot be read again: the backfill then
@@ -560,6 +567,8 @@ def _encode(event: Event) -> Record:
             return _json(SAMPLING, {"query": [ref.name, ref.version], **sampling})
         case InputLost():
             return _json(LOST, asdict(event))
+        case Ran(ref, through):
+            return _json(RAN, {"query": [ref.name, ref.version], "through": through})
         case MemoryLimited(ref, action):
             return _json(MEMORY_LIMITED, {"query": [ref.name, ref.version], "action": action})
         case PullEvent() | PullReplayed():
@@ -591,6 +600,7 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
             fields["clock_offset_ms"],
             SamplingReason.from_number(fields["reason"]),
         ),
+        RAN: lambda: Ran(QueryRef(*fields["query"]), fields["through"]),
         MEMORY_LIMITED: lambda: MemoryLimited(QueryRef(*fields["query"]), MemoryAction(fields["action"])),
     }
     return readers[kind]()
@@ -600,7 +610,11 @@ def _range_record(event: Ingested, start: Position | None, end: Position) -> Rec
     head = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
     # For the statement of a loss, should the range not be there any more when it is needed.
     content = {"rows": event.batch.num_rows, "times": _time_range(event.batch)}
-    return _json(RANGE, {**head, **content, "start": start, "end": end})
+    return _json(RANGE, {**head, **content, "start": start, "end": end, **_queued(event)})
+
+
+def _queued(event: Ingested) -> dict[str, bool]:
+    return {"queued": True} if event.queued else {}
 
 
 def _backfill_record(event: BackfillIngested, start: Position | None, end: Position) -> Record:
@@ -609,7 +623,8 @@ def _backfill_record(event: BackfillIngested, start: Position | None, end: Posit
 
 
 def _payload_record(event: Ingested) -> Record:
-    head = json.dumps({"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}).encode()
+    fields = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms, **_queued(event)}
+    head = json.dumps(fields).encode()
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, event.batch.schema, options=options) as writer:
@@ -622,7 +637,7 @@ def _payload_event(payload: bytes) -> Ingested:
     head = json.loads(payload[4 : 4 + length])
     with pa.ipc.open_stream(pa.py_buffer(payload[4 + length :])) as reader:
         batch = reader.read_next_batch()
-    return Ingested(head["stream"], head["source"], batch, head["arrival_ms"])
+    return Ingested(head["stream"], head["source"], batch, head["arrival_ms"], head.get("queued", False))
 
 
 def _pull_record(pull: PullEvent, built: FrameBuilt | None) -> Record:

@@ -251,8 +251,8 @@ class UplinkOutbox:
             streams=[
                 pb.StreamProgress(
                     stream=name,
-                    watermark_ms=state.watermark_ms,
-                    ended=state.watermark_ms >= MAX_TIME_MS,
+                    watermark_ms=(watermark_ms := core.watermark_ms(name)),
+                    ended=watermark_ms >= MAX_TIME_MS,
                     records=state.records,
                 )
                 for name, state in core.streams.items()

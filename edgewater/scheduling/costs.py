@@ -80,6 +80,14 @@ class CostEstimate:
         self._selectivities[stage] = _moved(self._selectivities[stage], selectivity, 1e-3)
         self._derive()
 
+    def assume(self, stage: int, cost_ms: float) -> None:
+        """Sets what is assumed of the operator at `stage` until the first `observe`."""
+        if not 0 <= cost_ms <= MAX_COST_MS:
+            self.refused += 1
+            return
+        self._costs[stage] = cost_ms
+        self._derive()
+
     def observe_firing(self, spent_ms: float) -> None:
         if not 0 <= spent_ms <= MAX_COST_MS:
             self.refused += 1

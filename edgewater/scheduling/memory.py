@@ -23,6 +23,8 @@ class MemoryLimits:
         threshold: share of the cap from which on memory is managed (the thesis' b).
         release: management ends at this share.
         longest_ms: management ends after this time at the latest, and rests as long: meanwhile the policy decides.
+        shared: queries queue the same batches, which take memory until the last of them has processed them. The worker
+            then sets `MemoryManager.used`, holds sources back itself, and what is managed is the query furthest behind.
     """
 
     cap_bytes: float
@@ -30,6 +32,7 @@ class MemoryLimits:
     threshold: float = 0.8
     release: float = 0.7
     longest_ms: float = 500.0
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if not self.cap_bytes >= self.record_bytes > 0:
@@ -52,15 +55,18 @@ class MemoryManager:
         self.limits = limits
         self.used = self.peak = 0.0
         self.activations = 0
+        self.shared = limits is not None and limits.shared
         self._most = limits.cap_bytes / limits.record_bytes if limits else math.inf
         self._threshold = limits.threshold * self._most if limits and manages else math.inf
         self._until_ms: float | None = None
         self._rests_until_ms = -math.inf
 
     def has_room(self, records: float) -> bool:
-        return self.used + records <= self._most
+        return self.shared or self.used + records <= self._most
 
     def add(self, records: float) -> None:
+        if self.shared:
+            return
         self.used = used = self.used + records
         if used > self.peak:
             self.peak = used
@@ -85,12 +91,15 @@ class MemoryManager:
         self.activations += 1
         return True
 
-    @staticmethod
-    def choose(queries: Iterable[QueryState], cycle_ms: float, now_ms: float) -> tuple[QueryState, int] | None:
+    def choose(self, queries: Iterable[QueryState], cycle_ms: float, now_ms: float) -> tuple[QueryState, int] | None:
         """The query to run, and how many of its operators; of those with the largest reduction the least slack.
 
         None if no query has records that processing would remove.
         """
+        if self.shared:
+            behind = [q for q in queries if q.records]
+            first = min(behind, key=lambda q: (q.queue[0].ingested_ms, q.slack_ms(now_ms)), default=None)
+            return None if first is None else (first, len(first.profile.operators))
         reductions = [(q, *q.costs.reduction(q.by_stage, cycle_ms)) for q in queries if q.records]
         reductions = [each for each in reductions if each[1] > 0]
         if not reductions:

@@ -243,6 +243,16 @@ class Scheduler:
         query.queued_ms += cost_ms - item.cost_ms
         item.records, item.stage, item.cost_ms = left, through, cost_ms
 
+    def shrink(self, query: QueryState, item: Item, records: float) -> None:
+        """The worker has processed so many records of the head of a queue, through all operators; the rest stays."""
+        share = item.cost_ms * records / item.records
+        item.records -= records
+        item.cost_ms -= share
+        query.records -= records
+        query.by_stage[item.stage] -= records
+        query.queued_ms -= share
+        self.memory.add(-records)
+
     def ran(self, turn: Turn, spent_ms: float, now_ms: float) -> None:
         """The turn has ended. A query that was removed meanwhile is passed over."""
         now_ms = self._at(now_ms)

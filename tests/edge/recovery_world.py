@@ -19,6 +19,7 @@ from edge.core import (
     Ingested,
     MemoryLimits,
     PullEvent,
+    Ran,
     SourceEnded,
     SourcesOpened,
     StreamSpec,
@@ -147,11 +148,18 @@ class World:
             self.edge.handle(Configured(QUERIES))
             self.edge.handle(BudgetSet(QUERIES[1][0], {"miles": SHARE}))
 
-    def ingest(self, rows: int) -> None:
+    def ingest(self, rows: int, *, queued: bool = False) -> None:
         start, end = self.row, min(self.row + rows, self.data.num_rows)
         if end > start:
-            event = Ingested("flights", "file", self.data.slice(start, end - start), (1 << 40) + end)
+            event = Ingested("flights", "file", self.data.slice(start, end - start), (1 << 40) + end, queued)
             self.edge.ingest_range(event, {"row": start}, {"row": end})
+
+    def run(self, number: int, rows: int) -> None:
+        """One of the queries processes that many records of its queue, if it has any."""
+        ref = QUERIES[number][0]
+        queue = self.edge.core.queries[ref].queue
+        if queue:
+            self.edge.run(Ran(ref, max(queue.done, queue.first.first) + rows))
 
     def pull(self, capacity: int = 400) -> None:
         self.edge.handle(PullEvent(capacity, {"flights": (-(1 << 61), 1 << 61)}))
@@ -175,6 +183,8 @@ class World:
             self.pull()
             self.ship()
         self.end()
+        for number in range(len(QUERIES)):
+            self.run(number, self.data.num_rows)
         while any(isinstance(e, FrameBuilt) for e in self.edge.handle(PullEvent(4000))):
             self.ship()
         self.ship()

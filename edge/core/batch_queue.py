@@ -1,0 +1,119 @@
+"""The batches that a query has not processed yet: each query has a queue, and all queues share the batches.
+
+On an edge that is short of CPU, a batch is appended to the queues of its stream's queries (`Ingested.queued`), and each
+query processes it when it is its turn (`Ran`). Until then the query is where it was: it sees the watermark that the
+stream had before the first batch of its queue, so it neither closes a slice nor drops a record that it would not have
+closed or dropped then, and what it reports never covers records that it has not processed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedBatch:
+    """A batch of a stream, and what was known when it was ingested.
+
+    Attributes:
+        first: number in the stream of its first record.
+        watermark_ms: of the stream, before the batch.
+        arrival_ms: wall time.
+        start_bytes: size of the batches that were queued in its stream before it.
+    """
+
+    batch: pa.RecordBatch
+    first: int
+    watermark_ms: int
+    arrival_ms: int
+    start_bytes: int = 0
+
+    @property
+    def end(self) -> int:
+        """Number of the record after its last one."""
+        return self.first + int(self.batch.num_rows)
+
+    @property
+    def end_bytes(self) -> int:
+        return self.start_bytes + int(self.batch.nbytes)
+
+
+@dataclass(slots=True)
+class BatchQueue:
+    """The queue of one query: batches of its stream up to the newest one.
+
+    Attributes:
+        done: the query has processed the records before this number of the stream.
+    """
+
+    batches: deque[QueuedBatch] = field(default_factory=deque)
+    done: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.batches)
+
+    @property
+    def first(self) -> QueuedBatch:
+        return self.batches[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its batches, which other queues share."""
+        return self.batches[-1].end_bytes - self.batches[0].start_bytes if self.batches else 0
+
+    @property
+    def records(self) -> int:
+        return sum(each.end - max(each.first, self.done) for each in self.batches)
+
+    def append(self, batch: QueuedBatch) -> None:
+        self.batches.append(batch)
+
+    def take(self, through: int) -> Iterator[QueuedBatch]:
+        """Yields the records before number `through`, by batch, and removes them once the next is asked for."""
+        while self.batches and self.done < through and self.batches[0].first < through:
+            head = self.batches[0]
+            begin, end = max(head.first, self.done), min(head.end, through)
+            yield replace(head, batch=head.batch.slice(begin - head.first, end - begin), first=begin)
+            self.done = end
+            if end == head.end:
+                self.batches.popleft()
+
+
+def queues_to_state(queues: Mapping[str, BatchQueue]) -> tuple[list[Any], dict[str, bytes]]:
+    """Serialises the queues of one stream's queries, by name; each batch once."""
+    batches = {each.first: each for queue in queues.values() for each in queue.batches}
+    heads = [[b.first, b.watermark_ms, b.arrival_ms] for _, b in sorted(batches.items())]
+    numbers = {name: [[each.first for each in queue.batches], queue.done] for name, queue in queues.items()}
+    return [heads, numbers], {str(first): _to_bytes(b.batch) for first, b in sorted(batches.items())}
+
+
+def queues_from_state(state: Sequence[Any], arrays: Mapping[str, bytes]) -> dict[str, BatchQueue]:
+    heads, numbers = state
+    batches: dict[int, QueuedBatch] = {}
+    size = 0
+    for first, watermark_ms, arrival_ms in heads:
+        batches[first] = QueuedBatch(_from_bytes(arrays[str(first)]), first, watermark_ms, arrival_ms, size)
+        size = batches[first].end_bytes
+    return {name: BatchQueue(deque(batches[n] for n in firsts), done) for name, (firsts, done) in numbers.items()}
+
+
+def shared_bytes(queues: Iterable[BatchQueue]) -> int:
+    """Returns the size of the batches in the queues of one stream; a batch counts once."""
+    return max((queue.nbytes for queue in queues), default=0)
+
+
+def _to_bytes(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _from_bytes(data: bytes) -> pa.RecordBatch:
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_next_batch()

@@ -1,0 +1,307 @@
+"""The worker: decides which query processes its queued records, and how many, by measured times.
+
+An edge that keeps up has no queues: each batch is processed by all queries at once, in the order of arrival. A batch is
+queued when it would hold the event loop for longer than `BLOCK_MS`, or when several queries share a source that has not
+been idle for a cycle: the edge is short of CPU then, and the order decides whose answer is late. The worker runs the
+queries by `edgewater.scheduling`, in pieces of about `PIECE_MS`, between which the loop serves heartbeats, pushes and
+the link. What it decides is journaled (`Ran`), so that recovery repeats it without measuring anything.
+
+Sources are held back only when the queues have reached their limit; from `MemoryLimits.threshold` on, the query that
+is furthest behind runs, since a batch takes memory until the last query has processed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from edge.core import Ingested, Ran
+from edge.durability import DurableCore
+from edgewater.query import QuerySpec
+from edgewater.scheduling import MemoryLimits, Operator, QueryProfile, QueryState, Scheduler, Turn, make_policy
+from edgewater.streams import LIVE, MAX_TIME_MS, StreamClock
+from edgewater.windows import SlidingWindow
+from edgewater.wire import QueryRef
+
+BLOCK_MS = 50.0
+"""A batch that takes longer is queued."""
+BUSY_MS = 120.0
+"""A source that has not been idle for longer has more input than the edge keeps up with."""
+PIECE_MS = 20.0
+"""The estimated time for which the worker keeps the event loop. A record cannot be divided."""
+FOLD_S = 1.0
+"""Measurements are added to the cost estimates after this time, or when the queries are scheduled."""
+OFF = "off"
+"""The setting with which no batch is ever queued."""
+QUEUE_SHARE = 4
+"""The queues may take the memory limit divided by this."""
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Records that a query has processed since the last estimate of its cost, and the time."""
+
+    records: int = 0
+    spent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLoad:
+    """How a query stands on this edge.
+
+    Attributes:
+        queued_records, queued_bytes: what it has not processed; the bytes may be shared with other queries.
+        cost_us: measured time per record; None: none was measured.
+        slack_ms: how long it can stay idle until its next answer becomes late; None: no batch is queued.
+        late_ms: time since the ingestion of the first watermark that it has not processed; 0: there is none.
+        overruns: turns that took far longer than a cycle.
+    """
+
+    queued_records: int
+    queued_bytes: int
+    cost_us: float | None
+    slack_ms: float | None
+    late_ms: float
+    overruns: int
+
+
+class Worker:
+    """Runs the queries of one agent. Every method is called on the event loop.
+
+    Args:
+        changed: called when a query may have more to send.
+        busy_s: returns for how long a source has had input without a pause.
+        policy: a name of `edgewater.scheduling.POLICIES`, or `OFF`.
+        limit_bytes: memory of the queues above which sources are held back.
+        now_ms: the wall clock.
+        clock: seconds of a monotonic clock with which costs are measured.
+        pause: lets the loop do other work.
+
+    Attributes:
+        has_room: set while the queues are below their limit.
+    """
+
+    def __init__(
+        self,
+        durable: DurableCore,
+        *,
+        changed: Callable[[], None],
+        busy_s: Callable[[str], float],
+        policy: str,
+        limit_bytes: int,
+        now_ms: Callable[[], int],
+        clock: Callable[[], float],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._durable, self._core = durable, durable.core
+        self._changed, self._busy_s, self._now_ms, self._clock, self._pause = changed, busy_s, now_ms, clock, pause
+        self._is_on = policy != OFF
+        self._limit_bytes = limit_bytes
+        limits = MemoryLimits(max(limit_bytes, 1), record_bytes=1.0, shared=True)
+        self._scheduler = Scheduler(make_policy(policy if self._is_on else "fcfs"), memory=limits)
+        self._states: dict[QueryRef, QueryState] = {}
+        self._refs: dict[str, QueryRef] = {}
+        self._measured: dict[QueryRef, _Measured] = {}
+        self._cost_ms: dict[str, float] = {}  # per record, of all queries of a stream
+        self._costed: set[QueryRef] = set()
+        self._lap_s = self._folded_s = clock()
+        self._next_end_ms: dict[str, float] = {}
+        self._queued = 0
+        self._work = asyncio.Event()
+        self.has_room = asyncio.Event()
+        self.has_room.set()
+        self._core.cost_meter = self
+        self._follow_queries()
+        for ref, pipeline in self._core.queries.items():
+            for batch in pipeline.queue.batches:
+                self._offer(self._states[ref], batch.end - max(batch.first, pipeline.queue.done), batch.end)
+        self._update_memory()
+
+    # Costs
+
+    def begin(self) -> None:
+        self._lap_s = self._clock()
+
+    def end(self, query: QueryRef, records: int) -> None:
+        now_s = self._clock()
+        measured = self._measured.get(query)
+        if measured is None:
+            measured = self._measured[query] = _Measured()
+        measured.records += records
+        measured.spent_s += now_s - self._lap_s
+        self._lap_s = now_s
+
+    def _fold(self) -> None:
+        """Adds the measurements to the estimates."""
+        self._folded_s = self._clock()
+        for ref, measured in self._measured.items():
+            state = self._states.get(ref)
+            if state is None or not measured.records:
+                continue
+            spent_ms = 1000.0 * measured.spent_s
+            if ref not in self._costed:
+                self._costed.add(ref)
+                state.costs.assume(0, spent_ms / measured.records)
+            else:
+                state.costs.observe(0, measured.records, 0, spent_ms)
+        self._measured.clear()
+        self._cost_ms = {
+            name: sum(self._states[p.ref].costs.remaining_ms[0] for p in self._core.queries_of(name))
+            for name in self._core.streams
+        }
+
+    # Input
+
+    def ingest(self, event: Ingested, append: Callable[[Ingested], object]) -> None:
+        """Passes a batch to the core by `append`, to be processed at once or queued."""
+        self._follow_queries()
+        if self._clock() - self._folded_s >= FOLD_S:
+            self._fold()
+        queued = bool(event.batch.num_rows) and self._is_on and self._defers(event)
+        append(replace(event, queued=True) if queued else event)
+        if queued or self._queued:
+            end = self._core.streams[event.stream].records
+            for pipeline in self._core.queries_of(event.stream):
+                if pipeline.queue:
+                    self._offer(self._states[pipeline.ref], event.batch.num_rows, end)
+            self._update_memory()
+        self.advance(event.stream)
+
+    def _defers(self, event: Ingested) -> bool:
+        if self._queued:
+            return True  # otherwise queries without a queue would run before those with less slack
+        queries = self._core.queries_of(event.stream)
+        if event.batch.num_rows * self._cost_ms.get(event.stream, 0.0) > BLOCK_MS:
+            return True
+        return len(queries) > 1 and 1000.0 * self._busy_s(event.source) > BUSY_MS
+
+    def _offer(self, state: QueryState, records: int, end: int) -> None:
+        if self._scheduler.offer(state, records, self._now_ms(), payload=end):
+            self._queued += 1
+            self._work.set()
+
+    def advance(self, stream: str) -> None:
+        """Has the queries of a stream follow its watermark: those that swept a window are due."""
+        state = self._core.streams[stream]
+        clock, watermark_ms = state.spec.clock, state.watermark_ms
+        wall_ms = clock.to_wall_ms(watermark_ms) if clock is not None and watermark_ms < MAX_TIME_MS else watermark_ms
+        if wall_ms < self._next_end_ms.get(stream, 0.0):
+            return
+        now_ms = self._now_ms()
+        queries = self._core.queries_of(stream)
+        for pipeline in queries:
+            query = self._states.get(pipeline.ref)
+            if query is None:
+                continue
+            if not pipeline.queue:
+                query.advance(0, wall_ms, now_ms)
+            elif self._scheduler.watermark(query, wall_ms, now_ms):
+                self._queued += 1
+        self._next_end_ms[stream] = min((self._states[p.ref].end_ms for p in queries), default=0.0)
+
+    # Work
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await self._work.wait()
+            self._follow_queries()
+            turn = self._scheduler.next(self._now_ms())
+            if turn is None:
+                self._work.clear()
+                continue
+            await self._run(turn)
+
+    async def _run(self, turn: Turn) -> None:
+        query, spent_ms = turn.query, 0.0
+        ref = self._refs[query.profile.name]
+        while query.queue and spent_ms < turn.limit_ms:  # the queue of a deleted query is empty
+            began_s = self._clock()
+            self._run_piece(ref, query)
+            spent_ms += 1000.0 * (self._clock() - began_s)
+            await self._pause(0)
+            self._follow_queries()
+        self._fold()
+        self._scheduler.ran(turn, spent_ms, self._now_ms())
+        self._changed()
+
+    def _run_piece(self, ref: QueryRef, query: QueryState) -> None:
+        """Processes records at the head of the queue, as many as are expected to take `PIECE_MS`, at least one."""
+        cost_ms = query.costs.remaining_ms[0]
+        room = max(int(PIECE_MS / cost_ms), 1) if cost_ms > 0 else 1 << 62
+        through: int | None = None
+        while query.queue:
+            item = query.queue[0]
+            if item.end_ms is None:
+                if room <= 0:
+                    break
+                end, records = item.payload, int(item.records)
+                assert isinstance(end, int)
+                taken = min(records, room)
+                through, room = end - (records - taken), room - taken
+                if taken < records:
+                    self._scheduler.shrink(query, item, taken)
+                    break
+            self._scheduler.complete(query, item)
+            self._queued -= 1
+        if through is not None:
+            self._durable.run(Ran(ref, through))
+        self._update_memory()
+
+    def _update_memory(self) -> None:
+        used = self._core.queued_bytes if self._queued else 0
+        self._scheduler.memory.used = float(used)
+        if used <= self._limit_bytes:
+            self.has_room.set()
+        else:
+            self.has_room.clear()
+
+    def _follow_queries(self) -> None:
+        """Registers the queries that the center has added, and removes those that it has deleted."""
+        queries = self._core.queries
+        if queries.keys() == self._states.keys():
+            return
+        now_ms = self._now_ms()
+        for ref in [ref for ref in self._states if ref not in queries]:
+            name = self._states.pop(ref).profile.name
+            self._queued -= len(self._scheduler.remove(name))
+            del self._refs[name]
+            self._costed.discard(ref)
+        for ref in [ref for ref in queries if ref not in self._states]:
+            spec = queries[ref].spec
+            clock = self._core.streams[spec.stream].spec.clock or LIVE
+            state = self._states[ref] = self._scheduler.add(_profile(ref, spec, clock), now_ms)
+            self._refs[state.profile.name] = ref
+        self._next_end_ms.clear()
+        self._fold()
+        self._update_memory()
+
+    # Figures
+
+    def loads(self) -> dict[QueryRef, QueryLoad]:
+        """Returns how each query stands now."""
+        self._follow_queries()
+        self._fold()
+        now_ms = self._now_ms()
+        return {
+            ref: QueryLoad(
+                pipeline.queue.records,
+                pipeline.queue.nbytes,
+                1000.0 * self._states[ref].costs.remaining_ms[0] if ref in self._costed else None,
+                self._states[ref].slack_ms(now_ms) if pipeline.queue else None,
+                max(now_ms - self._states[ref].sweeps[0][1], 0.0) if self._states[ref].sweeps else 0.0,
+                self._states[ref].overruns,
+            )
+            for ref, pipeline in self._core.queries.items()
+        }
+
+
+def _profile(ref: QueryRef, spec: QuerySpec, clock: StreamClock) -> QueryProfile:
+    """Returns the query as the scheduler sees it, in wall time. It keeps nothing of a record that it has aggregated."""
+    window = spec.window
+    every_ms = window.every_ms if isinstance(window, SlidingWindow) else window.slice_ms
+    first_end_ms = window.origin_ms + (window.size_ms if isinstance(window, SlidingWindow) else 0)
+    period_ms = max(every_ms / clock.speed, 1.0)
+    offset_ms = float(clock.to_wall_ms(first_end_ms)) % period_ms
+    return QueryProfile(f"{ref.name}@{ref.version}", (Operator(0.0, 0.0),), period_ms, offset_ms)

@@ -1,0 +1,233 @@
+"""The worker over a real durable core, with a clock that advances by what each query is given to cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from edge.core import Configured, EdgeCore, Ingested, Ran, SourcesOpened, StreamSpec
+from edge.durability import DurableCore, journal
+from edge.durability.durable_core import RAN
+from edge.worker import BLOCK_MS, OFF, PIECE_MS, Worker
+from edgewater.query import QuerySpec
+from edgewater.streams import TIME_COLUMN
+from edgewater.wire import QueryRef
+
+START_MS = 1_767_225_600_000
+
+
+def query(name: str, window: str = "10s") -> tuple[QueryRef, QuerySpec]:
+    measures = {"n": "count()"}
+    return QueryRef(name, 1), QuerySpec.from_mapping(
+        {"name": name, "from": "s", "measures": measures, "window": {"tumbling": window}, "lateness": "1h"}
+    )
+
+
+class Shop:
+    """An agent's core and worker. Each record costs each query `cost_ms` of the clock, which nothing else moves."""
+
+    def __init__(
+        self, directory: Path, *names: str, policy: str = "klink", limit_bytes: int = 1 << 20, cost_ms: float = 0.1
+    ) -> None:
+        self.now_s, self.busy_s, self.costs = 0.0, 0.0, dict.fromkeys(names, cost_ms)
+        self.order: list[tuple[str, int]] = []
+        shop = self
+
+        class Costly(EdgeCore):
+            def handle(self, event):  # type: ignore[no-untyped-def]
+                if isinstance(event, Ran):
+                    shop.order.append((event.query.name, event.through))
+                return super().handle(event)
+
+            def _ingest(self, pipeline, batch, *rest):  # type: ignore[no-untyped-def]
+                shop.now_s += shop.costs.get(pipeline.ref.name, cost_ms) * batch.num_rows / 1000
+                return super()._ingest(pipeline, batch, *rest)
+
+        def no_reread(*_: object) -> pa.RecordBatch:
+            raise AssertionError("nothing is read again")
+
+        streams = {"s": StreamSpec({"x": pa.int64()})}
+        self.durable = DurableCore(directory, lambda: Costly(streams), no_reread, "one", now_ms=START_MS)
+        if not self.durable.core.configured:
+            self.durable.handle(SourcesOpened((("s", "src"),)))
+            self.durable.handle(Configured(tuple(query(name) for name in names)))
+        self.worker = Worker(
+            self.durable, changed=lambda: None, busy_s=lambda _: self.busy_s, policy=policy, limit_bytes=limit_bytes,
+            now_ms=lambda: START_MS + int(1000 * self.now_s), clock=lambda: self.now_s,
+        )  # fmt: skip
+
+    @property
+    def core(self) -> EdgeCore:
+        return self.durable.core
+
+    def ingest(self, rows: int, at_ms: int = 0) -> None:
+        self.now_s = max(self.now_s, at_ms / 1000)
+        times = np.full(rows, START_MS + at_ms)
+        batch = pa.record_batch({"x": pa.array(np.arange(rows)), TIME_COLUMN: pa.array(times)})
+        event = Ingested("s", "src", batch, START_MS + int(1000 * self.now_s))
+        self.worker.ingest(event, self.durable.ingest_payload)
+
+    def work(self, until: Callable[[], bool] | None = None) -> None:
+        """Runs the worker until its queues are empty."""
+        done = until or (lambda: not any(p.queue for p in self.core.queries.values()))
+
+        async def run() -> None:
+            task = asyncio.create_task(self.worker.run())
+            while not done():
+                assert not task.done(), task.result()
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(run())
+
+    def counted(self, name: str) -> int:
+        return sum(slice_.observed for slice_ in self.core.queries[QueryRef(name, 1)].slices.values())
+
+    def learn(self) -> None:
+        """The worker measures what the queries cost."""
+        self.ingest(10)
+        self.now_s += 2.0
+        self.ingest(10)
+
+
+def test_an_edge_that_keeps_up_queues_nothing(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", "b")
+    shop.learn()
+    for at_ms in range(0, 60_000, 1000):
+        shop.ingest(int(BLOCK_MS / 0.2) - 1, at_ms)
+        shop.now_s = at_ms / 1000
+    assert shop.order == []
+    assert not any(p.queue for p in shop.core.queries.values())
+    shop.durable.sync()
+    (path,) = tmp_path.glob("journal-*.log")
+    assert RAN not in {record.kind for record in journal.scan(path.read_bytes()).records}
+
+
+def test_a_long_batch_is_processed_in_pieces(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", cost_ms=1.0)
+    shop.learn()
+    shop.ingest(1000)
+    assert shop.counted("a") == 20
+    shop.work()
+    assert shop.counted("a") == 1020
+    pieces = np.diff([20, *(through for _, through in shop.order)])
+    assert pieces.max() <= 1.2 * PIECE_MS
+
+
+def test_a_slow_query_holds_an_answer_up_for_no_more_than_its_cycle(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "quick", "slow")
+    shop.costs["slow"] = 10.0
+    shop.learn()
+    shop.ingest(500, 3000)
+    shop.work(until=lambda: len(shop.order) == 1)
+    shop.ingest(10, 10_500)  # the windows of both have ended
+    began_s = shop.now_s
+    shop.work(until=lambda: not shop.core.queries[QueryRef("quick", 1)].queue)
+    assert shop.now_s - began_s <= 0.5
+    assert shop.counted("slow") < 100
+    shop.work()
+    assert shop.counted("slow") == shop.counted("quick") == 530
+
+
+def test_the_query_whose_window_has_ended_runs_first(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.durable.handle(Configured((query("later", "1h"), query("due", "10s"))))
+    shop.learn()
+    shop.ingest(300, 3000)
+    shop.ingest(300, 10_500)  # the window of `due` has ended
+    shop.work()
+    done = [name for name, through in shop.order if through == 620]
+    assert done == ["due", "later"]
+
+
+def test_several_queries_of_a_source_that_is_never_idle_are_queued(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", "b")
+    shop.learn()
+    shop.busy_s = 1.0
+    shop.ingest(10)
+    assert all(p.queue.records == 10 for p in shop.core.queries.values())
+    shop.busy_s = 0.0
+    shop.ingest(10)  # behind the first
+    assert all(p.queue.records == 20 for p in shop.core.queries.values())
+    shop.work()
+    shop.ingest(10)
+    assert shop.counted("a") == shop.counted("b") == 50
+
+
+def test_no_batch_is_queued_if_scheduling_is_off(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", "b", policy=OFF, cost_ms=10.0)
+    shop.busy_s = 10.0
+    shop.learn()
+    shop.ingest(1000)
+    assert shop.counted("a") == 1020
+
+
+def test_a_deleted_query_takes_its_queue_with_it_and_others_go_on(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", "b", cost_ms=5.0)
+    shop.learn()
+    shop.ingest(200)
+    shop.work(until=lambda: len(shop.order) >= 2)
+    shop.durable.handle(Configured((query("b"), query("c"))))
+    shop.work()
+    assert shop.counted("b") == 220
+    assert shop.core.queued_bytes == 0
+    assert set(shop.worker.loads()) == {QueryRef("b", 1), QueryRef("c", 1)}
+
+
+def test_sources_are_held_back_while_the_queues_are_full(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", "b", cost_ms=5.0, limit_bytes=3000)
+    shop.learn()
+    while shop.worker.has_room.is_set():
+        shop.ingest(50)
+    assert 3000 < shop.core.queued_bytes <= 3000 + 50 * 16
+    assert shop.core.pending_bytes > shop.core.queued_bytes  # the agent's memory limit has them too
+    shop.work(until=shop.worker.has_room.is_set)
+    shop.work()
+    assert shop.counted("a") == shop.counted("b")
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_delays_no_query(tmp_path: Path, jump_s: float) -> None:
+    shop = Shop(tmp_path, "a", "b", cost_ms=5.0)
+    shop.learn()
+    shop.ingest(100, 1000)
+    shop.now_s += jump_s
+    shop.ingest(100, 11_000)
+    shop.work()
+    assert shop.counted("a") == shop.counted("b") == 220
+    assert all(load.queued_records == 0 and load.late_ms == 0 for load in shop.worker.loads().values())
+
+
+def test_a_restarted_worker_goes_on_with_the_queues(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", "b", cost_ms=5.0)
+    shop.learn()
+    shop.ingest(200)
+    shop.work(until=lambda: len(shop.order) >= 3)
+    shop.durable.sync()
+    shop.durable.close()
+    again = Shop(tmp_path, "a", "b")
+    counted = [again.counted("a"), again.counted("b")]
+    assert counted == [shop.counted("a"), shop.counted("b")]
+    assert min(counted) < 220
+    again.work()
+    assert again.counted("a") == again.counted("b") == 220
+
+
+def test_figures_state_what_a_query_has_not_processed(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", cost_ms=2.0)
+    assert shop.worker.loads()[QueryRef("a", 1)].cost_us is None
+    shop.learn()
+    shop.ingest(100, 11_000)
+    load = shop.worker.loads()[QueryRef("a", 1)]
+    assert load.queued_records == 100
+    assert load.queued_bytes == 1600
+    assert load.cost_us == pytest.approx(2000.0)
+    assert load.slack_ms == pytest.approx(-200.0)
+    shop.now_s += 3.0
+    assert shop.worker.loads()[QueryRef("a", 1)].late_ms == 3000.0
