@@ -498,7 +498,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     )  # fmt: skip
     worker = Worker(
         durable, changed=outbox.changed.set, busy_s=meter.busy_for_s, policy=config.limits.scheduling,
-        limit_bytes=config.limits.max_pending_bytes // QUEUE_SHARE, now_ms=now_ms, clock=time.perf_counter,
+        limit_bytes=config.limits.max_pending_bytes // QUEUE_SHARE, now_ms=now_ms, clock=time.monotonic,
     )  # fmt: skip
     tap = StreamTap(config.streams)
     return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, daily_quota)

@@ -183,6 +183,7 @@ class Worker:
 
     def advance(self, stream: str) -> None:
         """Has the queries of a stream follow its watermark: those that swept a window are due."""
+        self._follow_queries()
         state = self._core.streams[stream]
         clock, watermark_ms = state.spec.clock, state.watermark_ms
         wall_ms = clock.to_wall_ms(watermark_ms) if clock is not None and watermark_ms < MAX_TIME_MS else watermark_ms
@@ -191,9 +192,7 @@ class Worker:
         now_ms = self._now_ms()
         queries = self._core.queries_of(stream)
         for pipeline in queries:
-            query = self._states.get(pipeline.ref)
-            if query is None:
-                continue
+            query = self._states[pipeline.ref]
             if not pipeline.queue:
                 query.advance(0, wall_ms, now_ms)
             elif self._scheduler.watermark(query, wall_ms, now_ms):

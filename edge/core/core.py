@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import singledispatchmethod
-from typing import Protocol
+from typing import Any, Protocol
 
 import google_crc32c
 import pyarrow as pa
@@ -587,7 +587,7 @@ class EdgeCore:
 
     def to_state(self) -> bytes:
         """Serialises the whole state. Equal states give equal bytes."""
-        numbers = {
+        numbers: dict[str, Any] = {
             "configured": self.configured,
             "next_seq": self.next_seq,
             "source": self.source,
@@ -601,10 +601,10 @@ class EdgeCore:
         arrays = {str(f.seq): f.to_wire().SerializeToString(deterministic=True) for f in self.unacked}
         queries = {str(n): pipeline.to_state() for n, pipeline in enumerate(self.queries.values())}
         if any(p.queue for p in self.queries.values()):
-            numbers["queues"] = {}
+            queues = numbers["queues"] = dict[str, Any]()
             for name in self.streams:
                 of_stream = {str(n): p.queue for n, p in enumerate(self.queries.values()) if p.spec.stream == name}
-                numbers["queues"][name], batches = queues_to_state(of_stream)
+                queues[name], batches = queues_to_state(of_stream)
                 arrays |= {f"{name}/{first}": batch for first, batch in batches.items()}
         return State(numbers, arrays, queries).pack(_KIND)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -155,8 +156,19 @@ class EdgeProgram:
         self.agent = edge.agent.open_agent(parse_config({**config, "limits": {"checkpoint": "3s"}}))
         if plan.memory is not None:  # far below what a configuration may say
             self.agent.durable._memory = MemoryLimits(*plan.memory)
+        if plan.piece_s is not None:
+            self._run_short_of_cpu(plan.piece_s)
         for loop in self.agent.loops():
             process.spawn(loop, plan.name)
+
+    def _run_short_of_cpu(self, piece_s: float) -> None:
+        """Makes the worker queue each batch, and run a few records of a query at a time with pauses between."""
+        worker, rng = self.agent.worker, self.process.rng
+        worker._defers = lambda event: True  # type: ignore[method-assign]
+        worker._pause = lambda _: asyncio.sleep(rng.expovariate(1 / piece_s))
+        # Each reading of the clock is later by some of the time that records take.
+        passed_s = itertools.count(1)
+        worker._clock = lambda: next(passed_s) * 0.01
 
     async def push(self, row: int) -> None:
         """Pushes a record once; no reply if the process is killed meanwhile."""

@@ -42,6 +42,7 @@ class EdgePlan:
         loses_state_s: it is killed and its state directory is deleted; None: never.
         retired_s: the operator retires it; None: never.
         memory: bytes that open slices may hold, of one query and of all; None: as configured by default.
+        piece_s: it is short of CPU: this is the mean time until its worker runs the next piece; None: it keeps up.
     """
 
     name: str
@@ -55,6 +56,7 @@ class EdgePlan:
     loses_state_s: float | None = None
     retired_s: float | None = None
     memory: tuple[int, int] | None = None
+    piece_s: float | None = None
 
     def skew_ms(self, at_s: float) -> int:
         return next((ms for since_s, ms in reversed(self.steps) if since_s <= at_s), 0)
@@ -129,6 +131,10 @@ class _Draw:
         for edge in edges:
             if memory.random() < 0.1:
                 edge.memory = memory.choice(((6_000, 60_000), (14_000, 14_000), (24_000, 30_000)))
+        short = random.Random(f"short of CPU {seed}")
+        for edge in edges:
+            if short.random() < 0.3:
+                edge.piece_s = short.choice((0.02, 0.1, 0.4))
         count = rng.choice((1, 1, 2, 2, 3))
         queries = [self.query(f"q{i}", [e.name for e in edges], active_s) for i in range(count)]
         links = [self.link_fault(rng.choice(edges).name, active_s) for _ in range(rng.choice((0, 0, 1, 2, 4)))]
