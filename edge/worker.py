@@ -13,6 +13,7 @@ is furthest behind runs, since a batch takes memory until the last query has pro
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -32,18 +33,12 @@ PIECE_MS = 20.0
 """The estimated time for which the worker keeps the event loop. A record cannot be divided."""
 FOLD_S = 1.0
 """Measurements are added to the cost estimates after this time, or when the queries are scheduled."""
+MAX_LAPS = 10_000
+"""Measurements that are kept until then."""
 OFF = "off"
 """The setting with which no batch is ever queued."""
 QUEUE_SHARE = 4
 """The queues may take the memory limit divided by this."""
-
-
-@dataclass(slots=True)
-class _Measured:
-    """Records that a query has processed since the last estimate of its cost, and the time."""
-
-    records: int = 0
-    spent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +97,11 @@ class Worker:
         self._scheduler = Scheduler(make_policy(policy if self._is_on else "fcfs"), memory=limits)
         self._states: dict[QueryRef, QueryState] = {}
         self._refs: dict[str, QueryRef] = {}
-        self._measured: dict[QueryRef, _Measured] = {}
+        self._laps: deque[tuple[QueryRef | None, int, float]] = deque(maxlen=2 * MAX_LAPS)
+        self._configurations = -1
         self._cost_ms: dict[str, float] = {}  # per record, of all queries of a stream
         self._costed: set[QueryRef] = set()
-        self._lap_s = self._folded_s = clock()
+        self._folded_s = clock()
         self._next_end_ms: dict[str, float] = {}
         self._queued = 0
         self._work = asyncio.Event()
@@ -121,31 +117,32 @@ class Worker:
     # Costs
 
     def begin(self) -> None:
-        self._lap_s = self._clock()
+        self._laps.append((None, 0, self._clock()))
 
     def end(self, query: QueryRef, records: int) -> None:
-        now_s = self._clock()
-        measured = self._measured.get(query)
-        if measured is None:
-            measured = self._measured[query] = _Measured()
-        measured.records += records
-        measured.spent_s += now_s - self._lap_s
-        self._lap_s = now_s
+        self._laps.append((query, records, self._clock()))
 
     def _fold(self) -> None:
         """Adds the measurements to the estimates."""
         self._folded_s = self._clock()
-        for ref, measured in self._measured.items():
+        measured: dict[QueryRef, list[float]] = {}
+        began_s: float | None = None
+        for ref, records, at_s in self._laps:
+            if ref is not None and began_s is not None:
+                total = measured.setdefault(ref, [0.0, 0.0])
+                total[0] += records
+                total[1] += 1000.0 * (at_s - began_s)
+            began_s = at_s
+        self._laps.clear()
+        for ref, (count, spent_ms) in measured.items():
             state = self._states.get(ref)
-            if state is None or not measured.records:
+            if state is None or not count:
                 continue
-            spent_ms = 1000.0 * measured.spent_s
             if ref not in self._costed:
                 self._costed.add(ref)
-                state.costs.assume(0, spent_ms / measured.records)
+                state.costs.assume(0, spent_ms / count)
             else:
-                state.costs.observe(0, measured.records, 0, spent_ms)
-        self._measured.clear()
+                state.costs.observe(0, count, 0, spent_ms)
         self._cost_ms = {
             name: sum(self._states[p.ref].costs.remaining_ms[0] for p in self._core.queries_of(name))
             for name in self._core.streams
@@ -156,7 +153,7 @@ class Worker:
     def ingest(self, event: Ingested, append: Callable[[Ingested], object]) -> None:
         """Passes a batch to the core by `append`, to be processed at once or queued."""
         self._follow_queries()
-        if self._clock() - self._folded_s >= FOLD_S:
+        if self._clock() - self._folded_s >= FOLD_S or len(self._laps) >= MAX_LAPS:
             self._fold()
         queued = bool(event.batch.num_rows) and self._is_on and self._defers(event)
         append(replace(event, queued=True) if queued else event)
@@ -258,9 +255,10 @@ class Worker:
 
     def _follow_queries(self) -> None:
         """Registers the queries that the center has added, and removes those that it has deleted."""
-        queries = self._core.queries
-        if queries.keys() == self._states.keys():
+        if self._configurations == self._core.configurations:
             return
+        self._configurations = self._core.configurations
+        queries = self._core.queries
         now_ms = self._now_ms()
         for ref in [ref for ref in self._states if ref not in queries]:
             name = self._states.pop(ref).profile.name

@@ -95,6 +95,7 @@ class EdgeCore:
         queries: the running queries.
         refused: the queries that do not match this edge's streams.
         configured: whether a set of queries has been received.
+        configurations: how often one was received by this object.
         next_seq: the number of the next frame.
         unacked: frames that the center has not acknowledged, ascending.
         cost_meter: told which query processes how many records; nothing depends on it.
@@ -112,6 +113,7 @@ class EdgeCore:
         self.queries: dict[QueryRef, QueryPipeline] = {}
         self.refused: dict[QueryRef, QueryRefused] = {}
         self.configured = False
+        self.configurations = 0
         self.next_seq = 1
         self.unacked: deque[Frame] = deque()
         self.cost_meter: CostMeter | None = None
@@ -134,6 +136,7 @@ class EdgeCore:
     @_handle.register
     def _(self, event: Configured) -> list[Effect]:
         self.configured = True
+        self.configurations += 1
         wanted = dict(event.queries)
         for ref in [r for r in (*self.queries, *self.refused) if r not in wanted]:
             self.queries.pop(ref, None)
