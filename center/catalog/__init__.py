@@ -26,6 +26,7 @@ from center.catalog.liveness import (
 )
 from center.catalog.quarantine import QuarantinedFrame
 from center.catalog.query_rows import RegisteredQuery
+from center.catalog.session_rows import SessionStart
 from center.catalog.store import Catalog
 from center.catalog.stream_rows import DeclaredStream, require_declared
 from center.catalog.suspensions import SuspendedQuery
@@ -49,6 +50,7 @@ __all__ = [
     "RegisteredQuery",
     "Role",
     "SegmentDropped",
+    "SessionStart",
     "StreamRecord",
     "SuspendedQuery",
     "UnindexedFrame",

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Table, Text, cast, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, Table, Text, cast, delete, func, insert, select, update
 
 from center.catalog import schema as t
 from center.catalog.edges import (
-    NO_PROGRESS,
     EdgeRecord,
     StreamRecord,
     edge_from_row,
     streams_from_json,
-    streams_to_json,
 )
 from center.edge_access import EdgeAccess
-from edgewater.errors import Conflict, LimitExceeded, ProtocolError
+from edgewater.errors import LimitExceeded, ProtocolError
 from edgewater.streams import EdgeId
 
 MAX_EDGES = 100_000
@@ -50,26 +49,36 @@ def select_edges(connection: Connection, edge: str | None = None) -> list[EdgeRe
     """All edges by id, or only `edge`."""
     counts = select(t.incarnations.c.edge, func.count()).group_by(t.incarnations.c.edge)
     lost = select(t.lost_states.c.edge, t.lost_states.c.lost_at_ms)
-    rows = select(t.edges).order_by(t.edges.c.edge)
+    columns = [c for c in t.edges.c if c is not t.edges.c.streams]
+    rows: Select[Any] = select(*columns, cast(t.edges.c.streams, Text).label("streams")).order_by(t.edges.c.edge)
     if edge is not None:
         counts = counts.where(t.incarnations.c.edge == edge)
         lost = lost.where(t.lost_states.c.edge == edge)
         rows = rows.where(t.edges.c.edge == edge)
     incarnations: dict[str, int] = dict(connection.execute(counts).all())
     lost_at_ms: dict[str, int] = dict(connection.execute(lost).all())
-    return [edge_from_row(r, incarnations.get(r.edge, 0), lost_at_ms.get(r.edge)) for r in connection.execute(rows)]
-
-
-def select_shapes(connection: Connection, but: EdgeId) -> list[tuple[EdgeId, tuple[StreamRecord, ...]]]:
-    """The distinct lists of streams that edges serve, each with the first of these edges by id; without the edge `but`
-    and retired ones."""
-    streams = cast(t.edges.c.streams, Text)
-    first = func.min(t.edges.c.edge)
-    others = select(first, streams).where(t.edges.c.edge != but, t.edges.c.retired.is_(False))
-    rows = connection.execute(others.group_by(streams).order_by(first))
     return [
-        (EdgeId(edge), streams_from_json(s for s in json.loads(served) if not s.get("former"))) for edge, served in rows
+        edge_from_row(r, served_streams(r.streams), incarnations.get(r.edge, 0), lost_at_ms.get(r.edge))
+        for r in connection.execute(rows)
     ]
+
+
+def select_shapes(connection: Connection) -> dict[str, set[EdgeId]]:
+    """The distinct lists of streams that edges serve (`served_streams`), each with one or two of these edges; without
+    retired ones."""
+    streams = cast(t.edges.c.streams, Text)
+    shapes = select(streams, func.min(t.edges.c.edge), func.max(t.edges.c.edge)).where(t.edges.c.retired.is_(False))
+    rows = connection.execute(shapes.group_by(streams).order_by(func.min(t.edges.c.edge)))
+    return {served: {EdgeId(first), EdgeId(last)} for served, first, last in rows}
+
+
+@lru_cache(maxsize=4096)
+def served_streams(streams: str) -> tuple[tuple[StreamRecord, ...], tuple[StreamRecord, ...]]:
+    """The streams that an edge serves and those that it has served, from the column `streams`. Edges that serve the
+    same share one value, which nobody changes."""
+    listed = json.loads(streams)
+    now, former = ([s for s in listed if bool(s.get("former")) is past] for past in (False, True))
+    return streams_from_json(now), streams_from_json(former)
 
 
 def incarnation_in_use(connection: Connection, edge: EdgeId) -> str | None:
@@ -85,25 +94,26 @@ def record_lost_state(connection: Connection, edge: EdgeId, now_ms: int) -> None
     increment_version(connection)
 
 
-def select_incarnation(
-    connection: Connection, edge: EdgeId, incarnation: str, *, locked: bool = False
-) -> tuple[int, int] | None:
-    """(first seq, next expected seq) of an incarnation. While it is locked, none of its frames is indexed."""
+def select_incarnation(connection: Connection, edge: EdgeId, incarnation: str) -> tuple[int, int] | None:
+    """(first seq, next expected seq) of an incarnation."""
     c = t.incarnations.c
     progress = select(c.first_seq, c.awaited_seq).where(c.edge == edge, c.incarnation == incarnation)
-    row = connection.execute(progress.with_for_update() if locked else progress).first()
+    row = connection.execute(progress).first()
     return None if row is None else (int(row[0]), int(row[1]))
 
 
-def upsert_incarnation(
-    connection: Connection, edge: EdgeId, incarnation: str, first: int, awaited: int, now_ms: int
-) -> None:
+def lock_incarnations(
+    connection: Connection, incarnations: set[tuple[EdgeId, str]]
+) -> dict[tuple[str, str], tuple[int, int]]:
+    """(first seq, next expected seq) by incarnation, of those that are known. None of their frames is indexed before
+    the transaction ends."""
     c = t.incarnations.c
-    row = (c.edge == edge) & (c.incarnation == incarnation)
-    values = {"awaited_seq": awaited, "hello_at_ms": now_ms}
-    if connection.execute(update(t.incarnations).where(row).values(**values)).rowcount == 0:
-        values |= {"first_seq": first}
-        connection.execute(insert(t.incarnations).values(edge=edge, incarnation=incarnation, **values))
+    among = c.edge.in_({edge for edge, _ in incarnations}) & c.incarnation.in_({name for _, name in incarnations})
+    # In the order in which `frame_index` takes these locks.
+    rows = connection.execute(select(t.incarnations).where(among).order_by(c.edge, c.incarnation).with_for_update())
+    return {
+        (r.edge, r.incarnation): (r.first_seq, r.awaited_seq) for r in rows if (r.edge, r.incarnation) in incarnations
+    }
 
 
 def forget_incarnations(connection: Connection, edge: EdgeId, now_ms: int) -> Refusal | None:
@@ -152,44 +162,7 @@ def require_new(connection: Connection, edge: EdgeId, incarnation: str, oldest_s
     )
 
 
-def upsert_edge(
-    connection: Connection,
-    edge: EdgeId,
-    incarnation: str,
-    labels: Mapping[str, str],
-    streams: Sequence[StreamRecord],
-    now_ms: int,
-    session: str,
-    access: EdgeAccess,
-) -> None:
-    """Writes an edge's row from its Hello. A new incarnation resets what heartbeats report."""
-    values: dict[str, Any] = {
-        "incarnation": incarnation,
-        "labels": dict(labels),
-        "streams": streams_to_json(streams),
-        "last_seen_ms": now_ms,
-        "connected": True,
-        "session": session,
-    }
-    reset = {"progress": NO_PROGRESS, "backlog_bytes": 0}
-    this = t.edges.c.edge == edge
-    known = connection.execute(select(t.edges).where(this)).first()
-    if known is None:
-        if count_rows(connection, t.edges) >= MAX_EDGES:
-            raise Conflict(f"edge {edge}: {MAX_EDGES} edges are known, which is the limit")
-        link = {"bandwidth_bytes_s": 0.0, "rtt_ms": 0.0, "clock_offset_ms": 0.0}
-        row = {"edge": edge, "first_seen_ms": now_ms, "retired": False, **values, **reset, **link}
-        connection.execute(insert(t.edges).values(**row))
-    else:
-        if known.incarnation != incarnation:
-            values |= reset
-        values["streams"] += _former(known.streams, {s.name for s in streams}, access)
-        connection.execute(update(t.edges).where(this).values(**values))
-    if known is None or known.streams != values["streams"]:
-        increment_version(connection)
-
-
-def _former(streams: Sequence[Mapping[str, Any]], served: set[str], access: EdgeAccess) -> list[dict[str, Any]]:
+def former_streams(streams: Sequence[Mapping[str, Any]], served: set[str], access: EdgeAccess) -> list[dict[str, Any]]:
     """The streams in the catalog that an edge no longer serves and still might, without their columns; the
     ones given up last first."""
     given_up = (s for s in streams if s["name"] not in served and access.may_serve(s["name"]))

@@ -186,14 +186,23 @@ def streams_from_json(streams: Iterable[Mapping[str, Any]]) -> tuple[StreamRecor
     )
 
 
-def edge_from_row(row: Row[Any], incarnations: int, state_lost_at_ms: int | None) -> EdgeRecord:
-    """An `edges` row as a record."""
+def edge_from_row(
+    row: Row[Any],
+    streams: tuple[tuple[StreamRecord, ...], tuple[StreamRecord, ...]],
+    incarnations: int,
+    state_lost_at_ms: int | None,
+) -> EdgeRecord:
+    """An `edges` row as a record.
+
+    Args:
+        streams: those that it serves, and those that it has served.
+    """
     return EdgeRecord(
         edge=EdgeId(row.edge),
         incarnation=row.incarnation,
         labels=row.labels,
-        streams=streams_from_json(s for s in row.streams if not s.get("former")),
-        former_streams=streams_from_json(s for s in row.streams if s.get("former")),
+        streams=streams[0],
+        former_streams=streams[1],
         first_seen_ms=row.first_seen_ms,
         last_seen_ms=row.last_seen_ms,
         connected=row.connected,

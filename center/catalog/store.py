@@ -15,19 +15,11 @@ from center.catalog import alarm_rows, budget_rows, frame_index, quarantine, sus
 from center.catalog import schema as t
 from center.catalog.budget_rows import ComputeBudgetUpdate
 from center.catalog.edge_rows import (
-    Refusal,
     count_rows,
-    forget_incarnations,
-    incarnation_in_use,
     increment_version,
     lock_catalog,
-    record_lost_state,
-    require_new,
     select_edges,
     select_incarnation,
-    select_shapes,
-    upsert_edge,
-    upsert_incarnation,
 )
 from center.catalog.edges import (
     AlarmRecord,
@@ -35,7 +27,6 @@ from center.catalog.edges import (
     HeartbeatRecord,
     QueryStatusRecord,
     StreamRecord,
-    require_consistent_schema,
 )
 from center.catalog.frame_index import IndexOutcome, UnindexedFrame, query_key
 from center.catalog.quarantine import QuarantinedFrame
@@ -51,13 +42,14 @@ from center.catalog.query_rows import (
     require_fit,
     require_fit_at_edges,
 )
-from center.catalog.stream_rows import DeclaredStream, delete_columns, require_declared, select_declared, write_columns
+from center.catalog.session_rows import SessionBatch, SessionStart
+from center.catalog.stream_rows import DeclaredStream, delete_columns, select_declared, write_columns
 from center.catalog.suspensions import SuspendedQuery
 from center.config import ColumnEntry
 from center.edge_access import UNLIMITED, EdgeAccess
 from center.storage.database import open_engine, read_transaction, schema_transaction, upsert, write_transaction
 from center.storage.frame_log import FrameEntry
-from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, Retired, StorageError
+from edgewater.errors import Conflict, EdgewaterError, InvalidQuery, NotFound, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
@@ -272,54 +264,17 @@ class Catalog:
                 of another edge that serves the stream, so that their partials would not merge. Also adds an alarm.
             LimitExceeded: see `edge_rows.forget_incarnations`; also adds an alarm.
         """
+        start = SessionStart(edge, incarnation, labels, streams, oldest_seq, next_seq, now_ms, session, access)
+        (outcome,) = self.begin_sessions([start])
+        if isinstance(outcome, EdgewaterError):
+            raise outcome
+        return outcome
+
+    def begin_sessions(self, starts: Sequence[SessionStart]) -> list[int | EdgewaterError | None]:
+        """As `begin_session`, of different edges in one transaction; an error is returned in its place."""
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
-            # Under the lock: the second of two concurrent first Hellos must see the first.
-            retired = select(t.edges.c.retired).where(t.edges.c.edge == edge)
-            if connection.execute(retired).scalar_one_or_none():
-                raise Retired(f"edge {edge} is retired: an admin of the center can reinstate it")
-            known = select_incarnation(connection, edge, incarnation, locked=True)
-            first, awaited = known or (oldest_seq, oldest_seq)
-            refused = self._refusal(connection, edge, streams) or (
-                forget_incarnations(connection, edge, now_ms) if known is None else None
-            )
-            if refused is None and known is None:
-                refused = require_new(connection, edge, incarnation, oldest_seq)
-            if refused is None and next_seq < awaited:
-                message = (
-                    f"edge {edge}: incarnation {incarnation} is about to build frame {next_seq}, but the center has"
-                    f" its frames up to {awaited - 1}; its state is older than what it sent: give it a new incarnation"
-                )
-                refused = "edge-state-behind", ProtocolError(message)
-            if refused is not None:
-                alarm_rows.add(connection, refused[0], refused[1].message, edge, now_ms)
-            else:
-                if oldest_seq > awaited:
-                    lost = f"edge {edge}: frames {awaited} to {oldest_seq - 1} of incarnation {incarnation} are lost"
-                    alarm_rows.add(connection, "frames-lost", lost, edge, now_ms)
-                    record_lost_state(connection, edge, now_ms)
-                    awaited = oldest_seq
-                previous = incarnation_in_use(connection, edge)
-                if previous is not None and previous != incarnation:
-                    alarm_rows.add(
-                        connection, *_state_lost(edge, incarnation, previous, known is not None), edge, now_ms
-                    )
-                    record_lost_state(connection, edge, now_ms)
-                upsert_incarnation(connection, edge, incarnation, first, awaited, now_ms)
-                upsert_edge(connection, edge, incarnation, labels, streams, now_ms, session, access)
-        if refused is not None:
-            raise refused[1]
-        return awaited - 1 if awaited > first else None
-
-    def _refusal(self, connection: Connection, edge: EdgeId, streams: Sequence[StreamRecord]) -> Refusal | None:
-        declared = select_declared(connection, self._configured)
-        try:
-            require_declared(declared, edge, streams)
-            undeclared = [s for s in streams if s.name not in declared]
-            require_consistent_schema(edge, undeclared, select_shapes(connection, edge) if undeclared else [])
-        except ProtocolError as exc:
-            return "columns-differ", exc
-        return None
+            return SessionBatch(connection, starts, select_declared(connection, self._configured)).begin()
 
     def record_heartbeats(self, records: Iterable[HeartbeatRecord]) -> None:
         """Records heartbeats of any number of edges in one transaction; unknown edges are ignored."""
@@ -420,8 +375,15 @@ class Catalog:
 
     def record_query_statuses(self, statuses: Iterable[QueryStatusRecord]) -> None:
         """Records whether edges run queries, replacing their last statuses, in one transaction; those of queries that
-        are not live are ignored."""
+        are not live are ignored.
+
+        An edge repeats its statuses in each session; without a change nothing is written.
+        """
         q = t.queries.c
+        with read_transaction(self._engine) as connection:
+            statuses = _changed_statuses(connection, list(statuses))
+        if not statuses:
+            return
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
             found = connection.execute(select(q.name, q.version).where(q.deleted_at_ms.is_(None)))
@@ -605,19 +567,13 @@ def _live_one(rows: Sequence[Row[Any]], spec: QuerySpec) -> RegisteredQuery | No
     return None
 
 
-def _state_lost(edge: EdgeId, incarnation: str, previous: str, returned: bool) -> tuple[str, str]:
-    """The kind and the message of the alarm about an incarnation that takes another one's place.
-
-    Args:
-        returned: the center has known the incarnation before.
-    """
-    if returned:
-        pair = " and ".join(sorted((incarnation, previous)))
-        return "id-in-use-twice", (
-            f"edge {edge}: incarnations {pair} take turns: two agents run under this id, or from copies of one state"
-            " directory; give each agent an id and a directory of its own"
-        )
-    return "state-lost", (
-        f"edge {edge}: incarnation {incarnation} has taken the place of {previous} without its state; what {previous}"
-        " had accepted and not shipped is in no answer, and windows that were open are not complete"
-    )
+def _changed_statuses(connection: Connection, statuses: Sequence[QueryStatusRecord]) -> list[QueryStatusRecord]:
+    """Those that differ from the stored ones."""
+    by_query: dict[QueryRef, set[EdgeId]] = {}
+    for status in statuses:
+        by_query.setdefault(status.query, set()).add(status.edge)
+    c, held = t.statuses.c, set[QueryStatusRecord]()
+    for ref, edges in by_query.items():
+        of_query = select(t.statuses).where(c.name == ref.name, c.version == ref.version, c.edge.in_(edges))
+        held.update(QueryStatusRecord(ref, r.edge, r.accepted, r.code, r.message) for r in connection.execute(of_query))
+    return [s for s in statuses if s not in held]

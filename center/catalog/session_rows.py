@@ -1,0 +1,213 @@
+"""The start of sessions: many Hellos in one transaction of the catalog.
+
+After a restart of a gateway all its edges come back at once. A transaction each would be an fsync and a dozen
+statements each, during which no frame is indexed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
+
+from center.catalog import alarm_rows
+from center.catalog import schema as t
+from center.catalog.edge_rows import (
+    MAX_EDGES,
+    Refusal,
+    count_rows,
+    forget_incarnations,
+    former_streams,
+    increment_version,
+    lock_incarnations,
+    record_lost_state,
+    require_new,
+    select_shapes,
+    served_streams,
+)
+from center.catalog.edges import NO_PROGRESS, StreamRecord, require_consistent_schema, streams_to_json
+from center.catalog.stream_rows import DeclaredStream, require_declared
+from center.edge_access import UNLIMITED, EdgeAccess
+from center.storage.database import upsert
+from edgewater.errors import Conflict, EdgewaterError, ProtocolError, Retired
+from edgewater.streams import EdgeId
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStart:
+    """What a Hello says.
+
+    Attributes:
+        oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
+        session: names the session, for `Catalog.end_session`.
+        access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
+    """
+
+    edge: EdgeId
+    incarnation: str
+    labels: Mapping[str, str]
+    streams: Sequence[StreamRecord]
+    oldest_seq: int
+    next_seq: int
+    now_ms: int
+    session: str = ""
+    access: EdgeAccess = UNLIMITED
+
+
+class SessionBatch:
+    """Starts sessions of different edges within a transaction that holds the catalog's lock."""
+
+    def __init__(
+        self, connection: Connection, starts: Sequence[SessionStart], declared: Mapping[str, DeclaredStream]
+    ) -> None:
+        edges = [s.edge for s in starts]
+        assert len(set(edges)) == len(edges), "one session per edge and transaction"
+        self._connection = connection
+        self._starts = starts
+        self._declared = declared
+        # All rows at once, and under the lock: the second of two concurrent first Hellos must see the first.
+        rows = connection.execute(select(t.edges).where(t.edges.c.edge.in_(edges)))
+        self._known: dict[str, Row[Any]] = {row.edge: row for row in rows}
+        self._progress = lock_incarnations(connection, {(s.edge, s.incarnation) for s in starts})
+        self._shapes: dict[str, set[EdgeId]] | None = None
+        self._room = MAX_EDGES - count_rows(connection, t.edges) if len(self._known) < len(edges) else 0
+        self._changed = False
+        self._incarnations: list[dict[str, Any]] = []
+        self._new: list[dict[str, Any]] = []
+        self._again: list[dict[str, Any]] = []
+        self._anew: list[dict[str, Any]] = []
+
+    def begin(self) -> list[int | EdgewaterError | None]:
+        """For each start, as `Catalog.begin_sessions`."""
+        outcomes = [self._begin(start) for start in self._starts]
+        self._flush()
+        if self._changed:
+            increment_version(self._connection)
+        return outcomes
+
+    def _flush(self) -> None:
+        connection, this = self._connection, t.edges.c.edge == bindparam("this")
+        upsert(connection, t.incarnations, self._incarnations)
+        if self._new:
+            connection.execute(insert(t.edges), self._new)
+        for rows in (self._again, self._anew):
+            if rows:
+                connection.execute(update(t.edges).where(this), sorted(rows, key=lambda row: str(row["this"])))
+        for written in (self._incarnations, self._new, self._again, self._anew):
+            written.clear()
+
+    def _begin(self, start: SessionStart) -> int | EdgewaterError | None:
+        connection, edge = self._connection, start.edge
+        row = self._known.get(edge)
+        if row is not None and row.retired:
+            return Retired(f"edge {edge} is retired: an admin of the center can reinstate it")
+        if row is None and self._room <= 0:
+            return Conflict(f"edge {edge}: {MAX_EDGES} edges are known, which is the limit")
+        progress = self._progress.get((edge, start.incarnation))
+        first, awaited = progress or (start.oldest_seq, start.oldest_seq)
+        refused = self._refusal(start, row, progress)
+        if refused is not None:
+            alarm_rows.add(connection, refused[0], refused[1].message, edge, start.now_ms)
+            return refused[1]
+        if start.oldest_seq > awaited:
+            lost = (
+                f"edge {edge}: frames {awaited} to {start.oldest_seq - 1} of incarnation {start.incarnation} are lost"
+            )
+            alarm_rows.add(connection, "frames-lost", lost, edge, start.now_ms)
+            record_lost_state(connection, edge, start.now_ms)
+            awaited = start.oldest_seq
+        if row is not None and row.incarnation != start.incarnation:
+            lost_state = _state_lost(edge, start.incarnation, row.incarnation, progress is not None)
+            alarm_rows.add(connection, *lost_state, edge, start.now_ms)
+            record_lost_state(connection, edge, start.now_ms)
+        self._incarnations.append(
+            {
+                "edge": edge,
+                "incarnation": start.incarnation,
+                "first_seq": first,
+                "awaited_seq": awaited,
+                "hello_at_ms": start.now_ms,
+            }
+        )
+        self._add_edge(start, row)
+        return awaited - 1 if awaited > first else None
+
+    def _refusal(self, start: SessionStart, row: Row[Any] | None, progress: tuple[int, int] | None) -> Refusal | None:
+        edge, incarnation = start.edge, start.incarnation
+        try:
+            require_declared(self._declared, edge, start.streams)
+            undeclared = [s for s in start.streams if s.name not in self._declared]
+            if undeclared:
+                require_consistent_schema(edge, undeclared, self._others(edge))
+        except ProtocolError as exc:
+            return "columns-differ", exc
+        if progress is None and row is not None:
+            refused = forget_incarnations(self._connection, edge, start.now_ms)
+            refused = refused or require_new(self._connection, edge, incarnation, start.oldest_seq)
+            if refused is not None:
+                return refused
+        awaited = start.oldest_seq if progress is None else progress[1]
+        if start.next_seq < awaited:
+            return "edge-state-behind", ProtocolError(
+                f"edge {edge}: incarnation {incarnation} is about to build frame {start.next_seq}, but the center has"
+                f" its frames up to {awaited - 1}; its state is older than what it sent: give it a new incarnation"
+            )
+        return None
+
+    def _others(self, edge: EdgeId) -> list[tuple[EdgeId, tuple[StreamRecord, ...]]]:
+        """Of each distinct list of streams that other edges serve, one of these edges."""
+        if self._shapes is None:
+            self._shapes = select_shapes(self._connection)
+        shapes = self._shapes.items()
+        return [(min(edges - {edge}), served_streams(text)[0]) for text, edges in shapes if edges != {edge}]
+
+    def _add_edge(self, start: SessionStart, row: Row[Any] | None) -> None:
+        """Adds the edge's row to those that are written; a new incarnation resets what heartbeats report."""
+        streams = streams_to_json(start.streams)
+        values: dict[str, Any] = {
+            "incarnation": start.incarnation,
+            "labels": dict(start.labels),
+            "last_seen_ms": start.now_ms,
+            "connected": True,
+            "session": start.session,
+        }
+        reset = {"progress": NO_PROGRESS, "backlog_bytes": 0}
+        if row is None:
+            link = {"bandwidth_bytes_s": 0.0, "rtt_ms": 0.0, "clock_offset_ms": 0.0}
+            values |= {"streams": streams, "first_seen_ms": start.now_ms, "retired": False, **reset, **link}
+            self._new.append({"edge": start.edge, **values})
+            self._changed = True
+            if self._shapes is not None:
+                self._shapes.setdefault(json.dumps(streams), set()).add(start.edge)
+            return
+        streams += former_streams(row.streams, {s.name for s in start.streams}, start.access)
+        values |= {"this": start.edge, "streams": streams}
+        if row.incarnation == start.incarnation:
+            self._again.append(values)
+        else:
+            self._anew.append(values | reset)
+        if row.streams != streams:
+            self._changed = True
+            self._flush()
+            self._shapes = None  # the edge may have been the only one with its former streams
+
+
+def _state_lost(edge: EdgeId, incarnation: str, previous: str, returned: bool) -> tuple[str, str]:
+    """The kind and the message of the alarm about an incarnation that takes another one's place.
+
+    Args:
+        returned: the center has known the incarnation before.
+    """
+    if returned:
+        pair = " and ".join(sorted((incarnation, previous)))
+        return "id-in-use-twice", (
+            f"edge {edge}: incarnations {pair} take turns: two agents run under this id, or from copies of one state"
+            " directory; give each agent an id and a directory of its own"
+        )
+    return "state-lost", (
+        f"edge {edge}: incarnation {incarnation} has taken the place of {previous} without its state; what {previous}"
+        " had accepted and not shipped is in no answer, and windows that were open are not complete"
+    )
