@@ -10,7 +10,7 @@ from enum import Enum
 import pyarrow as pa
 
 from center.budgets import Grant, MembersChanged
-from center.catalog import DeclaredStream, EdgeRecord, RegisteredQuery, contributes, expected_edges
+from center.catalog import DeclaredStream, EdgeRecord, RegisteredQuery, contributes
 from center.sampling import SamplingRequirement, is_expensive
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
@@ -22,10 +22,26 @@ MAX_CLOCK_LEAD_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class QueryList:
+    """The queries that an edge answers; edges that answer the same share one.
+
+    Attributes:
+        message: the `pb.Queries` message, which nobody changes.
+        budgeted: those with an error budget or a staleness budget.
+        sampled: those with an accuracy, and whether they are expensive.
+    """
+
+    refs: frozenset[QueryRef]
+    message: pb.ToEdge
+    budgeted: tuple[RegisteredQuery, ...]
+    sampled: tuple[tuple[QueryRef, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EdgeAssignment:
     """The control messages that assign work to one edge."""
 
-    queries: pb.Queries
+    queries: QueryList
     budgets: tuple[pb.Budget, ...]
     sampling: tuple[SamplingRequirement, ...] = ()
 
@@ -35,17 +51,9 @@ class QueryAssignment:
     """A live query, the edges expected to answer it, the retired edges, and its stream's clock."""
 
     query: RegisteredQuery
-    expected: tuple[EdgeId, ...]
+    expected: frozenset[EdgeId]
     retired: tuple[EdgeRecord, ...] = ()
     clock: StreamClock = LIVE
-
-    @classmethod
-    def of(cls, query: RegisteredQuery, edges: Sequence[EdgeRecord]) -> QueryAssignment:
-        retired = tuple(e for e in edges if e.retired)
-        retired_ids = {e.edge for e in retired}
-        serving = [s for e in edges for s in e.streams if s.answers(query.spec) and not e.retired]
-        expected = tuple(e for e in expected_edges(query.spec, edges) if e not in retired_ids)
-        return cls(query, expected, retired, serving[0].clock if serving else LIVE)
 
     def members(self, now_ms: int) -> MembersChanged:
         """The edges that share the query's error budget.
@@ -60,7 +68,7 @@ class QueryAssignment:
             watermark_ms = edge.watermarks.get(stream, horizon_ms)
             ahead = horizon_ms < watermark_ms < MAX_TIME_MS
             retired[edge.edge] = window.slice_start(watermark_ms) + window.slice_ms if ahead else horizon_ms
-        return MembersChanged(frozenset(self.expected), retired)
+        return MembersChanged(self.expected, retired)
 
     def horizon_ms(self, now_ms: int) -> int:
         """The first slice that is ahead of every edge's clock."""
@@ -76,6 +84,24 @@ class Admission(Enum):
     """The query is not registered, or is deleted: the frames are acknowledged and discarded."""
     NOT_EXPECTED = "not-expected"
     """The edge does not contribute to the query: the frames are acknowledged and refused."""
+
+
+_Served = tuple[tuple[str, tuple[str, ...] | None], ...]
+"""The names of an edge's streams, and the queries that it may answer of each: edges with equal ones answer the same."""
+
+
+@dataclass(slots=True)
+class _Alike:
+    """Edges that are not retired and answer the same queries, unless a query names its edges.
+
+    Attributes:
+        first: the first of them by id, whose streams are those of all but for their columns and clocks.
+        queries: indices of the queries.
+    """
+
+    first: EdgeRecord
+    edges: list[EdgeId] = field(default_factory=list)
+    queries: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +120,10 @@ class AssignmentPlan:
     specs: Mapping[QueryRef, QuerySpec] = field(default_factory=dict)
     columns: Mapping[str, Mapping[str, pa.DataType]] = field(default_factory=dict)
     declared: Mapping[str, DeclaredStream] = field(default_factory=dict)
+    _messages: Mapping[QueryRef, pb.Query] = field(default_factory=dict)
+    _alike: Mapping[_Served, _Alike] = field(default_factory=dict)
+    _naming: Mapping[EdgeId, Sequence[int]] = field(default_factory=dict)
+    _lists: dict[tuple[int, ...], QueryList] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -102,18 +132,52 @@ class AssignmentPlan:
         queries: Sequence[RegisteredQuery],
         edges: Sequence[EdgeRecord],
         declared: Mapping[str, DeclaredStream] | None = None,
+        previous: AssignmentPlan | None = None,
     ) -> AssignmentPlan:
+        """Takes edges by id. What `previous` has serialised is used again: a version of a query never changes."""
         columns: dict[str, dict[str, pa.DataType]] = {}
-        declared = declared or {}
-        for stream in (s for e in edges if not e.retired for s in e.streams):
-            columns.setdefault(stream.name, {}).update(stream.columns)
+        declared, alike = declared or {}, dict[_Served, _Alike]()
+        for edge in edges:
+            if not edge.retired:
+                alike.setdefault(_served(edge), _Alike(edge)).edges.append(edge.edge)
+        seen = set[int]()
+        for edge in edges:
+            if not edge.retired and id(edge.streams) not in seen:  # most edges share one value
+                seen.add(id(edge.streams))
+                for stream in edge.streams:
+                    columns.setdefault(stream.name, {}).update(stream.columns)
+        retired, groups = tuple(e for e in edges if e.retired), list(alike.values())
+        retired_ids = {e.edge for e in retired}
+        expected: dict[tuple[int, ...], frozenset[EdgeId]] = {}
+        naming: dict[EdgeId, list[int]] = {}
+        assigned = []
+        for index, query in enumerate(queries):
+            spec = query.spec
+            answering = tuple(n for n, g in enumerate(groups) if any(s.answers(spec) for s in g.first.streams))
+            if spec.edges is not None:
+                members = frozenset(EdgeId(e) for e in spec.edges) - retired_ids
+                for member in members:
+                    naming.setdefault(member, []).append(index)
+            else:
+                if answering not in expected:
+                    expected[answering] = frozenset(e for n in answering for e in groups[n].edges)
+                members = expected[answering]
+                for n in answering:
+                    groups[n].queries.append(index)
+            first = min((groups[n].first for n in answering), key=lambda e: e.edge, default=None)
+            clock = next(s.clock for s in first.streams if s.answers(spec)) if first is not None else LIVE
+            assigned.append(QueryAssignment(query, members, retired, clock))
+        known = previous._messages if previous is not None else {}
         return cls(
             version,
-            tuple(QueryAssignment.of(q, edges) for q in queries),
+            tuple(assigned),
             {e.edge: e for e in edges},
             {q.ref: q.spec for q in queries},
             columns | {name: stream.types for name, stream in declared.items()},
             declared,
+            {q.ref: known.get(q.ref) or _message(q) for q in queries},
+            alike,
+            naming,
         )
 
     def is_retired(self, edge: EdgeId) -> bool:
@@ -128,21 +192,36 @@ class AssignmentPlan:
 
     def assignment(self, edge: EdgeId, budgets: BudgetSnapshot) -> EdgeAssignment:
         """The assignment of `edge`: the queries that expect it, its budgets and its sampling rates."""
-        queries = [q.query for q in self.queries if edge in q.expected]
-        message = pb.Queries(
-            version=self.version,
-            queries=[
-                pb.Query(name=q.ref.name, version=q.ref.version, spec=json.dumps(q.spec.to_mapping())) for q in queries
-            ],
-        )
+        queries = self._queries_of(edge)
         sampling = tuple(
-            SamplingRequirement(q.ref, budgets.sampling_rates.get(q.ref, {}).get(edge, 1.0), is_expensive(q.spec))
-            for q in queries
-            if q.spec.accuracy is not None
+            SamplingRequirement(ref, budgets.sampling_rates.get(ref, {}).get(edge, 1.0), expensive)
+            for ref, expensive in queries.sampled
         )
-        return EdgeAssignment(
-            message, tuple(b for q in queries if (b := budgets.message(q, edge)) is not None), sampling
-        )
+        messages = (budgets.message(q, edge) for q in queries.budgeted)
+        return EdgeAssignment(queries, tuple(m for m in messages if m is not None), sampling)
+
+    def _queries_of(self, edge: EdgeId) -> QueryList:
+        known = self.edges.get(edge)
+        alike = self._alike.get(_served(known)) if known is not None and not known.retired else None
+        indices = tuple(sorted((*(alike.queries if alike is not None else ()), *self._naming.get(edge, ()))))
+        if indices not in self._lists:
+            queries = [self.queries[index].query for index in indices]
+            message = pb.Queries(version=self.version, queries=[self._messages[q.ref] for q in queries])
+            self._lists[indices] = QueryList(
+                frozenset(q.ref for q in queries),
+                pb.ToEdge(queries=message),
+                tuple(q for q in queries if q.spec.error_budget is not None or q.spec.staleness_budget is not None),
+                tuple((q.ref, is_expensive(q.spec)) for q in queries if q.spec.accuracy is not None),
+            )
+        return self._lists[indices]
+
+
+def _served(edge: EdgeRecord) -> _Served:
+    return tuple((s.name, s.queries) for s in edge.streams)
+
+
+def _message(query: RegisteredQuery) -> pb.Query:
+    return pb.Query(name=query.ref.name, version=query.ref.version, spec=json.dumps(query.spec.to_mapping()))
 
 
 @dataclass(frozen=True, slots=True)

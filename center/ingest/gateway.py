@@ -21,7 +21,7 @@ import grpc
 from cachetools import LRUCache
 
 from center.budgets import AllocationPolicy
-from center.catalog import Catalog, require_declared
+from center.catalog import Catalog, SessionStart, require_declared
 from center.config import OPEN_WINDOWS, StreamSection, TlsSection
 from center.edge_access import EdgeAccess
 from center.ingest import limits
@@ -31,6 +31,7 @@ from center.ingest.budget_sync import BudgetSync
 from center.ingest.credential_files import CredentialFiles
 from center.ingest.frame_validator import FrameValidator
 from center.ingest.group_commit import GroupCommit
+from center.ingest.hello_queue import HelloQueue
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.session import CLOCK_DIFFERS, GatewaySession, clock_differs
 from center.ingest.status_writer import StatusWriter
@@ -51,7 +52,7 @@ from edgewater.errors import (
 from edgewater.frame_work import MAX_FRAME_WORK, WORK_PER_S
 from edgewater.streams import EdgeId
 from edgewater.token_bucket import TokenBucket
-from edgewater.wire import CODE_METADATA, uplink_pb2_grpc
+from edgewater.wire import CODE_METADATA, RETRY_METADATA, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 
 STATUS_OF_CODE = {
@@ -66,6 +67,13 @@ STATUS_OF_CODE = {
 """The gRPC status of an error of `edgewater.errors`; its code is sent as trailing metadata."""
 
 STOP_GRACE_S = 2.0
+ASSIGNED_AT_ONCE = 200
+"""Sessions that get their assignments in one turn of the event loop."""
+HEARTBEATS_PER_S = 3_000
+"""Heartbeats of all sessions; with more sessions than that the gateway asks for longer intervals."""
+FASTEST_HEARTBEAT_MS = 1_000
+SLOWEST_HEARTBEAT_MS = 3_000
+"""`EdgeRecord.reachable` takes an edge for unreachable after 5 s without a heartbeat in the catalog."""
 _ENVELOPE_BYTES = 64 << 10
 logger = logging.getLogger(__name__)
 
@@ -142,6 +150,7 @@ class Gateway:
         self._stream_rules = StreamRules(config.streams, edges_set_clocks=False)
         self._validator = FrameValidator(self._stream_rules, self._read_plan, config.open_windows)
         self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000)
+        self._hello_queue = HelloQueue(catalog, self._refresh, self.metrics)
         self._budget_sync = BudgetSync(catalog, self._status, now_ms, config.allocation)
         self._group_commit = GroupCommit(
             catalog,
@@ -182,6 +191,7 @@ class Gateway:
         self._tasks = [
             asyncio.create_task(self._group_commit.run(), name="group-commit"),
             asyncio.create_task(self._status.run(), name="status-writer"),
+            asyncio.create_task(self._hello_queue.run(), name="hellos"),
             asyncio.create_task(self._poll(), name="poll"),
             asyncio.create_task(self._watch_credentials(), name="credentials"),
         ]
@@ -234,7 +244,10 @@ class Gateway:
             if self._refusals.add(limits.LOGGED_REFUSALS):
                 logger.warning("session refused or ended: %s", exc)
             status = STATUS_OF_CODE.get(exc.code, grpc.StatusCode.INTERNAL)
-            await context.abort(status, exc.message, ((CODE_METADATA, exc.code),))
+            trailing = [(CODE_METADATA, exc.code)]
+            if isinstance(exc, limits.TryLater):
+                trailing.append((RETRY_METADATA, str(exc.retry_after_ms)))
+            await context.abort(status, exc.message, tuple(trailing))
         except asyncio.CancelledError:
             code = "cut"
             raise
@@ -267,8 +280,7 @@ class Gateway:
         self.metrics.sessions.inc()
         try:
             await context.write(self._welcome(session))
-            await self._refresh()
-            session.opened = True
+            session.opened = True  # the gateway has looked at the catalog since its Hello
             self._assign(session)
             if self._group_commit.stalled is not None:
                 session.outgoing.put(self._throttle())
@@ -330,18 +342,21 @@ class Gateway:
     async def _open(self, hello: Hello, presented: Presented, access: EdgeAccess) -> GatewaySession:
         name = uuid.uuid4().hex
         try:
-            acked_through = await asyncio.to_thread(
-                self._catalog.begin_session,
-                hello.edge,
-                hello.incarnation,
-                labels=hello.labels,
-                streams=hello.streams,
-                oldest_seq=hello.oldest_seq,
-                next_seq=hello.next_seq,
-                now_ms=self._now_ms(),
-                session=name,
-                access=access,
+            acked_through = await self._hello_queue.begin(
+                SessionStart(
+                    hello.edge,
+                    hello.incarnation,
+                    hello.labels,
+                    hello.streams,
+                    hello.oldest_seq,
+                    hello.next_seq,
+                    self._now_ms(),
+                    name,
+                    access,
+                )
             )
+        except limits.TryLater:
+            raise
         except LimitExceeded as exc:
             self.metrics.limited.labels(exc.limit).inc()
             raise
@@ -358,6 +373,7 @@ class Gateway:
             budget_sync=self._budget_sync,
             stream_rules=self._stream_rules,
             share=self._share(hello.edge),
+            heartbeat_ms=self._heartbeat_ms,
             now_ms=self._now_ms,
             max_frame_bytes=self._config.max_frame_bytes,
             credit_bytes=self._config.credit_bytes,
@@ -367,6 +383,11 @@ class Gateway:
         """The edge's share of the center's work, kept over its sessions. A second's worth, or a frame's, is free."""
         rate, now_s = self._config.work_per_s, asyncio.get_running_loop().time()
         return self._shares.setdefault(edge, TokenBucket(rate, now_s, max(rate, MAX_FRAME_WORK)))
+
+    def _heartbeat_ms(self) -> int:
+        """The interval that this gateway asks its edges for; 0: their own."""
+        interval_ms = len(self._sessions) * 1000 // HEARTBEATS_PER_S
+        return min(interval_ms, SLOWEST_HEARTBEAT_MS) if interval_ms > FASTEST_HEARTBEAT_MS else 0
 
     def _replace(self, session: GatewaySession) -> None:
         """Replaces an older session of the edge, which a broken link has left behind."""
@@ -452,10 +473,12 @@ class Gateway:
                 self._plan, self._unsent = plan, True
                 self._group_commit.plan = self._validator.plan = plan
             if await self._budget_sync.sync(self._plan) or self._unsent:
-                for session in self._sessions.values():
+                for number, session in enumerate(list(self._sessions.values())):
                     # The plan may be older than the Hello of a session that is being opened.
                     if session.opened:
                         self._assign(session)
+                    if number % ASSIGNED_AT_ONCE == ASSIGNED_AT_ONCE - 1:
+                        await asyncio.sleep(0)  # heartbeats and acknowledgements go on
                 self._unsent = False
 
     def _assign(self, session: GatewaySession) -> None:
@@ -480,7 +503,7 @@ class Gateway:
         if version == current.version:
             return current
         catalog = self._catalog
-        return AssignmentPlan.of(version, catalog.queries(), catalog.edges(), catalog.declared_streams())
+        return AssignmentPlan.of(version, catalog.queries(), catalog.edges(), catalog.declared_streams(), current)
 
     def _sweep(self) -> None:
         """Removes segments that retention misses: left by a crash, or of deleted queries and never indexed."""

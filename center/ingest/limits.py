@@ -48,3 +48,15 @@ def exceeded(metrics: GatewayMetrics, limit: str, message: str) -> LimitExceeded
     """The error, which is counted."""
     metrics.limited.labels(limit).inc()
     return LimitExceeded(message, limit)
+
+
+class TryLater(LimitExceeded):
+    """A session that is refused for the moment.
+
+    Attributes:
+        retry_after_ms: when the edge may connect again.
+    """
+
+    def __init__(self, message: str, retry_after_ms: int) -> None:
+        super().__init__(message, "hellos-waiting")
+        self.retry_after_ms = retry_after_ms

@@ -89,6 +89,7 @@ class GatewaySession:
         credit_bytes: bytes that may be in flight. At twice that, or `PLAIN_CREDITS` times that before compression, the
             session stops reading; and at one time that before compression, while its frames wait for `share`.
         share: the edge's share of the center's work.
+        heartbeat_ms: the interval of heartbeats that the edge is asked for; 0: its own.
 
     Attributes:
         presented, access: the call's credential, and what it gave the edge at Hello.
@@ -110,6 +111,7 @@ class GatewaySession:
         budget_sync: BudgetSync,
         stream_rules: StreamRules,
         share: TokenBucket,
+        heartbeat_ms: Callable[[], int],
         now_ms: Callable[[], int],
         max_frame_bytes: int,
         credit_bytes: int,
@@ -127,6 +129,7 @@ class GatewaySession:
         self._metrics = metrics
         self._budget_sync = budget_sync
         self._stream_rules = stream_rules
+        self._heartbeat_ms = heartbeat_ms
         self._now_ms = now_ms
         self._max_frame_bytes = max_frame_bytes
         self._credit_bytes = credit_bytes
@@ -154,9 +157,9 @@ class GatewaySession:
     def assign(self, assignment: EdgeAssignment) -> None:
         """Sends the messages of an assignment that differ from the ones sent last."""
         sent, self._assignment = self._assignment, assignment
-        self._queries = frozenset(QueryRef(q.name, q.version) for q in assignment.queries.queries)
-        if sent is None or list(sent.queries.queries) != list(assignment.queries.queries):
-            self.outgoing.put(pb.ToEdge(queries=assignment.queries))
+        self._queries = assignment.queries.refs
+        if sent is None or sent.queries.refs != assignment.queries.refs:
+            self.outgoing.put(assignment.queries.message)
         for budget in assignment.budgets:
             if sent is None or budget not in sent.budgets:
                 self.outgoing.put(pb.ToEdge(budget=budget), budget.query, str(budget.query_version))
@@ -352,7 +355,8 @@ class GatewaySession:
             beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, requirements, read_utilization(message)
         ):
             self.outgoing.put(pb.ToEdge(sampling=sampling), sampling.query, str(sampling.query_version))
-        echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms)
+        sent_at_ms, every_ms = message.sent_at_ms, self._heartbeat_ms()
+        echo = pb.TimeEcho(edge_sent_at_ms=sent_at_ms, center_received_at_ms=now_ms, heartbeat_ms=every_ms)
         self.outgoing.put(pb.ToEdge(time_echo=echo))
 
     def _bounded(self, beat: HeartbeatRecord) -> HeartbeatRecord:

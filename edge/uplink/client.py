@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random, wait_random_exponential
 
 from edge.uplink.flow_control import DailyQuota, LinkLimits
 from edge.uplink.ports import UplinkEndpoint
 from edge.uplink.session import LinkDown, Pacing, PendingTake, UplinkSession
 from edgewater.errors import InvalidConfig, Retired
-from edgewater.wire import CODE_METADATA, uplink_pb2_grpc
+from edgewater.wire import CODE_METADATA, RETRY_METADATA, uplink_pb2_grpc
 
 MAX_SILENCE_S = 60.0
 RECONNECT_FIRST_S = 0.25
+MAX_RETRY_AFTER_S = 60.0
+"""The longest wait before a reconnect that a center may ask for."""
 _MAX_MESSAGE_BYTES = 16 << 20
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -87,6 +89,7 @@ class Uplink:
         self._pacing = Pacing(limits, now_ms, monotonic, daily_quota)
         self._pending_take = PendingTake(endpoint)
         self._silence_s = limits.silence_s
+        self._retry_after_s: float | None = None
         self.connected = False
         """Whether a session is open: the center has answered Hello with Welcome."""
         self.retired = asyncio.Event()
@@ -98,8 +101,15 @@ class Uplink:
 
         Failures of the link or the center are retried. An exception from the endpoint is raised.
         """
+        backoff = wait_random_exponential(multiplier=RECONNECT_FIRST_S, max=self._limits.reconnect_max_s)
+
+        def wait(state: RetryCallState) -> float:
+            asked_s, self._retry_after_s = self._retry_after_s, None
+            # Not sooner than asked for. The jitter is a fraction: the center gives each edge a moment of its own.
+            return backoff(state) if asked_s is None else wait_random(asked_s, 1.1 * asked_s)(state)
+
         retrying = AsyncRetrying(
-            wait=wait_random_exponential(multiplier=RECONNECT_FIRST_S, max=self._limits.reconnect_max_s),
+            wait=wait,
             retry=retry_if_exception_type((LinkDown, grpc.aio.AioRpcError, OSError)),
             before_sleep=self._log_retry,
         )
@@ -132,8 +142,12 @@ class Uplink:
                 logger.info("connected to the center at %s", self._address)
                 await session.run()
             except (LinkDown, grpc.aio.AioRpcError):
-                if await _error_code(call) == Retired.code:
+                trailing = await _trailing(call)
+                if trailing.get(CODE_METADATA) == Retired.code:
                     raise Retired(await call.details()) from None
+                retry_ms = trailing.get(RETRY_METADATA, "")
+                if retry_ms.isdecimal():
+                    self._retry_after_s = min(int(retry_ms) / 1000, MAX_RETRY_AFTER_S)
                 raise
             finally:
                 self.connected = False
@@ -162,12 +176,11 @@ class Uplink:
         logger.warning("no session with the center at %s: %s; retry in %.1f s", self._address, reason, wait_s)
 
 
-async def _error_code(call: Any) -> str | None:
-    """The error code with which the center has ended a call; None: it has not, or without a code."""
+async def _trailing(call: Any) -> dict[str, str]:
+    """The metadata with which the center has ended a call; empty: it has not ended it, or without any."""
     if not call.done() or call.cancelled():
-        return None
-    metadata = await call.trailing_metadata() or ()
-    return next((str(value) for key, value in metadata if key == CODE_METADATA), None)
+        return {}
+    return {str(key): str(value) for key, value in await call.trailing_metadata() or ()}
 
 
 def _credentials(tls: TlsFiles) -> Any:

@@ -22,6 +22,8 @@ from edgewater.wire import uplink_pb2 as pb
 MESSAGE_OVERHEAD_BYTES = 32
 """Wire bytes of a message besides its body: the headers of gRPC, and of its first HTTP/2 frame and TLS record."""
 HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES = 16 << 10, 9
+LONGEST_HEARTBEAT_S = 10.0
+"""The longest interval of heartbeats that a center may ask for."""
 
 _AIO: Any = grpc.aio  # its type stubs lack EOF
 logger = logging.getLogger(__name__)
@@ -140,6 +142,7 @@ class UplinkSession:
         self._refused: dict[tuple[QueryRef, str], int] = {}
         self._last_sent = -1
         self._max_frame_bytes = 0
+        self._heartbeat_s = limits.heartbeat_s
         self.silent = False
         self.acknowledged = False
 
@@ -202,11 +205,12 @@ class UplinkSession:
 
     async def _read(self) -> pb.ToEdge:
         try:
-            async with asyncio.timeout(max(self._silence_s, 4 * self._pacing.link.slowest_ack_s)):
+            silence_s = max(self._silence_s, 4 * self._pacing.link.slowest_ack_s, 3 * self._heartbeat_s)
+            async with asyncio.timeout(silence_s):
                 message = await self._call.read()
         except TimeoutError as exc:
             self.silent = True
-            raise LinkDown(f"nothing received from the center for {self._silence_s:g} s") from exc
+            raise LinkDown(f"nothing received from the center for {silence_s:g} s") from exc
         if message is _AIO.EOF:
             # An error status is raised as AioRpcError; here the center ended the call regularly.
             code, details = await self._call.code(), await self._call.details()
@@ -250,7 +254,7 @@ class UplinkSession:
             while len(self._echoes) > 100:
                 del self._echoes[next(iter(self._echoes))]
             await self._write(pb.FromEdge(heartbeat=heartbeat))
-            await asyncio.sleep(self._limits.heartbeat_s)
+            await asyncio.sleep(self._heartbeat_s)
 
     async def _report_budgets(self) -> None:
         """Sends budget reports. Not part of heartbeats: a report waits for the disk, a heartbeat must not."""
@@ -311,6 +315,8 @@ class UplinkSession:
         self._endpoint.on_refused(ref, message.reason, message.message, max(message.frames - before, 0))
 
     def _on_echo(self, echo: pb.TimeEcho) -> None:
+        asked_s = min(echo.heartbeat_ms / 1000, LONGEST_HEARTBEAT_S)
+        self._heartbeat_s = max(self._limits.heartbeat_s, asked_s)
         sent_at_s = self._echoes.pop(echo.edge_sent_at_ms, None)
         if sent_at_s is None:
             return

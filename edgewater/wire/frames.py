@@ -30,6 +30,8 @@ MAX_MESSAGES = 1 << 16
 _BYTES_PER_MESSAGE = 4
 """A close of a slice without records has the slice's start, which is more; others are longer."""
 
+RETRY_METADATA = "edgewater-retry-after-ms"
+"""Trailing metadata of a call that the center has refused for the moment: when the edge may connect again."""
 CODE_METADATA = "edgewater-code"
 """Key in the trailing metadata of a session that the gateway refuses or ends: the code of the error."""
 

@@ -1161,19 +1161,23 @@ class TimeEcho(_message.Message):
     EDGE_SENT_AT_MS_FIELD_NUMBER: _builtins.int
     CENTER_RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
     CENTER_REPLIED_AT_MS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     edge_sent_at_ms: _builtins.int
     center_received_at_ms: _builtins.int
     center_replied_at_ms: _builtins.int
+    heartbeat_ms: _builtins.int
+    """The interval of heartbeats that the center asks for, if that is longer than the edge's; 0: any."""
     def __init__(
         self,
         *,
         edge_sent_at_ms: _builtins.int = ...,
         center_received_at_ms: _builtins.int = ...,
         center_replied_at_ms: _builtins.int = ...,
+        heartbeat_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["center_received_at_ms", b"center_received_at_ms", "center_replied_at_ms", b"center_replied_at_ms", "edge_sent_at_ms", b"edge_sent_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["center_received_at_ms", b"center_received_at_ms", "center_replied_at_ms", b"center_replied_at_ms", "edge_sent_at_ms", b"edge_sent_at_ms", "heartbeat_ms", b"heartbeat_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
