@@ -20,7 +20,7 @@ from center.storage.frame_log import FrameLog
 from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
 from edgewater.query import QuerySpec
-from edgewater.wire import Frame, FrameBody, InputLoss, QueryRef, SamplingReason, uplink_pb2_grpc
+from edgewater.wire import RETRY_METADATA, Frame, FrameBody, InputLoss, QueryRef, SamplingReason, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 
 PATIENCE_S = 30
@@ -272,12 +272,18 @@ class ScriptedCenter:
 
     def __init__(self) -> None:
         self.messages: list[pb.FromEdge] = []
+        self.heartbeat_ms = 0
+        self.refusals = 0
         self._script: asyncio.Queue[pb.ToEdge | None] = asyncio.Queue()
         self._changed = asyncio.Event()
 
     @property
     def frames(self) -> list[pb.Frame]:
         return [m.frame for m in self.messages if m.HasField("frame")]
+
+    @property
+    def heartbeats(self) -> int:
+        return self._count("heartbeat")
 
     def send(self, message: pb.ToEdge) -> None:
         self._script.put_nowait(message)
@@ -294,6 +300,9 @@ class ScriptedCenter:
 
     async def Session(self, requests: Any, context: Any) -> None:  # noqa: N802
         await anext(requests)
+        if self.refusals:
+            self.refusals -= 1
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later", ((RETRY_METADATA, "1000"),))
         await context.write(pb.ToEdge(welcome=pb.Welcome(protocol=1, max_frame_bytes=1 << 20, credit_bytes=1 << 20)))
         receiving = asyncio.create_task(self._receive(requests))
         try:
@@ -307,7 +316,9 @@ class ScriptedCenter:
             self.messages.append(message)
             self._changed.set()
             if message.HasField("heartbeat"):
-                self.send(pb.ToEdge(time_echo=pb.TimeEcho(edge_sent_at_ms=message.heartbeat.sent_at_ms)))
+                sent_at_ms = message.heartbeat.sent_at_ms
+                echo = pb.TimeEcho(edge_sent_at_ms=sent_at_ms, heartbeat_ms=self.heartbeat_ms)
+                self.send(pb.ToEdge(time_echo=echo))
             if message.HasField("goodbye"):
                 if self.frames:
                     self.send(pb.ToEdge(ack=pb.Ack(through=self.frames[-1].seq)))

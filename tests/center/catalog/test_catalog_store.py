@@ -15,6 +15,7 @@ from center.catalog import (
     HeartbeatRecord,
     IndexOutcome,
     SegmentDropped,
+    SessionStart,
     StreamRecord,
     expected_edges,
     query_from_key,
@@ -364,3 +365,36 @@ def test_a_column_has_one_type_at_all_edges_of_a_stream(catalog: Catalog) -> Non
     catalog.retire(EdgeId("jfk"))
     catalog.retire(EdgeId("lga"))
     greet("ewr", pa.float64())
+
+
+def test_hellos_of_one_transaction_see_each_other_and_each_has_its_outcome(catalog: Catalog) -> None:
+    """As one after the other, on both databases."""
+
+    def start(edge: str, kind: pa.DataType | None = None, incarnation: str = "i1", oldest: int = 1) -> SessionStart:
+        stream = StreamRecord("flights", {"carrier": pa.string(), "distance": kind or pa.int64()}, LIVE)
+        return SessionStart(EdgeId(edge), incarnation, {}, [stream], oldest, oldest, 1, f"s-{edge}")
+
+    for edge in ("gone", "jfk", "lga"):
+        catalog.begin_sessions([start(edge)])
+    catalog.retire(EdgeId("gone"))
+    version = catalog.version()
+    float64 = pa.float64()
+    outcomes = catalog.begin_sessions(
+        [start("new", float64), start("gone"), start("jfk"), start("lga", incarnation="i2"), start("sea", oldest=4)]
+    )
+    kinds = [type(outcome).__name__ for outcome in outcomes]
+    assert kinds == ["ProtocolError", "Retired", "NoneType", "NoneType", "NoneType"]
+    assert catalog.version() > version
+    assert [(e.edge, e.incarnation, e.incarnations) for e in catalog.edges()] == [
+        ("gone", "i1", 1), ("jfk", "i1", 1), ("lga", "i2", 2), ("sea", "i1", 1)
+    ]  # fmt: skip
+    assert catalog.edge("lga").state_lost_at_ms == 1 and catalog.edge("jfk").state_lost_at_ms is None
+    assert sorted(a.kind for a in catalog.alarms()) == ["columns-differ", "state-lost"]
+    # The last edges with int64 take up float64, one after the other in one transaction: only the last one may.
+    for edge in ("lga", "sea"):
+        catalog.retire(EdgeId(edge))
+    outcomes = catalog.begin_sessions([start("ewr", float64), start("jfk", float64), start("pdx", float64)])
+    assert [type(outcome).__name__ for outcome in outcomes] == ["ProtocolError", "NoneType", "NoneType"]
+    unchanged = catalog.version()
+    catalog.begin_sessions([start("jfk", float64), start("pdx", float64)])
+    assert catalog.version() == unchanged

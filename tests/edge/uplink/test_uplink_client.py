@@ -237,6 +237,38 @@ async def test_a_throttled_edge_waits_until_the_throttle_ends(tmp_path: Path) ->
 
 
 @on_a_loop
+async def test_heartbeats_come_at_the_interval_that_the_center_asks_for(tmp_path: Path) -> None:
+    script = ScriptedCenter()
+    async with script.serve() as port:
+        agent = Agent()
+        async with running(uplink(port, agent, replace(SCRIPTED, heartbeat_s=0.01))):
+            await script.until_received("heartbeat", 3)
+            script.heartbeat_ms = 3_600_000
+            await script.until_received("heartbeat", 1)
+            await script.until_received("heartbeat", 1)  # of an interval that began before the echo
+            script.send(pb.ToEdge(budget=pb.Budget(query="miles", query_version=1, shares={"miles": 7})))
+            await agent.until(lambda: agent.shares)
+            at, until_s, n = script.heartbeats, asyncio.get_running_loop().time() + 0.2, 0
+            while asyncio.get_running_loop().time() < until_s:  # twenty of the edge's own intervals
+                agent.make([frame(n)])
+                n += 1
+                await script.until_received("frame", n)
+            assert script.heartbeats <= at + 1
+
+
+@on_a_loop
+async def test_a_refused_edge_comes_again_when_the_center_says(tmp_path: Path) -> None:
+    script = ScriptedCenter()
+    script.refusals = 1
+    async with script.serve() as port:
+        agent, began_s = Agent(), asyncio.get_running_loop().time()
+        # Without the hint it would come again within a quarter of a second.
+        async with running(uplink(port, agent, SCRIPTED)):
+            await agent.until(lambda: agent.welcomes)
+        assert asyncio.get_running_loop().time() - began_s >= 1.0
+
+
+@on_a_loop
 async def test_an_acknowledgement_of_an_unsent_frame_ends_the_session(tmp_path: Path) -> None:
     script = ScriptedCenter()
     async with script.serve() as port:
