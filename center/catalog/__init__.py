@@ -13,7 +13,7 @@ from center.catalog.edges import (
     contributes,
     expected_edges,
 )
-from center.catalog.frame_index import IndexOutcome, SegmentDropped, UnindexedFrame, query_from_key, query_key
+from center.catalog.frame_index import IndexOutcome, UnindexedFrame, query_from_key, query_key
 from center.catalog.liveness import (
     COMPONENTS,
     Component,
@@ -49,7 +49,6 @@ __all__ = [
     "QueryStatusRecord",
     "RegisteredQuery",
     "Role",
-    "SegmentDropped",
     "SessionStart",
     "StreamRecord",
     "SuspendedQuery",

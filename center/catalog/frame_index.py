@@ -3,21 +3,38 @@
 Each function runs inside a transaction of the catalog. Two row locks keep it consistent with any number of gateways (on
 SQLite the transaction itself is the lock). Under the incarnation's row, a frame is checked against all frames
 acknowledged before it. Under the query's row, positions become visible in order and without gaps, whichever transaction
-commits first, and no frame is indexed in a segment that retention drops (a segment holds one query's frames). Locks of
-both kinds are taken in sorted order, incarnations first.
+commits first. Locks of both kinds are taken in sorted order, incarnations first. Segments hold frames of many queries:
+those that drop frames do so one after another, under the catalog's lock, so that one of them sees the last frame go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, delete, exists, insert, or_, select, tuple_, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Row,
+    and_,
+    bindparam,
+    column,
+    delete,
+    exists,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+    values,
+)
 
 from center.catalog import schema as t
+from center.storage.database import Identifier
 from center.storage.frame_log import FrameEntry, FrameLocation
+from center.storage.segments import COMMITS
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
@@ -46,10 +63,6 @@ class IndexOutcome(StrEnum):
     @property
     def acknowledged(self) -> bool:
         return self not in (IndexOutcome.CONFLICT, IndexOutcome.OUT_OF_SEQUENCE)
-
-
-class SegmentDropped(StorageError):
-    """A frame was appended to a segment that retention has dropped meanwhile: append it to a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +124,6 @@ def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> lis
     progress = _lock_incarnations(connection, batch)
     _load_checksums(connection, batch, progress)
     positions = _lock_positions(connection, {f.query for f in batch})
-    # Under the queries' locks, which `drop_frames` takes too: before them, a segment might still be dropped.
-    _check_segments(connection, batch)
     began_at = dict(positions)
     outcomes = []
     rows: list[dict[str, Any]] = []
@@ -125,13 +136,22 @@ def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> lis
             rows.append(_row(frame, positions[frame.query]))
     if rows:
         connection.execute(insert(t.frames), rows)
-    for query, position in positions.items():
-        if position != began_at[query]:
-            connection.execute(update(t.queries).where(_is_query(query)).values(last_position=position))
-    for (edge, name), incarnation in progress.items():
-        if incarnation.awaited != incarnation.began_at:
-            row = and_(t.incarnations.c.edge == edge, t.incarnations.c.incarnation == name)
-            connection.execute(update(t.incarnations).where(row).values(awaited_seq=incarnation.awaited))
+    moved = [(query, position) for query, position in positions.items() if position != began_at[query]]
+    if moved:
+        connection.execute(
+            update(t.queries)
+            .where(t.queries.c.name == bindparam("of"), t.queries.c.version == bindparam("at"))
+            .values(last_position=bindparam("position")),
+            [{"of": query.name, "at": query.version, "position": position} for query, position in moved],
+        )
+    advanced = [(of, state.awaited) for of, state in progress.items() if state.awaited != state.began_at]
+    if advanced:
+        connection.execute(
+            update(t.incarnations)
+            .where(t.incarnations.c.edge == bindparam("of"), t.incarnations.c.incarnation == bindparam("name"))
+            .values(awaited_seq=bindparam("awaited")),
+            [{"of": edge, "name": name, "awaited": awaited} for (edge, name), awaited in advanced],
+        )
     return outcomes
 
 
@@ -156,23 +176,22 @@ def _outcome(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> In
     return IndexOutcome.NEW
 
 
-def _check_segments(connection: Connection, batch: Sequence[UnindexedFrame]) -> None:
-    segments = sorted({f.location.segment for f in batch if f.location is not None})
-    for begin in range(0, len(segments), _CHUNK):
-        chunk = t.dropped_segments.c.segment.in_(segments[begin : begin + _CHUNK])
-        for (segment,) in connection.execute(select(t.dropped_segments.c.segment).where(chunk)):
-            raise SegmentDropped(f"segment {segment} has been dropped by retention")
-
-
 def _lock_incarnations(connection: Connection, batch: Sequence[UnindexedFrame]) -> dict[tuple[EdgeId, str], _Progress]:
     table = t.incarnations.c
-    progress = {}
-    for edge, incarnation in sorted({(f.edge, f.incarnation) for f in batch}):
-        row = select(table.awaited_seq).where(table.edge == edge, table.incarnation == incarnation)
-        found = connection.execute(row.with_for_update()).first()
-        # A catalog restored from a backup does not know it. Refusing makes the edge send a Hello again.
-        progress[edge, incarnation] = _Progress(found[0], found[0]) if found else _Progress(0, 0, stopped=True)
-    return progress
+    names = sorted({(f.edge, f.incarnation) for f in batch})
+    awaited: dict[tuple[str, str], int] = {}
+    for begin in range(0, len(names), _CHUNK):
+        rows = (
+            select(table.edge, table.incarnation, table.awaited_seq)
+            .where(tuple_(table.edge, table.incarnation).in_(names[begin : begin + _CHUNK]))
+            .order_by(table.edge, table.incarnation)
+        )
+        awaited |= {(edge, name): seq for edge, name, seq in connection.execute(rows.with_for_update())}
+    # A catalog restored from a backup does not know some. Refusing makes the edge send a Hello again.
+    return {
+        name: _Progress(awaited[name], awaited[name]) if name in awaited else _Progress(0, 0, stopped=True)
+        for name in names
+    }
 
 
 def _load_checksums(
@@ -187,20 +206,20 @@ def _load_checksums(
             progress[edge, incarnation].crcs[seq] = crc32c
 
 
-def _lock_positions(connection: Connection, refs: set[QueryRef]) -> dict[QueryRef, int]:
+def _lock_positions(connection: Connection, refs: Collection[QueryRef]) -> dict[QueryRef, int]:
     """The last position of each live query among `refs`."""
-    positions = {}
     table = t.queries.c
-    for ref in sorted(refs, key=query_key):
-        row = select(table.last_position).where(_is_query(ref), table.deleted_at_ms.is_(None))
-        found = connection.execute(row.with_for_update()).first()
-        if found is not None:
-            positions[ref] = int(found[0])
+    names = sorted((ref.name, ref.version) for ref in refs)
+    positions = {}
+    for begin in range(0, len(names), _CHUNK):
+        rows = (
+            select(table.name, table.version, table.last_position)
+            .where(tuple_(table.name, table.version).in_(names[begin : begin + _CHUNK]), table.deleted_at_ms.is_(None))
+            .order_by(table.name, table.version)
+        )
+        for name, version, last in connection.execute(rows.with_for_update()):
+            positions[QueryRef(name, version)] = int(last)
     return positions
-
-
-def _is_query(ref: QueryRef) -> Any:
-    return and_(t.queries.c.name == ref.name, t.queries.c.version == ref.version)
 
 
 def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
@@ -232,14 +251,34 @@ def last_positions(connection: Connection) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def select_entries(connection: Connection, key: str, after: int, through: int) -> list[FrameEntry]:
-    ref, table = query_from_key(key), t.frames.c
-    rows = (
-        select(t.frames)
-        .where(table.name == ref.name, table.version == ref.version, table.position > after, table.position <= through)
-        .order_by(table.position)
+def select_entries(connection: Connection, ranges: Mapping[str, tuple[int, int]]) -> dict[str, list[FrameEntry]]:
+    """By query key, the frames at positions after the first of its range, up to the second, ascending."""
+    found: dict[str, list[FrameEntry]] = {key: [] for key in ranges}
+    keys = {query_from_key(key): key for key in ranges}
+    wanted = [(ref.name, ref.version, *ranges[key]) for ref, key in sorted(keys.items(), key=lambda item: item[1])]
+    for begin in range(0, len(wanted), _CHUNK):
+        asked, table = _ranges(wanted[begin : begin + _CHUNK]), t.frames.c
+        rows = select(t.frames).join(asked, _in_range(asked.c)).order_by(table.name, table.version, table.position)
+        for row in connection.execute(rows):
+            found[keys[QueryRef(row.name, row.version)]].append(entry_of(row))
+    return found
+
+
+def _ranges(rows: Sequence[tuple[str, int, int, int]]) -> Any:
+    """A table of (name, version, after, through)."""
+    columns = (
+        column("name", Identifier(63)),
+        column("version", BigInteger),
+        column("after", BigInteger),
+        column("through", BigInteger),
     )
-    return [entry_of(row) for row in connection.execute(rows)]
+    return values(*columns, name="asked").data(list(rows)).cte("asked_ranges")
+
+
+def _in_range(asked: Any) -> Any:
+    c = t.frames.c
+    is_of = and_(c.name == asked.name, c.version == asked.version)
+    return and_(is_of, c.position > asked.after, c.position <= asked.through)
 
 
 def entry_of(row: Row[Any]) -> FrameEntry:
@@ -261,12 +300,17 @@ def entry_of(row: Row[Any]) -> FrameEntry:
     )
 
 
-def removable_segments(connection: Connection, segments: Sequence[str]) -> list[str]:
+def removable_segments(
+    connection: Connection, segments: Sequence[str], queries: Callable[[str], Collection[str]]
+) -> list[str]:
     """Those of `segments` without an index row now or later: dropped ones, and unindexed ones of deleted queries.
 
     Unindexed segments of live queries stay: a catalog restored from a backup does not know their frames.
+
+    Args:
+        queries: the keys of the queries that a segment has frames of; called for unindexed ones.
     """
-    c, table = t.queries.c, t.frames.c
+    c = t.queries.c
     ended = select(c.name, c.version).where(c.deleted_at_ms.is_not(None))
     # Read first: once a query is deleted, no frame of it is indexed any more.
     deleted = {query_key(QueryRef(name, version)) for name, version in connection.execute(ended)}
@@ -275,34 +319,64 @@ def removable_segments(connection: Connection, segments: Sequence[str]) -> list[
         chunk = segments[begin : begin + _CHUNK]
         segment = t.dropped_segments.c.segment
         dropped = set(connection.execute(select(segment).where(segment.in_(chunk))).scalars())
-        indexed = {
-            segment
-            for column in (table.segment, t.quarantine.c.segment)
-            for segment in connection.execute(select(column).where(column.in_(chunk)).distinct()).scalars()
-        }
-        removable += [s for s in chunk if s in dropped or (s.partition("/")[0] in deleted and s not in indexed)]
+        unindexed = set(without_frames(connection, chunk))
+        removable += [s for s in chunk if s in dropped or (s in unindexed and deleted.issuperset(queries(s)))]
     return removable
+
+
+def without_frames(connection: Connection, segments: Sequence[str]) -> list[str]:
+    """Those of `segments` that hold no frame that is indexed or in quarantine."""
+    used: set[str] = set()
+    for begin in range(0, len(segments), _CHUNK):
+        chunk = segments[begin : begin + _CHUNK]
+        for c in (t.frames.c.segment, t.quarantine.c.segment):
+            used.update(connection.execute(select(c).where(c.in_(chunk)).distinct()).scalars())
+    return [segment for segment in segments if segment not in used]
+
+
+def drop_segments(connection: Connection, segments: Sequence[str]) -> list[str]:
+    """Lists those of `segments` that hold no frame any more for removal, and returns them."""
+    unused = without_frames(connection, segments)
+    listed: set[str] = set()
+    for begin in range(0, len(unused), _CHUNK):
+        segment = t.dropped_segments.c.segment
+        chunk = segment.in_(unused[begin : begin + _CHUNK])
+        listed.update(connection.execute(select(segment).where(chunk)).scalars())
+    if rows := [{"segment": s} for s in unused if s not in listed]:
+        connection.execute(insert(t.dropped_segments), rows)
+    return unused
+
+
+def forget_segments(connection: Connection, segments: Sequence[str]) -> None:
+    """Takes removed segments off the list.
+
+    Those of older releases stay: a gateway of such a release may have one open, and looks for it in the list.
+    """
+    rows = [{"gone": s} for s in segments if s.startswith(f"{COMMITS}/")]
+    if rows:
+        connection.execute(delete(t.dropped_segments).where(t.dropped_segments.c.segment == bindparam("gone")), rows)
 
 
 def drop_frames(connection: Connection, through: Mapping[str, int]) -> list[str]:
     """Deletes rows up to a position per key; returns the segments without index rows now, sorted.
 
-    Segments with a quarantined frame stay (`quarantine.drop`).
+    Segments with a quarantined frame stay (`quarantine.drop`). The caller holds the catalog's lock.
     """
-    table = t.frames.c
+    refs = {query_from_key(key): position for key, position in through.items()}
+    # A gateway of an older release indexes no frame in a dropped segment, under the queries' locks.
+    _lock_positions(connection, refs)
     touched: set[str] = set()
-    for key in sorted(through):
-        ref = query_from_key(key)
-        connection.execute(select(t.queries.c.name).where(_is_query(ref)).with_for_update()).all()
-        old = and_(table.name == ref.name, table.version == ref.version, table.position <= through[key])
-        touched.update(connection.execute(select(table.segment).where(old).distinct()).scalars())
-        connection.execute(delete(t.frames).where(old))
-    tables = (table, t.quarantine.c)
-    unused = [
-        segment
-        for segment in sorted(touched)
-        if not any(connection.execute(select(c.segment).where(c.segment == segment).limit(1)).first() for c in tables)
-    ]
-    if unused:
-        connection.execute(insert(t.dropped_segments), [{"segment": s} for s in unused])
-    return unused
+    old = sorted((ref.name, ref.version, 0, position) for ref, position in refs.items())
+    for begin in range(0, len(old), _CHUNK):
+        asked = _ranges(old[begin : begin + _CHUNK])
+        segments = select(t.frames.c.segment).join_from(t.frames, asked, _in_range(asked.c)).distinct()
+        touched.update(connection.execute(segments).scalars())
+    if old:
+        c = t.frames.c
+        connection.execute(
+            delete(t.frames).where(
+                c.name == bindparam("of"), c.version == bindparam("at"), c.position <= bindparam("through")
+            ),
+            [{"of": name, "at": version, "through": position} for name, version, _, position in old],
+        )
+    return drop_segments(connection, sorted(touched))

@@ -1,8 +1,8 @@
 """Frames that the job could not apply, which wait for an operator's decision. Functions within a catalog transaction.
 
-A quarantined frame is applied as a stated loss, as a damaged one, and its bytes stay in the frame log: retention keeps
-a segment as long as a quarantined frame lies in it. `retry` gives the frame the query's next position, at which the job
-reads it as new data; it then is in the index again, and no longer here.
+A quarantined frame is applied as a stated loss, as a damaged one, and its bytes stay in the frame log, in a segment of
+their own: retention keeps a segment as long as a quarantined frame lies in it. `retry` gives the frame the query's next
+position, at which the job reads it as new data; it then is in the index again, and no longer here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from center.catalog import schema as t
-from center.catalog.frame_index import entry_of, query_key
+from center.catalog.frame_index import drop_segments, entry_of, query_key
 from center.storage.frame_log import FrameEntry
 from edgewater.errors import Conflict, NotFound
 from edgewater.wire import QueryRef
@@ -103,20 +103,17 @@ def retry(connection: Connection, key: str, position: int) -> int:
 def drop(connection: Connection, key: str, position: int) -> str | None:
     """Takes a frame off the list for good; returns its segment if nothing else is in use there.
 
+    The caller holds the catalog's lock.
+
     Raises:
         NotFound: it is not listed.
     """
     entry = select_frame(connection, key, position).entry
     ref, segment = entry.query, entry.segment
-    # The lock under which frames are indexed and segments are dropped.
+    # The lock under which `retry` indexes the frame.
     connection.execute(select(t.queries.c.name).where(t.queries.c.name == ref.name).with_for_update()).all()
     connection.execute(delete(t.quarantine).where(_is_frame(ref, position)))
-    for table in (t.frames, t.quarantine):
-        if connection.execute(select(table.c.segment).where(table.c.segment == segment).limit(1)).first() is not None:
-            return None
-    if connection.execute(select(t.dropped_segments).where(t.dropped_segments.c.segment == segment)).first() is None:
-        connection.execute(insert(t.dropped_segments).values(segment=segment))
-    return segment
+    return segment if drop_segments(connection, [segment]) else None
 
 
 def _is_frame(ref: QueryRef, position: int) -> Any:

@@ -144,7 +144,7 @@ suspensions = Table(
 """Queries on which the job worked when it died. ``suspended_at_ms``: when it was set aside; 0: it was not."""
 
 dropped_segments = Table("dropped_segments", metadata, Column("segment", Identifier(255), primary_key=True))
-"""Segments that retention removes. No frame is indexed in one any more, even if a gateway still has it open."""
+"""Segments that retention removes from the log: listed until they are gone, so that a crash leaves none behind."""
 
 budget_states = Table(
     "budget_states",

@@ -6,7 +6,7 @@ Every method is one transaction and blocks: call it off the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
@@ -427,8 +427,6 @@ class Catalog:
         re-delivery, the frame right above it is new, any other is out of sequence. New frames get the query's next
         positions, which become visible in order.
 
-        Raises:
-            SegmentDropped: nothing was indexed; append the frames to a new segment and call again.
         """
         if not frames:
             return []
@@ -443,22 +441,36 @@ class Catalog:
     def frames(self, key: str, after: int, through: int) -> list[FrameEntry]:
         """A query's frames at positions ``after + 1 … through``, ascending."""
         with read_transaction(self._engine) as connection:
-            return frame_index.select_entries(connection, key, after, through)
+            return frame_index.select_entries(connection, {key: (after, through)})[key]
+
+    def frames_of(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, list[FrameEntry]]:
+        """As `frames`, of many queries from one state of the index: by key, after and through."""
+        with read_transaction(self._engine) as connection:
+            return frame_index.select_entries(connection, ranges)
 
     def drop_frames(self, through: Mapping[str, int]) -> list[str]:
         """Retention: drops the index up to a position per query key.
 
         Returns:
-            The segments without indexed frames; remove them from the log. No frame will be indexed in them, even if a
-            gateway still has one open.
+            The segments without indexed frames; remove them from the log, then call `forget_segments`.
         """
         with write_transaction(self._engine) as connection:
+            lock_catalog(connection)
             return frame_index.drop_frames(connection, through)
 
-    def removable_segments(self, segments: Sequence[str]) -> list[str]:
-        """Those of `segments` that have no indexed frame and never will; they may be removed from the log."""
+    def removable_segments(self, segments: Sequence[str], queries: Callable[[str], Collection[str]]) -> list[str]:
+        """Those of `segments` that have no indexed frame and never will; they may be removed from the log.
+
+        Args:
+            queries: the keys of the queries that a segment holds frames of.
+        """
         with read_transaction(self._engine) as connection:
-            return frame_index.removable_segments(connection, segments)
+            return frame_index.removable_segments(connection, segments, queries)
+
+    def forget_segments(self, segments: Sequence[str]) -> None:
+        """Takes segments that were removed from the log off the list of those to remove."""
+        with write_transaction(self._engine) as connection:
+            frame_index.forget_segments(connection, segments)
 
     # Frames that the job could not apply
 
@@ -466,14 +478,14 @@ class Catalog:
         """Sets a frame aside, with an alarm; a repetition changes nothing.
 
         Returns:
-            The segments of older quarantined frames that had to go (`quarantine.MAX_PER_EDGE`); remove them from the
-            log.
+            The segments of older quarantined frames that had to go (`quarantine.MAX_PER_EDGE`), and of `entry` if it
+            is a copy that is not needed; remove them from the log.
         """
         key = query_key(entry.query)
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
             if quarantine.is_listed(connection, entry):
-                return []
+                return frame_index.without_frames(connection, [entry.segment])
             unused = quarantine.add(connection, entry, reason, now_ms)
             message = f"query {key}, frame {entry.position} (seq {entry.seq} of {entry.incarnation}): {reason}"
             alarm_rows.add(connection, "frame-quarantined", message, entry.edge, now_ms, key)
@@ -512,6 +524,7 @@ class Catalog:
             NotFound: it is not in quarantine.
         """
         with write_transaction(self._engine) as connection:
+            lock_catalog(connection)
             return quarantine.drop(connection, key, position)
 
     # Queries of which the job died

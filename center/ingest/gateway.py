@@ -221,7 +221,6 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._validator.close()
         await self._status.flush()
-        self._log.roll()
 
     def readiness(self) -> list[str]:
         """The reasons why frames cannot be acknowledged; empty: they can. May be called from any thread."""
@@ -508,10 +507,21 @@ class Gateway:
     def _sweep(self) -> None:
         """Removes segments that retention misses: left by a crash, or of deleted queries and never indexed."""
         try:
-            for segment in self._catalog.removable_segments(self._log.segments()):
+            self._log.remove_partial()
+            removable = self._catalog.removable_segments(self._log.segments(), self._queries_in)
+            for segment in removable:
                 self._log.remove(segment)
+            self._catalog.forget_segments(removable)
         except StorageError as exc:  # it takes space until the next start, while edges wait for this one
             logger.warning("segments without frames are not removed: %s", exc)
+
+    def _queries_in(self, segment: str) -> set[str]:
+        """The keys of the queries that a segment has frames of; an unknown one, so that it stays, if it cannot be read."""
+        try:
+            return self._log.queries(segment)
+        except StorageError as exc:
+            logger.warning("a segment without frames is not removed: %s", exc)
+            return {""}
 
     def _on_stall(self) -> None:
         for session in self._sessions.values():

@@ -1,6 +1,6 @@
-"""Group commit: all pending frames, of any edges, become durable by one fsync and one catalog transaction.
+"""Group commit: all pending frames, of any edges and queries, become durable in one segment and one transaction.
 
-While one batch is written, the next one collects. So the batch grows with the load, and the cost of an fsync is
+While one batch is written, the next one collects. So the batch grows with the load, and the cost of fsyncs is
 shared. A batch that the disk or the catalog refuses is tried again until it succeeds; until then no frame is
 acknowledged, and the gateway stops reading at its bounds.
 """
@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
-from center.catalog import Catalog, IndexOutcome, SegmentDropped, UnindexedFrame
+from center.catalog import Catalog, IndexOutcome, UnindexedFrame
 from center.ingest.assignments import Admission, AssignmentPlan
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
@@ -180,15 +180,10 @@ class GroupCommit:
         retryable = retry_if_exception_type((OSError, StorageError))
         async for attempt in AsyncRetrying(wait=self._wait, retry=retryable, before_sleep=self._stall):
             with attempt:
-                while not outcomes:
-                    # Kept over attempts: while the database refuses, the disk must not fill with copies.
-                    if written is None:
-                        written = await asyncio.to_thread(self._write, batch)
-                    try:
-                        outcomes = await asyncio.to_thread(self._index, batch, *written)
-                    except SegmentDropped:
-                        self._log.roll()
-                        written = None
+                # Kept over attempts: while the database refuses, the disk must not fill with copies.
+                if written is None:
+                    written = await asyncio.to_thread(self._write, batch)
+                outcomes = await asyncio.to_thread(self._index, batch, *written)
         if self.stalled is not None:
             self.stalled = None
             self._metrics.stalled.set(0)
@@ -212,7 +207,6 @@ class GroupCommit:
         located: list[FrameLocation | None] = [None] * len(batch)
         if kept:
             locations = self._log.append([batch[i].stored for i in kept])
-            self._log.sync()
             for i, location in zip(kept, locations, strict=True):
                 located[i] = location
         return located, [admitted.get(i) is Admission.NOT_EXPECTED for i in range(len(batch))]

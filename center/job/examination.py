@@ -19,7 +19,7 @@ from typing import Self
 
 from center.catalog import Catalog, query_key
 from center.job.admission import BatchLimits
-from center.job.frame_source import read_frame
+from center.job.frame_source import read_frames
 from center.job.merge import merge_rows
 from center.job.microbatch import to_micro_batch
 from center.job.rows import FRAME_KINDS, FrameRow, RowKind, control_body, from_table, to_batch
@@ -245,7 +245,7 @@ def _serve(pipe: Connection, log_dir: str) -> None:
 
 
 def _try(log: FrameLog, log_dir: Path, entry: FrameEntry) -> Trial:
-    rows = read_frame(log, log_dir, query_key(entry.query), entry)
+    rows = list(read_frames(log, log_dir, [(query_key(entry.query), entry)]))
     partials = tuple(_try_partial(row) for row in rows if row.kind is RowKind.PARTIAL)
     merged = from_table(to_batch(merge_rows(rows)))
     death = next((p.problem for p in partials if p.problem.startswith(MemoryError.__name__)), "")
@@ -277,11 +277,8 @@ def _try_query(log: FrameLog, log_dir: Path, asked: QueryTrial) -> Trial:
         original.copy_query(asked.key, store)
         after = store.consumed().get(asked.key, 0)
         listed = catalog.quarantine_reasons()
-        rows = [
-            row
-            for entry in catalog.frames(asked.key, after, after + asked.frames)
-            for row in read_frame(log, log_dir, asked.key, entry, listed.get((asked.key, entry.position)))
-        ]
+        entries = [(asked.key, entry) for entry in catalog.frames(asked.key, after, after + asked.frames)]
+        rows = list(read_frames(log, log_dir, entries, listed))
         ledger = Ledger()
         events = (EdgesChanged(tuple(catalog.edges())),)
         batch = to_micro_batch(merge_rows(rows))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # executors load this module and must not load SQLAlchemy
 class FrameRetention:
     """Drops frames that were applied and are older than `keep_ms`.
 
-    Only the result store decides what was applied, not Spark's offsets. A crash between index and disk leaves segments
-    without index rows; a starting gateway removes them.
+    Only the result store decides what was applied, not Spark's offsets. A segment goes with the last frame in it. A
+    crash between index and disk leaves segments without index rows; a starting gateway removes them.
 
     Args:
         keep_ms: how long frames stay after their arrival even if they were applied.
@@ -46,6 +46,7 @@ class FrameRetention:
         removed = self._catalog.drop_frames(through)
         for segment in removed:
             self._log.remove(segment)
+        self._catalog.forget_segments(removed)
         self._dropped |= through
         return removed
 

@@ -37,7 +37,7 @@ from center.job.frame_retention import FrameRetention
 from center.job.merge import merge_rows
 from center.job.rows import ROW_DDL, FrameRow, RowKind, row_of_damage, rows_of_frame, to_batch
 from center.spark.workers import settle
-from center.storage.frame_log import FrameEntry, FrameLog
+from center.storage.frame_log import FrameEntry, FrameLocation, FrameLog, decode_fetched
 from edgewater.errors import CorruptFrame, StorageError
 from edgewater.frame_work import BYTES_PER_UNIT
 from edgewater.windows import SlicedWindow, SlidingWindow, Window
@@ -163,6 +163,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         self._admission = admission or LeastSlack(self._step_ms, time.monotonic)
         self._steps: dict[str, tuple[int, int] | None] = {}
         self._coalescer = BatchCoalescer()
+        self._read: dict[str, list[FrameEntry]] = {}
         self._target: Offset | None = None
         self._failures = 0
         self._parked = False
@@ -207,11 +208,14 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
                 # Others have led since the stream began, and the frames that they have applied may be gone.
                 start = {**start, **{key: max(at, start.get(key, 0)) for key, at in self._store.consumed().items()}}
             last = self._catalog.last_positions() if self._target is None else self._target
+            self._read = {}
             if isinstance(limit, ReadAllAvailable):
                 ends = last
             else:
+                limits = _narrowed(self._options.limits, limit)
                 last = self._gathered(start, last)
-                ends = self._admission.admit(start, last, self._pending, _narrowed(self._options.limits, limit))
+                self._read_ahead(start, last, limits)
+                ends = self._admission.admit(start, last, self._pending, limits)
         except Exception as exc:
             self._failed("latestOffset", exc)
             return start
@@ -240,8 +244,9 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             pending = {key: end for key, end in last.items() if end > start.get(key, 0)}
             if sum(end - start.get(key, 0) for key, end in pending.items()) > MANY_FRAMES:
                 return last
+            self._read_ahead(start, last, self._options.limits)
             edges = {
-                key: {str(entry.edge) for entry in self._catalog.frames(key, start.get(key, 0), end)}
+                key: {str(entry.edge) for entry in self._frames(key, start.get(key, 0), end)}
                 for key, end in pending.items()
             }
             if not self._coalescer.should_wait(edges, time.monotonic()):
@@ -253,8 +258,29 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         """The frames with their sizes as admission counts them: their bytes, or what their work would be in bytes."""
         return [
             PendingFrame(e.position, max(e.plain_bytes, e.work * BYTES_PER_UNIT), e.received_at_ms, e.edge)
-            for e in self._catalog.frames(key, after, through)
+            for e in self._frames(key, after, through)
         ]
+
+    def _read_ahead(self, start: Offset, last: Offset, limits: BatchLimits) -> None:
+        """Reads the entries of pending frames, as far as a batch may have them, by one query for all keys."""
+        pending = {key: end for key, end in last.items() if end > start.get(key, 0)}
+        share = max(1, limits.frames // max(1, len(pending)))
+        missing = {}
+        for key, end in pending.items():
+            read = self._read.setdefault(key, [])
+            after = read[-1].position if read else start.get(key, 0)
+            if after < min(end, start.get(key, 0) + share):
+                missing[key] = (after, min(end, start.get(key, 0) + share))
+        if missing:
+            for key, entries in self._catalog.frames_of(missing).items():
+                self._read[key] += entries
+
+    def _frames(self, key: str, after: int, through: int) -> Sequence[FrameEntry]:
+        """A query's frames, from what `_read_ahead` has read if it has them all."""
+        read = self._read.get(key, [])
+        if read and read[0].position <= after + 1 and through <= read[-1].position:
+            return [entry for entry in read if after < entry.position <= through]
+        return self._catalog.frames(key, after, through)
 
     def _step_ms(self, key: str) -> tuple[int, int] | None:
         """Distance and offset of a query's window ends; of session windows, their slices."""
@@ -275,7 +301,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             (key, entry)
             for key, through in end.items()
             if through > after[key] and key != WARM_UP
-            for entry in self._catalog.frames(key, after[key], through)
+            for entry in self._frames(key, after[key], through)
         ]
         quarantined = self._catalog.quarantine_reasons()
         return [FramePartition(part, quarantined) for part in divide(frames, self._options.parallelism)]
@@ -284,11 +310,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         """Yields one batch: the rows of the frames, with merged partials (`merge_rows`)."""
         settle()
         log, log_dir = FrameLog(self._options.log_dir), Path(self._options.log_dir)
-        merged = merge_rows(
-            row
-            for key, entry in partition.frames
-            for row in read_frame(log, log_dir, key, entry, partition.quarantined.get((key, entry.position)))
-        )
+        merged = merge_rows(read_frames(log, log_dir, partition.frames, partition.quarantined))
         if merged:
             yield to_batch(merged)
 
@@ -321,21 +343,34 @@ def divide(frames: Sequence[tuple[str, FrameEntry]], parallelism: int) -> list[t
     return [tuple(run) for run in runs if run]
 
 
-def read_frame(
-    log: FrameLog, log_dir: Path, key: str, entry: FrameEntry, quarantined: str | None = None
-) -> list[FrameRow]:
-    """The rows of one frame; a damaged frame has one DAMAGED row.
+def read_frames(
+    log: FrameLog,
+    log_dir: Path,
+    frames: Sequence[tuple[str, FrameEntry]],
+    quarantined: Mapping[tuple[str, int], str] = MappingProxyType({}),
+) -> Iterator[FrameRow]:
+    """The rows of frames, each with its query's key; a damaged frame has one DAMAGED row.
 
     Args:
-        quarantined: why the frame was set aside: it is not read, and has one QUARANTINED row.
+        quarantined: why frames were set aside, by key and position: they are not read, and have one QUARANTINED row.
 
     Raises:
-        StorageError: the storage failed, not the frame: retry, because skipping the frame would lose it.
+        StorageError: the storage failed, not a frame: retry, because skipping frames would lose them.
     """
-    if quarantined is not None:
-        return [row_of_damage(key, entry, quarantined, RowKind.QUARANTINED)]
+    read = [(key, entry) for key, entry in frames if (key, entry.position) not in quarantined]
+    locations = [FrameLocation(entry.segment, entry.offset, entry.length) for _, entry in read]
+    fetched = iter(log.fetch(locations))
+    for key, entry in frames:
+        if (key, entry.position) in quarantined:
+            yield row_of_damage(key, entry, quarantined[key, entry.position], RowKind.QUARANTINED)
+        else:
+            yield from _rows(log_dir, key, entry, next(fetched))
+
+
+def _rows(log_dir: Path, key: str, entry: FrameEntry, record: bytes | OSError) -> list[FrameRow]:
+    """The rows of one frame."""
     try:
-        stored = log.read(entry.segment, entry.offset, entry.length)
+        stored = decode_fetched(FrameLocation(entry.segment, entry.offset, entry.length), record)
         # Not by the checksum: the index has that of the frame as it was delivered, before the gateway's check.
         identity = (stored.edge, stored.incarnation, stored.frame.seq)
         if identity != (entry.edge, entry.incarnation, entry.seq):

@@ -13,15 +13,16 @@ took 188 and 114 ms at the median, 311 and 180 at the 95th percentile.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from center.catalog import Catalog, query_from_key, query_key
-from center.job.frame_source import read_frame
+from center.job.frame_source import read_frames
 from center.job.ledger_writer import LedgerWriter
 from center.job.merge import merge_key, merge_rows
 from center.job.metrics import JobMetrics
@@ -367,11 +368,7 @@ class BatchProcessor:
         quarantined = self._catalog.quarantine_reasons()
         while parts and key not in self._stuck:
             part = parts.popleft()
-            rows = [
-                row
-                for entry in part
-                for row in read_frame(self._log, self._log_dir, key, entry, quarantined.get((key, entry.position)))
-            ]
+            rows = list(read_frames(self._log, self._log_dir, [(key, entry) for entry in part], quarantined))
             try:
                 applied.append(self._apply(merge_rows(rows)))
                 self._culprits.pop(key, None)
@@ -401,7 +398,7 @@ class BatchProcessor:
             applied = self._apply([row_of_damage(key, entry, reason, RowKind.QUARANTINED)])
         except Exception as failure:
             # Not even its loss can be stated: the fault is the query's state, or the store's.
-            self._catalog.drop_quarantined(key, entry.position)
+            self._remove([self._catalog.drop_quarantined(key, entry.position)])
             if not is_fault_of_frames(failure):
                 raise
             self._set_aside(key, failure)
@@ -411,12 +408,21 @@ class BatchProcessor:
     def quarantine(self, entry: FrameEntry, reason: str) -> None:
         """Sets a frame aside: it is read as a stated loss from now on. Raises LeaseLost: another driver decides."""
         self._writer.require_lease()
+        # Out of the segment that it shares with frames of other queries, which would stay on disk with it.
+        with contextlib.suppress(StorageError, OSError):
+            copy = self._log.copy(entry)
+            entry = replace(entry, segment=copy.segment, offset=copy.offset, length=copy.length)
         unused = self._catalog.quarantine(entry, reason, self._now_ms())
         key = query_key(entry.query)
         logger.error("query %s, frame %d of edge %s is in quarantine: %s", key, entry.position, entry.edge, reason)
         self._metrics.skipped.labels("frame-quarantined").inc()
-        for segment in unused:
+        self._remove(unused)
+
+    def _remove(self, segments: Iterable[str | None]) -> None:
+        gone = [segment for segment in segments if segment is not None]
+        for segment in gone:
             self._log.remove(segment)
+        self._catalog.forget_segments(gone)
 
     def _set_aside(self, key: str, exc: Exception) -> None:
         """Applies no more frames of a query until the job starts again: they stay in the log for an operator."""

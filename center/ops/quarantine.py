@@ -110,6 +110,7 @@ class Quarantine:
             segment = self._catalog.drop_quarantined(key, position)
             if segment is not None:
                 FrameLog(self._log_dir).remove(segment)
+                self._catalog.forget_segments([segment])
 
 
 def _user() -> str:

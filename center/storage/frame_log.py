@@ -1,37 +1,37 @@
-"""The frame log: segment files per query that hold every frame the center has acknowledged.
+"""The frame log: every frame that the center has acknowledged, in segments of one group commit each.
 
-A record is ``length (u32) · CRC32C (u32) · version (u8) · payload``, little endian. The checksum covers the version
-and the payload: the edge's id, its incarnation and the frame's wire message.
+A segment is ``magic · version (u8) · length (u32) · CRC32C (u32) · table · records``, little endian. The table is JSON:
+per record its query's key, edge, incarnation, seq, offset behind the table, and length. It tells whose frames a segment
+holds that the catalog does not know; readers find records by the catalog's index.
 
-Only records that the catalog's index points to count. A torn record at the end of a segment was never indexed, so it is
-never read; and each writer names its segments uniquely, so a dead writer's segment is never appended to. Resuming such
-segments was rejected: it would save a few small files, and cost a scan, a truncation and a lock among gateways.
+A record is ``length (u32) · CRC32C (u32) · version (u8) · payload``. The checksum covers the version and the payload:
+the edge's id, its incarnation and the frame's wire message. Segments of older releases are records of one query without
+a table.
 """
 
 from __future__ import annotations
 
-import os
+import json
 import struct
-import uuid
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from pathlib import Path
 
 import google_crc32c
 from google.protobuf.message import DecodeError
 
+from center.storage.segments import COMMITS, SegmentDirectory, SegmentStore
 from edgewater.errors import ProtocolError, StorageError
-from edgewater.measure import NAME
 from edgewater.streams import EdgeId
 from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
 VERSION = 1
-SEGMENT_BYTES = 64 << 20
-MAX_OPEN_SEGMENTS = 256
+"""Of a record."""
+SEGMENT_VERSION = 2
+_MAGIC = b"EWLG"
+_SEGMENT_HEADER = struct.Struct("<4sBII")
 _HEADER = struct.Struct("<IIB")
 _TEXT = struct.Struct("<H")
 
@@ -79,188 +79,124 @@ class FrameEntry:
     work: int = 0
 
 
-@dataclass(slots=True)
-class _OpenSegment:
-    """A segment that this process writes. `written`, `synced`: bytes."""
-
-    name: str
-    path: Path
-    file: BinaryIO
-    written: int = 0
-    synced: int = 0
-
-
 class FrameLog:
     """Frames on disk, appended by one thread at a time and read by any number of processes.
 
     Args:
-        path: the log's directory; created when the first frame is written.
-        segment_bytes: size at which a segment is closed and the next one begun.
-        writer: prefix of this writer's segments; unique among all writers, past ones included.
+        segments: the store of its segments, or the path of a `SegmentDirectory`.
     """
 
-    def __init__(self, path: str | Path, *, segment_bytes: int = SEGMENT_BYTES, writer: str | None = None) -> None:
-        self._root = Path(path)
-        self._segment_bytes = segment_bytes
-        self._writer = writer or uuid.uuid4().hex[:12]
-        self._count = 0
-        self._open: OrderedDict[str, _OpenSegment] = OrderedDict()
-        self._touched: dict[str, _OpenSegment] = {}
+    def __init__(self, segments: SegmentStore | str | Path) -> None:
+        self._segments = SegmentDirectory(segments) if isinstance(segments, str | Path) else segments
 
     def append(self, frames: Sequence[StoredFrame]) -> list[FrameLocation]:
-        """Writes frames; returns their locations, in the order of `frames`. They are durable only after `sync`.
+        """Writes frames, of any queries, as one segment; returns their locations in the order of `frames`, durable.
 
         Raises:
-            OSError: of the disk. All records since the last `sync` are discarded and must be appended again.
+            OSError: of the disk; nothing is kept.
         """
-        locations: list[FrameLocation | None] = [None] * len(frames)
-        keys = [_key(f) for f in frames]
+        keys = [_key(f.frame.query) for f in frames]
+        # The records of a query follow each other: a task reads them at once.
         order = sorted(range(len(frames)), key=keys.__getitem__)
-        try:
-            for key, numbers in groupby(order, key=keys.__getitem__):
-                for i, location in self._append_to(key, [(i, encode_record(frames[i])) for i in numbers]):
-                    locations[i] = location
-        except OSError:
-            self._discard_unsynced()
-            raise
-        return [location for location in locations if location is not None]
+        records = [encode_record(frames[i]) for i in order]
+        offsets, offset = list[int](), 0
+        for record in records:
+            offsets.append(offset)
+            offset += len(record)
+        sections = [
+            (keys[i], frames[i].edge, frames[i].incarnation, frames[i].frame.seq, at, len(record))
+            for i, at, record in zip(order, offsets, records, strict=True)
+        ]
+        head = _head(sections)
+        segment = self._segments.append([head, *records])
+        located = {
+            i: FrameLocation(segment, len(head) + at, len(record))
+            for i, at, record in zip(order, offsets, records, strict=True)
+        }
+        return [located[i] for i in range(len(frames))]
 
-    def _append_to(self, key: str, records: Sequence[tuple[int, bytes]]) -> Iterable[tuple[int, FrameLocation]]:
-        """Writes records of one query, with one write per segment."""
-        begun = 0
-        while begun < len(records):
-            segment = self._segment(key)
-            offset = segment.written
-            located = []
-            for i, record in records[begun:]:
-                if offset > 0 and offset + len(record) > self._segment_bytes:
-                    break
-                located.append((i, FrameLocation(segment.name, offset, len(record))))
-                offset += len(record)
-            if not located:
-                self._close(key)
-                continue
-            self._touched[key] = segment
-            _write_all(segment.file, b"".join(record for _, record in records[begun : begun + len(located)]))
-            segment.written = offset
-            begun += len(located)
-            yield from located
-            if begun < len(records):
-                self._close(key)
+    def copy(self, entry: FrameEntry) -> FrameLocation:
+        """Copies a record, whatever its bytes are, to a segment of its own. Raises StorageError, OSError."""
+        (record,) = self.fetch([FrameLocation(entry.segment, entry.offset, entry.length)])
+        if isinstance(record, OSError):
+            raise StorageError(f"frame log {entry.segment}: cannot be read: {record}") from record
+        head = _head([(_key(entry.query), entry.edge, entry.incarnation, entry.seq, 0, len(record))])
+        return FrameLocation(self._segments.append([head, record]), len(head), len(record))
 
-    def _segment(self, key: str) -> _OpenSegment:
-        if key in self._open:
-            self._open.move_to_end(key)
-            return self._open[key]
-        while len(self._open) >= MAX_OPEN_SEGMENTS:
-            self._close(next(iter(self._open)))
-        self._count += 1
-        name = f"{key}/{self._writer}-{self._count:06d}.frames"
-        path = self._root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        segment = _OpenSegment(name, path, path.open("xb", buffering=0))
-        self._open[key] = segment
-        return segment
-
-    def sync(self) -> None:
-        """Makes all appended records durable.
-
-        Raises:
-            OSError: as `append`. A failed fsync may have dropped pages, so its segment is never written or synced
-            again:
-                a second fsync would report success falsely.
-        """
-        try:
-            for segment in self._touched.values():
-                os.fsync(segment.file.fileno())
-                if segment.synced == 0:
-                    _sync_directory(segment.path.parent)
-                    _sync_directory(self._root)
-            for segment in self._touched.values():
-                segment.synced = segment.written
-            self._touched.clear()
-        except OSError:
-            self._discard_unsynced()
-            raise
-
-    def roll(self) -> None:
-        """Closes every open segment; the next append begins new ones."""
-        for key in list(self._open):
-            self._close(key)
-
-    def close(self) -> None:
-        """Syncs and closes. Raises OSError."""
-        self.sync()
-        self.roll()
-
-    def _close(self, key: str) -> None:
-        segment = self._open.pop(key)
-        if self._touched.pop(key, None) is not None:
+    def fetch(self, locations: Sequence[FrameLocation]) -> list[bytes | OSError]:
+        """The bytes of records, or why they cannot be read; each segment is opened once. Raises StorageError."""
+        by_segment: defaultdict[str, list[int]] = defaultdict(list)
+        for i, location in enumerate(locations):
+            by_segment[location.segment].append(i)
+        found: dict[int, bytes | OSError] = {}
+        for segment, numbers in by_segment.items():
+            ranges = [(locations[i].offset, locations[i].length) for i in numbers]
             try:
-                os.fsync(segment.file.fileno())
-                if segment.synced == 0:
-                    _sync_directory(segment.path.parent)
-                    _sync_directory(self._root)
-                segment.synced = segment.written
-            except OSError:
-                self._truncate_and_close(segment)
-                raise
-        segment.file.close()
-
-    def _discard_unsynced(self) -> None:
-        """Closes every segment with unsynced bytes and truncates them, so that a full disk regains the space."""
-        for key, segment in self._touched.items():
-            self._open.pop(key, None)
-            self._truncate_and_close(segment)
-        self._touched.clear()
-        for key, segment in list(self._open.items()):
-            if segment.written == 0:
-                del self._open[key]
-                self._truncate_and_close(segment)
-
-    @staticmethod
-    def _truncate_and_close(segment: _OpenSegment) -> None:
-        try:
-            if segment.synced:
-                os.ftruncate(segment.file.fileno(), segment.synced)
-            else:
-                segment.path.unlink(missing_ok=True)
-        except OSError:
-            pass  # The tail is not indexed: it only takes space.
-        finally:
-            segment.file.close()
+                found |= zip(numbers, self._segments.read_ranges(segment, ranges), strict=True)
+            except OSError as exc:
+                found |= dict.fromkeys(numbers, exc)
+        return [found[i] for i in range(len(locations))]
 
     def read(self, segment: str, offset: int, length: int) -> StoredFrame:
         """Reads the frame at a location. Raises StorageError for a missing, torn or damaged record."""
-        where = f"{segment} at {offset}"
-        try:
-            with self._path(segment).open("rb") as file:
-                record = os.pread(file.fileno(), length, offset)
-        except OSError as exc:
-            raise StorageError(f"frame log {where}: cannot be read: {exc}") from exc
-        if len(record) != length:
-            raise StorageError(f"frame log {where}: {len(record)} bytes, the index says {length}")
-        return decode_record(record, where)
+        location = FrameLocation(segment, offset, length)
+        return decode_fetched(location, self.fetch([location])[0])
 
     def segments(self) -> list[str]:
-        """All segments on disk, of all writers, sorted. Raises StorageError."""
+        """All segments, of all writers, sorted. Raises StorageError."""
         try:
-            return sorted(path.relative_to(self._root).as_posix() for path in self._root.glob("*/*.frames"))
+            return self._segments.names()
         except OSError as exc:
             raise StorageError(f"frame log: cannot be listed: {exc}") from exc
+
+    def queries(self, segment: str) -> set[str]:
+        """The keys of the queries that a segment holds frames of. Raises StorageError: it cannot be read."""
+        directory = segment.partition("/")[0]
+        if directory != COMMITS:
+            return {directory}
+        try:
+            (header,) = self._segments.read_ranges(segment, [(0, _SEGMENT_HEADER.size)])
+            magic, version, length, checksum = _SEGMENT_HEADER.unpack(header)
+            if (magic, version) != (_MAGIC, SEGMENT_VERSION):
+                raise StorageError(
+                    f"frame log {segment}: a segment {magic!r} of version {version}; this release reads {_MAGIC!r} of"
+                    f" version {SEGMENT_VERSION}"
+                )
+            (table,) = self._segments.read_ranges(segment, [(_SEGMENT_HEADER.size, length)])
+            if google_crc32c.value(table) != checksum:
+                raise StorageError(f"frame log {segment}: the table's CRC32C is wrong")
+            return {key for key, *_ in json.loads(table)}
+        except (OSError, struct.error, ValueError) as exc:
+            raise StorageError(f"frame log {segment}: its table cannot be read: {exc}") from exc
 
     def remove(self, segment: str) -> None:
         """Deletes a segment that the catalog has dropped; a missing one is ignored. Raises StorageError."""
         try:
-            self._path(segment).unlink(missing_ok=True)
+            self._segments.delete(segment)
         except OSError as exc:
             raise StorageError(f"frame log {segment}: cannot be removed: {exc}") from exc
 
-    def _path(self, segment: str) -> Path:
-        parts = PurePosixPath(segment)
-        if parts.is_absolute() or ".." in parts.parts or len(parts.parts) != 2:
-            raise StorageError(f"frame log: {segment!r} is not a segment of this log")
-        return self._root / segment
+    def remove_partial(self) -> None:
+        """Deletes what commits that a crash has cut have left. Raises StorageError."""
+        try:
+            self._segments.delete_partial()
+        except OSError as exc:
+            raise StorageError(f"frame log: partial segments cannot be removed: {exc}") from exc
+
+
+def decode_fetched(location: FrameLocation, record: bytes | OSError) -> StoredFrame:
+    """The frame of fetched bytes. Raises StorageError for a missing, torn or damaged record."""
+    where = f"{location.segment} at {location.offset}"
+    if isinstance(record, OSError):
+        raise StorageError(f"frame log {where}: cannot be read: {record}") from record
+    if len(record) != location.length:
+        raise StorageError(f"frame log {where}: {len(record)} bytes, the index says {location.length}")
+    return decode_record(record, where)
+
+
+def _head(sections: Sequence[tuple[str, str, str, int, int, int]]) -> bytes:
+    table = json.dumps(sections).encode()
+    return _SEGMENT_HEADER.pack(_MAGIC, SEGMENT_VERSION, len(table), google_crc32c.value(table)) + table
 
 
 def encode_record(stored: StoredFrame) -> bytes:
@@ -302,22 +238,5 @@ def _checksum(version: int, payload: bytes) -> int:
     return int(google_crc32c.extend(google_crc32c.value(bytes((version,))), payload))
 
 
-def _key(stored: StoredFrame) -> str:
-    query = stored.frame.query
-    if not NAME.fullmatch(query.name):  # it becomes the name of a directory
-        raise StorageError(f"frame log: {query.name!r} is not a query's name")
+def _key(query: QueryRef) -> str:
     return f"{query.name}@{query.version}"
-
-
-def _write_all(file: BinaryIO, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,6 +20,7 @@ from center.config import Columns
 from center.edge_access import EdgeAccess
 from center.ingest import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
+from center.storage.segments import SegmentDirectory
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
@@ -76,36 +77,37 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
-class WatchedLog(FrameLog):
-    """A real log that counts, and that can be told to be full."""
+class WatchedSegments(SegmentDirectory):
+    """A real directory that counts, and that can be told to be full."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.syncs = 0
-        self.refuse_append = False
-        self.refuse_sync = False
-        self.refused = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self.durable: list[tuple[str, int]] = []
-        self._written: list[StoredFrame] = []
+        self.commits = 0
+        self.refuse_append = self.refuse_sync = False
 
-    def _refuse(self) -> None:
-        self._loop.call_soon_threadsafe(self.refused.set)
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def append(self, batch: Sequence[bytes]) -> str:
+        if self.refuse_append:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        name = super().append(batch)
+        if self.refuse_sync:
+            self.delete(name)
+            raise OSError(errno.EIO, "Input/output error")
+        self.commits += 1
+        return name
+
+
+class WatchedLog(FrameLog):
+    """A real log that notes what is durable."""
+
+    def __init__(self, path: Path) -> None:
+        self.segment_files = WatchedSegments(path)
+        super().__init__(self.segment_files)
+        self.durable: list[tuple[str, int]] = []
 
     def append(self, frames: Sequence[StoredFrame]) -> list[FrameLocation]:
-        if self.refuse_append:
-            self._refuse()
-        self._written += frames
-        return super().append(frames)
-
-    def sync(self) -> None:
-        if self.refuse_sync:
-            self._refuse()
-        super().sync()
-        self.syncs += 1
-        self.durable += [(f.edge, f.frame.seq) for f in self._written]
-        self._written = []
+        locations = super().append(frames)
+        self.durable += [(f.edge, f.frame.seq) for f in frames]
+        return locations
 
 
 class WatchedCatalog(Catalog):

@@ -151,7 +151,6 @@ def run(test: Callable[[Center], Awaitable[None]], directory: Path, queries: Seq
             await test(center)
         finally:
             await center.stop()
-            center.log.close()
             center.catalog.close()
 
     asyncio.run(main())

@@ -201,8 +201,6 @@ class GatewayProgram:
                 await asyncio.sleep(0.5)
 
     def close(self) -> None:
-        for segment in self._log._open.values():
-            segment.file.close()
         self.catalog.close()
 
 

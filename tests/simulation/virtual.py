@@ -210,6 +210,12 @@ class CrashableOs:
         self._synced.pop(key, None)
         process.step("fsynced")
 
+    def rename(self, source: Any, target: Any) -> None:
+        process = PROCESS.get()
+        if process is not None:
+            process.step("rename")
+        os.rename(source, target)  # noqa: PTH104
+
     @contextlib.contextmanager
     def _torn(self, process: Process, fd: int, data: bytes, offset: int) -> Iterator[None]:
         try:

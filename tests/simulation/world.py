@@ -28,7 +28,7 @@ from sqlalchemy import Engine, event
 import center.catalog.store
 import center.job.frame_source
 import center.results.store
-import center.storage.frame_log
+import center.storage.segments
 import edge.agent
 import edge.durability.journal
 import edge.uplink.client
@@ -507,7 +507,7 @@ def installed(world: World) -> Iterator[None]:
             (edge.agent, "build_sources"): build_sources,
             (edge.agent, "release_free_memory"): lambda: None,
             (edge.durability.journal, "os"): CrashableOs(),
-            (center.storage.frame_log, "os"): CrashableOs(),
+            (center.storage.segments, "os"): CrashableOs(),
             (center.job.frame_source, "now_ms"): lambda: this_process().now_ms(),
             (grpc.aio, "server"): lambda options=(): Server(world.network, this_process()),
             (center.catalog.store, "open_engine"): shared_engine,

@@ -93,18 +93,25 @@ def test_no_more_alarms_are_read_than_asked_for(catalog: Catalog) -> None:
 def test_spent_are_segments_given_up_and_those_of_deleted_queries_that_are_drained(catalog: Catalog) -> None:
     miles, ended = (catalog.register(spec(name), 1).ref for name in ("miles", "ended"))
     hello(catalog)
-    kept, late, forgotten = "ended@1/a-1.frames", "ended@1/a-2.frames", "miles@1/a-1.frames"
+    kept, late, forgotten, both = (f"commits/a-{n}.frames" for n in range(4))
     catalog.index(
         [frame(ended, 0, location=FrameLocation(kept, 0, 1)), frame(miles, 1, location=FrameLocation(forgotten, 0, 1))]
     )
     catalog.drop_frames({"miles@1": 1})
-    unindexed = ["miles@1/a-2.frames", "unknown@1/a-1.frames"]
-    on_disk = sorted([kept, late, forgotten, *unindexed])
-    assert catalog.removable_segments(on_disk) == [forgotten]
+    held = {late: {"ended@1"}, both: {"ended@1", "miles@1"}, "commits/u.frames": {"unknown@1"}}
+
+    def removable() -> list[str]:
+        return catalog.removable_segments(sorted([kept, forgotten, *held]), held.__getitem__)
+
+    assert removable() == [forgotten]
     catalog.delete("ended", 2)
-    assert catalog.removable_segments(on_disk) == [late, forgotten]
+    assert removable() == [late, forgotten]
     catalog.drop_frames({"ended@1": 1})
-    assert catalog.removable_segments(on_disk) == [kept, late, forgotten]
+    assert removable() == [kept, late, forgotten]
+    catalog.forget_segments([kept, forgotten])
+    catalog.delete("miles", 3)
+    held |= {kept: {"ended@1"}, forgotten: {"miles@1"}}
+    assert removable() == [kept, late, forgotten, both]
 
 
 def test_a_query_whose_records_belong_to_too_many_windows_is_refused_with_what_is_allowed(catalog: Catalog) -> None:

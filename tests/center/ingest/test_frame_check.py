@@ -276,13 +276,13 @@ async def test_a_small_frame_that_carries_much_is_admitted_by_what_it_carries(tm
         c.catalog.register(spec(), 1)
         await edge.hello()
         await other.hello("lga")
-        c.log.refuse_append = True
+        c.log.segment_files.refuse_append = True
         await edge.send(*frames)
         await other.send(*frames)
         for _ in range(10):
             await edge.until("throttle", lambda throttle: throttle.retry_after_ms > 0)
         assert c.gateway.metrics.pending._value.get() == 2 * frames[0].raw_bytes
-        c.log.refuse_append = False
+        c.log.segment_files.refuse_append = False
         await edge.acked(3)
         await other.acked(3)
 

@@ -50,7 +50,7 @@ async def test_all_frames_that_wait_share_one_fsync_and_one_transaction(tmp_path
         await edge.acked(49)
         await other.acked(49)
         assert c.catalog.batches == [1, 99]
-        assert c.log.syncs == 2
+        assert c.log.segment_files.commits == 2
 
 
 @on_a_loop
@@ -125,10 +125,10 @@ async def test_segments_that_nobody_will_ever_read_are_removed_at_the_start(tmp_
         for name in ("miles", "drained", "ended"):
             c.catalog.register(spec(name), 1)
         await edge.hello()
-        await edge.send(frame(0), frame(1, drained), frame(2, ended))
-        await edge.acked(2)
+        for sent in (frame(0), frame(1, drained), frame(2, ended)):
+            await edge.send(sent)
+            await edge.acked(sent.seq)
         assert c.catalog.drop_frames({"drained@1": 1}), "and then retention dies, before it has removed them"
-        c.log.roll()
         c.catalog.delete("ended", 2)
         await edge.send(frame(3, ended))
         await edge.acked(3)
@@ -136,15 +136,17 @@ async def test_segments_that_nobody_will_ever_read_are_removed_at_the_start(tmp_
         await edge.send(frame(4))
         await eventually(lambda: c.log.durable[-1] == ("jfk", 4))
     assert queries_on_disk(c.log) == ["drained@1", "ended@1", "ended@1", "miles@1", "miles@1"]
+    (tmp_path / "log" / "commits" / "crashed-1.part").write_bytes(b"EWLG")
     async with center(tmp_path) as c:
         assert queries_on_disk(c.log) == ["ended@1", "miles@1", "miles@1"]
+        assert list((tmp_path / "log").rglob("*.part")) == []
         for entry in (*c.catalog.frames("ended@1", 0, 9), *c.catalog.frames("miles@1", 0, 9)):
             assert c.log.read(entry.segment, entry.offset, entry.length).frame.seq == entry.seq
 
 
 def queries_on_disk(log: FrameLog) -> list[str]:
     """Whose the log's segments are."""
-    return [segment.partition("/")[0] for segment in log.segments()]
+    return sorted(query for segment in log.segments() for query in log.queries(segment))
 
 
 @on_a_loop
@@ -158,18 +160,25 @@ async def test_a_query_registered_a_moment_ago_elsewhere_is_known_when_its_first
 
 
 @on_a_loop
-async def test_frames_go_to_a_new_segment_when_retention_has_taken_the_open_one(tmp_path: Path) -> None:
+async def test_frames_of_many_queries_that_come_together_are_one_segment(tmp_path: Path) -> None:
+    names = [f"q{n}" for n in range(40)]
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        for name in names:
+            c.catalog.register(spec(name), 1)
         await edge.hello()
-        await edge.send(frame(0))
-        await edge.acked(0)
-        for segment in c.catalog.drop_frames({"miles@1": 1}):
-            c.log.remove(segment)
-        await edge.send(frame(1))
-        await edge.acked(1)
-        (entry,) = c.catalog.frames("miles@1", 0, 9)
-        assert c.log.read(entry.segment, entry.offset, entry.length).frame == frame(1)
+        c.catalog.gate = gate = asyncio.Event()
+        await edge.send(frame(0, QueryRef("q0", 1)))
+        await eventually(lambda: c.log.durable)
+        await edge.send(*(frame(n, QueryRef(f"q{n}", 1)) for n in range(1, 40)))
+        await eventually(lambda: c.gateway.metrics.bytes._value.get() >= sum(frame(n).wire_bytes for n in range(39)))
+        gate.set()
+        await edge.acked(39)
+        assert len(c.log.segments()) <= 3
+        entries = c.catalog.frames_of({f"{name}@1": (0, 9) for name in names})
+        assert {key: [e.seq for e in found] for key, found in entries.items()} == {f"q{n}@1": [n] for n in range(40)}
+        dropped = c.catalog.drop_frames({f"{name}@1": 1 for name in names[:-1]})
+        assert c.log.segments()[-1] not in dropped, "one frame in it is left"
+        assert c.catalog.drop_frames({"q39@1": 1}) != []
 
 
 @on_a_loop
@@ -361,14 +370,14 @@ async def test_an_edge_that_sends_more_than_its_credit_is_read_no_further(tmp_pa
         c.catalog.register(spec(), 1)
         welcome = await edge.hello()
         assert welcome.credit_bytes == 20_000
-        c.log.refuse_append = True
+        c.log.segment_files.refuse_append = True
         sending = asyncio.create_task(edge.send(*large))
         await edge.until("throttle", lambda throttle: throttle.retry_after_ms > 0)
         for _ in range(20):
             await edge.until("throttle", lambda throttle: throttle.retry_after_ms > 0)
         most = (2 * 20_000 // large[0].wire_bytes + 1) * large[0].raw_bytes
         assert c.gateway.metrics.pending._value.get() <= most, "by bytes before compression"
-        c.log.refuse_append = False
+        c.log.segment_files.refuse_append = False
         await edge.acked(399)
         await sending
         assert c.entries() == [("jfk", n) for n in range(400)]

@@ -181,7 +181,11 @@ async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where
         await edge.hello()
         await edge.send(frame(0))
         await edge.acked(0)
-        setattr(c.catalog if where == "index" else c.log, {"index": "refuse"}.get(where, f"refuse_{where}"), True)
+        setattr(
+            c.catalog if where == "index" else c.log.segment_files,
+            {"index": "refuse"}.get(where, f"refuse_{where}"),
+            True,
+        )
         await edge.send(frame(1), frame(2))
         assert (await edge.until("throttle")).throttle.retry_after_ms > 0
         assert "cannot be made durable" in c.gateway.readiness()[0]
@@ -194,7 +198,7 @@ async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where
             assert "edgewater_gateway_stalled 1.0" in (await http.get("/metrics")).text
         assert c.entries() == [("jfk", 0)]
         assert all(m.ack.through < 1 for m in edge.received if m.WhichOneof("message") == "ack")
-        c.log.refuse_append = c.log.refuse_sync = c.catalog.refuse = False
+        c.log.segment_files.refuse_append = c.log.segment_files.refuse_sync = c.catalog.refuse = False
         await edge.acked(2)
         assert c.entries() == [("jfk", n) for n in range(3)]
         for entry in c.catalog.frames("miles@1", 0, 9):

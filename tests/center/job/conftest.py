@@ -66,7 +66,7 @@ class World:
         self.log_dir = self.path / "log"
         self.catalog = Catalog(self.catalog_url)
         self.store = ResultStore(self.results_url)
-        self.log = FrameLog(self.log_dir, segment_bytes=8_000)
+        self.log = FrameLog(self.log_dir)
         self._rng = np.random.default_rng(20_160_003)
         self._next_seq = dict.fromkeys(self.edges, 0)
         for edge in self.edges:
@@ -79,7 +79,6 @@ class World:
         return self.now
 
     def close(self) -> None:
-        self.log.close()
         self.catalog.close()
         self.store.close()
 
@@ -92,7 +91,6 @@ class World:
         self._next_seq[edge] += 1
         frame = Frame.pack(seq, ref, body)
         (location,) = self.log.append([StoredFrame(edge, "i1", frame)])
-        self.log.sync()
         work = len(body.partials) * (PER_PARTIAL + PER_MEASURE) + len(body.closes) * PER_CLOSE
         row = UnindexedFrame(
             ref, edge, "i1", seq, frame.crc32c, frame.wire_bytes, self.now, location, frame.raw_bytes, work

@@ -95,7 +95,6 @@ def test_killed_drivers_and_jvms_and_a_stream_that_fails_lose_nothing_and_count_
         job.jvm().kill()
         assert job.process.wait(WITHIN_S) != 0, "a job without Spark ends, to be started again"
 
-    # Kept, because no gateway is here to begin a new segment when the job gives up the open one.
     with running(world.path, keep_frames_ms=FOR_EVER_MS) as job:
         until_all_is_consumed(world, job)
         assert_a_stream_that_fails_is_started_again_by_itself(world, job, refs)
@@ -116,8 +115,10 @@ def test_killed_drivers_and_jvms_and_a_stream_that_fails_lose_nothing_and_count_
 def assert_a_stream_that_fails_is_started_again_by_itself(world: Any, job: JobProcess, refs: list[Any]) -> None:
     away = world.path / "unmounted"
     world.log_dir.rename(away)
+    world.log = FrameLog(away)
     for ref in refs:
-        world.ship_window(ref, 6)  # into the segment that is open
+        world.ship_window(ref, 6)
+    world.log = FrameLog(world.log_dir)
     line = job.wait_for("the stream failed and is restarted")
     assert "cannot be read" in line or "Python" in line
     job.said.clear()

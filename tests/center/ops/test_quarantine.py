@@ -65,7 +65,6 @@ def poison(world: World, ref: QueryRef, monkeypatch: pytest.MonkeyPatch) -> None
     """Ships a frame that the ledger cannot take, and runs the job on it until retention has passed."""
     close = (SliceClose(0, 7, 0),)
     world.ship(world.edges[0], ref, FrameBody(0, (Partial(0, 0, synopsis(["/odd"] * 7, [1] * 7)),), close))
-    world.log.roll()
     with monkeypatch.context() as patch:
         fail_on_seven(patch)
         job = MicroBatches(world, keep_frames_ms=0)
@@ -73,7 +72,6 @@ def poison(world: World, ref: QueryRef, monkeypatch: pytest.MonkeyPatch) -> None
         world.ship_records(world.edges[1], ref, 0, ["/later"])
         job.run()
         job.close()
-    world.log.roll()
 
 
 def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(

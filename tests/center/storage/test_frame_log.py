@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,8 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.storage import frame_log
-from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame, decode_record, encode_record
+from center.storage import segments
+from center.storage.frame_log import (
+    FrameEntry,
+    FrameLocation,
+    FrameLog,
+    StoredFrame,
+    decode_fetched,
+    decode_record,
+    encode_record,
+)
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef
@@ -44,51 +53,32 @@ def test_what_was_appended_is_read_back_by_another_process_view(tmp_path: Path) 
     log = FrameLog(tmp_path / "log")
     frames = [stored(0), stored(1, HOURS), stored(2), stored(3, HOURS, edge="lga")]
     locations = log.append(frames)
-    log.sync()
     reader = FrameLog(tmp_path / "log")
     assert [read(reader, at) for at in locations] == frames
-    assert [at.segment.split("/")[0] for at in locations] == ["miles@1", "hours@3", "miles@1", "hours@3"]
-    log.close()
+    assert [decode_fetched(at, found) for at, found in zip(locations, reader.fetch(locations), strict=True)] == frames
+    assert reader.segments() == [locations[0].segment], "a commit is one segment, of all queries"
+    assert reader.queries(locations[0].segment) == {"miles@1", "hours@3"}
+
+
+def test_a_commit_is_one_file_and_two_fsyncs_whatever_the_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, synced, fsync = FrameLog(tmp_path), list[int](), os.fsync
+    log.append([stored(0)])
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(descriptor), fsync(descriptor)))
+    log.append([stored(n, QueryRef(f"q{n}", 1)) for n in range(500)])
+    assert (len(synced), len(log.segments())) == (2, 2)
 
 
 def test_a_reader_makes_nothing_on_disk(tmp_path: Path) -> None:
-    FrameLog(tmp_path / "log").close()
+    assert FrameLog(tmp_path / "log").segments() == []
     assert not (tmp_path / "log").exists()
 
 
-def test_records_of_a_batch_lie_one_after_another(tmp_path: Path) -> None:
+def test_records_of_a_query_lie_one_after_another(tmp_path: Path) -> None:
     log = FrameLog(tmp_path)
-    first, second = log.append([stored(0), stored(1)])
-    (third,) = log.append([stored(2)])
-    assert (second.offset, third.offset) == (first.length, first.length + second.length)
-    log.close()
-
-
-def test_a_full_segment_is_followed_by_the_next(tmp_path: Path) -> None:
-    log = FrameLog(tmp_path, segment_bytes=1_000, writer="w")
-    frames = [stored(n, size=300) for n in range(10)]
-    locations = log.append(frames[:7]) + log.append(frames[7:])
-    log.close()
-    assert len({at.segment for at in locations}) > 3
-    assert all((tmp_path / at.segment).stat().st_size <= 1_000 for at in locations)
-    assert [read(log, at) for at in locations] == frames
-
-
-def test_a_frame_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> None:
-    log = FrameLog(tmp_path, segment_bytes=100)
-    locations = log.append([stored(0, size=300), stored(1, size=300)])
-    assert len({at.segment for at in locations}) == 2
-    log.close()
-
-
-def test_more_queries_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_log, "MAX_OPEN_SEGMENTS", 3)
-    log = FrameLog(tmp_path)
-    frames = [stored(n, QueryRef(f"q{n % 7}", 1)) for n in range(21)]
-    locations = [at for f in frames for at in log.append([f])]
-    log.sync()
-    assert [read(log, at) for at in locations] == frames
-    log.close()
+    first, other, second = log.append([stored(0), stored(1, HOURS), stored(2)])
+    assert (first.offset, second.offset) == (other.offset + other.length, first.offset + first.length)
 
 
 def test_two_writers_in_one_directory_never_share_a_segment(tmp_path: Path) -> None:
@@ -97,8 +87,53 @@ def test_two_writers_in_one_directory_never_share_a_segment(tmp_path: Path) -> N
     locations = [log.append([f])[0] for log, f in zip(logs, frames, strict=True)]
     assert locations[0].segment != locations[1].segment
     assert [read(logs[0], at) for at in locations] == frames
-    for log in logs:
-        log.close()
+
+
+def test_segments_of_older_releases_are_read_and_removed(tmp_path: Path) -> None:
+    (tmp_path / "miles@1").mkdir()
+    records = [encode_record(stored(n)) for n in range(2)]
+    name = "miles@1/6f1c-000001.frames"
+    (tmp_path / name).write_bytes(b"".join(records))
+    log = FrameLog(tmp_path)
+    assert log.read(name, len(records[0]), len(records[1])).frame.seq == 1
+    assert (log.segments(), log.queries(name)) == ([name], {"miles@1"})
+    log.remove(name)
+    assert log.segments() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda data: data[:4] + b"\x09" + data[5:], "of version 9; this release reads b'EWLG' of version 2"),
+        (lambda data: b"PK" + data[2:], "a segment b'PKLG'"),
+        (lambda data: data[:20] + b"?" + data[21:], "the table's CRC32C is wrong"),
+        (lambda data: data[:7], "its table cannot be read"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_by_name(
+    tmp_path: Path, change: Callable[[bytes], bytes], problem: str
+) -> None:
+    log = FrameLog(tmp_path)
+    (at,) = log.append([stored()])
+    path = tmp_path / at.segment
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(StorageError, match=f"(?s){at.segment}.*{re.escape(problem)}"):
+        log.queries(at.segment)
+
+
+def test_a_copy_of_a_damaged_record_has_its_bytes_and_its_query(tmp_path: Path) -> None:
+    log = FrameLog(tmp_path)
+    at, _ = log.append([stored(0), stored(1, HOURS)])
+    path = tmp_path / at.segment
+    data = bytearray(path.read_bytes())
+    data[at.offset + 20] ^= 1
+    path.write_bytes(data)
+    entry = FrameEntry(MILES, 1, EdgeId("jfk"), "i1", 0, 7, at.segment, at.offset, at.length, 1, 1)
+    copy = log.copy(entry)
+    assert log.fetch([copy]) == log.fetch([at]) and log.queries(copy.segment) == {"miles@1"}
+    log.remove(at.segment)
+    with pytest.raises(StorageError, match="CRC32C"):
+        read(log, copy)
 
 
 def test_every_flipped_byte_of_a_record_is_found(tmp_path: Path) -> None:
@@ -115,24 +150,53 @@ def test_a_torn_record_is_refused_by_name(tmp_path_factory: pytest.TempPathFacto
     root = tmp_path_factory.mktemp("log")
     log = FrameLog(root)
     kept, torn = log.append([stored(0), stored(1)])
-    log.close()
     os.truncate(root / torn.segment, torn.offset + int(cut * torn.length))
     assert read(log, kept).frame.seq == 0
     with pytest.raises(StorageError, match=f"{torn.segment} at {torn.offset}"):
         read(log, torn)
 
 
-def test_appending_goes_on_behind_a_torn_tail(tmp_path: Path) -> None:
-    crashed = FrameLog(tmp_path)
-    (kept,) = crashed.append([stored(0)])
-    crashed.close()
-    with (tmp_path / kept.segment).open("ab") as file:
-        file.write(encode_record(stored(1))[:50])
+class Crash(BaseException):
+    """A process that dies: nothing handles it."""
+
+
+@pytest.mark.parametrize("step", ["pwrite", "fsync", "rename", "close"])
+def test_a_commit_that_is_cut_leaves_no_segment_and_the_next_writer_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     log = FrameLog(tmp_path)
-    (after,) = log.append([stored(1)])
-    log.sync()
-    assert [read(log, at).frame.seq for at in (kept, after)] == [0, 1]
-    log.close()
+    kept, _ = log.append([stored(0), stored(1, HOURS)])
+
+    def die(descriptor: int, data: bytes = b"", offset: int = 0) -> None:
+        if step == "pwrite":
+            os.truncate(descriptor, len(data) // 2)
+        raise Crash
+
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(segments.os, step, die)
+        log.append([stored(2), stored(3, HOURS)])
+    after = FrameLog(tmp_path)
+    assert after.segments() == [kept.segment]
+    assert len(list(tmp_path.rglob("*.part"))) == 1
+    after.remove_partial()
+    assert list(tmp_path.rglob("*.part")) == []
+    (again,) = after.append([stored(2)])
+    assert [read(after, at).frame.seq for at in (kept, again)] == [0, 2]
+
+
+def test_a_writer_that_loses_its_partial_segment_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, other, fsync = FrameLog(tmp_path), FrameLog(tmp_path), os.fsync
+
+    def clean_up_meanwhile(descriptor: int) -> None:
+        fsync(descriptor)
+        other.remove_partial()
+
+    log.append([stored(0)])
+    with monkeypatch.context() as patch, pytest.raises(FileNotFoundError):
+        patch.setattr(os, "fsync", clean_up_meanwhile)
+        log.append([stored(1)])
+    (at,) = log.append([stored(1)])
+    assert read(log, at).frame.seq == 1
 
 
 def test_a_missing_or_foreign_segment_is_a_storage_error(tmp_path: Path) -> None:
@@ -142,64 +206,49 @@ def test_a_missing_or_foreign_segment_is_a_storage_error(tmp_path: Path) -> None
             log.read(segment, 0, 10)
 
 
-def test_a_query_name_that_leaves_the_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="not a query's name"):
-        FrameLog(tmp_path / "log").append([stored(0, QueryRef("../../etc", 1))])
+def test_a_query_name_that_leaves_the_log_is_no_path(tmp_path: Path) -> None:
+    (at,) = FrameLog(tmp_path / "log").append([stored(0, QueryRef("../../etc", 1))])
+    assert [path.relative_to(tmp_path / "log").as_posix() for path in tmp_path.rglob("*.frames")] == [at.segment]
 
 
 def test_removing_a_segment_twice_is_harmless(tmp_path: Path) -> None:
     log = FrameLog(tmp_path)
     (at,) = log.append([stored()])
-    log.close()
     log.remove(at.segment)
     log.remove(at.segment)
     with pytest.raises(StorageError, match="cannot be read"):
         read(log, at)
 
 
-def test_a_disk_that_fills_up_in_the_middle_of_a_record_loses_nothing_that_was_synced(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_in_the_middle_of_a_commit_loses_nothing_and_gets_the_space_back(tmp_path: Path) -> None:
     log = FrameLog(tmp_path)
     (kept,) = log.append([stored(0, size=3_000)])
-    log.sync()
-    batch = [stored(1, size=3_000), stored(2, size=3_000)]
-    with file_size_limit(5_000), pytest.raises(OSError, match="File too large"):
-        log.append(batch)
-    assert (tmp_path / kept.segment).stat().st_size == kept.length, "the torn tail is given back to the disk"
-    again = log.append(batch)
-    log.sync()
-    assert [read(log, at).frame.seq for at in (kept, *again)] == [0, 1, 2]
-    assert kept.segment not in {at.segment for at in again}
-    log.close()
-
-
-def test_a_disk_that_stays_full_is_not_littered_with_segments(tmp_path: Path) -> None:
-    log = FrameLog(tmp_path)
-    with file_size_limit(100):
-        for _ in range(5):
+    batch = [stored(1, size=3_000), stored(2, HOURS, size=3_000)]
+    with file_size_limit(5_000):
+        for _ in range(3):
             with pytest.raises(OSError, match="File too large"):
-                log.append([stored(0, size=3_000)])
-    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+                log.append(batch)
+    assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()] == [kept.segment]
+    again = log.append(batch)
+    assert [read(log, at).frame.seq for at in (kept, *again)] == [0, 1, 2]
 
 
-def test_after_a_failed_fsync_the_segment_is_never_trusted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failing", [1, 2])
+def test_after_a_failed_fsync_of_file_or_directory_the_segment_is_never_trusted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    log = FrameLog(tmp_path)
+    log, fsync, calls = FrameLog(tmp_path), os.fsync, list[int]()
     (kept,) = log.append([stored(0)])
-    log.sync()
-    (lost,) = log.append([stored(1)])
 
-    def refuse(_descriptor: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+    def refuse(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == failing:
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(descriptor)
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
         patch.setattr(os, "fsync", refuse)
-        log.sync()
-    log.sync()
-    with pytest.raises(StorageError):
-        read(log, lost)
+        log.append([stored(1)])
+    assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()] == [kept.segment]
     (again,) = log.append([stored(1)])
-    log.sync()
-    assert again.segment != kept.segment
     assert [read(log, at).frame.seq for at in (kept, again)] == [0, 1]
-    log.close()

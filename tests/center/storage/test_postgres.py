@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event
 
-from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, IndexOutcome, SegmentDropped
+from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, IndexOutcome, query_key
 from center.storage.database import open_engine, read_transaction, write_transaction
 from edgewater.errors import StorageError
 from edgewater.wire import QueryRef
@@ -50,17 +51,22 @@ def setting(engine: Engine, name: str) -> str:
         return str(connection.exec_driver_sql(f"SHOW {name}").scalar_one())
 
 
-@pytest.mark.parametrize("moment", ["FROM incarnations", "FROM queries"])
-def test_no_frame_is_indexed_in_a_segment_that_is_given_up_meanwhile(
-    catalog: Catalog, open_catalog: OpenCatalog, ref: QueryRef, moment: str
+def test_of_two_that_drop_frames_of_one_segment_one_returns_it(
+    catalog: Catalog, open_catalog: OpenCatalog, ref: QueryRef
 ) -> None:
-    retention = open_catalog()
-    given_up: list[str] = []
-    before(catalog._engine, moment, lambda: given_up.extend(retention.drop_frames({"miles@1": 1})))
-    with pytest.raises(SegmentDropped):
-        catalog.index([frame(ref, 1)])
-    assert given_up == ["miles@1/w-1.frames"]
-    assert catalog.acked_through(frame(ref, 1).edge, "i1") == 0
+    hours = catalog.register(spec("hours"), 1).ref
+    assert catalog.index([frame(hours, 1)]) == [IndexOutcome.NEW]
+    other, dropped = open_catalog(), list[str]()
+    with ThreadPoolExecutor() as pool:
+        waiting: list[Future[list[str]]] = []
+
+        def meanwhile() -> None:
+            waiting.append(pool.submit(other.drop_frames, {query_key(hours): 1}))
+
+        before(catalog._engine, "DELETE FROM frames", meanwhile)
+        dropped += catalog.drop_frames({"miles@1": 1})
+        dropped += waiting[0].result()
+    assert dropped == ["miles@1/w-1.frames"]
 
 
 def test_a_frame_that_meets_its_querys_deletion_is_discarded(
