@@ -516,7 +516,7 @@ class Gateway:
             logger.warning("segments without frames are not removed: %s", exc)
 
     def _queries_in(self, segment: str) -> set[str]:
-        """The keys of the queries that a segment has frames of; of an unreadable one an unknown key, so that it stays."""
+        """The keys of the queries with frames in a segment; of an unreadable one an unknown key, so that it stays."""
         try:
             return self._log.queries(segment)
         except StorageError as exc:

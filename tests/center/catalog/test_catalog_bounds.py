@@ -101,7 +101,7 @@ def test_spent_are_segments_given_up_and_those_of_deleted_queries_that_are_drain
     held = {late: {"ended@1"}, both: {"ended@1", "miles@1"}, "commits/u.frames": {"unknown@1"}}
 
     def removable() -> list[str]:
-        return catalog.removable_segments(sorted([kept, forgotten, *held]), held.__getitem__)
+        return catalog.removable_segments(sorted({kept, forgotten, *held}), held.__getitem__)
 
     assert removable() == [forgotten]
     catalog.delete("ended", 2)
@@ -111,7 +111,7 @@ def test_spent_are_segments_given_up_and_those_of_deleted_queries_that_are_drain
     catalog.forget_segments([kept, forgotten])
     catalog.delete("miles", 3)
     held |= {kept: {"ended@1"}, forgotten: {"miles@1"}}
-    assert removable() == [kept, late, forgotten, both]
+    assert removable() == [kept, late, forgotten, both], "they are found again by what they hold"
 
 
 def test_a_query_whose_records_belong_to_too_many_windows_is_refused_with_what_is_allowed(catalog: Catalog) -> None:

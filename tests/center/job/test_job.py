@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from center.catalog import query_key
+from center.storage.frame_log import FrameLog
 from edgewater.wire import FrameBody, Partial
 from tests.center.job.micro_batches import install_deadly
 
