@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from bench.scale import rates, sessions, takeover
+from bench.scale import commits, rates, sessions, takeover
 
 OUT = Path("bench/out")
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "sessions": sessions.measure,
     "rates": rates.measure,
     "takeover": takeover.measure,
+    "commits": commits.measure,
 }
 
 

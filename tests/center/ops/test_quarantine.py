@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from center.catalog import quarantine
 from center.ledger.query import QueryLedger
 from center.results.writes import late_by_window
+from center.storage.frame_log import FrameLog
 from edgewater.__main__ import main
 from edgewater.errors import Conflict, NotFound
 from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
@@ -86,7 +87,7 @@ def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(
     )  # fmt: skip
     assert world.catalog.frames("a@1", 0, 1) == [], "retention has passed"
     assert (world.log_dir / listed["segment"]).exists()
-    assert world.catalog.removable_segments([listed["segment"]]) == []
+    assert world.catalog.removable_segments([listed["segment"]], FrameLog(world.log_dir).queries) == []
 
     shown = command(world, "show", "a@1", "1")["contents"]
     assert (shown["death"], shown["problem"], shown["header"]["closed_records"]) == ("", "", 7)
