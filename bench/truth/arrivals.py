@@ -16,7 +16,7 @@ SOURCES, RATE = 3, 600.0
 CELLS, OUTAGE_MS, OUT = 20, 1_500, 0.1
 """Cells of a mobile network; the length of an outage, and the part of the time that a cell is out."""
 POLL_MS = 500
-FLIP_WINDOWS, SHIFT_WINDOWS, DAY_WINDOWS = 10, 15, 100
+FLIP_WINDOWS, SHIFT_WINDOWS, DAY_WINDOWS = 10, 10, 100
 
 Draw = Callable[[np.random.Generator, int], FloatArray]
 

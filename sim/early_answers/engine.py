@@ -20,6 +20,7 @@ from center.ledger.quality import ACCURACY, Phase
 from center.sampling import RATES_EVERY_MS, SamplingRequirement, rates_differ
 from edgewater.accuracy import AccuracyTarget, MeasureKind, group_values, report_schedule
 from edgewater.arrivals.schedule import HORIZON_WINDOWS
+from edgewater.errors import InvalidInput
 from edgewater.quantities import format_duration
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
@@ -132,10 +133,35 @@ class _Step:
     kept: BoolArray
 
 
+class _Answers:
+    """The answers to one query: its ledger, and the outcome of each window."""
+
+    def __init__(self, spec: QuerySpec, measure: MeasureKind) -> None:
+        self.spec, self.measure = spec, measure
+        self.open: dict[int, int] = {}
+        self.outcomes: dict[int, WindowOutcome] = {}
+        self.ledger = Ledger()
+
+    def begin(self, edges: Sequence[EdgeId], now_ms: int) -> None:
+        """Starts without history."""
+        self.open = {}
+        self.ledger = Ledger()
+        self.ledger.handle(EdgesChanged(tuple(map(_record, edges))))
+        self.ledger.handle(QueryRegistered(RegisteredQuery(REF, self.spec, now_ms - 1, None)))
+
+    def due_before(self, now_ms: int, until_ms: int) -> int | None:
+        """Returns the next time after `now_ms` and before `until_ms` at which a deadline is due."""
+        due_ms = self.ledger.next_deadline()
+        at_ms = None if due_ms is None else max(due_ms, now_ms + 1)
+        return at_ms if at_ms is not None and at_ms < until_ms else None
+
+
 class EarlyAnswerSimulation:
-    """Runs one query on a workload.
+    """Runs one query on a workload, or several over the same edges.
 
     Args:
+        others: accuracies and measures of further queries. They share the edges' statistics and samples, so that all
+            have values or none, and no rate follows from their accuracies.
         sampling: whether edges sample, as for an expensive measure, or process all events.
         fixed_rate: the rate at which edges sample, whatever the accuracy needs; None: the rate that it needs.
         latest_ms: staleness budget.
@@ -147,11 +173,19 @@ class EarlyAnswerSimulation:
         self, workload: Workload, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
         substream_ms: int, silent: SilentSource | None = None, latest_ms: int | None = None, sampling: bool = True,
         disorder_ms: int | None = None, fixed_rate: float | None = None,
+        others: Sequence[tuple[AccuracyTarget, MeasureKind]] = (),
     ) -> None:  # fmt: skip
+        has_values = [kind != "count" for _, kind in ((target, measure), *others)]
+        if others and (len(set(has_values)) > 1 or (sampling and fixed_rate is None)):
+            raise InvalidInput("others", len(others), "queries that need the same reports and no rate of their own")
         self.workload, self.measure, self.event_cost_ms = workload, measure, event_cost_ms
         self.silent, self.sampling, self.fixed_rate = silent, sampling, fixed_rate
-        self.spec = query_spec(workload, target, measure, substream_ms, latest_ms, disorder_ms)
-        schedule = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
+        self._queries = [
+            _Answers(query_spec(workload, each, kind, substream_ms, latest_ms, disorder_ms), kind)
+            for each, kind in ((target, measure), *others)
+        ]
+        spec = self._queries[0].spec
+        schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
         assert schedule is not None
         self.schedule = schedule
         self.edges = [EdgeId(f"edge{i:03}") for i in range(workload.sources)]
@@ -161,11 +195,14 @@ class EarlyAnswerSimulation:
         self._steps: dict[int, _Step] = {}
         self._processed: list[int] = []  # per step; _counts: per step and edge
         self._counts: list[list[int]] = []
-        self._outcomes: dict[int, WindowOutcome] = {}
         self._begin(0)
 
     def run(self, progress: Progress = lambda done: None) -> list[WindowOutcome]:
         """Returns the outcomes of all windows, in order."""
+        return self.run_each(progress)[0]
+
+    def run_each(self, progress: Progress = lambda done: None) -> list[list[WindowOutcome]]:
+        """Returns `run` of the query, and of each of the others."""
         for index in range(self.workload.windows + self._per_window - 1):
             if index and self.workload.restarts_before(index):
                 self._drain()
@@ -175,7 +212,10 @@ class EarlyAnswerSimulation:
             if index >= self._per_window - 1:
                 progress(index - self._per_window + 2)
         self._drain()
-        return [replace(self._outcomes[i], processed=self._processed_in(i)) for i in sorted(self._outcomes)]
+        return [
+            [replace(query.outcomes[i], processed=self._processed_in(i)) for i in sorted(query.outcomes)]
+            for query in self._queries
+        ]
 
     # Time
 
@@ -199,13 +239,11 @@ class EarlyAnswerSimulation:
         self._closed = [step] * len(self.edges)  # per edge: the first step whose slice is open
         self._observed: list[set[int]] = [set() for _ in self.edges]  # per edge: steps of which it has read events
         self._shipped: list[set[int]] = [set() for _ in self.edges]  # per edge: steps whose partial it has shipped
-        self._open: dict[int, int] = {}
         self._frames = 0
         self._rates: dict[EdgeId, float] = {}
         self._rates_at_ms = self._beat_at_ms = -(1 << 62)
-        self.ledger = Ledger()
-        self.ledger.handle(EdgesChanged(tuple(map(_record, self.edges))))
-        self.ledger.handle(QueryRegistered(RegisteredQuery(REF, self.spec, self.now_ms - 1, None)))
+        for query in self._queries:
+            query.begin(self.edges, self.now_ms)
         self._report()
 
     def _advance(self, until_ms: int) -> None:
@@ -214,17 +252,19 @@ class EarlyAnswerSimulation:
             report_ms = self.schedule.starts_at(self.schedule.next_report_slot(self.schedule.slot_at(self.now_ms)))
             if report_ms > until_ms:
                 return
-            tick_ms = self.now_ms
-            while (due_ms := self.ledger.next_deadline()) is not None and max(due_ms, tick_ms + 1) < report_ms:
-                tick_ms = max(due_ms, tick_ms + 1)
-                self._answer(self.ledger.handle(TimeAdvanced(tick_ms)))
+            for query in self._queries:
+                tick_ms = self.now_ms
+                while (due_ms := query.due_before(tick_ms, report_ms)) is not None:
+                    tick_ms = due_ms
+                    self._answer(query, query.ledger.handle(TimeAdvanced(tick_ms)))
+            self._forget()
             self.now_ms = report_ms
             self._read(report_ms)
             self._report()
 
     def _drain(self) -> None:
         """Advances time without new events until all windows are answered."""
-        while self._open:
+        while any(query.open for query in self._queries):
             self._advance(self.now_ms + self.schedule.grid.substream_ms)
         self._read(1 << 62)
 
@@ -244,7 +284,8 @@ class EarlyAnswerSimulation:
         order = np.argsort(merged[0], kind="stable")
         self._pending, self._positions = [column[order] for column in merged], positions[order]
         if (window := index - self._per_window + 1) >= self._first:
-            self._open[self._start(window)] = window
+            for query in self._queries:
+                query.open[self._start(window)] = window
 
     def _read(self, before_ms: int) -> None:
         """Lets edges read the events that arrive before a time."""
@@ -273,11 +314,13 @@ class EarlyAnswerSimulation:
         """Merges the reports of all connected edges and sends them their sampling rates."""
         connected = [i for i in range(len(self.edges)) if not self._is_silent(i)]
         facts = tuple(self._fact(i) for i in connected)
-        self._answer(self.ledger.handle(FramesMerged(facts, self.now_ms)))
+        for query in self._queries:
+            self._answer(query, query.ledger.handle(FramesMerged(facts, self.now_ms)))
+        self._forget()
         if not self.sampling or self.fixed_rate is not None:
             return
         if self.now_ms - self._rates_at_ms >= RATES_EVERY_MS:
-            self._rates_at_ms, rates = self.now_ms, self.ledger.needed_rates()[REF]
+            self._rates_at_ms, rates = self.now_ms, self._queries[0].ledger.needed_rates()[REF]
             self._rates = rates if rates_differ(self._rates, rates) else self._rates
         if self.now_ms - self._beat_at_ms >= HEARTBEAT_MS:
             self._beat_at_ms = self.now_ms
@@ -310,23 +353,26 @@ class EarlyAnswerSimulation:
 
     # Answers
 
-    def _answer(self, emissions: Sequence[Emission]) -> None:
+    def _answer(self, query: _Answers, emissions: Sequence[Emission]) -> None:
         for emission in emissions:
-            window = self._open.pop(emission.window_start_ms, None)
+            window = query.open.pop(emission.window_start_ms, None)
             if window is not None:
-                self._outcomes[window] = self._outcome(window, emission)
-        if emissions:
-            oldest = min(self._open.values(), default=len(self._counts) - self._per_window + 1)
-            for index in [i for i in self._steps if i < oldest]:
-                del self._steps[index]
+                query.outcomes[window] = self._outcome(query.measure, window, emission)
 
-    def _outcome(self, window: int, emission: Emission) -> WindowOutcome:
+    def _forget(self) -> None:
+        """Drops the steps whose windows all queries have answered."""
+        first_without = len(self._counts) - self._per_window + 1
+        oldest = min((w for query in self._queries for w in query.open.values()), default=first_without)
+        for index in [i for i in self._steps if i < oldest]:
+            del self._steps[index]
+
+    def _outcome(self, measure: MeasureKind, window: int, emission: Emission) -> WindowOutcome:
         """Returns the outcome of the window's first answer; `processed` is filled in at the end."""
         steps = [self._steps[i] for i in range(window, window + self._per_window)]
         group, value = (np.concatenate([getattr(s.events, name) for s in steps]) for name in ("group", "value"))
         arrival_ms, kept = np.concatenate([s.arrival_ms for s in steps]), np.concatenate([s.kept for s in steps])
         groups = self.workload.groups
-        truth = true_values(group, value, self.measure, groups)
+        truth = true_values(group, value, measure, groups)
         events, end_ms, answered_ms = len(arrival_ms), emission.window_end_ms, emission.answered_at_ms
         ready_ms = queue_end_ms(arrival_ms[kept] - end_ms, self.event_cost_ms, answered_ms - end_ms)
         assert emission.quality.accuracy is not None
@@ -335,7 +381,7 @@ class EarlyAnswerSimulation:
         if prediction is None:  # the answer has the events that arrived
             present = arrival_ms < answered_ms
             arrived, promised = int(present.sum()), 1.0
-            estimate = true_values(group[present], value[present], self.measure, groups)
+            estimate = true_values(group[present], value[present], measure, groups)
             if emission.phase is not Phase.EARLY:
                 half = np.zeros(groups)
         else:
