@@ -134,6 +134,7 @@ class Accuracy:
         scope: for a query with groups, whether the accuracy holds for each group or for all simultaneously; else None.
         range: least and greatest value that an expensive function can have. A sample says nothing of the size of the
             values that it misses, so that without a range there is no interval; cheap values are all looked at.
+        delays_ms: event time within which every record reaches its edge, as the user declares; None: not declared.
     """
 
     error: float
@@ -143,6 +144,7 @@ class Accuracy:
     substream_ms: int | None = None
     scope: GroupScope | None = None
     range: tuple[float, float] | None = None
+    delays_ms: int | None = None
 
     @classmethod
     def from_mapping(
@@ -162,6 +164,7 @@ class Accuracy:
             "substream": False,
             "scope": False,
             "range": False,
+            "delays": False,
         }
         fields = require_keys(mapping, "accuracy", keys, InvalidQuery)
         measure = _measure(fields.get("measure"), measures)
@@ -171,10 +174,11 @@ class Accuracy:
                                "the end of a session window is known only after it has passed")  # fmt: skip
         error = check_error(_percentage(fields["error"], "accuracy.error", "5%"), "accuracy.error")
         confidence = _percentage(fields.get("confidence", "95%"), "accuracy.confidence", "95%")
-        substream = fields.get("substream")
-        if sampled and substream is not None:
-            raise InvalidQuery("accuracy.substream", substream, "no substream",
-                               f"{measure.function.name} is not answered early")  # fmt: skip
+        substream, delays = fields.get("substream"), fields.get("delays")
+        for name, value in (("substream", substream), ("delays", delays)):
+            if sampled and value is not None:
+                raise InvalidQuery(f"accuracy.{name}", value, f"no {name}",
+                                   f"{measure.function.name} is not answered early")  # fmt: skip
         result = cls(
             error,
             check_confidence(confidence, "accuracy.confidence"),
@@ -183,6 +187,7 @@ class Accuracy:
             None if substream is None else duration_ms(substream, "accuracy.substream", InvalidQuery, minimum_ms=1),
             _scope(fields.get("scope"), group_by),
             _range(fields.get("range"), measure),
+            None if delays is None else duration_ms(delays, "accuracy.delays", InvalidQuery, minimum_ms=1),
         )
         report_schedule(window, result, 0)
         return result
@@ -200,6 +205,8 @@ class Accuracy:
             result["scope"] = self.scope
         if self.range is not None:
             result["range"] = list(self.range)
+        if self.delays_ms is not None:
+            result["delays"] = format_duration(self.delays_ms)
         return result
 
     def to_contract(self) -> Mapping[str, object]:

@@ -34,6 +34,7 @@ def _one_outlier(rng: np.random.Generator, count: int) -> FloatArray:
 
 DELAYS: Mapping[str, Draw] = {
     "exponential": lambda rng, n: rng.exponential(150.0, n),
+    "at most 900 ms": lambda rng, n: np.minimum(rng.exponential(150.0, n), 900.0),
     "gamma and lognormal": _gamma_and_lognormal,
     "Weibull": lambda rng, n: 80.0 * rng.weibull(0.6, n),
 }

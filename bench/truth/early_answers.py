@@ -33,6 +33,7 @@ class _Data:
         disorder_ms: the edges' watermark delay and the query's lateness: about the longest delay of a run.
         change_every: windows between changes; 0: none.
         rate: the part of the records that edges sample.
+        delays_ms: declared delays.
     """
 
     name: str
@@ -42,6 +43,7 @@ class _Data:
     event: str = ""
     change_every: int = 0
     rate: float = 1.0
+    delays_ms: int | None = None
 
     @property
     def queries(self) -> Iterator[list[Query]]:
@@ -65,7 +67,7 @@ class _Data:
         records = LateRecords(self.delays, self.values, self.event, windows, seed)
         return EarlyAnswerSimulation(
             records, *targets[0], 0.0, substream_ms=SUBSTREAM_MS, sampling=self.rate < 1, fixed_rate=self.rate,
-            disorder_ms=self.disorder_ms, others=targets[1:],
+            disorder_ms=self.disorder_ms, delays_ms=self.delays_ms, others=targets[1:],
         ).run_each()  # fmt: skip
 
 
@@ -73,6 +75,7 @@ DATA = (
     _Data("gamma and lognormal delays", "gamma and lognormal", 20_000),
     _Data("Weibull delays", "Weibull", 7_000),
     _Data("exponential delays", "exponential", 3_000),
+    _Data("delays declared", "at most 900 ms", 3_000, delays_ms=900),
     _Data("diurnal ×50", "Weibull", 7_000, event="diurnal"),
     _Data("Pareto values", "exponential", 3_000, "Pareto"),
     _Data("95 % zeros", "exponential", 3_000, "zeros"),

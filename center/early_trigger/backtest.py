@@ -60,9 +60,9 @@ def _predict(selected: Sequence[int], triggers: Sequence[EarlyTrigger], model: S
     # Errors of pauses, in which nothing was expected and nothing arrived, do not show how good later predictions are.
     # Nor do those of sources younger than the longest lag, whose delays are not known yet; those of the next window,
     # which had less history than any later one, do until later ones are known.
-    has_arrivals, grid = predicted.arrived.reshape(len(triggers), -1).any(axis=1), triangle.grid
-    tested = _have_history(triggers, triangle, grid.lags) & has_arrivals
-    initial = ~_have_history(triggers, triangle, grid.lags + window_slots)
+    has_arrivals, longest = predicted.arrived.reshape(len(triggers), -1).any(axis=1), triangle.horizon
+    tested = _have_history(triggers, triangle, longest) & has_arrivals
+    initial = ~_have_history(triggers, triangle, longest + window_slots)
     expected, total, alarm = summed(predicted.expected), summed(triangle.total(offset)), predicted.alarm.tolist()
     deviation = np.sqrt((predicted.deviation**2).reshape(len(triggers), -1).sum(axis=1)).tolist()
     for i in selected:

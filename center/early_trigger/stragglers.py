@@ -48,9 +48,9 @@ class Stragglers:
         deviation: standard error of `expected` according to the model, before `calibration.py` scales it.
         by_lag: `expected` by the lag at which they will arrive, (sources, lags).
         rate: events per slot at the window's end.
-        known: every source has been observed for the longest lag and a window more, and, if it is silent, for long
-            enough to know how its rate varies. Longer lags than the source is old cannot have been seen, whatever the
-            number of its events. (No arrivals yet is not "no events", and silence is not either.)
+        known: every source has been observed for the longest lag that can occur and a window more, and, if it is
+            silent, for long enough to know how its rate varies. Longer lags than the source is old cannot have been
+            seen, whatever the number of its events. (No arrivals yet is not "no events", and silence is not either.)
         drift: standard errors by which the two memories disagree, over all sources.
         alarm: standard errors by which delays or rates have changed, the maximum over sources.
     """
@@ -204,7 +204,7 @@ class StragglerModel(ArrayState):
         usual_events = self.usual_rate * USUAL_SUBSTREAMS * self.triangle.grid.substream_slots
         counted = np.where(silent & learned, usual_events, recent.events[LONG])
         prior_weight = np.where(silent, 1.0, prior / np.maximum(recent.complete_slots[LONG] + prior, _MIN_SHARE))
-        known = (self.triangle.age >= lags + slots) & (~silent | (self.weight >= SILENT_SUBSTREAMS))
+        known = (self.triangle.age >= self.triangle.horizon + slots) & (~silent | (self.weight >= SILENT_SUBSTREAMS))
         window = slice(first_lag, last)
         share, arrived = shares[:, :, window], seen[:, window]
         alive = born[:, : last - first_lag]

@@ -50,6 +50,7 @@ class ArrivalTriangle(ArrayState):
         expired: events of slots older than the largest lag, since the beginning, float64 [source].
         pause: slots since each source's last arrival, float64 [source].
         pauses: decayed sum of `pause` over slots, in the long memory, float64 [source].
+        horizon: lags that can occur: those of the grid or, if delays are declared, the fewer that these allow.
     """
 
     STATE = ("seen", "sums", "age", "silent_slots", "expired", "pause", "pauses")
@@ -57,7 +58,7 @@ class ArrivalTriangle(ArrayState):
     def __init__(self, sources: int, grid: SlotGrid) -> None:
         if sources < 1:
             raise InvalidInput("sources", sources, "at least one source")
-        self.grid = grid
+        self.grid, self.horizon = grid, grid.lags
         shape = (sources, grid.lags)
         self.seen: FloatArray = np.zeros(shape)
         self.sums = np.zeros((2, 2, *shape), np.float32)
@@ -80,6 +81,7 @@ class ArrivalTriangle(ArrayState):
         is visible in it. It is valid until one of the triangles is joined into another.
         """
         result = cls(sum(t.sources for t in triangles), triangles[0].grid)
+        result.horizon = triangles[0].horizon
         axes = {name: 2 if name == "sums" else 0 for name in cls.STATE}
         for name, axis in axes.items():
             setattr(result, name, np.concatenate([getattr(t, name) for t in triangles], axis=axis))
@@ -168,6 +170,9 @@ class ArrivalTriangle(ArrayState):
         a slot of age a has shown at least 1 - H/a of its events beyond H. The sums contain the arrivals of all times
         from H to A with the weights of the long memory.
 
+        Declared delays exclude what is beyond them. Then nothing is hidden, and events are at risk at the first lag
+        that is excluded.
+
         Args:
             failures: probability that the number of late events, which is Poisson, is larger than `unseen` allows.
 
@@ -176,6 +181,10 @@ class ArrivalTriangle(ArrayState):
             besides, according to the assumption; a bound of the share that has not been seen, infinite if no event was
             ever at risk.
         """
+        if self.horizon < self.grid.lags:
+            at_risk, none = np.asarray(self.sums[1, LONG, :, self.horizon], np.float64), np.zeros(self.sources)
+            with np.errstate(divide="ignore"):
+                return np.stack([none, none, -math.log(failures) / at_risk])
         arrivals, at_risk = np.asarray(self.sums[:, LONG, :, -1], np.float64)
         longest, memory = self.grid.lags - 1, self.grid.substream_slots * LONG_SUBSTREAMS
         oldest = np.exp(-np.maximum(self.age - longest, 1e-6) / memory)[:, None]

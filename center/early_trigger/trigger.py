@@ -91,6 +91,7 @@ class EarlyTrigger:
         window_slots: length of the query's windows.
         target: of one group.
         max_wait_slots: slots after a window's end at which it is answered at the latest; None: no limit.
+        horizon: lags that can occur, if fewer than the grid's.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class EarlyTrigger:
         *,
         max_wait_slots: int | None = None,
         policy: TriggerPolicy | None = None,
+        horizon: int | None = None,
     ) -> None:
         if window_slots < 1:
             raise InvalidInput("window", window_slots, "at least one slot")
@@ -115,6 +117,7 @@ class EarlyTrigger:
         self.policy = policy or TriggerPolicy()
         self.max_wait_slots = max_wait_slots
         self.triangle = ArrivalTriangle(sources, grid)
+        self.triangle.horizon = min(grid.lags, horizon or grid.lags)
         self.model = StragglerModel(self.triangle)
         self.late = LateValues(sources, grid.lags)
         self.history = ValueHistory(sources)
@@ -225,7 +228,7 @@ class EarlyTrigger:
             "grid": astuple(self.grid), "window_slots": self.window_slots, "target": astuple(self.target),
             "measure": self.measure, "max_wait_slots": self.max_wait_slots, "policy": astuple(self.policy),
             "slot": self.slot, "drifting_substreams": self.drifting_substreams,
-            "straggler_share": self._straggler_share,
+            "straggler_share": self._straggler_share, "horizon": self.triangle.horizon,
         }  # fmt: skip
         arrays: named_arrays.Arrays = {}
         for name in ("triangle", "model", "late", "history", "calibration"):
@@ -247,6 +250,7 @@ class EarlyTrigger:
                 triangle.sources, grid, int(numbers["window_slots"]), target, numbers["measure"],
                 max_wait_slots=numbers["max_wait_slots"], policy=TriggerPolicy(*numbers["policy"]),
             )  # fmt: skip
+            triangle.horizon = int(numbers.get("horizon", grid.lags))
             result.slot, result.drifting_substreams = int(numbers["slot"]), int(numbers["drifting_substreams"])
             result._straggler_share = float(numbers["straggler_share"])
         except (KeyError, TypeError, ValueError, InvalidInput) as exc:

@@ -123,6 +123,7 @@ class EarlyAnswerEstimator:
         self._waits: dict[int, int] = {}  # by start of the window, the slot until which it waits
         self._answers: dict[int, _Answered] = {}
         self._covered: deque[float] = deque(maxlen=COVERAGE_WINDOWS)
+        self._exceeding: dict[str, int] = {}  # by edge, the records that came later than the declared delays
         self.now_ms = 0
         self.log: list[Change] = []
 
@@ -269,6 +270,11 @@ class EarlyAnswerEstimator:
     def unread(self) -> list[str]:
         """The edges that may have unread input: their reports do not cover all arrivals."""
         return [name for name, edge in self._edges.items() if edge.unread]
+
+    @property
+    def exceeding(self) -> Mapping[str, int]:
+        """By edge, the records that came later than the declared delays: since the first, nothing is declared."""
+        return self._exceeding
 
     def has_observed(self, start_ms: int) -> bool:
         """Whether the lags of all events of the window are known."""
@@ -420,14 +426,36 @@ class EarlyAnswerEstimator:
         schedule, accuracy = self.schedule, self.accuracy
         return EarlyTrigger(
             sources, schedule.grid, schedule.window_slots, accuracy.target, accuracy.early_kind,
-            max_wait_slots=self._max_wait_slots,
+            max_wait_slots=self._max_wait_slots, horizon=None if self._exceeding else self._declared_lags,
         )  # fmt: skip
+
+    @property
+    def _declared_lags(self) -> int | None:
+        """The number of lags that the declared delays allow: a delay may begin and end anywhere within its slots."""
+        delays_ms = self.accuracy.delays_ms
+        return None if delays_ms is None else -(-delays_ms // self.schedule.grid.slot_ms) + 1
 
     def _add_report(self, edge: str, through_ms: int, substreams: Sequence[str], reason: int, unread: bool) -> None:
         report = EdgeReport(self.schedule.slot_at(through_ms), self._decode(substreams), unread)
         if edge in self._edges:
+            self._check_delays(edge, report)
             self._edges[edge].reports.append(report)
             self._reasons.add(edge, report.slot, SamplingReason.from_number(reason))
+
+    def _check_delays(self, name: str, report: EdgeReport) -> None:
+        """Withdraws the declared delays if records have come later. Nothing is stated of an edge's time before its
+        first report, in which it reads what has piled up."""
+        edge, allowed = self._edges[name], self._declared_lags
+        if allowed is None or edge.applied is None:
+            return
+        for statistics in report.substreams:
+            arrivals = statistics.arrivals()
+            slots, lags, counts = arrivals if isinstance(arrivals, tuple) else arrivals.T[:3]
+            count = int(counts[(lags >= allowed) & (slots - lags >= edge.known_from)].sum())
+            if count:
+                if not self._exceeding:
+                    self._groups.undeclare()
+                self._exceeding[name] = self._exceeding.get(name, 0) + count
 
     def _decode(self, substreams: Sequence[str]) -> list[SubstreamStatistics | GroupedSubstream]:
         kind = SubstreamStatistics if self.accuracy.scope is None else GroupedSubstream
@@ -549,7 +577,7 @@ class EarlyAnswerEstimator:
             "edges": [[name, self._edge_to_list(edge)] for name, edge in self._edges.items()],
             "groups": self._groups.to_state(), "reasons": self._reasons.to_state(),
             "intervals": self._intervals.to_state(), "waits": list(self._waits.items()),
-            "covered": list(self._covered),
+            "covered": list(self._covered), "exceeding": self._exceeding,
             "answers": [
                 [s, a.first.to_list(), a.last.to_list(), a.early, a.settled] for s, a in self._answers.items()
             ],
@@ -559,6 +587,7 @@ class EarlyAnswerEstimator:
         """Restores `to_state` into a new estimator; damaged JSON or bytes raise any exception."""
         for name in self._PLAIN:
             setattr(self, name, state[name.strip("_")])
+        self._exceeding = dict(state.get("exceeding", {}))  # before delays could be declared: none
         self._edges = {name: self._edge_from_list(values) for name, values in state["edges"]}
         self._groups.restore(state["groups"])
         self._reasons.restore(state["reasons"])

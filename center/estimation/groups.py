@@ -72,6 +72,12 @@ class Groups:
             group = self._add(key, slot, np.ones(sources, bool))
             group.counts = counts.get(key, group.counts)
 
+    def undeclare(self) -> None:
+        """From now on, any lag can occur."""
+        for group in self:
+            group.trigger.triangle.horizon = self._schedule.grid.lags
+        self._batched = None
+
     def clear(self) -> None:
         self._groups, self._batched, self.overflow_until, self.lost_sample = {}, None, None, False
 

@@ -112,7 +112,8 @@ class Prediction:
         """Whether it should be published as a revision of `published`."""
         before = {g.key: g for g in published.by_group if g.eligible}
         changed = (_differs(g, before.get(g.key)) for g in self.by_group if g.eligible)
-        return self.met != published.met or any(changed)
+        stated = (self.met, self.bounded) != (published.met, published.bounded)
+        return stated or any(changed)
 
     def without_bounds(self, reason: str) -> Prediction:
         """Returns the prediction of a window that may lack records of which nothing is known."""

@@ -17,7 +17,7 @@ from center.early_trigger import plan_rate
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.results import AnswerRecord, ResultStore
-from center.sampling import RATE_MARGIN, rates_differ
+from center.sampling import rates_differ
 from center.serving import SEED, function_confidence
 from center.storage.progress import NoProgress, Progress, Track
 from edgewater.errors import EdgewaterError, StorageError
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 RECENT_WINDOWS = 5
 """The rate is the highest that one of so many windows needed: they differ, and unprocessed rows cannot be recovered."""
+RATE_MARGIN = 1.25
+"""Factor over the rate that they needed."""
 UPDATE_INTERVAL_S = 2.0
 
 

@@ -107,6 +107,7 @@ class LedgerWriter:
         self._alarmed: dict[tuple[QueryRef, str, str], int] = {}
         self._alarmed_in_all = 0
         self._next_alarms_ms = 0
+        self._alarmed_delays: set[tuple[QueryRef, str]] = set()
 
     def begin_term(self) -> None:
         """This driver leads from now on: others may have applied frames and catalog events since it did last."""
@@ -185,6 +186,7 @@ class LedgerWriter:
 
         The store has them. So none is forgotten, whatever happens between its transaction and this one.
         """
+        self._raise_delay_alarms()
         in_all, now_ms = sum(self._ledger.after_final(ref) for ref in self._ledger.queries()), self._now_ms()
         if in_all == self._alarmed_in_all or now_ms < self._next_alarms_ms:
             return
@@ -202,6 +204,20 @@ class LedgerWriter:
             self._alarmed_in_all = in_all
         except StorageError as exc:  # the records are counted in the store; the next call tries again
             logger.warning("the alarm about records that came after final answers is not stored: %s", exc)
+
+    def _raise_delay_alarms(self) -> None:
+        """Adds an alarm for each edge whose records came later than a query declares; again after a start."""
+        exceeding = {(ref, edge) for ref, by_edge in self._ledger.exceeding_delays().items() for edge in by_edge}
+        for ref, edge in exceeding - self._alarmed_delays:
+            message = (
+                f"query {query_key(ref)}: records came later than accuracy.delays declares; its early answers no longer"
+                " rely on it, and say how many came"
+            )
+            try:
+                self._catalog_events.alarm("delays-exceeded", message, EdgeId(edge), self._now_ms(), query_key(ref))
+                self._alarmed_delays.add((ref, edge))
+            except StorageError as exc:  # the records are counted in the ledger; the next call tries again
+                logger.warning("the alarm about exceeded delays is not stored: %s", exc)
 
     def _apply_catalog_events(self, now_ms: int) -> list[Emission]:
         version, events = self._catalog_events.pending()

@@ -47,6 +47,7 @@ class EarlyAnswerLedger(TimeWindowLedger):
                 others.append((kind, number, entry))
         super().__init__(state, others, margin_ms)
         self._estimator = self._restore_estimator()
+        self._withdraws = False  # all early answers of open windows are given anew
 
     def _restore_estimator(self) -> EarlyAnswerEstimator:
         accuracy = self._spec.accuracy
@@ -105,12 +106,14 @@ class EarlyAnswerLedger(TimeWindowLedger):
         frames = sorted(frames, key=lambda f: f.position)
         changed = super()._apply_frames(frames, unlisted)
         self._estimator.expect(self._state.expected)
+        relied = not self._estimator.exceeding
         for frame in frames:
             if frame.arrivals is not None:
                 # An edge's clock that is far ahead must not advance the query's time.
                 latest_ms = self._state.running_clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS)
                 report, through_ms = frame.arrivals, min(frame.arrivals.through_ms, latest_ms)
                 self._estimator.add_report(frame.edge, through_ms, report.substreams, report.sampled, report.unread)
+        self._withdraws = relied and bool(self._estimator.exceeding)
         return changed
 
     def deadline(self) -> int | None:
@@ -146,7 +149,10 @@ class EarlyAnswerLedger(TimeWindowLedger):
             for start, state in self._windows.items()
             if self._is_open(start, state.is_answered) and estimator.has_ended(start)
         }
+        if self._withdraws:
+            dirty = dirty | {start for start, state in self._windows.items() if state.is_answered}
         emissions = super()._emit_due(dirty | ended, now_ms)
+        self._withdraws = False
         estimator.forget_before(self.sealed_before())
         self._write_log()
         return emissions
@@ -176,7 +182,7 @@ class EarlyAnswerLedger(TimeWindowLedger):
         observed = estimator.has_observed(start_ms) and estimator.has_ended(start_ms)
         prediction: Prediction | None
         if is_answered:
-            if not dirty or not observed or not estimator.is_revision_due(start_ms):
+            if not dirty or not observed or not (self._withdraws or estimator.is_revision_due(start_ms)):
                 return None
             revision, last = estimator.predict(start_ms), estimator.last_answer(start_ms)
             if self._lacks_records(start_ms):
@@ -209,6 +215,6 @@ class EarlyAnswerLedger(TimeWindowLedger):
             emission.quality, self._spec, prediction, early=self._phase(start_ms) is Phase.EARLY or unknown_sample,
             covered=estimator.finalize(start_ms) if is_final else None, coverage=estimator.coverage,
             slot_ms=estimator.schedule.grid.slot_ms, too_many_groups=estimator.has_too_many_groups,
-            sampled_because=reasons, unknown_sample=unknown_sample,
+            sampled_because=reasons, unknown_sample=unknown_sample, exceeding=estimator.exceeding,
         )  # fmt: skip
         return replace(emission, quality=quality)

@@ -138,6 +138,11 @@ class Ledger:
         """Number of records so far that came for windows of the query when these were final."""
         return self._query(ref).state.after_final
 
+    def exceeding_delays(self) -> dict[QueryRef, Mapping[str, int]]:
+        """Per query of which records came later than its declared delays, by edge, their number."""
+        early = {ref: q.estimator for ref, q in self._queries.items() if isinstance(q, EarlyAnswerLedger)}
+        return {ref: estimator.exceeding for ref, estimator in early.items() if estimator.exceeding}
+
     def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
         """Per query with an accuracy and per edge, the sampling rate that the contract needs."""
         return {ref: q.needed_rates() for ref, q in self._queries.items() if isinstance(q, EarlyAnswerLedger)}

@@ -229,6 +229,8 @@ class AccuracyQuality:
         covered: of a final answer, whether that holds for this window (for all its groups).
         too_many_groups: the query has too many groups for early answers.
         unknown_sample: records may have been sampled out that are not counted, so that the data bound nothing.
+        exceeding: by edge, the records of any window so far that came later than the declared delays; None: no delays
+            are declared.
     """
 
     measure: str
@@ -240,6 +242,7 @@ class AccuracyQuality:
     covered: bool | None
     too_many_groups: bool = False
     unknown_sample: bool = False
+    exceeding: Mapping[str, int] | None = None
 
     def to_mapping(self) -> dict[str, Any]:
         p = self.prediction
@@ -248,6 +251,8 @@ class AccuracyQuality:
         if p is not None:
             share = _finite(p.straggler_share) if p.bounded else None
             result |= {"straggler_share": share, "silent": list(p.silent)}
+        if self.exceeding is not None:
+            result["exceeding_delays"] = dict(self.exceeding)
         if self.too_many_groups:
             result["groups"] = {"limit": MAX_GROUPS, "reason": TOO_MANY_GROUPS}
         elif p is not None and p.groups is not None:
@@ -496,12 +501,14 @@ def with_accuracy(
     too_many_groups: bool = False,
     sampled_because: Mapping[str, frozenset[SamplingReason]] = _NONE,
     unknown_sample: bool = False,
+    exceeding: Mapping[str, int] = _NONE,
 ) -> Quality:
     """Extends the quality of an answer by what its accuracy requires.
 
     Args:
         sampled_because: reasons per edge that did not process all of the window's records.
         unknown_sample: records may have been sampled out that are not counted.
+        exceeding: records by edge that came later than the declared delays.
     """
     accuracy = spec.accuracy
     assert accuracy is not None
@@ -531,7 +538,7 @@ def with_accuracy(
     result = AccuracyQuality(
         accuracy.measure, accuracy.confidence, prediction,
         _describe_sampling(spec, sampled_because if sampled else None, unknown_sample), waited, coverage, covered,
-        too_many_groups, unknown_sample,
+        too_many_groups, unknown_sample, None if accuracy.delays_ms is None else dict(exceeding),
     )  # fmt: skip
     # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
     observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed

@@ -26,8 +26,9 @@ AGREEING_HEARTBEATS = 3
 RELAPSE_HEARTBEATS = 30
 """An overload within so many heartbeats of a relief shows that sampling brought the relief."""
 MAX_AGREEING_HEARTBEATS = AGREEING_HEARTBEATS << 6
-RATE_MARGIN = 1.25
-"""Factor over the planned rate: records that were not processed cannot be added afterwards."""
+RATE_MARGIN = 1.1
+"""Factor over the planned rate: records that were not processed cannot be added afterwards. Measured in
+`docs/decisions/0023-early-answers.md`."""
 RATES_EVERY_MS = 5_000
 """The least time between two writes of needed rates to the catalog."""
 MIN_RATE_CHANGE = 0.1

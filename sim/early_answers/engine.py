@@ -97,7 +97,7 @@ def queue_end_ms(arrivals_ms: FloatArray, cost_ms: float, until_ms: float) -> fl
 
 def query_spec(
     workload: Workload, target: AccuracyTarget, measure: MeasureKind, substream_ms: int, latest_ms: int | None,
-    lateness_ms: int | None = None,
+    lateness_ms: int | None = None, delays_ms: int | None = None,
 ) -> QuerySpec:  # fmt: skip
     """Returns the query of a study. Raises InvalidQuery for what production refuses."""
     given: dict[str, object] = {
@@ -112,8 +112,10 @@ def query_spec(
         },
         "lateness": f"{lateness_ms or int(HORIZON_WINDOWS * workload.window_ms)}ms",
     }  # fmt: skip
+    more = {"delays": f"{delays_ms}ms"} if delays_ms is not None else {}
     if workload.groups > 1:
-        given |= {"group_by": ["key"], "accuracy": {**given["accuracy"], "scope": target.scope}}  # type: ignore[dict-item]
+        given["group_by"], more["scope"] = ["key"], target.scope
+    given["accuracy"] = {**given["accuracy"], **more}  # type: ignore[dict-item]
     if latest_ms is not None:
         given["budget"] = {"staleness": format_duration(latest_ms)}
     return QuerySpec.from_mapping(given)
@@ -167,12 +169,14 @@ class EarlyAnswerSimulation:
         latest_ms: staleness budget.
         disorder_ms: the edges' watermark delay, before which no window is complete, and the query's lateness. None: the
             longest lag.
+        delays_ms: declared delays.
     """
 
     def __init__(
         self, workload: Workload, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
         substream_ms: int, silent: SilentSource | None = None, latest_ms: int | None = None, sampling: bool = True,
         disorder_ms: int | None = None, fixed_rate: float | None = None,
+        delays_ms: int | None = None,
         others: Sequence[tuple[AccuracyTarget, MeasureKind]] = (),
     ) -> None:  # fmt: skip
         has_values = [kind != "count" for _, kind in ((target, measure), *others)]
@@ -181,7 +185,7 @@ class EarlyAnswerSimulation:
         self.workload, self.measure, self.event_cost_ms = workload, measure, event_cost_ms
         self.silent, self.sampling, self.fixed_rate = silent, sampling, fixed_rate
         self._queries = [
-            _Answers(query_spec(workload, each, kind, substream_ms, latest_ms, disorder_ms), kind)
+            _Answers(query_spec(workload, each, kind, substream_ms, latest_ms, disorder_ms, delays_ms), kind)
             for each, kind in ((target, measure), *others)
         ]
         spec = self._queries[0].spec

@@ -1,0 +1,108 @@
+"""Declared delays: early answers are met sooner while the declaration is true, and withdrawn when it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from center.ledger import Emission, Phase
+from center.ledger.quality import Quality
+from edgewater.synopses import FloatArray
+from tests.center.accuracy_world import BEGIN_MS, Site, World, first_answers, spec, without_times
+from tests.center.border_world import Border
+
+DECLARED_MS = 500
+LATE_FROM_MS, LATE_TO_MS, LATE_MS = 1_200, 1_260, 1_400
+"""Event times after `BEGIN_MS` of the records that come too late, and their delay."""
+
+
+def punctual(rng: np.random.Generator, born: FloatArray) -> FloatArray:
+    return np.minimum(rng.exponential(80.0, len(born)), 400.0)
+
+
+def partly_late(rng: np.random.Generator, born: FloatArray) -> FloatArray:
+    return np.where((born >= LATE_FROM_MS) & (born < LATE_TO_MS), float(LATE_MS), punctual(rng, born))
+
+
+def world(*, late: bool = False, declared: bool = True, groups: bool = False) -> World:
+    accuracy = {"error": "5%", "confidence": "95%", "measure": "total", "substream": "500ms"}
+    accuracy |= {"delays": f"{DECLARED_MS}ms"} if declared else {}
+    accuracy |= {"scope": "each"} if groups else {}
+    parts = {"group_by": ["k"]} if groups else {}
+    sites = [Site.make(f"e{i}", i, 5, partly_late if late and i == 1 else punctual, shares=(1, 1)) for i in range(2)]
+    return World(spec(accuracy=accuracy, **parts), sites)
+
+
+def statement(quality: Quality) -> dict[str, object]:
+    assert quality.accuracy is not None
+    return quality.accuracy.to_mapping()
+
+
+def is_met(answer: Emission) -> bool:
+    return not answer.quality.violations
+
+
+def test_first_windows_meet_their_accuracy_sooner_where_delays_are_declared() -> None:
+    declared, learnt = world(), world(declared=False)
+    early = first_answers(declared.run(3.4))[:3]
+    assert [e.window_start_ms - BEGIN_MS for e in early] == [0, 1_000, 2_000]
+    for answer in early:
+        assert answer.phase is Phase.EARLY and is_met(answer)
+        assert answer.quality.accuracy is not None and answer.quality.accuracy.prediction is not None
+        prediction, truth = answer.quality.accuracy.prediction, declared.truth(answer.window_start_ms)
+        assert prediction.lower <= truth <= prediction.upper and abs(prediction.estimate / truth - 1) <= 0.05
+        assert statement(answer.quality)["exceeding_delays"] == {}
+    assert not any(is_met(e) for e in learnt.run(3.4) if e.phase is Phase.EARLY)
+
+
+@pytest.mark.parametrize("groups", [False, True], ids=["one", "groups"])
+def test_statements_are_withdrawn_when_records_come_later_than_declared(groups: bool) -> None:
+    run = world(late=True, groups=groups)
+    relied = list(run.run(2.5))  # the late records, born from 1.2 s on, come from 2.6 s on
+    assert {e.window_start_ms - BEGIN_MS for e in relied if is_met(e)} == {0, 1_000}
+    after = [e for e in run.run(0.7)[len(relied) :] if statement(e.quality)["exceeding_delays"]]
+    late = int(((run.sites[1].born >= BEGIN_MS + LATE_FROM_MS) & (run.sites[1].born < BEGIN_MS + LATE_TO_MS)).sum())
+    assert late > 10 and run.estimator().exceeding == {"e1": late}
+    revised = {e.window_start_ms - BEGIN_MS: e for e in after if e.revision > 1}
+    assert {0, 1_000} <= revised.keys(), "answers that relied on the declaration are given anew"
+    for answer in after:
+        assert answer.phase is not Phase.EARLY or not is_met(answer), "longer delays than the edges' age are unknown"
+        accuracy = answer.quality.accuracy
+        assert accuracy is not None and (accuracy.prediction is None or not accuracy.prediction.bounded)
+    assert statement(after[-1].quality)["exceeding_delays"] == {"e1": late}
+
+
+@pytest.mark.parametrize("restart_ms", [2_000, 2_700], ids=["while it is true", "afterwards"])
+def test_a_restart_of_the_center_keeps_the_declaration_and_what_exceeded_it(restart_ms: int) -> None:
+    whole, cut = world(late=True), world(late=True)
+    cut.run(restart_ms / 1_000)
+    cut.restart()
+    cut.run(3.2 - restart_ms / 1_000)
+    assert list(map(without_times, cut.answers)) == list(map(without_times, whole.run(3.2)))
+    assert cut.estimator().exceeding == whole.estimator().exceeding != {}
+    triggers = [group.trigger for group in cut.estimator()._groups]
+    assert {t.triangle.horizon for t in triggers} == {t.grid.lags for t in triggers}
+
+
+@pytest.fixture
+def center(tmp_path: Path) -> Border:
+    return Border(tmp_path)
+
+
+def test_exceeded_delays_raise_an_alarm_that_names_the_edge(center: Border) -> None:
+    edge = center.edge("a")
+    center.register(accuracy={"error": "5%", "measure": "n", "delays": "2s"}, window={"tumbling": "12s"}, lateness="1m")
+
+    def alarms() -> list[str]:
+        return [a["edge"] for a in center.get("/v1/alarms")["alarms"] if a["kind"] == "delays-exceeded"]
+
+    for late_ms in (100, 1_900, 100, 1_900, 9_000):
+        assert alarms() == []
+        edge.accept(center.now_ms - late_ms)
+        center.now_ms += 3_000
+        edge.ship()
+    assert alarms() == ["a"]
+    center.open_job()
+    assert center.ledger.exceeding_delays().popitem()[1] == {"a": 1}
