@@ -24,6 +24,7 @@ def spec(**changes: object) -> QuerySpec:
     [
         {},
         {"accuracy": {"error": "0.5%", "confidence": "99.9%", "substream": "200ms"}},
+        {"accuracy": {**WELL, "delays": "900ms"}},
         {"accuracy": {"error": "5%", "measure": "n"}, "measures": {"n": "count()", "b": "sum(x)"}},
         {"accuracy": {"error": "5%", "range": [-1, 2.5]}},
         {"measures": {"m": "avg(x)"}, "window": {"sliding": "5m", "every": "30s", "offset": "7s"}},
@@ -53,6 +54,7 @@ def test_a_spec_with_an_accuracy_is_read_back_from_its_mapping(changes: dict[str
         ("accuracy.measure", {"accuracy": {**WELL, "measure": "c"}}, "unknown measure"),
         ("accuracy.measure", {"measures": {"q": "quantiles(x)"}}, "staleness budget"),
         ("accuracy.substream", {"accuracy": {**WELL, "substream": "700ms"}}, "a divisor of 3s"),
+        ("accuracy.delays", {"accuracy": {**WELL, "delays": "soon"}}, "500ms"),
         ("accuracy", {"window": {"session": "30s"}}, "tumbling or sliding"),
         ("accuracy.groups", {"accuracy": {**WELL, "groups": "each"}}, "measure, substream, scope"),
         ("accuracy.range", {"accuracy": {**WELL, "range": [1, 0]}}, "least, greatest"),

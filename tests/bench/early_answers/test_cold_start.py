@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from bench.truth.arrivals import LateRecords
-from edgewater.accuracy import AccuracyTarget
+from edgewater.accuracy import AccuracyTarget, MeasureKind
+from edgewater.errors import InvalidInput
 from sim.early_answers.engine import EarlyAnswerSimulation, WindowOutcome
 
 
@@ -23,3 +25,23 @@ def test_nothing_is_claimed_of_the_first_windows_while_longer_delays_cannot_have
 def test_windows_are_answered_early_when_the_delays_are_known() -> None:
     for outcome in outcomes("exponential", 6)[4:]:
         assert outcome.early and outcome.met and outcome.latency_ms < 1_000
+
+
+def test_queries_over_the_same_edges_have_the_answers_that_each_has_alone() -> None:
+    queries: list[tuple[AccuracyTarget, MeasureKind]] = [
+        (AccuracyTarget(confidence=0.68), "sum"), (AccuracyTarget(), "mean"),
+    ]  # fmt: skip
+
+    def simulation(*asked: tuple[AccuracyTarget, MeasureKind]) -> EarlyAnswerSimulation:
+        records = LateRecords("at most 900 ms", windows=3, rate=200.0)
+        return EarlyAnswerSimulation(
+            records, *asked[0], 0.0, substream_ms=500, disorder_ms=2_500, delays_ms=900, sampling=False,
+            others=asked[1:],
+        )  # fmt: skip
+
+    for together, query in zip(simulation(*queries).run_each(), queries, strict=True):
+        alone = simulation(query).run()
+        assert all(o.early and np.isfinite(o.half_width).all() for o in alone)
+        assert repr(together) == repr(alone)
+    with pytest.raises(InvalidInput, match="others"):
+        simulation((AccuracyTarget(), "sum"), (AccuracyTarget(), "count"))
