@@ -501,7 +501,7 @@ def with_accuracy(
     too_many_groups: bool = False,
     sampled_because: Mapping[str, frozenset[SamplingReason]] = _NONE,
     unknown_sample: bool = False,
-    exceeding: Mapping[str, int] = _NONE,
+    exceeding: Mapping[str, int] | None = None,
 ) -> Quality:
     """Extends the quality of an answer by what its accuracy requires.
 
@@ -538,7 +538,7 @@ def with_accuracy(
     result = AccuracyQuality(
         accuracy.measure, accuracy.confidence, prediction,
         _describe_sampling(spec, sampled_because if sampled else None, unknown_sample), waited, coverage, covered,
-        too_many_groups, unknown_sample, None if accuracy.delays_ms is None else dict(exceeding),
+        too_many_groups, unknown_sample, None if accuracy.delays_ms is None else dict(exceeding or {}),
     )  # fmt: skip
     # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
     observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
