@@ -1,10 +1,10 @@
 """The console in a real browser: how soon an answer is drawn, what a tab costs, how large it is, and when it paints.
 
-    python -m bench.console [--smoke] [--json FILE] [--screenshots DIR]
+    python -m bench.console [--smoke] [--json FILE]
 
 `commit_to_drawn_ms`: from the end of the transaction that commits an answer until the chart has drawn it. `core_share`:
-CPU time of the browser's renderer over wall time, while `--queries` queries of `--groups` groups are live in one tab
-and answered one after the other. `--screenshots` writes a picture of each page instead.
+CPU time of the browser's renderer over wall time, while `--queries` queries of `--groups` groups are live in one tab,
+each answered once a second. The answers are in the store before, and are shown to the API one after the other.
 """
 
 from __future__ import annotations
@@ -24,25 +24,11 @@ import numpy as np
 import psutil
 
 from center.api.console import console_files
+from center.ledger import Phase
+from center.results import AnswerRecord, ResultStore
+from edgewater.wire import QueryRef
 from tests.center.api.conftest import HOUR, T0, Desk
-from tests.center.api.console_world import fill
 
-PAGES = {
-    "overview": "/ui/",
-    "query": "/ui/queries/miles_by_carrier?group=%7B%22carrier%22%3A%22B6%22%7D",
-    "explain": "/ui/queries/delay_quantiles/2013-01-02T04:00:00Z",
-    "edges": "/ui/edges?query=delay_quantiles",
-    "budget": "/ui/budget/miles_by_carrier",
-    "new": "/ui/new",
-}
-READY = {
-    "overview": "() => document.querySelectorAll('svg.spark').length >= 2",
-    "query": "() => Number(document.querySelector('.chart')?.dataset.drawn.split(':')[1]) >= 20",
-    "explain": "() => document.querySelector('table.causes')",
-    "edges": "() => document.querySelector('table.matrix')",
-    "budget": "() => document.querySelector('.stack')",
-    "new": "() => document.querySelector('#verdict')?.dataset.checked === 'accepted'",
-}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -101,6 +87,23 @@ def drawn_after_commit(chromium: Any, answers: int) -> list[float]:
     return took
 
 
+class Unveiled:
+    """A result store of which readers of streams see the answers up to `newest`."""
+
+    def __init__(self, results: ResultStore) -> None:
+        self._results = results
+        self.newest = results.last_answer_id()
+
+    def last_answer_id(self) -> int:
+        return self.newest
+
+    def answers_after(self, after: int, limit: int, ref: QueryRef | None = None) -> list[AnswerRecord]:
+        return [a for a in self._results.answers_after(after, limit, ref) if a.answer_id <= self.newest]
+
+    def latest(self, ref: QueryRef, min_phase: Phase = Phase.EARLY) -> AnswerRecord | None:
+        return self._results.answer(ref, T0, 1)
+
+
 def renderer_share(chromium: Any, queries: int, groups: int, seconds: float) -> dict[str, float]:
     """CPU of the browser's processes over wall time, with so many live queries; and the answers per second."""
     flights = {f"C{i:03}": 1 + i % 3 for i in range(groups)}
@@ -109,6 +112,15 @@ def renderer_share(chromium: Any, queries: int, groups: int, seconds: float) -> 
         registered = [desk.register(name=f"q{i:03}", edges=["jfk"], measures={"n": "count()"}) for i in range(queries)]
         for query in registered:
             desk.report(query, "jfk", T0, flights)
+        shown = Unveiled(desk.results)
+        for hour in range(1, round(seconds) + 1):
+            for query in registered:
+                desk.report(query, "jfk", T0 + hour * HOUR, flights)
+        app = desk.app()
+        services = app.state.services
+        object.__setattr__(services.feed, "results", shown)
+        services.feed.changes._read = shown.last_answer_id
+        desk.app = lambda **_: app  # type: ignore[method-assign]
         with desk.served() as url:
             page = chromium.new_page()
             page.goto(f"{url}/ui/")
@@ -119,16 +131,18 @@ def renderer_share(chromium: Any, queries: int, groups: int, seconds: float) -> 
             def spent() -> float:
                 return sum(p.cpu_times().user + p.cpu_times().system for p in tab)
 
-            began, cpu, given, hour = time.monotonic(), spent(), 0, 0
-            while time.monotonic() - began < seconds:
-                hour += 1
-                for query in registered:
-                    desk.report(query, "jfk", T0 + hour * HOUR, flights)
-                    given += 1
-                    if time.monotonic() - began >= seconds:
-                        break
+            first, last, came = (
+                shown.newest,
+                desk.results.last_answer_id(),
+                "async () => (await import('/ui/api.js')).live.lastId",
+            )
+            began, cpu = time.monotonic(), spent()
+            while shown.newest < last:
+                shown.newest = min(last, first + round((time.monotonic() - began) * queries))
+                time.sleep(0.005)
+            until(page, f"async (last) => Number(await ({came})()) >= last", last)
             wall = time.monotonic() - began
-            share = (spent() - cpu) / wall
+            share, given = (spent() - cpu) / wall, last - first
             page.close()
     return {"core_share": share, "answers_per_s": given / wall}
 
@@ -144,23 +158,6 @@ def first_paint(chromium: Any, loads: int) -> list[float]:
     return took
 
 
-def take_screenshots(chromium: Any, directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    with new_desk() as desk:
-        fill(desk)
-        with desk.served() as url:
-            for scheme in ("light", "dark"):
-                context = chromium.new_context(viewport={"width": 1240, "height": 760}, color_scheme=scheme)
-                page = context.new_page()
-                for name, path in PAGES.items() if scheme == "light" else [("query", PAGES["query"])]:
-                    page.goto(url + path)
-                    until(page, READY[name])
-                    page.mouse.move(0, 0)
-                    page.wait_for_timeout(400)
-                    page.screenshot(path=directory / f"{name}{'' if scheme == 'light' else '-dark'}.png")
-                context.close()
-
-
 def percentile(values: list[float], q: float) -> float:
     return round(float(np.percentile(values, q)), 1)
 
@@ -172,10 +169,7 @@ def percentile(values: list[float], q: float) -> float:
 @click.option("--answers", default=100, show_default=True, help="For the latency.")
 @click.option("--seconds", default=20.0, show_default=True, help="For the CPU.")
 @click.option("--json", "path", type=click.Path(path_type=Path))
-@click.option("--screenshots", type=click.Path(path_type=Path))
-def main(
-    smoke: bool, queries: int, groups: int, answers: int, seconds: float, path: Path | None, screenshots: Path | None
-) -> None:
+def main(smoke: bool, queries: int, groups: int, answers: int, seconds: float, path: Path | None) -> None:
     if smoke:
         queries, groups, answers, seconds = 3, 10, 2, 0.3
     size = sum(len(gzip.compress(f.body)) for f in console_files().values())
@@ -184,9 +178,6 @@ def main(
         print("no Chromium on this machine: only the size is measured")
     else:
         with browser() as chromium:
-            if screenshots is not None:
-                take_screenshots(chromium, screenshots)
-                return
             paints = first_paint(chromium, 2 if smoke else 10)
             drawn = drawn_after_commit(chromium, answers)
             report |= {

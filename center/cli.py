@@ -238,9 +238,11 @@ def quarantine() -> None:
     """
 
 
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
 def _of_frame(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
-    return click.argument("query")(click.argument("position", type=click.IntRange(1))(command))
+    return click.argument("query")(click.argument("position", type=click.IntRange(1))(_json(command)))
 
 
 def _print(as_json: bool, value: object, text: str) -> None:
@@ -249,7 +251,7 @@ def _print(as_json: bool, value: object, text: str) -> None:
 
 @quarantine.command("ls")
 @configured
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_json
 def quarantine_ls(config: CenterConfig, as_json: bool) -> None:
     """List the frames, the latest first."""
     from center.ops.quarantine import Quarantine
@@ -306,7 +308,7 @@ def quarantine_drop(config: CenterConfig, query: str, position: int, as_json: bo
 
 @quarantine.command("queries")
 @configured
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_json
 def quarantine_queries(config: CenterConfig, as_json: bool) -> None:
     """List the queries that are set aside, because the job died of them."""
     from center.ops.quarantine import Quarantine
@@ -320,7 +322,7 @@ def quarantine_queries(config: CenterConfig, as_json: bool) -> None:
 @quarantine.command("resume")
 @configured
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_json
 def quarantine_resume(config: CenterConfig, name: str, as_json: bool) -> None:
     """Let the job try a query again that is set aside: within seconds, with all its frames.
 

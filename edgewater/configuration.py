@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -171,16 +172,17 @@ def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidCon
         return InvalidConfig(field, first["input"], context["accepted"], _join(context["reason"], further))
     if first["type"] == "string_pattern_mismatch":
         return InvalidConfig(field, first["input"], f"text that matches {context['pattern']}", further)
-    return InvalidConfig(field, first["input"], _as_phrase(first["msg"]), further)
+    return InvalidConfig(field, first["input"], as_phrase(first["msg"]), further)
 
 
 def _join(*reasons: str) -> str:
     return ", ".join(reason for reason in reasons if reason)
 
 
-def _as_phrase(message: str) -> str:
-    phrase = message.removeprefix("Input should be ").removeprefix("Input should ")
-    return phrase[:1].lower() + phrase[1:]
+def as_phrase(message: str) -> str:
+    """What pydantic's message says of a value, as a phrase that follows "expected"."""
+    phrase = re.sub(r"^(\w+ should (be |have )?|Value error, )", "", message)
+    return phrase if phrase[1:2].isupper() else phrase[:1].lower() + phrase[1:]
 
 
 def _keys_at(root: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

@@ -32,7 +32,11 @@ class ExplainedEdge(BaseModel):
 
     edge: str
     state: EdgeState | Literal["never_connected"] = Field(description="Now.")
-    watermark: Rfc3339 | None = Field(description="Of the stream, now.")
+    watermark: Rfc3339 | None = Field(
+        description="Of the stream, as far as the center knows by a heartbeat, or by the answer itself. Null: none yet, or"
+        " the stream has ended."
+    )
+    ended: bool = Field(description="The edge has read the stream to its end.")
     closed: bool | None = Field(description="Whether it had closed the window with all its records. Null: unknown.")
     closed_until: Rfc3339 | None = Field(
         description="If it had not: event time before which it had closed everything. Null: unknown."

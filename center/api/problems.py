@@ -18,7 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgewater.errors import EdgewaterError, InvalidInput
+from edgewater.configuration import as_phrase
+from edgewater.errors import EdgewaterError, InvalidInput, InvalidRequest
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_BASE = "https://edgewater.dev/problems/"
@@ -166,19 +167,20 @@ def _edgewater_error(request: Request, exc: Exception) -> Response:
 
 def _validation_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
-    errors = [_validation_detail(e) for e in exc.errors()[:MAX_ERRORS]]
-    first = errors[0]
-    detail = f"{first['field']}: {first['value']!r} is not accepted; {first['accepted']}"
-    return problem_response(
-        "invalid-request", detail, instance=request.url.path, extra={**first, "errors": errors if errors[1:] else None}
-    )
+    found = [_invalid_request(e) for e in exc.errors()[:MAX_ERRORS]]
+    errors = [_members(e) for e in found]
+    extra = {**errors[0], "errors": errors if errors[1:] else None}
+    return problem_response("invalid-request", found[0].message, instance=request.url.path, extra=extra)
 
 
-def _validation_detail(error: Mapping[str, Any]) -> dict[str, object]:
+def _invalid_request(error: Mapping[str, Any]) -> InvalidRequest:
     # The first element of a location names the place: query, path or body.
     field = ".".join(str(part) for part in error["loc"][1:])
-    accepted = "no such parameter" if error["type"] == "extra_forbidden" else error["msg"]
-    return {"field": field, "value": _shown(error.get("input")), "accepted": accepted}
+    if error["type"] == "extra_forbidden":
+        return InvalidRequest(field, error["input"], "a parameter of this endpoint, see /docs", "no such parameter")
+    if error["type"] == "missing":
+        return InvalidRequest(field, None, "a value", "it is missing")
+    return InvalidRequest(field, error["input"], as_phrase(error["msg"]))
 
 
 def _http_exception(request: Request, exc: Exception) -> Response:

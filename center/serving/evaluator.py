@@ -177,7 +177,7 @@ class Evaluator:
             # Cached per window and group: finding a group scans all keys.
             named = repr(sorted(group.items()))
             return self.synopses.get((key, named), lambda: _only(stack, aggregate, group, found)), None
-        codes = sorted_groups(aggregate) if group is None else _chosen(aggregate, group)
+        codes = sorted_groups(aggregate, np.arange(len(aggregate))) if group is None else _chosen(aggregate, group)
         rows = zip(*(c.to_pylist() for c in aggregate.rows(codes)), strict=True)
         groups = [dict(zip(aggregate.key_names, row, strict=True)) for row in rows]
         return stack.take(codes), groups
@@ -376,8 +376,7 @@ def _chosen(aggregate: GroupedAggregate, group: Mapping[str, Any]) -> Any:
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
             raise InvalidRequest(f"group.{name}", value, f"a value of type {column.type}, or null") from None
         keep &= pc.fill_null(pc.equal(column, wanted), False).to_numpy(zero_copy_only=False)
-    codes = np.flatnonzero(keep)
-    return codes if len(codes) < 2 else sorted_groups(aggregate)[keep[sorted_groups(aggregate)]]
+    return sorted_groups(aggregate, np.flatnonzero(keep))
 
 
 def _only(stack: Stack, aggregate: GroupedAggregate, group: Mapping[str, Any], found: Sequence[WindowAnswer]) -> Stack:

@@ -78,7 +78,7 @@ class MeasureValues:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRows:
-    """An answer's rows as columns, sorted by group.
+    """An answer's rows as columns, sorted by group unless asked otherwise.
 
     Attributes:
         unsent_maxima: per maximum with groups of which an edge sent nothing; over all groups of the answer.
@@ -109,8 +109,9 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
         InvalidRequest: a question that a measure's synopsis cannot answer.
         SynopsisError: the stored bytes cannot be read.
     """
-    rows = answer_rows(record, spec, questions)
-    quality, contract = stated_quality(record, spec, rows, questions)
+    merged = merged_data(record)
+    rows = answer_rows(record, spec, questions, merged=merged)
+    quality, contract = stated_quality(record, spec, rows, questions, merged)
     groups = rows.group_cells()
     columns = [(values.name, values.cells(rows.length)) for values in rows.values]
     data = [{"group": groups[i], **{name: cells[i] for name, cells in columns}} for i in range(rows.length)]
@@ -149,14 +150,20 @@ def _width(row: Mapping[str, Any]) -> float:
 
 
 def stated_quality(
-    record: AnswerRecord, spec: QuerySpec, rows: AnswerRows, questions: MeasureQuestions
+    record: AnswerRecord,
+    spec: QuerySpec,
+    rows: AnswerRows,
+    questions: MeasureQuestions,
+    merged: GroupedAggregate | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The quality and the contract of an answer: of the whole one, whatever part of it is requested."""
     quality = {name: value for name, value in record.quality.items() if name not in ("contract", "edges")}
     contract = record.quality["contract"]
     if any("groups" in p for p in quality.get("prediction", {}).values()):
         del quality["prediction"]  # it is in the rows
-    whole = rows if questions == NO_QUESTIONS else answer_rows(record, spec, NO_QUESTIONS)
+    whole = (
+        rows if questions == NO_QUESTIONS else answer_rows(record, spec, NO_QUESTIONS, merged=merged, is_sorted=False)
+    )
     if spec.accuracy is not None and spec.accuracy.kind is None:
         function = whole.function_of(spec.accuracy)
         assert function is not None
@@ -174,8 +181,9 @@ def to_stated_table(
     record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS
 ) -> tuple[pa.Table, dict[str, Any], dict[str, Any]]:
     """`to_table`, with the quality and the contract that `render` states."""
-    rows = answer_rows(record, spec, questions)
-    return _table(record, rows), *stated_quality(record, spec, rows, questions)
+    merged = merged_data(record)
+    rows = answer_rows(record, spec, questions, merged=merged)
+    return _table(record, rows), *stated_quality(record, spec, rows, questions, merged)
 
 
 def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> pa.Table:
@@ -210,9 +218,29 @@ def to_csv(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
     return text
 
 
+def merged_data(record: AnswerRecord) -> GroupedAggregate | None:
+    """The merged data of an answer, with a row for each group that has a prediction only; None: nothing has arrived."""
+    if record.synopsis is None:
+        return None
+    aggregate = GroupedAggregate.from_bytes(record.synopsis)
+    _add_expected(aggregate, record.quality.get("prediction") or {})
+    return aggregate
+
+
 def answer_rows(
-    record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions, new_error: Callable[[bool], OwnError] = OwnError
+    record: AnswerRecord,
+    spec: QuerySpec,
+    questions: MeasureQuestions,
+    new_error: Callable[[bool], OwnError] = OwnError,
+    merged: GroupedAggregate | None = None,
+    is_sorted: bool = True,
 ) -> AnswerRows:
+    """The rows that the questions select.
+
+    Args:
+        merged: `merged_data` of the record, if they are read already.
+        is_sorted: whether the rows are sorted by group, which costs as much as to read them.
+    """
     withheld = record.quality["error"]["withheld"]
     predictions = record.quality.get("prediction")
     completeness = record.quality["completeness"]
@@ -227,9 +255,10 @@ def answer_rows(
         groups_in_all = 0
         unsent = {}
     else:
-        aggregate = GroupedAggregate.from_bytes(record.synopsis)
-        _add_expected(aggregate, predictions or {})
-        order = _select_groups(aggregate, sorted_groups(aggregate), questions)
+        aggregate = merged_data(record) if merged is None else merged
+        assert aggregate is not None
+        selected = _select_groups(aggregate, questions)
+        order = sorted_groups(aggregate, selected) if is_sorted else selected
         groups_in_all = len(aggregate)
         groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
         stacks = dict(aggregate.measures)
@@ -296,22 +325,22 @@ def _add_expected(aggregate: GroupedAggregate, predictions: Mapping[str, Any]) -
             aggregate.encode(columns, len(keys))
 
 
-def sorted_groups(aggregate: GroupedAggregate) -> IntArray:
-    """Codes sorted by the key columns, so that equal data render equally whatever the merge order was."""
-    if not aggregate.key_names:
-        return np.arange(len(aggregate))
-    keys = pa.table(dict(zip(aggregate.key_names, aggregate.rows(), strict=True)))
+def sorted_groups(aggregate: GroupedAggregate, codes: IntArray) -> IntArray:
+    """The codes sorted by the key columns, so that equal data render equally whatever the merge order was."""
+    if not aggregate.key_names or len(codes) < 2:
+        return codes
+    keys = pa.table(dict(zip(aggregate.key_names, aggregate.rows(codes), strict=True)))
     by = [(name, "ascending") for name in aggregate.key_names]
-    order: IntArray = pc.sort_indices(keys, sort_keys=by).to_numpy().astype(np.int64)
+    order: IntArray = codes[pc.sort_indices(keys, sort_keys=by).to_numpy()]
     return order
 
 
-def _select_groups(aggregate: GroupedAggregate, order: IntArray, questions: MeasureQuestions) -> IntArray:
-    columns = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True)) if questions.groups else {}
-    keep = np.ones(len(order), bool)
+def _select_groups(aggregate: GroupedAggregate, questions: MeasureQuestions) -> IntArray:
+    columns = dict(zip(aggregate.key_names, aggregate.rows(), strict=True)) if questions.groups else {}
+    keep = np.ones(len(aggregate), bool)
     for name, texts in questions.groups:
         keep &= pc.is_in(columns[name], denoted_values(texts, columns[name].type)).to_numpy(zero_copy_only=False)
-    return order[keep]
+    return np.flatnonzero(keep)
 
 
 def denoted_values(texts: Iterable[str], key_type: pa.DataType) -> pa.Array:

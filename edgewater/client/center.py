@@ -65,6 +65,18 @@ class Center:
         """The queries that the token may read."""
         return [Query(q, self) for q in self._run(flows.get("/v1/queries"))["queries"]]
 
+    def live(self, *names: str, after: int | None = None) -> Iterator[Answer | Progress | Gap]:
+        """Answers of several queries over one connection, as `Query.live` gives those of one.
+
+        Args:
+            names: Default: those that are registered now and that the token may read.
+            after: id of an answer of any query; the stream begins after it.
+
+        Raises NotFound when one of them is deleted.
+        """
+        queries = [self.query(name) for name in names] if names else self.queries()
+        return self._live(LiveState.of_several(queries, after))
+
     def edges(self) -> list[dict[str, Any]]:
         """All edges: state, streams with watermarks, drops, backlog."""
         return list(self._run(flows.get("/v1/edges"))["edges"])
@@ -211,7 +223,7 @@ class Query(QueryData):
         After a lost connection, such as a center that restarts, it continues after the last answer. Raises NotFound
         when the query is deleted.
         """
-        return self.center._live(LiveState.of(self, question_params(group, questions), after, self.explain))
+        return self.center._live(LiveState.of(self, question_params(group, questions), after))
 
     def status(self) -> dict[str, Any]:
         """Whether the query has answers; if not, what it waits for, since when, and what to do."""

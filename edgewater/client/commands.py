@@ -197,7 +197,7 @@ def query_explain(
             e["edge"],
             e["state"],
             closed[e["closed"]],
-            e["watermark"] or "none",
+            "ended" if e["ended"] else e["watermark"] or "none",
             _amount(e["late"]),
             _sides(e["withheld"]),
         )
@@ -217,7 +217,10 @@ def _amount(value: float | None) -> str:
 
 
 def _sides(value: Mapping[str, Any] | None) -> str:
-    return "unknown" if value is None else f"-{_amount(value['below'])} +{_amount(value['above'])}"
+    if value is None:
+        return "unknown"
+    is_nothing = all(side == 0 for side in value.values())
+    return "nothing" if is_nothing else f"-{_amount(value['below'])} +{_amount(value['above'])}"
 
 
 @query.command("tail")
@@ -293,7 +296,10 @@ def edges(center: Center, as_json: bool) -> None:
     print_table(EDGE_COLUMNS, edge_rows(found), empty="no edge has ever connected")
 
 
-EDGE_COLUMNS = ("edge", "state", "stream", "watermark", "records", "backlog", "bandwidth", "rtt", "clock", "dropped")
+EDGE_COLUMNS = (
+    "edge", "state", "heard", "stream", "watermark", "records", "backlog", "bandwidth", "rtt", "clock", "dropped",
+)  # fmt: skip
+"""All but the state are those of the last heartbeat, which came when it was `heard`: answers may be newer."""
 
 
 def edge_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -305,7 +311,7 @@ def edge_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
                 f"{e['clock_offset_ms']:+.0f} ms", dropped)  # fmt: skip
         for s in e["streams"] or [{"name": "", "watermark": None, "ended": False, "records": 0}]:
             watermark = "ended" if s["ended"] else s["watermark"] or "none yet"
-            rows.append((e["edge"], e["state"], s["name"], watermark, str(s["records"]), *link))
+            rows.append((e["edge"], e["state"], e["last_seen"], s["name"], watermark, str(s["records"]), *link))
     return rows
 
 

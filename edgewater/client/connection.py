@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +17,7 @@ from tenacity import wait_random_exponential
 
 from edgewater.client.answers import Answer, Gap, Progress, from_json
 from edgewater.client.requests import Pause, Request, RequestRefused, Unreachable, checked, segment
-from edgewater.errors import EdgewaterError, InvalidConfig, ProtocolError
+from edgewater.errors import EdgewaterError, InvalidConfig, NotFound, ProtocolError
 
 DEFAULT_URL = "http://127.0.0.1:7480"
 SILENCE_S = 30.0
@@ -124,22 +124,30 @@ class LiveState:
     """The state of a live stream between two connections.
 
     Attributes:
+        queries: the `Query` or `AsyncQuery` of each name in it.
         last_id: id of the last answer.
         failures: attempts to connect since the last event.
     """
 
     path: str
     params: tuple[tuple[str, str], ...]
-    specs: Mapping[str, Mapping[str, Any]]
-    explain_with: Any
+    queries: Mapping[str, Any]
     last_id: str | None = None
     failures: int = 0
 
     @classmethod
-    def of(cls, query: Any, params: tuple[tuple[str, str], ...], after: int | None, explain_with: Any) -> LiveState:
+    def of(cls, query: Any, params: tuple[tuple[str, str], ...], after: int | None) -> LiveState:
         """The state of a stream of one query, that has had the answers up to `after`."""
         path, last = f"/v1/queries/{segment(query.name)}/live", None if after is None else str(after)
-        return cls(path, params, {query.name: query.spec}, explain_with, last)
+        return cls(path, params, {query.name: query}, last)
+
+    @classmethod
+    def of_several(cls, queries: Sequence[Any], after: int | None) -> LiveState:
+        """The state of a stream of several queries over one connection."""
+        if not queries:
+            raise NotFound("no query is registered that the token may read")
+        named = tuple(("query", query.name) for query in queries)
+        return cls("/v1/live", named, {query.name: query for query in queries}, None if after is None else str(after))
 
     def arguments(self) -> dict[str, Any]:
         headers = {"Last-Event-ID": self.last_id} if self.last_id is not None else {}
@@ -147,17 +155,26 @@ class LiveState:
         return {"method": "GET", "url": self.path, "params": self.params, "headers": headers, "timeout": limits}
 
     def event(self, sse: ServerSentEvent) -> Answer | Progress | Gap | None:
-        """The event; None: of a kind that this version does not know. Raises ProtocolError."""
+        """The event; None: of a kind that this version does not know.
+
+        Raises:
+            NotFound: a query has been deleted, or replaced by another one of its name.
+            ProtocolError: it cannot be read.
+        """
         self.failures = 0
         try:
             data = json.loads(sse.data)
             match sse.event:
                 case "answer":
-                    spec = self.specs.get(data["query"])
-                    event = None if spec is None else from_json(data, spec, self.explain_with)
+                    query = self.queries[data["query"]]
+                    event = from_json(data, query.spec, query.explain)
                     self.last_id = sse.id
                     return event
                 case "progress":
+                    live = {(q["query"], q["version"]) for q in data["queries"]}
+                    for query in self.queries.values():
+                        if (query.name, query.version) not in live:
+                            raise NotFound(f"query {query.name}: version {query.version} is deleted")
                     return Progress(data)
                 case "gap":
                     return Gap(int(data["after"]), int(data["through"]), str(data["reason"]))

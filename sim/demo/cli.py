@@ -48,7 +48,8 @@ def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Pat
     """Run a center and three edges on a year of flights, and compare each answer with the truth.
 
     Starts the center and the edges (EWR, JFK, LGA) as processes on this machine. The edges replay the 336,776
-    flights of 2013, and the center answers four queries. Exit status 0 only if every contract was met.
+    flights of 2013, and the center answers four queries. Exit status 0 only if every contract was met. Two more
+    queries are there to look at in the console: one whose answers come early, and one that an edge is missing from.
     """
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)
     began = time.monotonic()
@@ -58,8 +59,9 @@ def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Pat
     except OSError as exc:
         raise click.ClickException(str(exc)) from exc
     run = Demo(directory.absolute(), seconds, port)
-    # SIGTERM stops the demo like Ctrl-C, with all processes that it has started.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # SIGTERM stops the demo like Ctrl-C, with all processes that it has started; also where a shell has it in the
+    # background, which ignores SIGINT.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     reports: list[QueryReport] = []
     try:
         console.print(f"starting the center (Spark needs a few seconds); logs: {directory}")

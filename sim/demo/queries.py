@@ -51,6 +51,29 @@ SPECS: list[dict[str, Any]] = [
     },
 ]
 
+WATCHED_SPECS: list[dict[str, Any]] = [
+    {
+        "name": "departures_early",
+        "from": "flights",
+        "group_by": ["carrier"],
+        "measures": {"flights": "count()", "mean_delay": "mean(dep_delay)"},
+        "window": {"tumbling": "1d"},
+        "budget": {"staleness": "200ms"},
+        "edges": EDGES,
+    },
+    {
+        "name": "miles_with_teterboro",
+        "from": "flights",
+        "group_by": ["dest"],
+        "measures": {"miles": "sum(distance)"},
+        "window": {"tumbling": "1w"},
+        "budget": {"error": {"miles": 6000}, "staleness": "2s"},
+        "edges": [*EDGES, "teb"],
+    },
+]
+"""Queries to look at, which are not compared with the truth: answers before all edges have closed the window, and an
+edge that never connects."""
+
 QUESTIONS: dict[str, dict[str, Any]] = {"delay_quantiles": {"quantile": list(QUANTILES)}}
 """Questions to a query's synopses, as parameters of the URL."""
 

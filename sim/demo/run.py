@@ -19,7 +19,7 @@ import httpx
 import yaml
 
 from sim.demo.data import AIRPORTS, COLUMNS, FIRST_DAY, TIME
-from sim.demo.queries import QUESTIONS, SPECS
+from sim.demo.queries import QUESTIONS, SPECS, WATCHED_SPECS
 
 READY_TIMEOUT_S = 180.0
 YEAR_S = 365 * 86_400
@@ -84,7 +84,7 @@ class Demo:
         self._until_ready("center", f"{self.url}/readyz")
 
     def register(self) -> None:
-        for spec in SPECS:
+        for spec in (*SPECS, *WATCHED_SPECS):
             self.client.post("/v1/queries", json=spec).raise_for_status()
 
     def start_edges(self, files: dict[str, Path]) -> None:

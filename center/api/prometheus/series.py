@@ -24,7 +24,7 @@ from center.ledger import Phase
 from center.results import AnswerRecord, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
 from center.serving.cells import Cell
-from center.serving.render import answer_rows, stated_quality
+from center.serving.render import answer_rows, merged_data, stated_quality
 from edgewater.errors import EdgewaterError
 
 Labels = tuple[tuple[str, str], ...]
@@ -178,7 +178,8 @@ class SeriesReader:
             return {}
 
     def _series(self, query: RegisteredQuery, record: AnswerRecord, selection: Selection) -> dict[Labels, float]:
-        rows = answer_rows(record, query.spec, selection.questions)
+        merged = merged_data(record)
+        rows = answer_rows(record, query.spec, selection.questions, merged=merged)
         self._evaluated += rows.length * len(rows.values)
         if self._evaluated > MAX_CELLS:
             raise TooMany(
@@ -186,7 +187,7 @@ class SeriesReader:
             )
         name, found = query.ref.name, dict[Labels, float]()
         if selection.describes:
-            quality, contract = stated_quality(record, query.spec, rows, selection.questions)
+            quality, contract = stated_quality(record, query.spec, rows, selection.questions, merged)
             described = (
                 quality["completeness"]["ratio"], record.staleness_ms / 1000, float(contract["met"]),
                 PHASES[record.phase],

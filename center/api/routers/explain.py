@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from center.api.access import IN_TURN, READS_QUERY
-from center.api.edge_progress import edge_progress
+from center.api.edge_progress import edge_state, watermark
 from center.api.explain_models import CompletenessMatrix, EdgeBudget, Explanation, PendingGrant, QueryBudget
 from center.api.openapi import problems
 from center.api.query_params import QuestionParams
@@ -114,16 +114,20 @@ def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measu
     known = {e.edge: e for e in center.catalog.edges()}
     rates = center.catalog.sampling_rates().get(query.ref, {})
     unknown = {"closed": None, "closed_until": None, "late": None, "withheld": None}
+    until = (record.quality.get("edges") or {}).get("closed_until_ms") or {}
     now_ms, edges = center.now_ms(), sorted({*stated, *expected_edges(query.spec, known.values())})
     shown = []
     for edge in edges:
-        progress = edge_progress(EdgeId(edge), known.get(EdgeId(edge)), query.spec.stream, now_ms)
+        found, statement = known.get(EdgeId(edge)), stated.get(edge, unknown)
+        # The last heartbeat may be older than the frames that the answer has.
+        closed_ms = record.window_end_ms if statement["closed"] else until.get(edge)
+        heard_ms = found.watermarks.get(query.spec.stream) if found else None
         shown.append(
             {
                 "edge": edge,
-                "state": progress["state"],
-                "watermark": progress["watermark"],
-                **stated.get(edge, unknown),
+                "state": edge_state(found, now_ms) if found else "never_connected",
+                **watermark(max((t for t in (closed_ms, heard_ms) if t is not None), default=None)),
+                **statement,
                 "rate": rates.get(EdgeId(edge)),
             }
         )

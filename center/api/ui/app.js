@@ -21,7 +21,7 @@ const ROUTES = [
 ];
 const STATES = {
   live: ["ok", "Live"], connecting: ["wait", "Connecting"], reconnecting: ["bad", "Reconnecting"],
-  unauthenticated: ["bad", "Signed out"], refused: ["bad", "Refused"], closed: ["", "Every 2 s"],
+  unauthenticated: ["bad", "Signed out"], refused: ["bad", "Refused"], closed: ["", "Refreshing"],
 };
 
 function useLocation() {
@@ -55,7 +55,7 @@ function Theme() {
   }, [theme]);
   const next = { "": "dark", dark: "light", light: "" }[theme];
   return html`<button class="quiet" onClick=${() => setTheme(next)} title="Colours: as the system, dark, light">
-    ${{ "": "Auto", dark: "Dark", light: "Light" }[theme]}<span class="sr"> colours</span></button>`;
+    <span aria-hidden="true">◐</span> ${{ "": "Auto", dark: "Dark", light: "Light" }[theme]}<span class="sr"> colours</span></button>`;
 }
 
 function Login({ onDone }) {

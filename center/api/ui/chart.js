@@ -97,15 +97,16 @@ function withBreaks(points) {
 
 const two = (n) => String(n).padStart(2, "0");
 
-/** Times of the axis in UTC: a day where it begins, else hours and minutes. */
+/** Times of the axis in UTC: hours and minutes with the day below where it begins, or days with the year below. */
 function ticks(_, seconds, __, ___, step) {
-  let day = "";
+  let before = "";
   return seconds.map((t) => {
-    const d = new Date(t * 1000), date = `${d.getUTCFullYear()}-${two(d.getUTCMonth() + 1)}-${two(d.getUTCDate())}`;
+    const d = new Date(t * 1000), year = String(d.getUTCFullYear()), day = `${two(d.getUTCMonth() + 1)}-${two(d.getUTCDate())}`;
     const clock = `${two(d.getUTCHours())}:${two(d.getUTCMinutes())}${step < 60 ? `:${two(d.getUTCSeconds())}` : ""}`;
-    const first = date !== day;
-    day = date;
-    return step >= 86400 ? date : first ? `${clock}\n${date}` : clock;
+    const [above, below] = step >= 86400 ? [day, year] : [clock, `${year}-${day}`];
+    const first = below !== before;
+    before = below;
+    return first ? `${above}\n${below}` : above;
   });
 }
 
@@ -165,9 +166,10 @@ function marks(u, state, ink) {
     c.setLineDash([]);
     c.fillStyle = ink.muted;
     c.font = `${11 * r}px system-ui, sans-serif`;
-    c.textAlign = "left";
+    const fits = x(open.end) - from > 40 * r;
+    c.textAlign = fits ? "left" : "right";
     c.textBaseline = "alphabetic";
-    c.fillText("open", from + 5 * r, u.bbox.top + 14 * r);
+    c.fillText("open", from + (fits ? 5 : -5) * r, u.bbox.top + 14 * r);
   }
   for (const at of state.series.gaps) {
     c.strokeStyle = ink.bad;

@@ -50,6 +50,9 @@ export function bytes(n) {
   return `${Math.round(n)} B`;
 }
 
+/** A mapping of a query as text: `error miles 6000`. */
+export const plain = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value)).replace(/[{}"]/g, "").replaceAll(":", " ").replaceAll(",", ", ");
+
 export const percent = (x) => (x === null || x === undefined ? UNKNOWN : `${part.format(x * 100)} %`);
 
 /** A group as text: `carrier=UA, dest=null`; all groups: "(all)". */

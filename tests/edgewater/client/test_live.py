@@ -98,6 +98,26 @@ def test_the_asynchronous_stream_is_the_same_and_ends_when_the_query_is_deleted(
         assert asyncio.run(followed(url))[:2] == [Answer, Progress]
 
 
+def test_several_queries_share_a_connection_until_one_of_them_is_deleted(two_hours, monkeypatch):
+    desk, _ = two_hours
+    monkeypatch.setattr("edgewater.client.connection.RECONNECT", lambda state: 0.02)
+    other = desk.register(name="other", measures={"flights": "count()"}, edges=["jfk"])
+    desk.report(other, "jfk", T0, {"UA": 2})
+    with desk.served(progress="100ms") as url, Center(url) as center:
+        assert {a.query: a.measures for a in answers(center.live(), 2)} == {
+            "flights": ["n", "miles", "delay"],
+            "other": ["flights"],
+        }
+        events = center.live("other")
+        (answer,) = answers(events, 1)
+        assert answer.explain("flights")["query"] == "other"
+        center.query("other").delete()
+        with pytest.raises(NotFound, match="other"):
+            list(events)
+        with pytest.raises(NotFound, match="other"):
+            next(center.live("flights", "other"))
+
+
 def test_a_live_answer_has_the_columns_and_values_that_the_arrow_form_has(desk):
     desk.connect("jfk")
     query = desk.register(measures=EVERY_KIND, lateness="0s")

@@ -9,11 +9,9 @@ export function Budgets() {
   useEffect(() => live.close(), []);
   const [queries, problem] = useQueries();
   return html`<main id="main"><h1>Budget</h1><${Problem} error=${problem} /><div class="card flush scroll"><table><thead><tr><th>Query</th><th>Budget</th><th>Accuracy</th></tr></thead>
-    <tbody>${(queries || []).map((q) => html`<tr key=${q.name}><th scope="row"><a href=${`/ui/budget/${encodeURIComponent(q.name)}`}>${q.name}</a></th><td>${q.spec.budget ? plain(q.spec.budget) : "none: every record is shipped"}</td><td>${q.spec.accuracy ? plain(q.spec.accuracy) : "–"}</td></tr>`)}
+    <tbody>${(queries || []).map((q) => html`<tr key=${q.name}><th scope="row"><a href=${`/ui/budget/${encodeURIComponent(q.name)}`}>${q.name}</a></th><td>${q.spec.budget ? f.plain(q.spec.budget) : "none: every record is shipped"}</td><td>${q.spec.accuracy ? f.plain(q.spec.accuracy) : "–"}</td></tr>`)}
     ${queries && !queries.length && html`<tr><td colspan="3" class="empty">No query is registered.</td></tr>`}</tbody></table></div></main>`;
 }
-
-const plain = (value) => JSON.stringify(value).replace(/[{}"]/g, "").replaceAll(":", " ").replaceAll(",", ", ");
 
 export function Budget({ args: [name] }) {
   useEffect(() => live.close(), []);
@@ -21,7 +19,7 @@ export function Budget({ args: [name] }) {
   const measures = budget ? Object.keys(budget.limits) : [];
   return html`<main id="main"><p class="crumbs"><a href="/ui/budget">Budget</a> › <a href=${`/ui/queries/${encodeURIComponent(name)}`}>${name}</a></p><h1>Budget of ${name}</h1><${Problem} error=${problem} />
     ${budget && !budget.budget && html`<p>The query has no budget: edges withhold nothing on purpose.</p>`}
-    ${budget?.budget && !measures.length && html`<p>The budget is ${plain(budget.budget)}. ${budget.budget.error ? "A relative limit applies to each group's own value at every edge, so nothing is divided." : "It limits how old a first answer is; edges send the most valuable groups first."}</p>`}
+    ${budget?.budget && !measures.length && html`<p>The budget is ${f.plain(budget.budget)}. ${budget.budget.error ? "A relative limit applies to each group's own value at every edge, so nothing is divided." : "It limits how old a first answer is; edges send the most valuable groups first."}</p>`}
     ${measures.map((m) => html`<${Measure} key=${m} name=${m} budget=${budget} />`)}
     ${budget && html`<section class="card flush" aria-label="Edges"><h2>Edges</h2><div class="scroll"><table><thead><tr><th>Edge</th><th class="n">Bytes shipped</th><th class="n">Sampling rate</th><th>Heard</th><th>Withheld of the window ${budget.window ? f.time(budget.window) : ""}</th></tr></thead>
       <tbody>${budget.edges.map((e) => html`<tr key=${e.edge}><th scope="row">${e.edge}</th><td class="n">${f.bytes(e.wire_bytes)}</td><td class="n">${e.rate === null ? "–" : f.percent(e.rate)}</td><td>${e.heard_at ? f.time(e.heard_at) : "–"}</td>

@@ -5,7 +5,7 @@ import { get, live } from "../api.js";
 import * as f from "../format.js";
 import { Problem, setSearch, useData, useQueries } from "../parts.js";
 
-const WORDS = { c: "closed", m: "missing", i: "input may be lost", s: "state lost", l: "left", "-": "not expected", "?": "unknown" };
+const WORDS = { c: "closed", w: "not closed yet", m: "missing", i: "input may be lost", s: "state lost", l: "left", "-": "not expected", "?": "unknown" };
 const PHASES = { e: "early", c: "complete", f: "final" };
 const WINDOWS = 60;
 
@@ -27,33 +27,40 @@ export function Edges({ search }) {
       <td>${Object.entries(e.drops).filter(([, n]) => n > 0).map(([reason, n]) => html`<div class="late">${reason}: ${f.number(n)}</div>`)}</td></tr>`)}
     ${data && !edges.length && html`<tr><td colspan="9" class="empty">No edge has connected.</td></tr>`}</tbody></table></div>
     <${Map} edges=${edges} />
-    <${Matrix} search=${search} />
+    <${Matrix} search=${search} up=${edges.filter((e) => e.state === "up").map((e) => e.edge)} />
     ${streams?.streams.some((s) => s.differing.length) && html`<section class="card alarm"><h2>Columns differ</h2><ul>${streams.streams.flatMap((s) => s.differing).map((t) => html`<li>${t}</li>`)}</ul></section>`}
   </main>`;
 }
 
-function Matrix({ search }) {
+function Matrix({ search, up }) {
   const [queries] = useQueries();
   const [name, setName] = useState(new URLSearchParams(search).get("query"));
   const chosen = name && queries?.some((q) => q.name === name) ? name : queries?.[0]?.name;
   const [matrix, problem] = useData(() => (chosen ? get(`/v1/queries/${encodeURIComponent(chosen)}/completeness`, [["limit", WINDOWS]]) : Promise.resolve(null)), [chosen], 2000);
   if (!queries?.length) return null;
-  const used = matrix ? [...new Set(Object.values(matrix.edges).join(""))] : [];
+  // An edge that is connected and has not closed a window with an early answer yet is late, not missing.
+  const rows = Object.entries(matrix?.edges || {}).map(([edge, states]) => [edge, [...states].map((c, i) => (c === "m" && matrix.phases[i] === "e" && up.includes(edge) ? "w" : c))]);
+  const used = [...new Set(rows.flatMap(([, states]) => states))];
   return html`<section class="card" aria-label="Completeness"><h2>Completeness <small>edges × the last windows</small></h2>
     <p class="choices"><label>Query <select value=${chosen} onChange=${(e) => { setName(e.target.value); setSearch({ query: e.target.value }); }}>${queries.map((q) => html`<option value=${q.name} selected=${q.name === chosen}>${q.name}</option>`)}</select></label>
       <span class="legend">${used.map((c) => html`<span><i class=${`cell s-${code(c)}`} aria-hidden="true">${mark(c)}</i> ${WORDS[c]}</span>`)}</span></p>
     <${Problem} error=${problem} />
     ${matrix && !matrix.windows.length && html`<p class="empty">No window has an answer.</p>`}
-    ${matrix && matrix.windows.length > 0 && html`<div class="scroll"><table class="matrix" data-windows=${matrix.windows.length}><caption class="sr">Which edges had closed which windows of ${chosen}</caption>
-      <tbody>${Object.entries(matrix.edges).map(([edge, states]) => html`<tr key=${edge}><th scope="row">${edge}</th>${[...states].map((c, i) => html`<td key=${matrix.windows[i]}><a href=${`/ui/queries/${encodeURIComponent(chosen)}/${matrix.windows[i]}`} class=${`cell s-${code(c)}`}
+    ${matrix && matrix.windows.length > 0 && html`<div class="scroll" ref=${toTheNewest}><table class="matrix" data-windows=${matrix.windows.length}><caption class="sr">Which edges had closed which windows of ${chosen}</caption>
+      <tbody>${rows.map(([edge, states]) => html`<tr key=${edge}><th scope="row">${edge}</th>${states.map((c, i) => html`<td key=${matrix.windows[i]}><a href=${`/ui/queries/${encodeURIComponent(chosen)}/${matrix.windows[i]}`} class=${`cell s-${code(c)}`}
         title=${`${edge}, ${f.time(matrix.windows[i])}: ${WORDS[c]}`} aria-label=${`${f.time(matrix.windows[i])}: ${WORDS[c]}`}>${mark(c)}</a></td>`)}</tr>`)}
       <tr><th scope="row">phase</th>${[...matrix.phases].map((p, i) => html`<td key=${i} class=${`ph ph-${PHASES[p]}`} title=${`${f.time(matrix.windows[i])}: ${PHASES[p]}`}>${{ e: "◇", c: "◼", f: "●" }[p]}<span class="sr">${PHASES[p]}</span></td>`)}</tr></tbody></table></div>
       <p class="muted">${f.time(matrix.windows[0])} … ${f.time(matrix.windows.at(-1))} UTC${matrix.earlier ? ", earlier windows are not shown" : ""}</p>`}
   </section>`;
 }
 
+/** Shows the right end of a wide table when it appears. */
+function toTheNewest(box) {
+  if (box && !box.dataset.shown) { box.dataset.shown = "1"; box.scrollLeft = box.scrollWidth; }
+}
+
 const code = (c) => ({ "-": "none", "?": "unknown" })[c] || c;
-const mark = (c) => ({ c: "", m: "✕", i: "!", s: "S", l: "L", "-": "", "?": "?" })[c];
+const mark = (c) => ({ c: "", w: "…", m: "✕", i: "!", s: "S", l: "L", "-": "", "?": "?" })[c];
 
 /** Edges with labels `lat` and `lon`, on a plain grid. */
 function Map({ edges }) {

@@ -12,7 +12,7 @@ from: ${stream || "a_stream"}
 ${text ? `group_by: [${text.name}]\n` : ""}measures:
   records: count()
 ${amount ? `  total: sum(${amount.name})\n` : ""}window: {tumbling: 60s}
-# budget: {error: {records: 100}}    # or {staleness: 2s}; none: exact
+# budget: {error: {records: 100}, staleness: 2s}    # one or both; none: exact
 lateness: 10m
 `;
 };

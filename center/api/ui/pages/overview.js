@@ -33,7 +33,8 @@ class Row {
       this.head = held ? { ...this.head, value } : shown;
       this.points.set(answer.window.start, { ...value, phase: answer.phase });
       if (this.points.size > HISTORY) this.points.delete([...this.points.keys()].sort()[0]);
-    } else if (shown === null) this.head = null;
+    }
+    this.isEmpty = !value;
     this.answer = answer;
   }
 }
@@ -101,8 +102,8 @@ function QueryRow({ name, row, answer, edges }) {
   const points = [...row.points.entries()].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, p]) => p);
   const down = (edges || []).filter((e) => e.state !== "up" && !e.ended).map((e) => e.edge);
   return html`<tr data-query=${name} data-given=${answer.given_at}><th scope="row"><a href=${href}>${name}</a></th>
-    <td>${f.time(answer.window.start)}</td>
-    <td>${head ? html`<${Interval} value=${head.value} /><br /><small>${head.measure}${head.value.name ? ` ${head.value.name}` : ""}${Object.keys(head.group).length ? html`, ${f.group(head.group)} <span class="muted">(of ${answer.groups} groups)</span>` : ""}</small>` : html`<span class="muted">${answer.groups} groups</span>`}</td>
+    <td class="at">${f.time(answer.window.start)}</td>
+    <td class="value">${head ? html`${row.isEmpty ? html`<span class="muted">no record yet</span>` : html`<${Interval} value=${head.value} />`}<br /><small>${head.measure}${head.value.name ? ` ${head.value.name}` : ""}${Object.keys(head.group).length ? html`, ${f.group(head.group)} <span class="muted">(of ${answer.groups} groups)</span>` : ""}</small>` : html`<span class="muted">${answer.groups} groups</span>`}</td>
     <td>${head && html`<${Sparkline} points=${points} label=${`${head.measure} of the last ${points.length} windows`} />`}</td>
     <td><${Phase} phase=${answer.phase} revision=${answer.revision} /></td>
     <td><${Completeness} quality=${answer.quality} />${down.length > 0 && html`<br /><small class="late">down: ${down.join(", ")}</small>`}</td>
