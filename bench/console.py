@@ -131,16 +131,13 @@ def renderer_share(chromium: Any, queries: int, groups: int, seconds: float) -> 
             def spent() -> float:
                 return sum(p.cpu_times().user + p.cpu_times().system for p in tab)
 
-            first, last, came = (
-                shown.newest,
-                desk.results.last_answer_id(),
-                "async () => (await import('/ui/api.js')).live.lastId",
-            )
+            page.evaluate("async () => { window.live = (await import('/ui/api.js')).live; }")
+            first, last = shown.newest, desk.results.last_answer_id()
             began, cpu = time.monotonic(), spent()
             while shown.newest < last:
                 shown.newest = min(last, first + round((time.monotonic() - began) * queries))
                 time.sleep(0.005)
-            until(page, f"async (last) => Number(await ({came})()) >= last", last)
+            until(page, "(last) => Number(live.lastId) >= last", last)
             wall = time.monotonic() - began
             share, given = (spent() - cpu) / wall, last - first
             page.close()

@@ -33,7 +33,7 @@ class ExplainedEdge(BaseModel):
     edge: str
     state: EdgeState | Literal["never_connected"] = Field(description="Now.")
     watermark: Rfc3339 | None = Field(
-        description="Of the stream, as far as the center knows by a heartbeat, or by the answer itself. Null: none yet, or"
+        description="Of the stream, as far as the center knows by a heartbeat or the answer itself. Null: none yet, or"
         " the stream has ended."
     )
     ended: bool = Field(description="The edge has read the stream to its end.")

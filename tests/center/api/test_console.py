@@ -30,6 +30,8 @@ REASON = "no Chromium on this machine (Debian: apt-get install chromium)"
 if BROWSER is None and os.environ.get("CI"):
     raise RuntimeError(REASON)
 WAIT_MS = 20_000
+LIVE = "async () => { window.live = (await import('/ui/api.js')).live; }"
+"""Makes the page's stream known to expressions that are waited for: of a promise, Playwright takes the first value."""
 LARGEST = 150_000
 """Bytes of the console, compressed."""
 
@@ -79,8 +81,8 @@ class Tab:
 
     def ids(self) -> list[int]:
         """The answers that came by the live stream: at least one, for which it waits."""
-        ids = "async () => { const { live } = await import('/ui/api.js'); return live.ids.length && live.ids; }"
-        return self.until(ids)
+        self.page.evaluate(LIVE)
+        return self.until("() => live.ids.length && live.ids")
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +150,12 @@ def test_pages_need_no_credentials_and_other_paths_are_not_pages(desk):
         assert desk.get(path, app=app).status_code == 404
 
 
+def test_the_page_loads_all_modules_at_once_instead_of_one_after_the_other():
+    page = console_files()["index.html"].body.decode()
+    modules = {name for name in console_files() if name.endswith(".js") and name not in ("app.js", "vendor/uplot.js")}
+    assert set(re.findall(r'rel="modulepreload" href="/ui/([^"]+)"', page)) == modules
+
+
 def test_no_source_writes_markup_from_values():
     for name, file in console_files().items():
         if name.endswith(".js") and not name.startswith("vendor/"):
@@ -207,7 +215,7 @@ def test_edges_have_a_matrix_and_the_budget_its_shares(browser, served):
     with tab(browser, served) as t:
         t.open("/ui/edges?query=delay_quantiles")
         t.until("() => document.querySelectorAll('table.matrix a.cell').length >= 21")
-        assert t.page.locator("a.cell.s-m").count() == 1
+        assert t.page.locator("a.cell.s-w").count() == 1
         assert "bad_time: 12" in t.text("tr[data-edge=lga]")
         t.open("/ui/budget/miles_by_carrier")
         t.shows("All edges together may withhold at most")
@@ -277,7 +285,7 @@ def test_after_a_restart_of_the_center_the_stream_goes_on_without_a_gap(browser,
     with desk.served(urlsplit(url).netloc):
         t.page.locator("[data-live=live]").wait_for()
         last = desk.results.last_answer_id()
-        t.until("async (last) => (await import('/ui/api.js')).live.ids.at(-1) === last", last)
+        t.until("(last) => live.ids.at(-1) === last", last)
         assert t.errors == []
         newer = desk.results.answers_after(first[-1], 99, query.ref)
         assert t.ids() == [*first, *(r.answer_id for r in newest_revisions(newer))]
