@@ -1,9 +1,12 @@
-"""``python -m bench.frame_work``: what the largest frames that the gateway accepts cost the job, by kind.
+"""``python -m bench.frame_work``: what the largest frames and answers cost the job, by kind.
 
 One edge sends one frame that asks for far more than a frame may have. The gateway's check cuts it, and the job's reader
 and processor apply what is left, without a JVM: Spark only carries rows between the two. All queries wait for one
 transaction, so the greatest CPU time of one is what a frame can delay other queries' answers by. It is also given per
 unit of work, which is what bounds frames (`edgewater/frame_work.py`).
+
+The second table is about what has come before: an edge of a query that an editor may register has sent slices, and
+closes all of them at once. The greatest CPU time is that of any transaction until all of their windows are answered.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 
 from center.catalog import Catalog, StreamRecord, UnindexedFrame
-from center.ingest.frame_check import FrameCheck
+from center.ingest.frame_check import CheckedFrame, FrameCheck
 from center.job.frame_source import FrameReader, SourceOptions
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
@@ -103,45 +106,102 @@ KINDS: dict[str, tuple[Mapping[str, str], Mapping[str, str], Callable[..., Frame
 }
 
 
+# measures, slices of a window, slices that are closed at once, groups of each
+ANSWERS: dict[str, tuple[Mapping[str, str], int, int, int]] = {
+    "tumbling, few groups": (ONE, 1, 500, 10),
+    "tumbling, 20,000 groups": (ONE, 1, 100, 20_000),
+    "tumbling, 200,000 groups": (ONE, 1, 10, 200_000),
+    "sliding, 500 slices of 10": (ONE, 500, 500, 10),
+    "sliding, 500 slices of 1,000": (ONE, 500, 40, 1_000),
+    "sliding, 60 slices of 20,000": (ONE, 60, 60, 20_000),
+    "sliding, 60, 8 functions": (MIXED, 60, 60, 200),
+}
+
+
+class Center:
+    """The gateway's check and the job, without a JVM, for the frames of one edge and one query."""
+
+    def __init__(self, directory: Path, query: QuerySpec) -> None:
+        self.query, self.edge, url = query, EdgeId("evil"), f"sqlite:///{directory}/center.db"
+        self.catalog, self.log, self.ledger = Catalog(url), FrameLog(directory / "log"), Ledger()
+        streams = (StreamRecord("s", COLUMNS, LIVE),)
+        self.catalog.begin_session(
+            self.edge, "i", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=NOW_MS, session="s"
+        )
+        self.ref = self.catalog.register(query, NOW_MS).ref
+        self.reader = FrameReader(SourceOptions(url, url, str(directory / "log"), keep_frames_ms=1 << 42))
+        metrics = JobMetrics()
+        self.writer = LedgerWriter(
+            self.ledger, ResultStore(url), CatalogEvents(self.catalog), metrics, now_ms=lambda: NOW_MS
+        )
+        self.process = BatchProcessor(
+            self.writer, self.catalog, metrics, directory / "log", now_ms=lambda: NOW_MS, monotonic=time.monotonic
+        )
+        self._seq, self._at = 0, self.reader.initialOffset()
+
+    def send(self, body: FrameBody) -> tuple[Frame, CheckedFrame, float]:
+        """Sends a frame to the log; returns it, what the gateway keeps of it, and the CPU seconds of its check."""
+        frame = Frame.pack(self._seq, self.ref, body)
+        began_s = time.process_time()
+        checked = FrameCheck(self.query, COLUMNS).check(frame, NOW_MS)
+        check_s = time.process_time() - began_s
+        (location,) = self.log.append([StoredFrame(self.edge, "i", checked.frame)])
+        size = frame.wire_bytes, NOW_MS, location, frame.raw_bytes, checked.work
+        self.catalog.index([UnindexedFrame(self.ref, self.edge, "i", self._seq, frame.crc32c, *size)])
+        self._seq += 1
+        return frame, checked, check_s
+
+    def run(self) -> list[float]:
+        """Applies all that was sent, and answers what is due; returns the CPU seconds of each transaction."""
+        taken = []
+        while (end := self.reader.latestOffset(self._at, ReadMaxBytes(1 << 30))) != self._at:
+            began_s = time.process_time()
+            read = [batch for part in self.reader.partitions(self._at, end) for batch in self.reader.read(part)]
+            self.process(Collected(pa.Table.from_batches(read, ROW_SCHEMA)), 0)
+            taken.append(time.process_time() - began_s)
+            self._at = end
+        while (due_ms := self.ledger.next_deadline()) is not None and due_ms <= NOW_MS:
+            began_s = time.process_time()
+            self.writer.advance()
+            taken.append(time.process_time() - began_s)
+        return taken
+
+
 def cost(kind: str, directory: Path) -> dict[str, Any]:
     """Sends a frame of a kind; returns its size, its work and CPU seconds."""
     measures, window, body_of = KINDS[kind]
-    query, edge, url = spec(measures, window), EdgeId("evil"), f"sqlite:///{directory}/center.db"
-    catalog, log, store, ledger = Catalog(url), FrameLog(directory / "log"), ResultStore(url), Ledger()
-    streams = (StreamRecord("s", COLUMNS, LIVE),)
-    catalog.begin_session(edge, "i", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=NOW_MS, session="s")
-    ref = catalog.register(query, NOW_MS).ref
-    frame = Frame.pack(0, ref, body_of(query))
-    began_s = time.process_time()
-    checked = FrameCheck(query, COLUMNS).check(frame, NOW_MS)
-    check_s = time.process_time() - began_s
-    (location,) = log.append([StoredFrame(edge, "i", checked.frame)])
-    row = UnindexedFrame(
-        ref, edge, "i", 0, frame.crc32c, frame.wire_bytes, NOW_MS, location, frame.raw_bytes, checked.work
-    )
-    catalog.index([row])
-    reader = FrameReader(SourceOptions(url, url, str(directory / "log"), keep_frames_ms=1 << 42))
-    metrics = JobMetrics()
-    writer = LedgerWriter(ledger, store, CatalogEvents(catalog), metrics, now_ms=lambda: NOW_MS)
-    process = BatchProcessor(
-        writer, catalog, metrics, directory / "log", now_ms=lambda: NOW_MS, monotonic=time.monotonic
-    )
-    start, taken = reader.initialOffset(), []
-    while (end := reader.latestOffset(start, ReadMaxBytes(1 << 30))) != start:
-        began_s = time.process_time()
-        read = [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
-        process(Collected(pa.Table.from_batches(read, ROW_SCHEMA)), 0)
-        taken.append(time.process_time() - began_s)
-        start = end
-    writer.close()
+    center = Center(directory, spec(measures, window))
+    frame, checked, check_s = center.send(body_of(center.query))
+    taken = max(center.run())
+    center.writer.close()
     return {
         "wire_kib": frame.wire_bytes >> 10,
         "work": checked.work,
         "refused": checked.reason or "",
         "gateway_s": check_s,
-        "job_s": max(taken),
-        "us_per_unit": 1e6 * max(taken) / checked.work,
+        "job_s": taken,
+        "us_per_unit": 1e6 * taken / checked.work,
     }
+
+
+def answers_cost(kind: str, directory: Path) -> dict[str, Any]:
+    """Sends slices one by one, and then closes all of them; returns the windows' number and CPU seconds."""
+    measures, every, slices, groups = ANSWERS[kind]
+    window = {"tumbling": "1s"} if every == 1 else {"sliding": f"{every}s", "every": "1s"}
+    center = Center(directory, spec(measures, window))
+    first = NOW_MS - (slices + 1) * 1_000
+    data = partial(center.query, groups)
+    for i in range(slices):
+        center.send(FrameBody(first, (Partial(first + i * 1_000, 0, data),)))
+    center.run()
+    starts = [first + i * 1_000 for i in range(slices)]
+    center.send(FrameBody(NOW_MS, (), tuple(SliceClose(start, groups, 0) for start in starts)))
+    taken = center.run()
+    center.writer.close()
+    return {
+        "slices": slices, "per_window": every, "groups": groups, "slice_kib": len(data) >> 10,
+        "transactions": len(taken), "job_s": max(taken), "all_s": sum(taken),
+    }  # fmt: skip
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -155,15 +215,29 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([*lines, f"at most {MAX_FRAME_WORK} units; the worst delays others {worst:.2f} s, goal {GOAL_S}"])
 
 
+def answers_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [f"{'windows closed at once':32}{'slices':>7}{'KiB each':>9}{'transactions':>13}{'longest':>10}{'all':>9}"]
+    lines += [
+        f"{kind:32}{r['slices']:>7}{r['slice_kib']:>9}{r['transactions']:>13}{r['job_s']:>8.2f} s{r['all_s']:>7.1f} s"
+        for kind, r in rows.items()
+    ]
+    worst = max(r["job_s"] for r in rows.values())
+    return "\n".join([*lines, f"the worst delays others {worst:.2f} s, goal {GOAL_S}"])
+
+
 @click.command()
 @click.option("--smoke", is_flag=True, help="Two kinds of frames.")
 def main(smoke: bool) -> None:
     """Measure the largest frames that the gateway accepts."""
-    rows = {}
+    frames, answers = {}, {}
     for kind in ("partials", "closes, sliding") if smoke else KINDS:
         with tempfile.TemporaryDirectory(prefix="edgewater-frame-work-") as directory:
-            rows[kind] = cost(kind, Path(directory))
-    click.echo(table(rows))
+            frames[kind] = cost(kind, Path(directory))
+    click.echo(table(frames))
+    for kind in ("tumbling, few groups",) if smoke else ANSWERS:
+        with tempfile.TemporaryDirectory(prefix="edgewater-frame-work-") as directory:
+            answers[kind] = answers_cost(kind, Path(directory))
+    click.echo(answers_table(answers))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Memory of a system's processes as a series, and whether it is flat.
 
 Each sample adds up the resident set (RSS) and the proportional set (PSS: pages that processes share count once) of all
-processes of a kind. Over the last two thirds of a run a line is fitted to the PSS; its standard error takes account of
-samples that depend on the one before (effective number of samples of an AR(1) series: Bayley & Hammersley, 1946).
+processes of a kind. Over the last two thirds of a run a line is fitted; the verdict is that of the RSS, since the PSS
+changes with other programs that share pages. The standard error takes account of samples that depend on the one before
+(effective number of samples of an AR(1) series: Bayley & Hammersley, 1946).
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class MemorySeries:
         rows: dict[str, Any] = {"criterion": CRITERION, "interval_s": self.interval_s, "processes": {}}
         for kind in kinds:
             row = {what: Trend.of(minutes, self.series(kind, what)).to_json() for what in ("pss", "rss")}
-            row["verdict"] = row["pss"]["verdict"]
+            row["verdict"] = row["rss"]["verdict"]
             if any("heap" in sample.get(kind, {}) for sample in self.samples):
                 row["heap_after_collection"] = Trend.of(minutes, self.series(kind, "heap")).to_json()
             row["series_mib"] = {what: self.series(kind, what).round(1).tolist() for what in ("pss", "rss")}
@@ -173,7 +174,7 @@ class MemorySeries:
                 values = self.series(kind, what)
                 if values.any():
                     axes.plot(self.minutes, values, label=what, linewidth=1)
-            axes.set_title(f"{kind}: {Trend.of(np.array(self.minutes), self.series(kind, 'pss')).verdict}", fontsize=9)
+            axes.set_title(f"{kind}: {Trend.of(np.array(self.minutes), self.series(kind, 'rss')).verdict}", fontsize=9)
             axes.set_ylim(bottom=0)
             axes.set_ylabel("MiB")
             axes.legend(fontsize=7, loc="lower right")

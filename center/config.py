@@ -220,6 +220,9 @@ class SparkSection(Section):
     """Whether `edgewater center run` starts a second driver, which takes over when the first one dies."""
     lease: Annotated[Duration, Field(ge=1_000, le=60_000)] = 3_000
     """How long the driver that leads may be silent before another takes over."""
+    max_answer: Size = 64 << 20
+    """Size of the slices of which one answer is made. A query beyond it is set aside: all others wait while it is
+    answered, for about a second with the default."""
     conf: dict[str, str] = {}
 
 

@@ -137,7 +137,8 @@ class FrameCheck:
         """Removes invalid parts from a body, and adds the losses that this causes. Adds up the work of the others."""
         faults = _Faults()
         self._bound_times(body, latest_ms, faults)
-        wrong = self._wrong_slices(body, latest_ms, work, too_open)
+        unusable, reported = self._read_arrivals(body, latest_ms)
+        wrong, open_slices = self._wrong_slices(body, reported, latest_ms, work, too_open)
         checks: tuple[tuple[Any, Callable[[Any], str]], ...] = (
             (body.partials, self._fault_of_partial), (body.closes, self._fault_of_close)
         )  # fmt: skip
@@ -155,26 +156,31 @@ class FrameCheck:
                     faults.note(f"slice {start_ms}: {why}")
             _keep(items, kept)
         self._bound_statements(body, latest_ms, faults)
-        if body.HasField("arrivals") and (why := self._fault_of_arrivals(body.arrivals, latest_ms)):
+        if unusable or not open_slices.isdisjoint(reported):
             body.ClearField("arrivals")
-            faults.add(f"arrivals: {why}")
+            reason = LossReason.PARTIAL_REFUSED if unusable else OPEN_WINDOWS
+            faults.add(f"arrivals: {unusable or TOO_MANY_OPEN}", reason=reason)
         for loss in _stated(faults):
             _state(body, loss)
         return faults
 
     def _wrong_slices(
-        self, body: pb.FrameBody, latest_ms: int, work: FrameWork, too_open: TooOpen | None
-    ) -> dict[int, str]:
+        self, body: pb.FrameBody, reported: set[int], latest_ms: int, work: FrameWork, too_open: TooOpen | None
+    ) -> tuple[dict[int, str], set[int]]:
         """The slices that the query does not have, or cannot have yet, or that are too much work for one frame, each
-        with the reason. Adds up the work of the others."""
+        with the reason; and those that would open too many windows. Adds up the work of the others.
+
+        Args:
+            reported: those of which the frame has arrivals.
+        """
         parts = Counter[int]()
         for partial in body.partials:
             parts[partial.slice_start_ms] += work.of_partial(len(partial.synopsis))
         for close in body.closes:
             parts[close.slice_start_ms] += work.of_close(len(close.withheld))
         wrong = {}
-        right = [s for s in parts if EARLIEST_MS <= s <= latest_ms and self._window.slice_start(s) == s]
-        refused = too_open(body.through_ms, right) if too_open is not None else ()
+        right = {s for s in parts if EARLIEST_MS <= s <= latest_ms and self._window.slice_start(s) == s}
+        refused = set(too_open(body.through_ms, sorted(right | reported)) if too_open is not None else ())
         for start_ms, units in sorted(parts.items()):
             if not EARLIEST_MS <= start_ms <= latest_ms:
                 wrong[start_ms] = f"is not between {EARLIEST_MS} and {latest_ms}, the latest event time by now"
@@ -187,7 +193,7 @@ class FrameCheck:
                     f"{units} units of work, besides {work.units} of the frame's other slices; expected at most"
                     f" {MAX_FRAME_WORK} in a frame"
                 )
-        return wrong
+        return wrong, refused
 
     def _fault_of_partial(self, partial: pb.Partial) -> str:
         if partial.shard > MAX_SHARD:
@@ -214,14 +220,18 @@ class FrameCheck:
                 return f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups; expected {accepted}"
         return ""
 
-    def _fault_of_arrivals(self, arrivals: pb.Arrivals, latest_ms: int) -> str:
-        schedule = self._schedule
+    def _read_arrivals(self, body: pb.FrameBody, latest_ms: int) -> tuple[str, set[int]]:
+        """Why the arrivals of a frame cannot be used (empty: they can), and the slices that they are about."""
+        slices = set[int]()
+        if not body.HasField("arrivals"):
+            return "", slices
+        arrivals, schedule = body.arrivals, self._schedule
         if schedule is None:
-            return "the query is not answered early; expected none"
+            return "the query is not answered early; expected none", slices
         if not (arrivals.through_ms <= latest_ms or arrivals.through_ms == MAX_TIME_MS):
-            return f"through_ms {arrivals.through_ms}; expected at most {latest_ms}"
+            return f"through_ms {arrivals.through_ms}; expected at most {latest_ms}", slices
         if len(arrivals.substreams) > MAX_STATEMENTS:
-            return f"{len(arrivals.substreams)} sub-streams; expected at most {MAX_STATEMENTS}"
+            return f"{len(arrivals.substreams)} sub-streams; expected at most {MAX_STATEMENTS}", slices
         kind = GroupedSubstream if self._grouped else SubstreamStatistics
         slots = schedule.grid.substream_slots
         for state in arrivals.substreams:
@@ -229,10 +239,12 @@ class FrameCheck:
                 read = kind.from_state(state, schedule.grid)
                 starts_ms, events = schedule.starts_at(read.index * slots), sum(map(int, read.counts))
             except Exception as exc:  # as of partials
-                return named(exc)
+                return named(exc), set()
             if not EARLIEST_MS <= starts_ms <= latest_ms or events > MAX_COUNT:
-                return f"{events} events from {starts_ms} on; expected at most {MAX_COUNT}, not after {latest_ms}"
-        return ""
+                why = f"{events} events from {starts_ms} on; expected at most {MAX_COUNT}, not after {latest_ms}"
+                return why, set()
+            slices.add(self._window.slice_start(starts_ms))
+        return "", slices
 
     def _bound_times(self, body: pb.FrameBody, latest_ms: int, faults: _Faults) -> None:
         if latest_ms < body.through_ms < MAX_TIME_MS or body.through_ms > MAX_TIME_MS:

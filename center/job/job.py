@@ -36,7 +36,7 @@ from center.job.metrics import JobMetrics
 from center.job.microbatch import BatchProcessor
 from center.job.warm_up import warm_up
 from center.ledger import Ledger
-from center.results import ResultStore
+from center.results import MAX_ANSWER_BYTES, ResultStore
 from center.spark.session import SessionConfig, require_java, start_session
 from center.storage.progress import Progress, Track
 from edgewater.errors import StorageError
@@ -79,6 +79,7 @@ class JobConfig:
         metrics: ``host:port`` of ``/livez``, ``/readyz`` and ``/metrics``; None: not served.
         margin_ms: how long before a staleness budget runs out the early answer is given.
         lease_ms: how long the driver that leads may be silent before another takes over.
+        max_answer_bytes: size of the slices of one answer.
         progress_dir: of what each driver is doing, for the next one and the supervisor; None: in `work_dir`.
     """
 
@@ -95,6 +96,7 @@ class JobConfig:
     margin_ms: int = 200
     lease_ms: int = LEASE_MS
     progress_dir: Path | None = None
+    max_answer_bytes: int = MAX_ANSWER_BYTES
     clock: Callable[[], int] = field(default=now_ms)
 
 
@@ -121,7 +123,7 @@ class Job:
         self._config = config
         self.metrics = JobMetrics()
         self._catalog = Catalog(config.catalog_url)
-        self._store = ResultStore(config.results_url)
+        self._store = ResultStore(config.results_url, config.max_answer_bytes)
         ledger = Ledger(margin_ms=config.margin_ms)
         self._store.load_ledger(ledger)
         self._progress = Progress(config.progress_dir or config.work_dir / "progress")

@@ -20,6 +20,7 @@ from center.ledger import (
     QueryDeleted,
     QueryFailed,
     QueryRegistered,
+    QueryTooLarge,
 )
 from center.results import LeaseLost, MergedDelta, ResultStore
 from center.storage.progress import NoProgress, Progress, Track
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 ALARM_EVERY_MS = 10_000
 """Least time between two alarms about records of one edge that came for final windows."""
+FOR_EVER_MS = 1 << 62
 SUSPENDED_MS = 60_000
 """How long time alone does not advance a query whose state or answers raise exceptions."""
 MAX_ALARMS = 20
@@ -241,8 +243,11 @@ class LedgerWriter:
     def _suspend(self, failure: QueryFailed, now_ms: int) -> None:
         cause = failure.__cause__
         message = f"{failure} cannot be advanced by time for {SUSPENDED_MS // 1000} s: {type(cause).__name__}: {cause}"
+        until_ms = now_ms + SUSPENDED_MS
+        if isinstance(failure, QueryTooLarge):
+            message, until_ms = f"{failure}; it gets no answers by time until the job starts again", FOR_EVER_MS
         logger.error("%s", message, exc_info=cause)
-        self._ledger.suspend(failure.query, now_ms + SUSPENDED_MS)
+        self._ledger.suspend(failure.query, until_ms)
         self._metrics.failures.labels("query").inc()
         try:
             query = query_key(failure.query)

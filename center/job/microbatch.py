@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 from center.catalog import Catalog, query_from_key, query_key
 from center.job.frame_source import read_frames
-from center.job.ledger_writer import LedgerWriter
+from center.job.ledger_writer import FOR_EVER_MS, LedgerWriter
 from center.job.merge import merge_key, merge_rows
 from center.job.metrics import JobMetrics
 from center.job.processing_delay import ProcessingDelays
 from center.job.rows import FRAME_KINDS, MAX_REASON_BYTES, FrameRow, RowKind, control_body, from_table, row_of_damage
-from center.ledger import FRAMES, Emission, FrameSummary, state_refusal
+from center.ledger import FRAMES, Emission, FrameSummary, QueryTooLarge, state_refusal
 from center.results import MergedDelta
 from center.sampling import RATES_EVERY_MS, rates_differ
 from center.storage.frame_log import FrameEntry, FrameLog
@@ -46,7 +46,6 @@ MAX_CULPRITS = 8
 """Frames of a query, from more than one edge, that may be quarantined without one in between that can be applied. After
 so many the fault is not theirs."""
 REASONS = frozenset(LossReason)
-FOR_EVER_MS = 1 << 62
 MAX_ALARMS = 20
 """Alarms of one kind at one edge in one batch; the catalog keeps no more messages."""
 
@@ -348,7 +347,7 @@ class BatchProcessor:
                 failed[key] = exc
         # Last: the other queries do not wait for it.
         for key, failure in failed.items():
-            if isinstance(failure, NotFound):
+            if isinstance(failure, NotFound | QueryTooLarge):
                 self._set_aside(key, failure)
                 continue
             through = max(row.position for row in by_query[key])
@@ -427,6 +426,8 @@ class BatchProcessor:
     def _set_aside(self, key: str, exc: Exception) -> None:
         """Applies no more frames of a query until the job starts again: they stay in the log for an operator."""
         self._stuck[key] = named(exc)
+        if isinstance(exc, QueryTooLarge):
+            self._writer.suspend(exc.query, FOR_EVER_MS)
         self._metrics.stuck.set(len(self._stuck))
         logger.error("query %s is stuck, its frames are kept: %s", key, named(exc))
         self._catalog.add_alarm("query-stuck", f"query {key}: {named(exc)}", EdgeId(""), self._now_ms(), key)

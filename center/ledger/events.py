@@ -114,6 +114,17 @@ class QueryFailed(Exception):
         self.query = query
 
 
+class QueryTooLarge(QueryFailed):
+    """A query costs the job more than it may: all others wait for it."""
+
+    def __init__(self, query: QueryRef, reason: str) -> None:
+        super().__init__(query)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}: {self.reason}"
+
+
 @dataclass(frozen=True, slots=True)
 class TimeAdvanced:
     """The wall clock reached `now_ms`."""

@@ -119,6 +119,19 @@ class Ledger:
         """Emits nothing of a query by time alone before a wall time, as its state cannot take the time."""
         self._suspended[ref] = until_ms
 
+    def weigh(self, ref: QueryRef, size: int, slices: int | None = None) -> None:
+        """As `QueryLedger.weigh`: what the query's answers cost from now on. Not part of the state that is stored."""
+        if ref in self._queries:
+            self._queries[ref].weigh(size, slices)
+
+    def answer_bytes(self, ref: QueryRef) -> int | None:
+        """The expected size of an answer's slices; None: nothing is known since the state was loaded."""
+        return self._query(ref).answer_bytes
+
+    def open_windows(self, ref: QueryRef) -> int:
+        """Number of windows of a query that are not final."""
+        return self._query(ref).open_windows
+
     def queries(self) -> list[QueryRef]:
         return list(self._queries)
 
@@ -175,6 +188,7 @@ class Ledger:
         ledger = _ledger_of(state, entries, self._margin_ms)
         if self._edges is not None:
             ledger.edges_changed(self._edges)
+        ledger.forget_weight()
         self._queries[ref] = ledger
         self._pending.add(ref)
 

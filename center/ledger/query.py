@@ -46,8 +46,12 @@ LEAVING_MS = 10_000
 MAX_AHEAD_MS = 60_000
 """Wall time by which an edge's clock may be ahead of the center's."""
 MAX_WORK = 200
-"""Answers to windows of one slice that one event gives of a query; one to a window of n slices counts as 1 + n / 8.
-Measured: an answer takes 1 to 2 ms, and each of its slices 0.2 ms. The next event goes on; other queries come first."""
+"""Answers to windows of one small slice that one event gives of a query; one to a window of n slices counts as
+1 + n / 8, and by their size. Measured: an answer takes 1 to 2 ms, each of its slices 0.2 ms, each KiB of them 5 to 23
+µs. The next event goes on; other queries come first."""
+BYTES_PER_WORK = 64 << 10
+UNWEIGHED_SHARE = 8
+"""After a start the sizes of a query's slices are unknown: it may make an eighth until its first answer."""
 LEAST_SHARE = 16
 """Once the queries of one event have made twice `MAX_WORK`, the others may make a sixteenth of it: all wait for it."""
 MAX_LOSS_TEXT = 500
@@ -79,8 +83,9 @@ class QueryLedger(ABC):
         self._state_before: QueryState | None = None
         self._late: dict[LateSlice, int] = {}
         self._open_from_ms = MIN_TIME_MS
-        slices = self._spec.window.slices_per_window if isinstance(self._spec.window, SlidingWindow) else 1
-        self.answer_work = 1 + slices // 8
+        window = self._spec.window
+        self._slices_per_answer = window.slices_per_window if isinstance(window, SlidingWindow) else 1
+        self._slice_bytes: int | None = 0
         self.allow(MAX_WORK)
         self._set_state(state)
         self._rebuild_heaps()
@@ -92,8 +97,33 @@ class QueryLedger(ABC):
 
     # Events
 
+    @property
+    def answer_work(self) -> int:
+        """What an answer counts as, as in `MAX_WORK`."""
+        return 1 + self._slices_per_answer // 8 + (self.answer_bytes or 0) // BYTES_PER_WORK
+
+    @property
+    def answer_bytes(self) -> int | None:
+        """The expected size of an answer's slices; None: nothing is known since the state was loaded."""
+        return None if self._slice_bytes is None else self._slices_per_answer * self._slice_bytes
+
+    @property
+    def open_windows(self) -> int:
+        """Number of windows that are not final."""
+        return len(self._windows)
+
+    def weigh(self, size: int, slices: int | None = None) -> None:
+        """Takes the size of so many slices, or (None) of those of an answer. The largest ones count the longest."""
+        each = size // (slices or self._slices_per_answer)
+        self._slice_bytes = max(each, (self._slice_bytes or 0) * 7 // 8)
+
+    def forget_weight(self) -> None:
+        """The state was loaded, which says nothing about the sizes of its slices."""
+        self._slice_bytes = None
+
     def allow(self, work: int) -> None:
         """Sets what the next event may give of the query's answers, as in `MAX_WORK`."""
+        work = work // UNWEIGHED_SHARE if self._slice_bytes is None else work
         self._max_answers = max(1, work // self.answer_work)
 
     def edges_changed(self, edges: Sequence[EdgeRecord]) -> None:

@@ -231,5 +231,6 @@ def job_config(config: CenterConfig) -> JobConfig:
         progress_dir=config.progress_dir,
         metrics=config.spark.metrics,
         lease_ms=config.spark.lease,
+        max_answer_bytes=config.spark.max_answer,
         clock=now_ms,
     )

@@ -25,6 +25,7 @@ from center.ledger import (
     LedgerEvent,
     LedgerTransaction,
     Phase,
+    QueryTooLarge,
     SlicesRefused,
     TimeAdvanced,
     pack_state,
@@ -35,6 +36,7 @@ from center.results import lease as leases
 from center.results import schema as t
 from center.results.lease import Lease
 from center.results.writes import (
+    MAX_ANSWER_BYTES,
     Delta,
     DeltasRefused,
     RefusedDelta,
@@ -53,6 +55,8 @@ from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
 from edgewater.wire import QueryRef
 
 SCHEMA_VERSION = 1
+MAX_OPEN_WINDOWS = 500_000
+"""Windows of a query that are not final, and lie in the job's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +107,16 @@ class ResultStore:
 
     Args:
         url: SQLAlchemy URL; may be the catalog's.
+        max_answer_bytes: size of the slices of one answer.
 
     Raises:
         InvalidConfig: not a URL of SQLite or PostgreSQL.
         StorageError: the database cannot be used, or has another schema version. Every method raises it too.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
         self._engine = open_engine(url)
+        self._max_answer_bytes = max_answer_bytes
         # The step that the ledger in memory corresponds to; None: the ledger must be loaded before it is used.
         self._step: int | None = None
         # Of the lease that this store has taken; 0: of a store that no driver has ever led.
@@ -200,7 +206,7 @@ class ResultStore:
             Conflict: some frames of a query were applied before and others were not (exclude what `consumed` names
                 before merging), or another job has written to the store. LeaseLost: it has taken the lease.
             NotFound: frames of a query that the ledger does not know: see `Ledger.handle`.
-            QueryFailed: an answer of a query cannot be given.
+            QueryFailed: an answer of a query cannot be given. QueryTooLarge: it costs too much.
         """
         frames = list(frames)
         while True:
@@ -225,10 +231,12 @@ class ResultStore:
             kept = _applicable(ledger, [d for d in deltas if query_key(d.query) in new], fresh, through)
             refused = misshapen(connection, [d.to_row() for d in kept])
             kept = _without(refused, kept, fresh)
+            _weigh(ledger, kept)
             emissions = ledger.handle(FramesMerged(tuple(fresh), now_ms))
+            _require_bounded(ledger, {f.query for f in fresh})
             add_deltas(connection, [d.to_row() for d in kept], ledger.on_query)
             write_ledger(connection, transaction.changes())
-            write_answers(connection, ledger, emissions)
+            write_answers(connection, ledger, emissions, self._max_answer_bytes)
             add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
             set_consumed(connection, {key: position for key, position in through.items() if key in new})
         self._step = step
@@ -261,7 +269,7 @@ class ResultStore:
                 with write_transaction(self._engine) as connection:
                     step = self._begin_step(connection, now_ms)
                     write_ledger(connection, changes)
-                    write_answers(connection, ledger, emissions)
+                    write_answers(connection, ledger, emissions, self._max_answer_bytes)
                 self._step = step
         return emissions
 
@@ -594,6 +602,24 @@ def _applicable(
         if not ledger.is_deleted(delta.query) and delta.slice_start_ms >= ledger.sealed_before(delta.query):
             kept.append(delta)
     return kept
+
+
+def _require_bounded(ledger: Ledger, queries: Iterable[QueryRef]) -> None:
+    """Raises QueryTooLarge for a query with more open windows than memory should hold."""
+    for ref in queries:
+        if not ledger.is_deleted(ref) and (count := ledger.open_windows(ref)) > MAX_OPEN_WINDOWS:
+            raise QueryTooLarge(ref, f"{count} windows are not final; expected at most {MAX_OPEN_WINDOWS}")
+
+
+def _weigh(ledger: Ledger, deltas: Iterable[MergedDelta]) -> None:
+    """Tells the ledger, before it decides how many windows are answered, how large the slices of these deltas are."""
+    sizes: defaultdict[QueryRef, list[int]] = defaultdict(list)
+    slices: defaultdict[QueryRef, set[int]] = defaultdict(set)
+    for delta in deltas:
+        sizes[delta.query].append(len(delta.synopsis))
+        slices[delta.query].add(delta.slice_start_ms)
+    for ref, each in sizes.items():
+        ledger.weigh(ref, sum(each), len(slices[ref]))
 
 
 def _without(

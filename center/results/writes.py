@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from center.ledger import (
     Phase,
     QueryChanges,
     QueryFailed,
+    QueryTooLarge,
     with_late_records,
 )
 from center.results import schema as t
@@ -32,6 +34,12 @@ MAX_SIDE_BY_SIDE = 8
 """Deltas of one (query, slice, shard) that are kept before they are merged into one."""
 MAX_TRIMMED_WINDOWS = 200
 """Final windows, or answers of one deleted query, that one transaction drops; the job waits meanwhile."""
+MAX_ANSWER_BYTES = 64 << 20
+"""Size of the slices of one answer, by default. Merging takes 5 to 23 µs per KiB, and all queries wait."""
+MAX_ANSWER_CPU_S = 2.0
+"""CPU time of merging an answer of at most `MAX_ANSWER_BYTES`; many small slices take longer than their size says."""
+SURE_SHARE = 64
+"""Below this part of the maximum an expected size is not checked: a window's slices may be some times as large."""
 _CHUNK = 500
 """Values in one IN list."""
 
@@ -113,7 +121,7 @@ def _fold(connection: Connection, key: str, slices: Sequence[int]) -> None:
     crowded = select(*place).where(mine, t.deltas.c.slice_start_ms.in_(slices)).group_by(*place)
     for start, shard in connection.execute(crowded.having(func.count() > MAX_SIDE_BY_SIDE)).all():
         here = mine & (place[0] == start) & (place[1] == shard)
-        folded = _merged(connection, here)
+        folded, _ = _merged(connection, here)
         connection.execute(delete(t.deltas).where(here))
         connection.execute(insert(t.deltas).values(query=key, slice_start_ms=start, shard=shard, synopsis=folded))
 
@@ -209,7 +217,9 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
     return found
 
 
-def write_answers(connection: Connection, ledger: Ledger, emissions: Sequence[Emission]) -> None:
+def write_answers(
+    connection: Connection, ledger: Ledger, emissions: Sequence[Emission], max_answer_bytes: int = MAX_ANSWER_BYTES
+) -> None:
     """Writes the answers, and drops the slices that no open window needs. Raises DeltasRefused, QueryFailed."""
     if not emissions:
         return
@@ -221,14 +231,16 @@ def write_answers(connection: Connection, ledger: Ledger, emissions: Sequence[Em
     rows = []
     for e in emissions:
         ledger.on_query(e.query)
-        rows.append(_answer(connection, e, late.get((e.query, e.window_start_ms), {})))
+        merged, size = _window(connection, ledger, e, max_answer_bytes)
+        ledger.weigh(e.query, size)
+        rows.append(_answer(e, merged, late.get((e.query, e.window_start_ms), {})))
     connection.execute(insert(t.answers), [{**row, "answer_id": first + i} for i, row in enumerate(rows)])
     for ref in {e.query for e in emissions if e.phase is Phase.FINAL}:
         spent = t.deltas.c.slice_start_ms < ledger.sealed_before(ref)
         connection.execute(delete(t.deltas).where(t.deltas.c.query == query_key(ref), spent))
 
 
-def _answer(connection: Connection, e: Emission, late: Mapping[str, int]) -> dict[str, Any]:
+def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> dict[str, Any]:
     """The columns of an answer but its id. Raises QueryFailed for a quality that cannot be written."""
     quality = with_late_records(e.quality.to_mapping(), late)
     try:
@@ -244,7 +256,7 @@ def _answer(connection: Connection, e: Emission, late: Mapping[str, int]) -> dic
         "answered_at_ms": e.answered_at_ms,
         "staleness_ms": e.quality.staleness_ms,
         "quality": text,
-        "synopsis": _window(connection, e),
+        "synopsis": synopsis,
     }
 
 
@@ -264,24 +276,34 @@ def _late_now(
     }
 
 
-def _window(connection: Connection, emission: Emission) -> bytes | None:
-    """The merge of a window's slices; None: there are none."""
-    start = t.deltas.c.slice_start_ms
-    return _merged(
-        connection,
-        (t.deltas.c.query == query_key(emission.query))
-        & (start >= emission.slices_from_ms)
-        & (start < emission.slices_to_ms),
-    )
+def _window(
+    connection: Connection, ledger: Ledger, emission: Emission, max_answer_bytes: int
+) -> tuple[bytes | None, int]:
+    """As `_merged`: the slices of a window. Raises QueryTooLarge, before or after they are merged, but not written."""
+    c, ref = t.deltas.c, emission.query
+    mine = (c.query == query_key(ref)) & (c.slice_start_ms >= emission.slices_from_ms)
+    mine &= c.slice_start_ms < emission.slices_to_ms
+    expected = ledger.answer_bytes(ref)
+    if expected is None or expected > max_answer_bytes // SURE_SHARE:
+        size = int(connection.execute(select(func.sum(func.length(c.synopsis))).where(mine)).scalar() or 0)
+        if size > max_answer_bytes:
+            raise QueryTooLarge(ref, f"an answer is made of {size >> 20} MiB; expected at most spark.max_answer")
+    began_s = time.thread_time()
+    merged = _merged(connection, mine)
+    took_s = time.thread_time() - began_s
+    if took_s > MAX_ANSWER_CPU_S * max(1.0, max_answer_bytes / MAX_ANSWER_BYTES):
+        raise QueryTooLarge(ref, f"an answer takes {took_s:.1f} s of CPU time: too many slices, groups or measures")
+    return merged
 
 
-def _merged(connection: Connection, where: ColumnElement[bool]) -> bytes | None:
-    """The merge of a query's deltas; None: there are none. Raises DeltasRefused, QueryFailed."""
+def _merged(connection: Connection, where: ColumnElement[bool]) -> tuple[bytes | None, int]:
+    """The merge of a query's deltas (None: there are none), and their bytes. Raises DeltasRefused, QueryFailed."""
     c = t.deltas.c
     rows = select(c.query, c.slice_start_ms, c.shard, c.synopsis).where(where)
     found = [Delta(*row) for row in connection.execute(rows.order_by(c.slice_start_ms, c.shard, c.id))]
+    size = sum(len(d.synopsis) for d in found)
     try:
-        return GroupedAggregate.merge_bytes([d.synopsis for d in found]) if found else None
+        return GroupedAggregate.merge_bytes([d.synopsis for d in found]) if found else None, size
     except MemoryError as exc:  # it says nothing about a single one of them
         raise QueryFailed(query_from_key(found[0].query)) from exc
     except Exception as exc:

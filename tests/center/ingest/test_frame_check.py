@@ -14,9 +14,11 @@ from center.ingest import frame_check
 from center.ingest.frame_check import (
     MAX_COUNT,
     MAX_LOSSES,
+    OPEN_WINDOWS,
     CheckedFrame,
     FrameCheck,
 )
+from center.ingest.open_windows import OpenWindows
 from edgewater.arrivals import SubstreamStatistics, lag_groups
 from edgewater.frame_work import MAX_FRAME_WORK, PER_CLOSE
 from edgewater.query import QuerySpec
@@ -237,6 +239,26 @@ def test_arrivals_that_the_estimates_of_no_query_can_use_are_stated_as_lost(sums
     kept = check.check(Frame.pack(3, MILES, body), NOW_MS)
     assert said in kept.message and (kept.reason is None) == (not said)
     assert (kept.frame.unpack().arrivals is None) == bool(said)
+
+
+def test_arrivals_open_windows_as_records_do() -> None:
+    """The job counts them by edge and sub-stream until the windows are final."""
+    early = spec(accuracy={"error": "5%", "measure": "miles"}, group_by=[], window={"tumbling": "1s"}, lateness="1s")
+    check, held = FrameCheck(early), OpenWindows(early, 20)
+    assert check._schedule is not None
+    grid = check._schedule.grid
+
+    def send(seq: int, starts_ms: range, through_ms: int = MIN_TIME_MS) -> CheckedFrame:
+        at = [check._schedule.slot_at(s) // grid.substream_slots for s in starts_ms] if check._schedule else []
+        states = tuple(SubstreamStatistics(grid, index).to_state() for index in dict.fromkeys(at))
+        frame = Frame.pack(seq, MILES, FrameBody(through_ms, arrivals=Arrivals(NOW_MS, states)))
+        return check.check(frame, NOW_MS, lambda through, starts: held.refuse("i", seq, through, starts))
+
+    assert send(0, range(0, 10_000, 1_000)).reason is None
+    many = send(1, range(100_000, 200_000, 1_000))
+    assert many.reason == OPEN_WINDOWS and many.frame.unpack().arrivals is None
+    assert send(2, range(100_000, 105_000, 1_000), through_ms=200_000).reason is None, "of slices that it closes"
+    assert held.count <= 20 + 2
 
 
 @on_a_loop
