@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,10 @@ settings.load_profile("edgewater")
 
 MARKED_LANES = ("data", "e2e", "spark")
 """Markers that make a lane; tests without any of them are the lane `units`."""
+
+CHUNK = 8
+"""The most tests of one file that a worker gets at once. For each test that ends, pytest-xdist walks through all chunks
+that it has given out, which took its process ten seconds of CPU time for chunks of one test."""
 
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
@@ -27,15 +32,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves tests marked `full` to `make test-all`.
 
     One worker runs everything that starts a JVM or processes: the tests share one Spark session, and processes of one
-    test do not compete with those of another for two cores.
+    test do not compete with those of another for two cores. The other tests are given out in chunks.
     """
     if not config.getoption("--full"):
         left_out = [item for item in items if item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    in_file = Counter(item.path for item in items)
+    seen = Counter[Path]()
     for item in items:
         if item.get_closest_marker("spark") or item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("processes"))
+            group = "processes"
+        else:
+            # Files of few tests have the long ones, which would keep one worker busy while the others have ended.
+            chunk = min(CHUNK, 1 + in_file[item.path] // 16)
+            group = f"{item.path.relative_to(config.rootpath)}-{seen[item.path] // chunk}"
+            seen[item.path] += 1
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.hookimpl(wrapper=True)

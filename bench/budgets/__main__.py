@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import click
 
-from bench.budgets.cells import PARTS, WARM_UP, Cell, cells, measure, policies_of, settings_of
+from bench.budgets.cells import BUDGETS, PARTS, QUICK, SMOKE, WARM_UP, Cell, cells, measure, policies_of, settings_of
 from bench.budgets.plots import draw
 from bench.budgets.tables import Row, markdown
 from bench.budgets.workload import BudgetsSize
@@ -54,11 +55,17 @@ def main(
             size = BudgetsSize(
                 windows, seed, downloads=existing(DOWNLOADS_WEEK, without) if "cran" in traces else DOWNLOADS_WEEK
             )
-        _run(only or PARTS, traces, size, processes, quick=quick or smoke)
+        _run(only or PARTS, traces, size, processes, SMOKE if smoke else QUICK if quick else BUDGETS)
 
 
-def _run(parts: tuple[str, ...], traces: tuple[str, ...], size: BudgetsSize, processes: int, *, quick: bool) -> None:
-    wanted = cells(parts, traces, size, quick=quick)
+def _run(
+    parts: tuple[str, ...],
+    traces: tuple[str, ...],
+    size: BudgetsSize,
+    processes: int,
+    budgets: Mapping[str, Sequence[float]],
+) -> None:
+    wanted = cells(parts, traces, size, budgets)
     found: dict[Cell, Row] = {}
     OUT.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(processes) as pool, click.progressbar(length=len(wanted)) as bar:

@@ -128,7 +128,7 @@ class Demo:
         while time.monotonic() < deadline:
             self.check_alive()
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(url).status_code == 200:
+                if self.client.get(url).status_code == 200:
                     return
             time.sleep(0.25)
         raise DemoFailed(f"{name} was not ready after {READY_TIMEOUT_S:.0f} s; see {self.directory / name}.log")

@@ -55,6 +55,8 @@ class AgentProcess:
             "limits": {"checkpoint": "1h", **limits},
         }
         self._process: subprocess.Popen[bytes] | None = None
+        # One client: a new one reads the certificates of all authorities, which takes more CPU time than the requests.
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=TIMEOUT_S)
         with self.state() as agent:  # creates the identity, and syncs nothing
             state_dir, make_core = agent.durable.directory, agent.durable._make_core
         prepared = DurableCore(state_dir, make_core, agent.durable._reread, "")
@@ -87,7 +89,7 @@ class AgentProcess:
 
     def push(self, data: str) -> None:
         headers = {"Content-Type": "application/x-ndjson"}
-        reply = httpx.post(f"http://127.0.0.1:{self._port}/v1/streams/events", content=data, headers=headers)
+        reply = self._http.post("/v1/streams/events", content=data, headers=headers)
         assert reply.status_code == 200, reply.text
 
     def kill(self) -> None:
@@ -103,6 +105,7 @@ class AgentProcess:
     def close(self) -> None:
         if self._process is not None:
             self.kill()
+        self._http.close()
 
     @property
     def log(self) -> str:
@@ -112,7 +115,7 @@ class AgentProcess:
         assert self._process is not None
         assert self._process.poll() is None, f"exit {self._process.returncode}: {self.log}"
         try:
-            text = httpx.get(f"http://127.0.0.1:{self._port}/metrics").text
+            text = self._http.get("/metrics").text
         except httpx.TransportError:
             return None
         samples = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))

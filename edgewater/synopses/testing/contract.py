@@ -81,7 +81,7 @@ def damage_under_a_valid_checksum_raises_only_synopsis_errors(subject: Subject) 
     """A bug of the sender, not of the network: whatever the message contains, only a SynopsisError is raised."""
     rng = np.random.default_rng(SEED)
     message = subject.whole(subject.many()).to_message()
-    for _ in range(200):
+    for _ in range(subject.damages):
         damaged = type(message)()
         damaged.CopyFrom(message)
         array = damaged.arrays[int(rng.integers(len(damaged.arrays)))]

@@ -37,6 +37,7 @@ class Subject:
         values: name -> data set, for a stack that does not accept all values of the type; None: the `zoo`.
         questions: question class -> instances, for classes that are not built in.
         folds: whether it can be folded at least once, if it is foldable.
+        damages: how many damaged messages are read.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Subject:
     values: Mapping[str, Any] | None = None
     questions: Mapping[type[Question], tuple[Question, ...]] = field(default_factory=dict)
     folds: bool = True
+    damages: int = 200
 
     def zoo(self) -> dict[str, Any]:
         """Returns data sets by name; the first has one value, the last is larger."""

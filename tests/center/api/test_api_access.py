@@ -27,6 +27,7 @@ from edgewater.errors import InvalidConfig, StorageError, Unauthenticated
 from tests.center.api.conftest import T0
 from tests.center.api.issuer import Issuer, issuing
 
+WAIT_S = 60.0
 SPEC = {"name": "sales_n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 PRINCIPALS = {
     "root": {"token": "root-secret", "role": "admin"},
@@ -382,15 +383,17 @@ def test_a_change_that_fails_in_the_center_is_in_the_audit_log_too(desk, tmp_pat
 def test_one_principal_does_not_take_the_threads_of_all(two_hours, monkeypatch):
     desk, _ = two_hours
     app = desk.app(principals=PRINCIPALS, limits={"reads_at_once": 2})
-    reading, most, hold = 0, 0, threading.Event()
+    reading, most, lock, hold = 0, 0, threading.Lock(), threading.Event()
     latest = desk.results.latest
 
     def slow(*args):
         nonlocal reading, most
-        reading += 1
-        most = max(most, reading)
-        assert hold.wait(20)
-        reading -= 1
+        with lock:
+            reading += 1
+            most = max(most, reading)
+        hold.wait()
+        with lock:
+            reading -= 1
         return latest(*args)
 
     async def ask() -> None:
@@ -401,11 +404,15 @@ def test_one_principal_does_not_take_the_threads_of_all(two_hours, monkeypatch):
 
             monkeypatch.setattr(desk.results, "latest", slow)
             greedy = [asyncio.create_task(status("root")) for _ in range(60)]  # more than there are threads
-            while reading < 2:
-                await asyncio.sleep(0.001)
-            monkeypatch.setattr(desk.results, "latest", latest)
-            assert await status("watcher") == 200
-            hold.set()
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    while reading < 2:
+                        assert not any(task.done() for task in greedy)
+                        await asyncio.sleep(0.01)
+                monkeypatch.setattr(desk.results, "latest", latest)
+                assert await asyncio.wait_for(status("watcher"), WAIT_S) == 200
+            finally:
+                hold.set()  # whatever failed, or the threads would wait for ever
             assert await asyncio.gather(*greedy) == [200] * 60
             assert most == 2
 

@@ -263,7 +263,7 @@ def test_all_records_are_needed_while_a_group_has_no_interval() -> None:
 
 @pytest.mark.parametrize("scope", ["all", pytest.param("each", marks=pytest.mark.full)])
 def test_a_restart_gives_the_answers_of_an_uninterrupted_run(scope: str) -> None:
-    whole, cut = (World(grouped(scope=scope), sites(seconds=10, shares=(1, 1, 0.02))) for _ in range(2))
+    whole, cut = (World(grouped(scope=scope), sites(seconds=10, shares=(1, 1, 0.02)), step_ms=50) for _ in range(2))
     for world in (whole, cut):
         world.sites[1].cut = (BEGIN_MS + 4_000, BEGIN_MS + 6_500)
     whole.run(9)
@@ -306,7 +306,7 @@ def test_the_entries_of_each_transaction_restore_the_estimator(
 
 
 def test_an_edge_core_restored_from_its_state_sends_the_same_frames() -> None:
-    whole, cut = (World(grouped(), sites(1, 6)) for _ in range(2))
+    whole, cut = (World(grouped(), sites(1, 6), step_ms=50) for _ in range(2))
     whole.run(4)
     for _ in range(8):
         cut.run(0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from center.ledger import Emission, Phase
-from tests.center.accuracy_world import BEGIN_MS, Site, World, exponential, first_answers, spec
+from tests.center.accuracy_world import BEGIN_MS, STEP_MS, Site, World, exponential, first_answers, spec
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ def world_of(*, reports: bool = True, restarts: bool = False, **parts: object) -
     """600 records/s arrive at each of three edges; the first reads 300 for four seconds, and then catches up."""
     slow = (BEGIN_MS + SLOW_MS[0], BEGIN_MS + SLOW_MS[1])
     sites = [Site.make(f"e{i}", i, SECONDS + 4, exponential(60.0)) for i in range(3)]
-    sites[0].slow, sites[0].reads, sites[0].reports_unread = slow, 6, reports
+    sites[0].slow, sites[0].reads, sites[0].reports_unread = slow, 300 * STEP_MS // 1000, reports
     accuracy = {"error": "5%", "measure": "total", "substream": "500ms"}
     world = World(spec(accuracy=accuracy, lateness="3s", **parts), sites)
     for _ in range(SECONDS):

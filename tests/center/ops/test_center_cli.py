@@ -32,6 +32,13 @@ WAIT_S = 120.0
 ANY = "127.0.0.1:0"
 
 
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    """One client: a new one reads the certificates of all authorities, which takes more CPU time than the requests."""
+    with httpx.Client(timeout=WAIT_S) as client:
+        yield client
+
+
 def invoke(*args: str) -> Result:
     return CliRunner().invoke(main, ["center", *args], prog_name="edgewater")
 
@@ -165,14 +172,14 @@ def eventually(look: Callable[[], Any], within_s: float = WAIT_S) -> Any:
 
 
 @pytest.mark.e2e
-def test_the_api_is_a_process_that_beats_answers_and_signs_off(tmp_path: Path) -> None:
+def test_the_api_is_a_process_that_beats_answers_and_signs_off(tmp_path: Path, http: httpx.Client) -> None:
     registry = ComponentRegistry(f"sqlite:///{tmp_path}/catalog.db")
     with process("api", "--data-dir", str(tmp_path), "--set", f"api.listen={ANY}") as api:
         (beat,) = eventually(registry.heartbeats)
         assert beat.component == "api"
         url = f"http://{beat.address}"
-        assert eventually(lambda: httpx.get(f"{url}/livez").json() == {"live": True})
-        unready = httpx.get(f"{url}/readyz")
+        assert eventually(lambda: http.get(f"{url}/livez").json() == {"live": True})
+        unready = http.get(f"{url}/readyz")
         assert unready.status_code == 503
         assert unready.json()["missing"] == ["gateway: has not started", "job: has not started"]
         api.send_signal(signal.SIGTERM)
@@ -181,7 +188,7 @@ def test_the_api_is_a_process_that_beats_answers_and_signs_off(tmp_path: Path) -
 
 
 @pytest.mark.e2e
-def test_the_gateway_is_a_process_that_beats_and_shows_its_metrics(tmp_path: Path) -> None:
+def test_the_gateway_is_a_process_that_beats_and_shows_its_metrics(tmp_path: Path, http: httpx.Client) -> None:
     registry = ComponentRegistry(f"sqlite:///{tmp_path}/catalog.db")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         metrics = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -191,8 +198,8 @@ def test_the_gateway_is_a_process_that_beats_and_shows_its_metrics(tmp_path: Pat
         assert (beat.component, beat.problem) == ("gateway", "")
         host, _, port = beat.address.rpartition(":")
         socket.create_connection((host, int(port))).close()
-        assert eventually(lambda: httpx.get(f"http://{metrics}/readyz").status_code == 200)
-        assert "edgewater_gateway" in httpx.get(f"http://{metrics}/metrics").text
+        assert eventually(lambda: http.get(f"http://{metrics}/readyz").status_code == 200)
+        assert "edgewater_gateway" in http.get(f"http://{metrics}/metrics").text
         gateway.send_signal(signal.SIGTERM)
         assert gateway.wait(WAIT_S) == 0
     assert registry.heartbeats() == []
@@ -214,7 +221,9 @@ def readable_by_others(directory: Path) -> list[str]:
 @pytest.mark.e2e
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_one(tmp_path: Path) -> None:
+def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_one(
+    tmp_path: Path, http: httpx.Client
+) -> None:
     flags = ("--data-dir", str(tmp_path), "--set", f"gateway.listen={ANY}", "--set", f"api.listen={ANY}")
     configured = tmp_path / "center.yaml"
     configured.write_text("spark: {conf: {spark.hadoop.store.secret.key: not-for-others}}\n")
@@ -222,7 +231,7 @@ def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_o
         assert center.stdout is not None
         ready = json.loads(center.stdout.readline())
         assert set(ready["pids"]) == {"gateway", "job", "api"}
-        assert httpx.get(f"{ready['api']}/readyz").json()["ready"]
+        assert http.get(f"{ready['api']}/readyz").json()["ready"]
         assert readable_by_others(tmp_path) == []
         job = psutil.Process(ready["pids"]["job"])
         lines = [" ".join(command) for p in (job, *job.children(recursive=True)) if (command := command_line(p))]
@@ -236,8 +245,8 @@ def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_o
             assert killed == ready["pids"][component]
             os.kill(killed, signal.SIGKILL)
             eventually(lambda f=pid_file, pid=killed: f.exists() and int(f.read_text()) != pid)  # type: ignore[misc]
-        eventually(lambda: httpx.get(f"{ready['api']}/readyz").json()["components"]["gateway"]["instances"] == 1)
-        again = eventually(lambda: (r := httpx.get(f"{ready['api']}/readyz").json())["ready"] and r)
+        eventually(lambda: http.get(f"{ready['api']}/readyz").json()["components"]["gateway"]["instances"] == 1)
+        again = eventually(lambda: (r := http.get(f"{ready['api']}/readyz").json())["ready"] and r)
         # Ports that were left to chance stay what they were, or nobody would find the center again.
         assert again["components"]["gateway"]["address"] == ready["gateway"]
 
@@ -255,7 +264,7 @@ def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_o
 @pytest.mark.slow
 @pytest.mark.full
 def test_a_frame_that_kills_the_driver_is_set_aside_and_the_job_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ("--data-dir", str(tmp_path), "--set", f"gateway.listen={ANY}", "--set", f"api.listen={ANY}")
     with contextlib.closing(World(tmp_path)) as world:
@@ -285,7 +294,7 @@ def test_a_frame_that_kills_the_driver_is_set_aside_and_the_job_goes_on(
             seen = set[int]()
 
             def is_set_aside() -> bool:
-                seen.add(httpx.get(f"{ready['api']}/readyz").status_code)
+                seen.add(http.get(f"{ready['api']}/readyz").status_code)
                 return bool(world.catalog.quarantined())
 
             eventually(is_set_aside, 4 * WAIT_S)
@@ -296,7 +305,7 @@ def test_a_frame_that_kills_the_driver_is_set_aside_and_the_job_goes_on(
             assert log.read_text().count("job was killed by SIGSEGV; starting it again") == 3
             world.ship_window(other, 0)
             world.end(other)
-            eventually(lambda: world.all_consumed() and httpx.get(f"{ready['api']}/readyz").status_code == 200)
+            eventually(lambda: world.all_consumed() and http.get(f"{ready['api']}/readyz").status_code == 200)
             eventually(lambda: world.answers() == world.truth)
             center.send_signal(signal.SIGTERM)
             assert center.wait(WAIT_S) == 0
