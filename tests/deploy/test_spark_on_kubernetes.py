@@ -224,6 +224,6 @@ def test_executors_of_two_drivers_in_a_row_have_different_names(outcome: dict[st
 
 
 def test_the_executor_refuses_any_other_argument(root: Path) -> None:
-    done = subprocess.run([root / "deploy" / "spark-executor", "driver"], capture_output=True, text=True, timeout=10)
+    done = subprocess.run([root / "deploy" / "spark-executor", "driver"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "driver is not accepted" in done.stderr

@@ -16,7 +16,7 @@ from edgewater.syntax import MAX_TOKENS, parse_sql
 
 SPEC: dict[str, Any] = {"name": "n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 LIMIT_S = 3.0
-"""Far above what is measured (0.4 s at most), far below what the attacks took (seconds to years)."""
+"""Of CPU time. Far above what is measured (0.4 s at most), far below what the attacks took (seconds to years)."""
 
 
 def post(desk, body: Any, content_type: str = "application/yaml"):
@@ -48,9 +48,9 @@ COSTLY: dict[str, tuple[Any, int]] = {
 
 def test_a_query_that_is_made_to_cost_is_refused_in_bounded_time(desk):
     for name, (body, status) in COSTLY.items():
-        began = time.perf_counter()
+        began_s = time.process_time()
         refused = post(desk, body)
-        assert time.perf_counter() - began < LIMIT_S, name
+        assert time.process_time() - began_s < LIMIT_S, name
         assert (refused.status_code, len(refused.content) < 2_000) == (status, True), name
 
 

@@ -29,7 +29,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 REASON = "no Chromium on this machine (Debian: apt-get install chromium)"
 if BROWSER is None and os.environ.get("CI"):
     raise RuntimeError(REASON)
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 LIVE = "async () => { window.live = (await import('/ui/api.js')).live; }"
 """Makes the page's stream known to expressions that are waited for: of a promise, Playwright takes the first value."""
 LARGEST = 150_000
@@ -75,6 +75,11 @@ class Tab:
 
     def until(self, expression: str, argument: Any = None) -> Any:
         return self.page.wait_for_function(expression, arg=argument).json_value()
+
+    def lists(self, selector: str, count: int) -> list[str]:
+        """The texts of the elements, once there are so many."""
+        self.until("([selector, count]) => document.querySelectorAll(selector).length === count", [selector, count])
+        return self.page.locator(selector).all_inner_texts()
 
     def drawn(self) -> str:
         return self.until("() => document.querySelector('.chart')?.dataset.drawn || false")
@@ -192,10 +197,10 @@ def test_a_query_is_drawn_with_its_band_and_has_the_same_values_as_a_table(brows
         )
         assert band > 1000
         params = {"group": "carrier:UA", "measure": "miles"}
-        answers = httpx.get(f"{served}/v1/queries/miles_by_carrier/windows", params=params).json()["answers"]
+        url = f"{served}/v1/queries/miles_by_carrier/windows"
+        answers = httpx.get(url, params=params, timeout=WAIT_MS / 1000).json()["answers"]
         uppers = [f"{a['data'][0]['miles']['upper']:,.0f}" for a in answers]
-        shown = t.page.locator("details table tbody tr td:nth-child(5)").all_inner_texts()
-        assert shown == list(reversed(uppers))
+        assert t.lists("details table tbody tr td:nth-child(5)", len(uppers)) == list(reversed(uppers))
 
 
 @needs_browser
@@ -216,7 +221,7 @@ def test_edges_have_a_matrix_and_the_budget_its_shares(browser, served):
         t.open("/ui/edges?query=delay_quantiles")
         t.until("() => document.querySelectorAll('table.matrix a.cell').length >= 21")
         assert t.page.locator("a.cell.s-w").count() == 1
-        assert "bad_time: 12" in t.text("tr[data-edge=lga]")
+        t.page.locator("tr[data-edge=lga]", has_text="bad_time: 12").wait_for()
         t.open("/ui/budget/miles_by_carrier")
         t.shows("All edges together may withhold at most")
 
@@ -251,7 +256,8 @@ def test_a_token_that_is_wrong_or_has_expired_leads_to_the_login(browser, desk):
         t.open("/ui/")
         for wrong in ("wrong", "old"):
             t.page.locator("#token").fill(wrong)
-            t.page.locator("form button").click()
+            with t.page.expect_response(lambda response: response.status == 401):  # the text is there since the first
+                t.page.locator("form button").click()
             t.shows("does not accept this token")
         t.page.locator("#token").fill("right")
         t.page.locator("form button").click()
@@ -289,7 +295,7 @@ def test_after_a_restart_of_the_center_the_stream_goes_on_without_a_gap(browser,
         assert t.errors == []
         newer = desk.results.answers_after(first[-1], 99, query.ref)
         assert t.ids() == [*first, *(r.answer_id for r in newest_revisions(newer))]
-        assert t.page.locator("details table tbody tr").count() == 3
+        t.lists("details table tbody tr", 3)
         context.close()
 
 
@@ -303,7 +309,7 @@ def test_group_names_full_of_markup_are_text_and_200_groups_are_listed_by_width(
         t.open("/ui/queries/many")
         t.drawn()
         t.page.get_by_role("button", name="Show").click()
-        assert t.page.locator("section[aria-label=Groups] tbody tr").count() == 202
+        t.lists("section[aria-label=Groups] tbody tr", 202)
         assert t.page.get_by_text(nasty, exact=False).count() >= 1
         assert t.page.locator("main img").count() == 0
         assert t.page.title() == "Query – Edgewater"
@@ -327,8 +333,8 @@ def test_negative_values_unknown_bounds_and_a_window_without_a_group_are_not_dra
     with desk.served() as url, tab(browser, url) as t:
         t.open("/ui/queries/odd?group=%7B%22carrier%22%3A%22UA%22%7D")
         t.until("() => Number(document.querySelector('.chart')?.dataset.drawn.split(':')[1]) >= 4")
-        rows = t.page.locator("details table tbody tr").all_inner_texts()
-        assert len(rows) == 3 and all("-50" in row for row in rows)
+        rows = t.lists("details table tbody tr", 3)
+        assert all("-50" in row for row in rows)
         assert "unknown" in rows[0]
 
 
@@ -341,6 +347,7 @@ def test_two_tabs_have_a_stream_each_and_an_answer_is_drawn_in_both(browser, des
         for t in (one, two):
             t.open("/ui/")
             t.page.locator("tr[data-given]").wait_for()
+            t.page.locator("[data-live=live]").wait_for()
             assert sum("/v1/live" in asked for asked in t.asked) == 1
         desk.report(query, "jfk", T0 + HOUR, {"UA": 2})
         for t in (one, two):

@@ -15,7 +15,7 @@ import pytest
 
 from center.api import pages
 
-WITHIN_S = 60
+WITHIN_S = 120
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -42,7 +42,7 @@ def open_page(url: str, profile: Path) -> Seen:
     requests = profile.with_suffix(".json")
     command = [
         str(BROWSER), *QUIET, f"--user-data-dir={profile}", f"--log-net-log={requests}", "--enable-logging=stderr",
-        "--virtual-time-budget=10000", "--timeout=20000", "--dump-dom", url,
+        "--virtual-time-budget=10000", "--timeout=60000", "--dump-dom", url,
     ]  # fmt: skip
     ran = subprocess.run(
         command, capture_output=True, text=True, timeout=WITHIN_S, check=True, env=os.environ | {"HOME": str(profile)}

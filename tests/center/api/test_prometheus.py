@@ -19,6 +19,7 @@ from tests.center.api.test_api_sessions import ship, two_sessions
 __all__ = ["two_sessions"]
 
 API = "/prometheus/api/v1"
+WITHIN_S = 60
 S0 = T0 // 1000
 HOURS = (0, 1, 2, 5, 8)
 """Windows with records. The one without `lga` is beyond the lookback of the one before: a bound that has become unknown
@@ -71,6 +72,13 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+def is_ready(address: str) -> bool:
+    try:
+        return httpx.get(f"http://{address}/-/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def needs(program: str) -> None:
     if shutil.which(program) is None:
         if os.environ.get("CI"):
@@ -97,12 +105,9 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, str]
                  "--query.lookback-delta=1h", "--log.level=error"]  # fmt: skip
     process = subprocess.Popen(["prometheus", *arguments], cwd=path, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(200):
-            try:
-                if httpx.get(f"http://{address}/-/ready").status_code == 200:
-                    break
-            except httpx.TransportError:
-                assert process.poll() is None
+        deadline = time.monotonic() + WITHIN_S
+        while not is_ready(address):
+            assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)  # until another program listens
         yield desk, f"http://{address}"
     finally:

@@ -60,7 +60,7 @@ def test_a_process_beats_from_its_start_and_signs_off_at_its_end(registry: Compo
 
     with HeartbeatThread(registry, "job", "host:1", now_ms=lambda: 5, problem=problem, interval_s=0.001):
         for _ in range(3):  # the third question comes after two beats were written
-            assert asked.acquire(timeout=10)
+            assert asked.acquire(timeout=60)
         assert registry.heartbeats() == [ComponentHeartbeat("job", "host:1", "", 5, 5)]
     assert registry.heartbeats() == []
 

@@ -128,12 +128,12 @@ def test_the_reply_comes_only_when_the_records_are_durable(agent: Agent, ndjson:
     async def run() -> None:
         agent.durable.clear()
         reply = asyncio.ensure_future(agent.post(PATH, ndjson(0, 1), NDJSON))
-        await asyncio.wait_for(agent.entered.wait(), 10)
+        await asyncio.wait_for(agent.entered.wait(), 60)
         for _ in range(20):
             await asyncio.sleep(0)
         assert not reply.done()
         agent.durable.set()
-        assert (await asyncio.wait_for(reply, 10)).status_code == 200
+        assert (await asyncio.wait_for(reply, 60)).status_code == 200
 
     asyncio.run(run())
 
@@ -221,13 +221,13 @@ def test_bodies_that_wait_are_bounded(arrival_ms: int, ndjson: Any) -> None:
         waiting = [asyncio.ensure_future(agent.post(PATH, body, NDJSON)) for _ in range(4)]
         while len(agent.taken) < 4:
             agent.entered.clear()
-            await asyncio.wait_for(agent.entered.wait(), 10)
+            await asyncio.wait_for(agent.entered.wait(), 60)
         async with agent.client() as client:
             turned_away = await client.post(PATH, content=body, headers=NDJSON)
         assert "take 4000 bytes; the limit is 4000" in problem(turned_away, 429, "too-many-requests")
         assert turned_away.headers["retry-after"] == "1"
         agent.durable.set()
-        replies = await asyncio.wait_for(asyncio.gather(*waiting), 10)
+        replies = await asyncio.wait_for(asyncio.gather(*waiting), 60)
         assert [reply.status_code for reply in replies] == [200] * 4
 
     asyncio.run(run())

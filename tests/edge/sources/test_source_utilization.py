@@ -143,7 +143,7 @@ def test_standard_input_without_a_line_is_idle(schema: Any, arrival_ms: int, ndj
             await asyncio.sleep(0)
         assert marks == ["begin"]
         os.write(write_end, ndjson(0, 1).encode())
-        await asyncio.wait_for(first, 10)
+        await asyncio.wait_for(first, 60)
         assert marks == ["begin", "end"]
 
     asyncio.run(run())

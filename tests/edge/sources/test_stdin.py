@@ -41,12 +41,12 @@ def test_lines_are_given_as_they_come_and_a_partial_one_is_waited_for(
         chunks = source(schema, read_end, arrival_ms).chunks(None)
         line = ndjson(1, 2).encode()
         os.write(write_end, ndjson(0, 1).encode() + line[:10])
-        first = await asyncio.wait_for(anext(chunks), 10)
+        first = await asyncio.wait_for(anext(chunks), 60)
         os.write(write_end, line[10:])
-        second = await asyncio.wait_for(anext(chunks), 10)
+        second = await asyncio.wait_for(anext(chunks), 60)
         os.close(write_end)
         with pytest.raises(StopAsyncIteration):
-            await asyncio.wait_for(anext(chunks), 10)
+            await asyncio.wait_for(anext(chunks), 60)
         return [chunk.batch.column("distance").to_pylist() for chunk in (first, second)]
 
     assert asyncio.run(run()) == [[0], [1]]
