@@ -17,7 +17,7 @@ from edgewater.errors import InvalidConfig, StorageError
 from edgewater.health import health_server
 from edgewater.query import QuerySpec
 
-WITHIN_S = 20
+WITHIN_S = 60
 
 
 def staleness_spec(name: str) -> QuerySpec:

@@ -28,14 +28,14 @@ from edgewater.wire import FrameBody, Partial, SliceClose
 from tests.center.job.conftest import World
 from tests.center.job.micro_batches import deadly, install_deadly
 
-WAIT_S = 120.0
+WAIT_S = 600.0  # a JVM starts slowly beside twenty other processes
 ANY = "127.0.0.1:0"
 
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
     """One client: a new one reads the certificates of all authorities, which takes more CPU time than the requests."""
-    with httpx.Client(timeout=WAIT_S) as client:
+    with httpx.Client(timeout=60) as client:
         yield client
 
 
