@@ -28,6 +28,7 @@ from center.api.live_feed import AnswerPoller, LiveFeed
 from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
 from center.api.models import ProblemDetails
 from center.api.pages import SecurityHeaders
+from center.api.prometheus.series import SamplesCache
 from center.api.routers import (
     alarms,
     answers,
@@ -133,7 +134,7 @@ def _services(
     )
     return Services(
         catalog, results, components, now_ms, renderer, progress, feed, metrics, SynopsisCache(config.cache),
-        CapacityLimiter(1), Authenticator(config, now_ms), Rates(limits, metrics.on_refused),
+        SamplesCache(), CapacityLimiter(1), Authenticator(config, now_ms), Rates(limits, metrics.on_refused),
         Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
         Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused),
         Turns(limits.reads_at_once, metrics.on_refused), limits,

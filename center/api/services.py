@@ -15,6 +15,7 @@ from center.api.edge_progress import EdgeProgress
 from center.api.limits import Rates, Slots, Turns
 from center.api.live_feed import LiveFeed
 from center.api.metrics import ApiMetrics
+from center.api.prometheus.series import SamplesCache
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiLimitsSection
 from center.results import ResultStore
@@ -39,6 +40,7 @@ class Services:
     feed: LiveFeed
     metrics: ApiMetrics
     synopses: SynopsisCache
+    samples: SamplesCache
     parsing: CapacityLimiter
     authenticator: Authenticator
     rates: Rates

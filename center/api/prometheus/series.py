@@ -9,15 +9,18 @@ window lacks it: a group without records in the newest window is not shown with 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from cachetools import LRUCache
 
 from center.catalog import RegisteredQuery
 from center.ledger import Phase
@@ -32,6 +35,9 @@ Labels = tuple[tuple[str, str], ...]
 Samples = dict[Labels, npt.NDArray[np.float64]]
 """Per series a value per step; `ABSENT` where it has no sample."""
 
+CACHE_BYTES = 32 << 20
+SAMPLE_BYTES = 400
+"""Size of a sample with its labels, about."""
 MAX_POINTS = 11_000
 """Steps of a request, and windows that it reads of a query."""
 MAX_SERIES = 1_000
@@ -75,17 +81,52 @@ class Axis:
         return Axis(self.start_ms - by_ms, self.end_ms - by_ms, self.step_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerSamples:
+    """The samples of one answer.
+
+    Attributes:
+        evaluated: number of values that were evaluated for them.
+    """
+
+    samples: dict[Labels, float]
+    evaluated: int
+
+
+class SamplesCache:
+    """Samples of answers, which later requests of a dashboard that refreshes ask again. Thread-safe.
+
+    What is kept is a function of its key: an answer's data never change, only the number of records that came later.
+    """
+
+    def __init__(self) -> None:
+        self._kept: LRUCache[Hashable, AnswerSamples] = LRUCache(
+            CACHE_BYTES, getsizeof=lambda made: 1024 + SAMPLE_BYTES * len(made.samples)
+        )
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> AnswerSamples | None:
+        with self._lock:
+            return self._kept.get(key)
+
+    def keep(self, key: Hashable, made: AnswerSamples) -> None:
+        with self._lock, contextlib.suppress(ValueError):  # larger than all that is kept
+            self._kept[key] = made
+
+
 @dataclass(slots=True)
 class SeriesReader:
     """Reads series for one request.
 
     Attributes:
+        cache: shared by requests.
         queries: those that the caller may read.
         warnings: what could not be evaluated.
     """
 
     results: ResultStore
     queries: tuple[RegisteredQuery, ...]
+    cache: SamplesCache
     warnings: list[str] = field(default_factory=list)
     _evaluated: int = field(default=0, init=False)
 
@@ -167,8 +208,14 @@ class SeriesReader:
 
     def series(self, query: RegisteredQuery, record: AnswerRecord, selection: Selection) -> dict[Labels, float]:
         """The samples of an answer. What cannot be evaluated is left out, with a warning."""
+        key = record.query, record.window_start_ms, record.revision, record.quality["records"]["after_final"], selection
         try:
-            return self._series(query, record, selection)
+            made = self.cache.get(key)
+            if made is None:
+                self.cache.keep(key, made := self._made(query, record, selection))
+            else:
+                self._count(made.evaluated)
+            return made.samples
         except TooMany:
             raise
         except Exception as exc:
@@ -177,14 +224,18 @@ class SeriesReader:
             self.warnings.append(f"{where}: its data cannot be evaluated ({type(exc).__name__}); see the center's log")
             return {}
 
-    def _series(self, query: RegisteredQuery, record: AnswerRecord, selection: Selection) -> dict[Labels, float]:
-        merged = merged_data(record)
-        rows = answer_rows(record, query.spec, selection.questions, merged=merged)
-        self._evaluated += rows.length * len(rows.values)
+    def _count(self, evaluated: int) -> None:
+        self._evaluated += evaluated
         if self._evaluated > MAX_CELLS:
             raise TooMany(
                 f"more than {MAX_CELLS} values; choose a shorter range, one measure, or groups by their labels"
             )
+
+    def _made(self, query: RegisteredQuery, record: AnswerRecord, selection: Selection) -> AnswerSamples:
+        merged = merged_data(record)
+        rows = answer_rows(record, query.spec, selection.questions, merged=merged)
+        evaluated = rows.length * len(rows.values)
+        self._count(evaluated)
         name, found = query.ref.name, dict[Labels, float]()
         if selection.describes:
             quality, contract = stated_quality(record, query.spec, rows, selection.questions, merged)
@@ -195,14 +246,14 @@ class SeriesReader:
             for suffix, number in zip(describing(query), described, strict=True):
                 _add(found, f"{name}:{suffix}", {}, number)
         if not selection.measures:
-            return found
+            return AnswerSamples(found, evaluated)
         names = label_names(rows.groups)
         keys = zip(*(column.to_pylist() for column in rows.groups.values()), strict=True) if names else ()
         groups = [dict(zip(names, map(label_value, key), strict=True)) for key in keys] if names else [{}] * rows.length
         for values in rows.values:
             for group, cell in zip(groups, values.cells(rows.length), strict=True):
                 _add_cell(found, f"{name}:{values.name}", group, cell)
-        return found
+        return AnswerSamples(found, evaluated)
 
 
 @dataclass(frozen=True, slots=True)

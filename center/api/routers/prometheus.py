@@ -187,7 +187,7 @@ async def _answer(request: Request, center: Services, make: Any) -> Response:
         live: tuple[RegisteredQuery, ...] = tuple(
             q for q in center.catalog.queries() if principal.may("reader", q.ref.name)
         )
-        reader = SeriesReader(center.results, live)
+        reader = SeriesReader(center.results, live, center.samples)
         return _success(make(center, reader, params), reader.warnings)
 
     try:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from center.api.prometheus import series
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.api.test_api_sessions import ship, two_sessions
 
@@ -291,10 +292,35 @@ def test_groups_keep_their_identity_as_labels(desk):
     assert described["data"]["result"][0]["value"][1] in ("1", "2")
 
 
+def test_a_refresh_evaluates_only_answers_that_are_new_or_have_changed(two_hours, monkeypatch):
+    desk, query = two_hours
+    app = desk.app()
+    evaluated: list[int] = []
+    answer_rows = series.answer_rows
+
+    def counted(record: Any, *rest: Any, **more: Any) -> Any:
+        evaluated.append(record.revision)
+        return answer_rows(record, *rest, **more)
+
+    monkeypatch.setattr(series, "answer_rows", counted)
+
+    def asked(measure: str) -> Any:
+        params = {"query": f"flights:{measure}", "start": S0, "end": S0 + 3 * 3600, "step": 300}
+        return desk.get(f"{API}/query_range", app=app, params=params).json()["data"]["result"]
+
+    first = asked("n")
+    assert asked("n") == first and len(evaluated) == 2
+    assert asked("miles") != first and len(evaluated) == 4
+    desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 1})
+    desk.report(query, "lga", T0 + 2 * HOUR, {"UA": 1})
+    assert len(asked("n")) == len(first)
+    assert len(evaluated) == 6  # the new window, and the one before, which has become final
+
+
 def test_data_that_cannot_be_evaluated_are_a_warning(two_hours, monkeypatch):
     desk, _ = two_hours
 
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
     monkeypatch.setattr("center.api.prometheus.series.answer_rows", fail)
@@ -303,19 +329,23 @@ def test_data_that_cannot_be_evaluated_are_a_warning(two_hours, monkeypatch):
     assert "cannot be evaluated (ZeroDivisionError)" in body["warnings"][0]
 
 
+RANGE = {"start": str(S0), "end": str(S0 + 7200)}
 GRAFANA = [
     ("GET", "status/buildinfo", {}),
-    ("GET", "query", {"query": "1+1", "time": "1357005600"}),  # the health check of the data source
-    ("POST", "query", {"query": "1+1", "time": "1357005600"}),
+    ("POST", "query", {"query": "1+1", "time": "4"}),  # the health check of the data source
+    ("GET", "query", {"query": "1+1", "time": "4"}),
     ("GET", "rules", {}),
-    ("GET", "metadata", {"limit": "5000"}),
-    ("GET", "label/__name__/values", {"start": str(S0), "end": str(S0 + 7200)}),
-    ("GET", "labels", {"match[]": "flights:n", "start": str(S0), "end": str(S0 + 7200)}),
-    ("POST", "labels", {"match[]": "flights:n", "start": str(S0), "end": str(S0 + 7200)}),
-    ("POST", "series", {"match[]": 'flights:n{carrier="UA"}', "start": str(S0), "end": str(S0 + 7200)}),
-    ("GET", "label/carrier/values", {"match[]": "flights:n", "start": str(S0), "end": str(S0 + 7200)}),
-    ("POST", "query_range", {"query": "flights:n", "start": f"{S0}", "end": f"{S0 + 7200}.000", "step": "15"}),
-    ("POST", "query_exemplars", {"query": "flights:n", "start": f"{S0}", "end": f"{S0 + 7200}"}),
+    ("POST", "query_exemplars", {"query": "test", **RANGE}),  # does it have exemplars?
+    ("GET", "metadata", {"limit": "40000"}),
+    ("GET", "label/__name__/values", {"limit": "40000", **RANGE}),
+    ("GET", "label/__name__/values", {"match[]": '{__name__=~".*fli.*"}', "limit": "1000", **RANGE}),
+    ("GET", "labels", {"match[]": "flights:n", "limit": "40000", **RANGE}),
+    ("POST", "labels", {"limit": "40000", **RANGE}),
+    ("POST", "series", {"match[]": '{__name__!=""}', "limit": "40000", **RANGE}),
+    ("POST", "series", {"match[]": '{carrier!=""}', "limit": "40000", **RANGE}),
+    ("GET", "label/carrier/values", {"match[]": "flights:n", "limit": "40000", **RANGE}),
+    ("POST", "query_range", {"query": "flights:n", **RANGE, "step": "15", "timeout": "60s"}),
+    ("POST", "query", {"query": "flights:n", "time": f"{S0 + 7200}.001", "timeout": "60s"}),
 ]
 
 

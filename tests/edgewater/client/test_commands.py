@@ -7,11 +7,15 @@ import json
 import logging
 import re
 import sys
+from contextlib import ExitStack
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
+from rich.text import Text
 
 from edgewater.__main__ import GROUP, Commands
 from edgewater.log_output import configure_logging
@@ -114,6 +118,38 @@ def test_edges_and_streams_are_listed_and_columns_declared(two_hours, run, tmp_p
             assert run(url, "streams", "columns", "flights", "--set", bad).exit_code == 2
         assert "one of the streams flights" in run(url, "streams", "columns", "trips").stderr
         assert run(url, "streams", "columns", "x", "--set", "a=string", "--reset").exit_code == 2
+
+
+def test_top_fills_the_screen_again_and_again_also_while_the_center_is_away_until_it_is_interrupted(
+    two_hours, run, monkeypatch
+):
+    desk, query = two_hours
+    screens: list[str] = []
+    written = io.StringIO()
+    terminal = Console(file=written, force_terminal=True, width=200, height=40, highlight=False, markup=False)
+    monkeypatch.setattr("edgewater.client.top.console", lambda: terminal)
+    served = ExitStack()
+
+    def between(seconds: float) -> None:
+        assert seconds == 2.0
+        screens.append(written.getvalue())
+        written.truncate(written.seek(0))
+        if len(screens) == 1:
+            for edge in ("jfk", "lga"):
+                desk.report(query, edge, T0 + 2 * HOUR, {"UA": 2})
+        elif len(screens) == 2:
+            served.close()
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgewater.client.top.time", SimpleNamespace(sleep=between))
+    with served:
+        result = run(served.enter_context(desk.served()), "top")
+    assert (result.exit_code, len(screens)) == (0, 3), result.output
+    assert screens[0].startswith("\x1b[?1049h") and written.getvalue().endswith("\x1b[?1049l")
+    first, second, third = (Text.from_ansi(screen).plain for screen in screens)
+    assert "2013-01-01T01:00:00Z" in first and "2013-01-01T02:00:00Z" in second
+    assert "cannot reach the center" in third and "flights" not in third
 
 
 def test_top_shows_queries_edges_and_alarms(two_hours, run):
