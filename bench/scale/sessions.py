@@ -64,7 +64,7 @@ class GatewayMeter:
 
     def _read(self) -> tuple[float, float, int, float]:
         beats = sum(session.heartbeats for session in self._sessions)
-        return _cpu_s(self._gateway), _cpu_s(), beats, time.perf_counter()
+        return cpu_s(self._gateway), cpu_s(), beats, time.perf_counter()
 
     def read(self) -> dict[str, float]:
         gateway, load, beats, at = (now - then for now, then in zip(self._read(), self._before, strict=True))
@@ -73,12 +73,12 @@ class GatewayMeter:
 
 async def _measure(directory: Path, idle: int, active: int, seconds: int) -> dict[str, Any]:
     port, count = free_port(), idle + active
-    gateway = _start(directory, port)
+    gateway = start_gateway(directory, port)
     sessions = [Session(f"127.0.0.1:{port}", f"e{n}", STREAM) for n in range(count)]
     probe = asyncio.create_task(sessions[0].uplink.run())
     try:
         await _all_joined(sessions[:1], [probe], 0)
-        empty, load_empty = _resident(gateway.pid), _resident()
+        empty, load_empty = resident(gateway.pid), resident()
         meter, began_s = GatewayMeter(gateway.pid, sessions), time.perf_counter()
         tasks = [probe, *(asyncio.create_task(session.uplink.run()) for session in sessions[1:])]
         await _all_joined(sessions[1:], tasks, began_s)
@@ -87,7 +87,7 @@ async def _measure(directory: Path, idle: int, active: int, seconds: int) -> dic
         meter = GatewayMeter(gateway.pid, sessions)
         await asyncio.sleep(seconds)
         at_rest = meter.read()
-        resident, load_resident = _resident(gateway.pid) - empty, _resident() - load_empty
+        used, load_used = resident(gateway.pid) - empty, resident() - load_empty
         meter = GatewayMeter(gateway.pid, sessions)
         waits_ms = await _ship(sessions[:active], seconds)
         busy = meter.read()
@@ -95,10 +95,10 @@ async def _measure(directory: Path, idle: int, active: int, seconds: int) -> dic
         gateway.kill()
         gateway.wait()
         killed_s = time.perf_counter()
-        gateway = _start(directory, port)
+        gateway = start_gateway(directory, port)
         meter = GatewayMeter(gateway.pid, sessions)
         await _all_joined(sessions, tasks, killed_s)
-        gateway_mib = _resident(gateway.pid) / 2**20
+        gateway_mib = resident(gateway.pid) / 2**20
         rejoined, rejoined_s = meter.read(), max(session.welcome_at for session in sessions) - killed_s
     finally:
         for task in tasks:
@@ -130,23 +130,23 @@ async def _measure(directory: Path, idle: int, active: int, seconds: int) -> dic
         },
         "heartbeats_per_s": round(at_rest["heartbeats"] / at_rest["wall_s"]),
         "sessions_of_one_core": round(1e6 / per_session_us),
-        "gateway_bytes_per_session": round(resident / count),
-        "load_generator_bytes_per_session": round(load_resident / count),
+        "gateway_bytes_per_session": round(used / count),
+        "load_generator_bytes_per_session": round(load_used / count),
         "gateway_mib": round(gateway_mib),
     }
 
 
-def _resident(pid: int | None = None) -> int:
+def resident(pid: int | None = None) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
 
-def _start(directory: Path, port: int) -> subprocess.Popen[bytes]:
+def start_gateway(directory: Path, port: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "edgewater", "center", "gateway", "--data-dir", str(directory)]
     command += ["--set", f"gateway.listen=127.0.0.1:{port}", "--log-level", "error"]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
 
-def _cpu_s(pid: int | None = None) -> float:
+def cpu_s(pid: int | None = None) -> float:
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 

@@ -30,7 +30,7 @@ from center.ledger.quality import (
     with_late_records,
     with_violations,
 )
-from center.ledger.state import pack_state
+from center.ledger.stored_state import pack_state
 
 __all__ = [
     "ACCURACY",

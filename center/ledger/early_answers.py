@@ -21,7 +21,7 @@ from center.estimation import EarlyAnswerEstimator, Prediction
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.quality import Phase, Quality, with_accuracy
 from center.ledger.query import MAX_AHEAD_MS
-from center.ledger.state import EntryKind, EstimatorLogEntry, QueryState, StateEntry, StateTable, WindowState
+from center.ledger.state import EstimatorLogEntry, QueryState, StateEntry, StateTable, WindowState
 from center.ledger.time_windows import TimeWindowLedger
 from center.sampling import needed_rate
 from edgewater.accuracy import report_schedule
@@ -37,9 +37,9 @@ COMPACT_BYTES = 1 << 18
 class EarlyAnswerLedger(TimeWindowLedger):
     """The rules for a query with an accuracy."""
 
-    def __init__(self, state: QueryState, entries: Iterable[tuple[EntryKind, int, StateEntry]], margin_ms: int) -> None:
+    def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> None:
         self._log: StateTable[EstimatorLogEntry] = StateTable()
-        others: list[tuple[EntryKind, int, StateEntry]] = []
+        others: list[tuple[str, int, StateEntry]] = []
         for kind, number, entry in entries:
             if isinstance(entry, EstimatorLogEntry):
                 self._log.put(number, entry)
@@ -80,7 +80,7 @@ class EarlyAnswerLedger(TimeWindowLedger):
 
     # Transactions
 
-    def _tables(self) -> list[tuple[EntryKind, StateTable[Any]]]:
+    def _tables(self) -> list[tuple[str, StateTable[Any]]]:
         return [*super()._tables(), ("estimator", self._log)]
 
     def _write_log(self) -> None:

@@ -27,7 +27,8 @@ from center.ledger.events import (
 )
 from center.ledger.query import EventWork, QueryLedger
 from center.ledger.session_windows import SessionWindowLedger
-from center.ledger.state import EntryKind, QueryState, StateEntry, pack_state, unpack_state
+from center.ledger.state import QueryState, StateEntry
+from center.ledger.stored_state import EntryRow, pack_state, unpack_state
 from center.ledger.time_windows import TimeWindowLedger
 from edgewater.errors import NotFound, StorageError
 from edgewater.query import QuerySpec
@@ -44,7 +45,7 @@ class QueryChanges:
     """The changes of one query's state in a transaction, for the store to write.
 
     Attributes:
-        state: `QueryState` as JSON; None: the query is deleted, with all its entries.
+        state: `QueryState` as JSON, of its edges the first part; None: the query is deleted, with all its entries.
         entries: (kind, start, JSON, or None for a removed entry).
         late: numbers of records that came for windows when these were final.
         open_from_ms: before the transaction, slices that start from then on belonged to windows that were not final.
@@ -52,7 +53,7 @@ class QueryChanges:
 
     ref: QueryRef
     state: str | None
-    entries: tuple[tuple[EntryKind, int, str | None], ...] = ()
+    entries: tuple[EntryRow, ...] = ()
     late: Mapping[LateSlice, int] = field(default_factory=dict)
     open_from_ms: int = MIN_TIME_MS
 
@@ -172,7 +173,7 @@ class Ledger:
     def snapshot(self, ref: QueryRef) -> bytes:
         """The whole state of a query. Raises NotFound."""
         ledger = self._query(ref)
-        return pack_state(ledger.state.to_json(), ((k, start, v.to_json()) for k, start, v in ledger.all_entries()))
+        return pack_state(ledger.state_json(), ((k, start, text) for k, start, text in ledger.all_entries() if text))
 
     def restore(self, ref: QueryRef, snapshot: bytes) -> None:
         """Sets a query, known or not, to the state of a snapshot.
@@ -182,10 +183,11 @@ class Ledger:
             UnsupportedVersion: the snapshot has a newer format.
         """
         assert self._transaction is None, "restore is not part of a transaction"
-        state, entries = unpack_state(snapshot)
+        state, entries, edges = unpack_state(snapshot)
         if state.query.ref != ref:
             raise StorageError(f"the state of {query_key(state.query.ref)} was found for query {query_key(ref)}")
         ledger = _ledger_of(state, entries, self._margin_ms)
+        ledger.restored(edges)
         if self._edges is not None:
             ledger.edges_changed(self._edges)
         ledger.forget_weight()
@@ -331,17 +333,15 @@ class LedgerTransaction:
             if self._queries.get(ref) is not ledger:
                 changes.append(QueryChanges(ref, None))
                 continue
-            entries = [(k, start, v.to_json() if v else None) for k, start, v in ledger.changed_entries()]
+            entries = ledger.changed_entries()
             if entries or ledger.state_changed():
                 changes.append(
-                    QueryChanges(
-                        ref, ledger.state.to_json(), tuple(entries), ledger.late_records(), ledger.open_from_ms
-                    )
+                    QueryChanges(ref, ledger.state_json(), tuple(entries), ledger.late_records(), ledger.open_from_ms)
                 )
         return list({c.ref: c for c in changes}.values())
 
 
-def _ledger_of(state: QueryState, entries: Iterable[tuple[EntryKind, int, StateEntry]], margin_ms: int) -> QueryLedger:
+def _ledger_of(state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> QueryLedger:
     spec = state.query.spec
     if isinstance(spec.window, SessionWindow):
         return SessionWindowLedger(state, entries, margin_ms)

@@ -88,28 +88,34 @@ class Totals:
     def union(cls, parts: Iterable[Totals], spec: QuerySpec) -> Totals:
         """Adds counters and the bounds of sums and counts: the worst group may be the same at every edge and in every
         slice. The error of an extremum is at most the largest single bound, since max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ)."""
-        extrema = {m.name for m in spec.measures if m.function.error == "extremum"}
         observed = late = 0
-        bounds: dict[str, WithheldBound] = {}
+        sums: dict[str, list[Any]] = {}
         signs: dict[str, frozenset[int]] = {}
+        extrema: frozenset[str] | None = None
         for part in parts:
             observed += part.observed
             late += part.late
             for measure, some in (part.signs or {}).items():
                 signs[measure] = signs.get(measure, frozenset()) | some
-            for measure, bound in (part.withheld or {}).items():
-                held = bounds.get(measure, _NOTHING)
-                join = max if measure in extrema else _add
-                unsent = max((u for u in (held.unsent, bound.unsent) if u is not None), default=None)
-                bounds[measure] = WithheldBound(join(held.above, bound.above), join(held.below, bound.below), unsent)
-        return cls(observed, late, bounds, signs)
+            if not part.withheld:
+                continue
+            if extrema is None:
+                extrema = frozenset(m.name for m in spec.measures if m.function.error == "extremum")
+            for measure, bound in part.withheld.items():
+                # A list, not a `WithheldBound`, for each addition: an answer adds the slices of many edges.
+                held = sums.get(measure)
+                if held is None:
+                    held = sums[measure] = [0.0, 0.0, None]
+                if measure in extrema:
+                    held[0], held[1] = max(held[0], bound.above), max(held[1], bound.below)
+                else:
+                    held[0] += bound.above
+                    held[1] += bound.below
+                if bound.unsent is not None:
+                    held[2] = bound.unsent if held[2] is None else max(held[2], bound.unsent)
+        return cls(observed, late, {measure: WithheldBound(*held) for measure, held in sums.items()}, signs)
 
 
-def _add(left: float, right: float) -> float:
-    return left + right
-
-
-_NOTHING = WithheldBound(0.0, 0.0)
 _SIGNS = {
     Signs.NOT_NEGATIVE: frozenset({1}),
     Signs.NEGATIVE: frozenset({-1}),

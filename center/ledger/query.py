@@ -26,7 +26,6 @@ from center.ledger.events import Emission, FrameSummary, LateSlice, refusal
 from center.ledger.quality import EdgeStatements, Phase, Quality, Totals, assess
 from center.ledger.state import (
     EdgeIncarnation,
-    EntryKind,
     QueryState,
     SealedSlice,
     SliceState,
@@ -35,6 +34,7 @@ from center.ledger.state import (
     WindowState,
     at_most,
 )
+from center.ledger.stored_state import EntryRow, StoredEdges
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.windows import SlidingWindow
 from edgewater.wire import InputLoss, LossReason, SliceClose
@@ -62,7 +62,7 @@ MAX_SEALED_STATEMENTS = 4096
 class QueryLedger(ABC):
     """The rules for one query. `Ledger` drives it and provides its transactions."""
 
-    def __init__(self, state: QueryState, entries: Iterable[tuple[EntryKind, int, StateEntry]], margin_ms: int) -> None:
+    def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> None:
         self._spec = state.query.spec
         budget = self._spec.staleness_budget
         # How long after its end a window is due; None: it is due when all edges have closed it.
@@ -80,6 +80,8 @@ class QueryLedger(ABC):
             elif isinstance(entry, SealedSlice):
                 self._sealed.put(start, entry)
         self._outdated: set[int] = set()
+        self._edges = StoredEdges()
+        self._writing: QueryState | None = None
         self._state_before: QueryState | None = None
         self._late: dict[LateSlice, int] = {}
         self._open_from_ms = MIN_TIME_MS
@@ -154,6 +156,7 @@ class QueryLedger(ABC):
         )
         if changed != state:
             self._set_state(changed)
+        self._edges.add(sorted({*changed.expected, *of_stream, *changed.lost_states, *changed.left}))
         for edge, (_, until) in changed.lost_states.items():
             if edge in expected and changed.lost_states[edge] != state.lost_states.get(edge):
                 self._open_lacking(None, until + 1, until + 1)
@@ -226,19 +229,38 @@ class QueryLedger(ABC):
 
     # Transactions
 
+    def restored(self, edges: StoredEdges) -> None:
+        """The store has this state, as far as `edges` says."""
+        self._edges = edges
+
     def begin(self) -> None:
+        if self._writing is not None:  # the last transaction has not failed, or the ledger would have been loaded
+            self._edges.set_stored(self._writing)
+            self._writing = None
         self._state_before = self._state
         self._open_from_ms = self.sealed_before()
         self._late = {}
-        for _, table in self._tables():
+        for table in (self._slices, *(table for _, table in self._tables())):
             table.begin()
 
     def state_changed(self) -> bool:
         return self._state_before is not self._state
 
-    def changed_entries(self) -> list[tuple[EntryKind, int, StateEntry | None]]:
-        """The entries changed since `begin`; None: removed."""
-        return [(kind, start, value) for kind, table in self._tables() for start, value in table.changes().items()]
+    def changed_entries(self) -> list[EntryRow]:
+        """The rows that the transaction writes."""
+        self._writing, whole = self._state, self._edges.is_whole
+        rows, slices = self._edges.rows(self._state), self._slices.changes()
+        if whole:
+            slices |= dict(self._slices.items())
+        for start, value in slices.items():
+            rows += self._edges.slice_rows(start, None if whole else self._slices.before(start), value)
+        for kind, table in self._tables():
+            rows += [(kind, start, v.to_json() if v else None) for start, v in table.changes().items()]
+        return rows
+
+    def state_json(self) -> str:
+        """The state without the parts of edges that have rows of their own."""
+        return self._edges.state_json(self._state)
 
     def late_records(self) -> dict[LateSlice, int]:
         """The numbers of records, counted since `begin`, that came for windows when these were final."""
@@ -249,11 +271,17 @@ class QueryLedger(ABC):
         """At `begin`, `sealed_before`: windows over later slices may get answers that have to state late records."""
         return self._open_from_ms
 
-    def all_entries(self) -> list[tuple[EntryKind, int, StateEntry]]:
-        return [(kind, start, value) for kind, table in self._tables() for start, value in sorted(table.items())]
+    def all_entries(self) -> list[EntryRow]:
+        rows = self._edges.rows(self._state, all_parts=True)
+        for start, value in sorted(self._slices.items()):
+            rows += self._edges.slice_rows(start, None, value)
+        for kind, table in self._tables():
+            rows += [(kind, start, value.to_json()) for start, value in sorted(table.items())]
+        return rows
 
-    def _tables(self) -> list[tuple[EntryKind, StateTable[Any]]]:
-        return [("slice", self._slices), ("window", self._windows), ("sealed", self._sealed)]
+    def _tables(self) -> list[tuple[str, StateTable[Any]]]:
+        """The tables of which each value is one row."""
+        return [("window", self._windows), ("sealed", self._sealed)]
 
     # Which windows exist
 
@@ -312,6 +340,7 @@ class QueryLedger(ABC):
         touched: set[int] = set()
         closes_by_slice: dict[int, dict[EdgeIncarnation, SliceClose]] = {}
         for frame in sorted(frames, key=lambda f: f.position):
+            self._edges.add([frame.edge])
             closed = through.get(frame.edge, MIN_TIME_MS)
             if frame.since_ms is not None and frame.since_ms != gaps.get(frame.edge, (0, None))[1]:
                 # The edge joined or lost its state: it does not have the records between its last close and then.

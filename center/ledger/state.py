@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import reduce
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from center.catalog import RegisteredQuery
 from center.ledger.quality import Phase, Totals
 from center.ledger.sessionize import ObservedSession
-from edgewater.errors import StorageError, UnsupportedVersion
+from edgewater.errors import UnsupportedVersion
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.windows import Extent
@@ -28,7 +28,6 @@ MAX_LOSSES = 32
 EdgeIncarnation = tuple[str, str]
 """(edge, incarnation): counters of a close are totals per incarnation."""
 
-EntryKind = Literal["slice", "window", "sealed", "estimator"]
 T = TypeVar("T")
 
 
@@ -74,32 +73,33 @@ class QueryState:
     reach: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     def to_json(self) -> str:
+        return dump(self.to_mapping())
+
+    def to_mapping(self) -> dict[str, Any]:
         query = self.query
-        return _dump(
-            {
-                "version": STATE_VERSION,
-                "name": query.ref.name,
-                "query_version": query.ref.version,
-                "spec": query.spec.to_mapping(),
-                "registered_at_ms": query.registered_at_ms,
-                "deleted_at_ms": query.deleted_at_ms,
-                "expected": self.expected,
-                "retired": self.retired,
-                "clock": None if self.clock is None else asdict(self.clock),
-                "through_ms": dict(self.through_ms),
-                "gaps": dict(self.gaps),
-                "final_through_ms": self.final_through_ms,
-                "due_from_ms": self.due_from_ms,
-                "after_final": self.after_final,
-                "sealed_before_ms": self.sealed_before_ms,
-                "sessions_cut": self.sessions_cut,
-                "lost_states": dict(self.lost_states),
-                "losses": {edge: [astuple(loss) for loss in losses] for edge, losses in self.losses.items()},
-                "at_most_once": self.at_most_once,
-                "left": dict(self.left),
-                "reach": dict(self.reach),
-            }
-        )
+        return {
+            "version": STATE_VERSION,
+            "name": query.ref.name,
+            "query_version": query.ref.version,
+            "spec": query.spec.to_mapping(),
+            "registered_at_ms": query.registered_at_ms,
+            "deleted_at_ms": query.deleted_at_ms,
+            "expected": self.expected,
+            "retired": self.retired,
+            "clock": None if self.clock is None else asdict(self.clock),
+            "through_ms": dict(self.through_ms),
+            "gaps": dict(self.gaps),
+            "final_through_ms": self.final_through_ms,
+            "due_from_ms": self.due_from_ms,
+            "after_final": self.after_final,
+            "sealed_before_ms": self.sealed_before_ms,
+            "sessions_cut": self.sessions_cut,
+            "lost_states": dict(self.lost_states),
+            "losses": {edge: [astuple(loss) for loss in losses] for edge, losses in self.losses.items()},
+            "at_most_once": self.at_most_once,
+            "left": dict(self.left),
+            "reach": dict(self.reach),
+        }
 
     @classmethod
     def from_mapping(cls, value: Mapping[str, Any]) -> QueryState:
@@ -178,13 +178,6 @@ class SliceState:
         by_edge = {edge: Totals.of_closes(each, spec) for edge, each in stating.items()}
         return cls(closes, has_data or totals.observed > 0, totals, by_edge)
 
-    def to_json(self) -> str:
-        closes = [
-            [*origin, c.observed, c.late, [list(astuple(w)) for w in c.withheld], c.first_ms, c.last_ms]
-            for origin, c in self.closes.items()
-        ]
-        return _dump([self.has_data, closes])
-
     @classmethod
     def from_value(cls, start_ms: int, value: Any, spec: QuerySpec) -> SliceState:
         has_data, closes = value
@@ -231,8 +224,8 @@ class WindowState:
         values = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
         rest = [self.session and astuple(self.session), self.merged_into, self.lacks_edges]
         if self.kept_staleness_ms is not None:
-            return _dump([*values, *rest, self.outdated, self.kept_staleness_ms])
-        return _dump([*values, *rest, *([True] if self.outdated else [])])
+            return dump([*values, *rest, self.outdated, self.kept_staleness_ms])
+        return dump([*values, *rest, *([True] if self.outdated else [])])
 
     @classmethod
     def from_value(cls, value: Any) -> WindowState:
@@ -248,7 +241,7 @@ class SealedSlice:
     observed: Mapping[EdgeIncarnation, int]
 
     def to_json(self) -> str:
-        return _dump([[*origin, n] for origin, n in self.observed.items()])
+        return dump([[*origin, n] for origin, n in self.observed.items()])
 
     @classmethod
     def from_value(cls, value: Any) -> SealedSlice:
@@ -269,11 +262,11 @@ StateEntry = SliceState | WindowState | SealedSlice | EstimatorLogEntry
 
 
 class StateTable(Generic[T]):
-    """Immutable values by start time, with the set of starts changed since `begin`."""
+    """Immutable values by start time, with those changed since `begin`."""
 
     def __init__(self) -> None:
         self._values: dict[int, T] = {}
-        self._changed: set[int] = set()
+        self._before: dict[int, T | None] = {}
 
     def __contains__(self, start_ms: int) -> bool:
         return start_ms in self._values
@@ -288,51 +281,28 @@ class StateTable(Generic[T]):
         return self._values.get(start_ms)
 
     def put(self, start_ms: int, value: T) -> None:
-        self._changed.add(start_ms)
+        self._before.setdefault(start_ms, self._values.get(start_ms))
         self._values[start_ms] = value
 
     def drop(self, start_ms: int) -> T | None:
-        self._changed.add(start_ms)
+        self._before.setdefault(start_ms, self._values.get(start_ms))
         return self._values.pop(start_ms, None)
 
     def items(self) -> Iterable[tuple[int, T]]:
         return self._values.items()
 
     def begin(self) -> None:
-        self._changed.clear()
+        self._before.clear()
 
     def changes(self) -> dict[int, T | None]:
         """The values changed since `begin`, by start; None: removed."""
-        return {start: self._values.get(start) for start in self._changed}
+        return {start: self._values.get(start) for start in self._before}
+
+    def before(self, start_ms: int) -> T | None:
+        """The value at `begin` of one that has changed since; None: there was none."""
+        return self._before[start_ms]
 
 
-def pack_state(state: str, entries: Iterable[tuple[str, int, str]]) -> bytes:
-    """A query's snapshot from the JSON of its `QueryState` and of its entries (kind, start, JSON)."""
-    listed = ",".join(f"[{json.dumps(kind)},{start},{text}]" for kind, start, text in entries)
-    return f'{{"state":{state},"entries":[{listed}]}}'.encode()
-
-
-def unpack_state(snapshot: bytes) -> tuple[QueryState, list[tuple[EntryKind, int, StateEntry]]]:
-    """Raises StorageError for anything that `pack_state` did not make, UnsupportedVersion for another format."""
-    try:
-        value = json.loads(snapshot)
-        state = QueryState.from_mapping(value["state"])
-        return state, [(kind, start, _entry(kind, start, value, state)) for kind, start, value in value["entries"]]
-    except (ValueError, KeyError, TypeError) as exc:
-        raise StorageError(f"ledger state cannot be read: {type(exc).__name__}: {exc}") from exc
-
-
-def _entry(kind: str, start_ms: int, value: Any, state: QueryState) -> StateEntry:
-    if kind == "slice":
-        return SliceState.from_value(start_ms, value, state.query.spec)
-    if kind == "window":
-        return WindowState.from_value(value)
-    if kind == "sealed":
-        return SealedSlice.from_value(value)
-    if kind == "estimator":
-        return EstimatorLogEntry(_dump(value))
-    raise ValueError(f"unknown kind of entry: {kind!r}")
-
-
-def _dump(value: Any) -> str:
+def dump(value: Any) -> str:
+    """Compact JSON."""
     return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,207 @@
+"""The stored form of a query's state, in parts: a transaction writes the parts of the edges that it changed.
+
+Edges are numbered in the order in which the ledger first sees them; a part has `EDGES_PER_PART` consecutive ones. The
+first part is inside the query's state and its slices' rows, so a query of few edges has one row of each. Further parts
+are rows of the kinds ``edges`` (by number of the part) and ``slice/n`` (by slice). Values of the ledger are immutable,
+so what has changed is found by comparing with what was stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple
+from typing import Any
+
+from center.ledger.state import (
+    EdgeIncarnation,
+    EstimatorLogEntry,
+    QueryState,
+    SealedSlice,
+    SliceState,
+    StateEntry,
+    WindowState,
+    dump,
+)
+from edgewater.errors import StorageError
+from edgewater.wire import SliceClose
+
+EDGES_PER_PART = 64
+EDGES, SLICE = "edges", "slice"
+_LISTS = ("expected", "retired", "at_most_once")
+_MAPS = ("through_ms", "gaps", "lost_states", "losses", "left", "reach")
+_CLOSE_COLUMNS = 7
+
+EntryRow = tuple[str, int, str | None]
+"""Kind, start and JSON of a row; None: the row is removed."""
+
+
+class StoredEdges:
+    """The numbers of a query's edges, none of which changes or is given up, and the state that the store has.
+
+    Args:
+        members: the edges by number.
+        stored: the state that the store has in parts; None: nothing, or a state that is not in parts.
+
+    Attributes:
+        is_whole: the store has a state of an earlier release, whose rows are not in parts.
+    """
+
+    def __init__(
+        self, members: Iterable[str] = (), stored: QueryState | None = None, *, is_whole: bool = False
+    ) -> None:
+        self.is_whole = is_whole
+        self._members = list(members)
+        self._number = {edge: number for number, edge in enumerate(self._members)}
+        self._stored, self._stored_count = stored, len(self._members)
+
+    def add(self, edges: Iterable[str]) -> None:
+        """Numbers those that have no number yet, in this order, which must be a function of the ledger's events."""
+        for edge in edges:
+            if edge not in self._number:
+                self._number[edge] = len(self._members)
+                self._members.append(edge)
+
+    def set_stored(self, state: QueryState) -> None:
+        """The last transaction has stored this state."""
+        self._stored, self._stored_count, self.is_whole = state, len(self._members), False
+
+    def _parts(self) -> int:
+        return max(1, -(-len(self._members) // EDGES_PER_PART))
+
+    def _part_of(self, edge: str) -> int:
+        return self._number[edge] // EDGES_PER_PART
+
+    def state_json(self, state: QueryState) -> str:
+        """The state, of its edges only the first part."""
+        mapping = state.to_mapping()
+        return dump({**mapping, **next(self._split(mapping, [0]))})
+
+    def rows(self, state: QueryState, *, all_parts: bool = False) -> list[EntryRow]:
+        """The rows of the further parts that differ from what is stored, or of all of them."""
+        parts = (
+            range(self._parts()) if all_parts or self._stored is None else sorted(self._changed(self._stored, state))
+        )
+        further = [part for part in parts if part > 0]
+        if not further:
+            return []
+        split = self._split(state.to_mapping(), further)
+        return [(EDGES, part, dump(value)) for part, value in zip(further, split, strict=True)]
+
+    def _changed(self, before: QueryState, after: QueryState) -> set[int]:
+        changed = set(self._members[self._stored_count :])
+        for name in _LISTS:
+            if getattr(before, name) != getattr(after, name):
+                changed.update(set(getattr(before, name)) ^ set(getattr(after, name)))
+        for name in _MAPS:
+            old, new = getattr(before, name), getattr(after, name)
+            if old is not new:
+                changed.update(edge for edge, value in new.items() if old.get(edge) != value)
+                changed.update(old.keys() - new.keys())
+        return {self._part_of(edge) for edge in changed}
+
+    def _split(self, mapping: Mapping[str, Any], parts: Iterable[int]) -> Iterator[dict[str, Any]]:
+        listed = {name: frozenset(mapping[name]) for name in _LISTS}
+        for part in parts:
+            members = self._members[part * EDGES_PER_PART : (part + 1) * EDGES_PER_PART]
+            if self._parts() == 1:
+                yield {"members": members}
+                continue
+            lists = {name: sorted(edge for edge in members if edge in listed[name]) for name in _LISTS}
+            maps = {name: {e: mapping[name][e] for e in members if e in mapping[name]} for name in _MAPS}
+            yield {"members": members, **lists, **maps}
+
+    def slice_rows(self, start_ms: int, before: SliceState | None, after: SliceState | None) -> list[EntryRow]:
+        """The rows of a slice that differ from the stored ones."""
+        if after is None:
+            stored = {self._part_of(edge) for edge, _ in before.closes} if before is not None else set()
+            return [(_kind(part), start_ms, None) for part in sorted({0, *stored})]
+        known = before.closes if before is not None else {}
+        changed = {self._part_of(o[0]) for o, close in after.closes.items() if known.get(o) is not close}
+        if before is None or before.has_data is not after.has_data:
+            changed.add(0)
+        rows: dict[int, list[list[Any]]] = {part: [] for part in sorted(changed)}
+        for rank, (origin, close) in enumerate(after.closes.items()):
+            held = rows.get(self._part_of(origin[0]))
+            if held is not None:
+                # Closes are added up in their order, and floats in another one may differ in the last digit.
+                held.append([*_close_to_row(origin, close), *([rank] if self._parts() > 1 else [])])
+        return [(_kind(part), start_ms, dump([after.has_data, closes])) for part, closes in rows.items()]
+
+
+def _kind(part: int) -> str:
+    return f"{SLICE}/{part}" if part else SLICE
+
+
+def _close_to_row(origin: EdgeIncarnation, close: SliceClose) -> list[Any]:
+    withheld = [list(astuple(w)) for w in close.withheld]
+    return [*origin, close.observed, close.late, withheld, close.first_ms, close.last_ms]
+
+
+def pack_state(state: str, entries: Iterable[tuple[str, int, str]]) -> bytes:
+    """A query's snapshot from the JSON of its state and of its rows (kind, start, JSON)."""
+    listed = ",".join(f"[{json.dumps(kind)},{start},{text}]" for kind, start, text in entries)
+    return f'{{"state":{state},"entries":[{listed}]}}'.encode()
+
+
+def unpack_state(snapshot: bytes) -> tuple[QueryState, list[tuple[str, int, StateEntry]], StoredEdges]:
+    """Raises StorageError for anything that `pack_state` did not make, UnsupportedVersion for another format."""
+    try:
+        value = json.loads(snapshot)
+        parts: dict[int, Mapping[str, Any]] = {}
+        slices: dict[int, dict[int, Any]] = {}
+        others: list[tuple[str, int, Any]] = []
+        for kind, start_ms, row in value["entries"]:
+            name, _, part = kind.partition("/")
+            if kind == EDGES:
+                parts[start_ms] = row
+            elif name == SLICE:
+                slices.setdefault(start_ms, {})[int(part or 0)] = row
+            else:
+                others.append((kind, start_ms, row))
+        whole = _unite(value["state"], [row for _, row in sorted(parts.items())])
+        state = QueryState.from_mapping(whole)
+        entries: list[tuple[str, int, StateEntry]] = []
+        for start_ms, rows in sorted(slices.items()):
+            entries.append((SLICE, start_ms, _slice(start_ms, rows, state)))
+        entries += [(kind, start_ms, _entry(kind, row)) for kind, start_ms, row in others]
+        return state, entries, _stored_edges(whole, state)
+    except (ValueError, KeyError, TypeError) as exc:
+        raise StorageError(f"ledger state cannot be read: {type(exc).__name__}: {exc}") from exc
+
+
+def _unite(state: Mapping[str, Any], parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    united = dict(state)
+    for part in parts:
+        united["members"] = [*united["members"], *part["members"]]
+        for name in _LISTS:
+            united[name] = sorted([*united[name], *part[name]])
+        for name in _MAPS:
+            united[name] = {**united[name], **part[name]}
+    return united
+
+
+def _stored_edges(whole: Mapping[str, Any], state: QueryState) -> StoredEdges:
+    if "members" in whole:
+        return StoredEdges(whole["members"], state)
+    # Of an earlier release: all edges are in one row, and so are the closes of a slice.
+    return StoredEdges(sorted({edge for name in (*_LISTS, *_MAPS) for edge in getattr(state, name)}), is_whole=True)
+
+
+def _slice(start_ms: int, rows: Mapping[int, Any], state: QueryState) -> SliceState:
+    ranked: list[tuple[int, list[Any]]] = []
+    for _, (_, closes) in sorted(rows.items()):
+        ranked += [(row[-1] if len(row) > _CLOSE_COLUMNS else n, row[:_CLOSE_COLUMNS]) for n, row in enumerate(closes)]
+    ranked.sort(key=lambda each: each[0])
+    has_data = any(has_data for has_data, _ in rows.values())
+    return SliceState.from_value(start_ms, [has_data, [row for _, row in ranked]], state.query.spec)
+
+
+def _entry(kind: str, value: Any) -> StateEntry:
+    if kind == "window":
+        return WindowState.from_value(value)
+    if kind == "sealed":
+        return SealedSlice.from_value(value)
+    if kind == "estimator":
+        return EstimatorLogEntry(dump(value))
+    raise ValueError(f"unknown kind of entry: {kind!r}")
