@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from bench.scale import commits, crowd, rates, sessions, takeover
+from bench.scale import commits, crowd, ledger, rates, sessions, takeover
 
 OUT = Path("bench/out")
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "sessions": sessions.measure,
     "crowd": crowd.measure,
+    "ledger": ledger.measure,
     "rates": rates.measure,
     "takeover": takeover.measure,
     "commits": commits.measure,

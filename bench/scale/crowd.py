@@ -7,6 +7,7 @@ prepared frames, heartbeats at the interval that the gateway asks for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 import time
@@ -27,9 +28,9 @@ from edgewater.wire import RETRY_METADATA, Frame, FrameBody, Partial, QueryRef, 
 from edgewater.wire import uplink_pb2 as pb
 from sim.demo.run import free_port
 
-IDLE, ACTIVE, SECONDS = 10_000, 1_000, 30
+IDLE, ACTIVE, SECONDS = 2_000, 200, 20
 WITHIN_S = 600
-JOINING = 500
+JOINING = 100
 """Edges that connect at once: this process has to serve the connections that it opens within the gateway's 10 s."""
 _AIO: Any = grpc.aio  # its type stubs lack EOF
 
@@ -54,28 +55,28 @@ class Crowd:
         while True:
             wait_s = float(np.random.default_rng(number).uniform(0, 1)) if self.joined else 0.0
             await self._joining.acquire()
-            waiting = [self._joining.release]
+            turn = contextlib.ExitStack()
+            turn.callback(self._joining.release)
             async with grpc.aio.insecure_channel(
                 f"127.0.0.1:{self._port}", (("grpc.use_local_subchannel_pool", 1),)
             ) as channel:
                 stub: Any = uplink_pb2_grpc.UplinkStub  # generated, untyped
                 call = stub(channel).Session()
                 try:
-                    await self._session(number, call, lambda waiting=waiting: waiting and waiting.pop()())
+                    await self._session(number, call, turn.close)
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     trailing = dict(await call.trailing_metadata() or ())
                     if RETRY_METADATA in trailing:
                         self.refused += 1
                         wait_s = int(trailing[RETRY_METADATA]) / 1000
                 finally:
-                    if waiting:
-                        waiting.pop()()
+                    turn.close()
                     self.calls.pop(number, None)
                     self.joined.pop(number, None)
                     call.cancel()
             await asyncio.sleep(wait_s)
 
-    async def _session(self, number: int, call: Any, on_joined: Callable[[], object]) -> None:
+    async def _session(self, number: int, call: Any, on_joined: Callable[[], None]) -> None:
         columns = [pb.Stream.Column(name="key", type="string"), pb.Stream.Column(name="value", type="int64")]
         stream, edge = pb.Stream(name=STREAM, columns=columns), f"e{number}"
         oldest = min(self._unacked[number], default=self._next_seq[number])

@@ -12,7 +12,7 @@ time a snapshot replaces all entries. So a transaction writes only its own chang
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +102,7 @@ class EarlyAnswerLedger(TimeWindowLedger):
 
     # Frames
 
-    def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Iterable[EdgeId]) -> list[int]:
+    def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Collection[EdgeId]) -> list[int]:
         frames = sorted(frames, key=lambda f: f.position)
         changed = super()._apply_frames(frames, unlisted)
         self._estimator.expect(self._state.expected)

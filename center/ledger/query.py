@@ -15,10 +15,12 @@ windows ordered by start are ordered by end.
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush, nsmallest
+from itertools import repeat
 from typing import Any
 
 from center.catalog import EdgeRecord, expected_edges
@@ -81,6 +83,7 @@ class QueryLedger(ABC):
                 self._sealed.put(start, entry)
         self._outdated: set[int] = set()
         self._edges = StoredEdges()
+        self._frontier: tuple[object, ...] | None = None
         self._writing: QueryState | None = None
         self._state_before: QueryState | None = None
         self._late: dict[LateSlice, int] = {}
@@ -182,7 +185,7 @@ class QueryLedger(ABC):
                 lost[edge.edge] = at_ms, max(until, lost.get(edge.edge, (0, MIN_TIME_MS))[1])
         return lost
 
-    def report(self, frames: Iterable[FrameSummary], unlisted: Iterable[EdgeId], now_ms: int) -> list[Emission]:
+    def report(self, frames: Iterable[FrameSummary], unlisted: Collection[EdgeId], now_ms: int) -> list[Emission]:
         """Applies merged frames of this query.
 
         Args:
@@ -332,7 +335,7 @@ class QueryLedger(ABC):
 
     # Frames
 
-    def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Iterable[EdgeId]) -> list[int]:
+    def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Collection[EdgeId]) -> list[int]:
         """Applies frames and returns the slices, not final, that they changed."""
         through, gaps = dict(self._state.through_ms), dict(self._state.gaps)
         reach, lost = dict(self._state.reach), dict(self._state.lost_states)
@@ -371,7 +374,7 @@ class QueryLedger(ABC):
             elif self._update_slice(start, closes, start in touched):
                 changed.append(start)
         expected = self._state.expected
-        if self._spec.edges is None:
+        if self._spec.edges is None and unlisted:
             expected = tuple(sorted({*expected, *unlisted}))
         after_final = self._state.after_final + sum(self._late.values()) - late_before
         self._set_state(
@@ -680,9 +683,14 @@ class QueryLedger(ABC):
     # Frontiers
 
     def _set_state(self, state: QueryState) -> None:
-        self._state = state
+        frontier = state.expected, state.through_ms, state.retired
+        # With many edges the minimum is most of what an event costs. What a change keeps are the same objects.
+        unchanged = self._frontier is not None and all(map(operator.is_, frontier, self._frontier))
+        self._state, self._frontier = state, frontier
+        if unchanged:
+            return
         if state.expected:
-            self._closed_ms = min(state.through_ms.get(e, MIN_TIME_MS) for e in state.expected)
+            self._closed_ms = min(map(state.through_ms.get, state.expected, repeat(MIN_TIME_MS)))
         else:
             # No edge is expected. If none is known, nothing is closed; if all that reported are retired, the
             # furthest close among them counts.

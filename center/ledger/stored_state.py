@@ -101,12 +101,12 @@ class StoredEdges:
         return {self._part_of(edge) for edge in changed}
 
     def _split(self, mapping: Mapping[str, Any], parts: Iterable[int]) -> Iterator[dict[str, Any]]:
+        if self._parts() == 1:
+            yield from ({"members": self._members} for _ in parts)
+            return
         listed = {name: frozenset(mapping[name]) for name in _LISTS}
         for part in parts:
             members = self._members[part * EDGES_PER_PART : (part + 1) * EDGES_PER_PART]
-            if self._parts() == 1:
-                yield {"members": members}
-                continue
             lists = {name: sorted(edge for edge in members if edge in listed[name]) for name in _LISTS}
             maps = {name: {e: mapping[name][e] for e in members if e in mapping[name]} for name in _MAPS}
             yield {"members": members, **lists, **maps}

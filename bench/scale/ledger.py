@@ -1,0 +1,90 @@
+"""What a batch costs the ledger and its store when a query has many edges: CPU, and bytes of rows that it writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+from unittest.mock import patch
+
+from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
+from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, stored_state
+from center.ledger.quality import Totals, WithheldBound
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, EdgeId
+from edgewater.wire import QueryRef, SliceClose
+
+REF = QueryRef("q", 1)
+SPEC = {"name": "q", "from": "load", "measures": {"n": "count()"}, "window": {"tumbling": "1s"}, "lateness": "10s"}
+
+
+class Edges:
+    """A ledger with one query, of which each edge has closed a window."""
+
+    def __init__(self, count: int) -> None:
+        self.ledger, self.count, self._position = Ledger(), count, 0
+        query = RegisteredQuery(REF, QuerySpec.from_mapping(SPEC), 0, None)
+        with self.ledger.transaction():
+            self.ledger.handle(EdgesChanged(tuple(_record(number) for number in range(count))))
+            self.ledger.handle(QueryRegistered(query))
+        self.batch(range(count), 0)
+
+    def batch(self, edges: Iterable[int], window: int) -> int:
+        """Applies a frame of each edge, which closes a window; returns the bytes of the rows that change."""
+        frames = []
+        for number in edges:
+            self._position += 1
+            start, edge = window * 1000, EdgeId(_name(number % self.count))
+            close = SliceClose(start, 1, 0)
+            frames.append(FrameSummary(REF, self._position, edge, start + 1000, (close,), (start,), 100, 0, "i"))
+        with self.ledger.transaction() as transaction:
+            self.ledger.handle(FramesMerged(tuple(frames), 10**9))
+            changes = transaction.changes()
+        return sum(len(c.state or "") + sum(len(text or "") for *_, text in c.entries) for c in changes)
+
+
+def measure(smoke: bool) -> dict[str, Any]:
+    """By number of edges: batches of frames of 1 and of 32 edges, and of all, and what a takeover loads; then the same
+    with all edges in one row."""
+    counts = (100,) if smoke else (100, 1_000, 5_000)
+    parts = {str(count): _measure(count) for count in counts}
+    with patch.object(stored_state, "EDGES_PER_PART", 1 << 30):
+        whole = {str(count): _measure(count) for count in counts}
+    return {"by_edges": parts, "by_edges_without_parts": whole, "answer_of_60_slices_20_edges_ms": _statements()}
+
+
+def _measure(count: int) -> dict[str, Any]:
+    edges, row = Edges(count), dict[str, Any]()
+    for window, (size, batches) in enumerate(((1, 40), (32, 20), (count, 2)), 1):
+        began_s, written = time.process_time(), 0
+        for number in range(batches):
+            first = number * size
+            written += edges.batch(range(first, first + size), window + (number if size == count else 0))
+        ms = (time.process_time() - began_s) / batches * 1000
+        row[f"batch_of_{'all' if size == count else size}"] = {"ms": round(ms, 2), "bytes": written // batches}
+    snapshot, began_s = edges.ledger.snapshot(REF), time.process_time()
+    Ledger().restore(REF, snapshot)
+    return row | {"load_ms": round((time.process_time() - began_s) * 1000, 1), "snapshot_bytes": len(snapshot)}
+
+
+def _statements() -> float:
+    """CPU of uniting what 20 edges withhold in the 60 slices of a sliding window, as each of its answers states it."""
+    spec = QuerySpec.from_mapping(
+        {**SPEC, "window": {"sliding": "60s", "every": "1s"}, "measures": {"n": "count()", "s": "sum(x)"}}
+    )
+    slices = [Totals(3, 0, {"n": WithheldBound(1.0, 2.0), "s": WithheldBound(1.5, 2.5)}, {}) for _ in range(60)]
+    began_s = time.process_time()
+    for _ in range(20 * 50):
+        Totals.union(slices, spec)
+    return round((time.process_time() - began_s) / 50 * 1000, 3)
+
+
+def _name(number: int) -> str:
+    return f"edge-{number:05d}"
+
+
+def _record(number: int) -> EdgeRecord:
+    streams = (StreamRecord("load", {}, LIVE),)
+    return EdgeRecord(
+        EdgeId(_name(number)), "i", {}, streams, 0, 0, True, {}, {}, {}, 0, 0.0, 0.0, 0.0, retired=False, incarnations=1
+    )
