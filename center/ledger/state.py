@@ -21,7 +21,8 @@ from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamCloc
 from edgewater.windows import Extent
 from edgewater.wire import InputLoss, QueryRef, SliceClose, Withheld
 
-STATE_VERSION = 1
+STATE_VERSION, PARTS_VERSION = 1, 2
+"""Of a state in one row, and of one in several (`center.ledger.stored_state`)."""
 MAX_LOSSES = 32
 """Losses of one edge that are kept apart; further ones are united with the oldest."""
 
@@ -103,8 +104,8 @@ class QueryState:
 
     @classmethod
     def from_mapping(cls, value: Mapping[str, Any]) -> QueryState:
-        if value["version"] != STATE_VERSION:
-            raise UnsupportedVersion(f"ledger state has version {value['version']}, not {STATE_VERSION}")
+        if value["version"] not in (STATE_VERSION, PARTS_VERSION):
+            raise UnsupportedVersion(f"ledger state has version {value['version']}, expected at most {PARTS_VERSION}")
         ref = QueryRef(value["name"], value["query_version"])
         spec = QuerySpec.from_mapping(value["spec"])
         return cls(

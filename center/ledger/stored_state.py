@@ -14,6 +14,8 @@ from dataclasses import astuple
 from typing import Any
 
 from center.ledger.state import (
+    PARTS_VERSION,
+    STATE_VERSION,
     EdgeIncarnation,
     EstimatorLogEntry,
     QueryState,
@@ -75,7 +77,8 @@ class StoredEdges:
     def state_json(self, state: QueryState) -> str:
         """The state, of its edges only the first part."""
         mapping = state.to_mapping()
-        return dump({**mapping, **next(self._split(mapping, [0]))})
+        version = STATE_VERSION if self._parts() == 1 else PARTS_VERSION
+        return dump({**mapping, "version": version, **next(iter(self._split(mapping, [0])))})
 
     def rows(self, state: QueryState, *, all_parts: bool = False) -> list[EntryRow]:
         """The rows of the further parts that differ from what is stored, or of all of them."""
