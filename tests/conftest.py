@@ -7,11 +7,13 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# A time limit per example fails on a machine that does something else meanwhile.
-settings.register_profile("edgewater", deadline=None)
-settings.load_profile("edgewater")
+# Limits of time fail on a machine that does something else meanwhile. By default the examples are the same in each run;
+# `make test-all` draws others.
+UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("edgewater", **UNTIMED, derandomize=True)
+settings.register_profile("full", **UNTIMED)
 
 MARKED_LANES = ("data", "e2e", "spark")
 """Markers that make a lane; tests without any of them are the lane `units`."""
@@ -27,6 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="every law, data set and statistical cell (make test-all)")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("full" if config.getoption("--full") else "edgewater")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves tests marked `full` to `make test-all`.
@@ -37,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--full"):
         left_out = [item for item in items if item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     in_file = Counter(item.path for item in items)
     seen = Counter[Path]()
     for item in items:

@@ -194,7 +194,9 @@ def test_calls_nest_widen_integers_and_take_literals(known: object) -> None:
 cells = st.lists(st.tuples(st.none() | st.text(max_size=3), st.none() | st.integers(-9, 9)), max_size=12)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(rows=cells)
 def test_records_with_a_null_argument_are_not_evaluated_and_the_others_keep_their_order(
     known: object, rows: list[tuple[str | None, int | None]]

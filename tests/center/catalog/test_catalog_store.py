@@ -292,7 +292,9 @@ def test_a_catalog_of_a_newer_release_is_refused(url: str) -> None:
         Catalog(url)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(sent=st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=8))
 def test_whatever_is_re_sent_each_frame_is_indexed_once_and_in_order(
     new_database: Callable[[], str], sent: list[list[int]]

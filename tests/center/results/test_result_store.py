@@ -364,7 +364,9 @@ COURSE = st.lists(
 
 @pytest.mark.slow
 @given(COURSE)
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_answers_are_exact_however_often_the_job_is_restarted_and_batches_are_repeated(
     new_database: Callable[[], str], course: list[tuple[str, int, int, int, bool]]
 ) -> None:
