@@ -117,6 +117,7 @@ class World:
     """One edge over `data`, driven by a fixed script of steps, each of which may be the last."""
 
     now_ms = 1 << 40
+    queries: tuple[tuple[QueryRef, QuerySpec], ...] = QUERIES
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class World:
     def configure(self) -> None:
         if not self.edge.core.configured:
             self.edge.handle(SourcesOpened((("flights", "file"),)))
-            self.edge.handle(Configured(QUERIES))
+            self.edge.handle(Configured(self.queries))
             self.edge.handle(BudgetSet(QUERIES[1][0], {"miles": SHARE}))
 
     def ingest(self, rows: int, *, queued: bool = False) -> None:
@@ -156,7 +157,7 @@ class World:
 
     def run(self, number: int, rows: int) -> None:
         """One of the queries processes that many records of its queue, if it has any."""
-        ref = QUERIES[number][0]
+        ref = self.queries[number][0]
         queue = self.edge.core.queries[ref].queue
         if queue:
             self.edge.run(Ran(ref, max(queue.done, queue.first.first) + rows))
@@ -183,7 +184,7 @@ class World:
             self.pull()
             self.ship()
         self.end()
-        for number in range(len(QUERIES)):
+        for number in range(len(self.queries)):
             self.run(number, self.data.num_rows)
         while any(isinstance(e, FrameBuilt) for e in self.edge.handle(PullEvent(4000))):
             self.ship()

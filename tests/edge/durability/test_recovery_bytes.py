@@ -46,10 +46,12 @@ QUERIES = tuple(
 class OrderedWorld(World):
     """The same edge, with measures whose bytes depend on the order of updates."""
 
+    queries = QUERIES
+
     def configure(self) -> None:
         if not self.edge.core.configured:
             self.edge.handle(SourcesOpened((("flights", "file"),)))
-            self.edge.handle(Configured(QUERIES))
+            self.edge.handle(Configured(self.queries))
 
 
 def run(directory: Path, center: Center, between: Callable[[OrderedWorld], OrderedWorld]) -> dict[int, int]:

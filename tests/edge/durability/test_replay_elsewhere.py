@@ -306,11 +306,12 @@ class LogWorld(World):
             "lateness": "30s",
         }
     )  # fmt: skip
+    queries = ((QueryRef("logs", 1), SPEC),)
 
     def configure(self) -> None:
         if not self.edge.core.configured:
             self.edge.handle(SourcesOpened((("flights", "file"),)))
-            self.edge.handle(Configured(((QueryRef("logs", 1), self.SPEC),)))
+            self.edge.handle(Configured(self.queries))
 
 
 DATA = flights(300, seed=4)
