@@ -163,7 +163,9 @@ class Agent:
     def _health_routes(self) -> list[Route]:
         registry = CollectorRegistry()
         registry.register(
-            metrics.EdgeCollector(self.durable, self._gauges, self.rejected, self.outbox.refused_frames, self.refused)
+            metrics.EdgeCollector(
+                self.durable, self._gauges, self.rejected, self.outbox.refused_frames, self.refused, self.worker.loads
+            )
         )
         return health_routes(registry, self.missing)
 
@@ -184,6 +186,7 @@ class Agent:
             "connected": ("1 while the agent is connected to the center.", float(self.uplink.connected)),
             "backlog_bytes": ("Bytes of frames the center has not acknowledged.", core.unacked_bytes),
             "pending_bytes": ("Memory held for groups and frames.", core.pending_bytes),
+            "queued_bytes": ("Memory of batches that not all queries have processed.", core.queued_bytes),
             "journal_bytes": ("Size of the current journal.", self.durable.journal_bytes),
             "bandwidth_bytes_per_second": ("Measured bandwidth to the center.", self.outbox.bandwidth_bytes_s),
             "rtt_seconds": ("Measured round-trip time.", self.outbox.rtt_ms / 1000),
@@ -499,6 +502,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     worker = Worker(
         durable, changed=outbox.changed.set, busy_s=meter.busy_for_s, policy=config.limits.scheduling,
         limit_bytes=config.limits.max_pending_bytes // QUEUE_SHARE, now_ms=now_ms, clock=time.monotonic,
+        answer_delay_ms=outbox.answer_delay_ms,
     )  # fmt: skip
     tap = StreamTap(config.streams)
     return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, daily_quota)

@@ -8,7 +8,9 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from edge.durability import DurableCore
+from edge.worker import QueryLoad
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.wire import QueryRef
 
 
 class EdgeCollector:
@@ -19,6 +21,7 @@ class EdgeCollector:
         rejected: records rejected by the decoders, by (stream, reason).
         refused_frames: frames refused by the center, by reason.
         refused: pushed requests that were refused and connections that were closed, by reason.
+        loads: returns how each query stands.
     """
 
     def __init__(
@@ -28,9 +31,10 @@ class EdgeCollector:
         rejected: dict[tuple[str, str], int],
         refused_frames: Mapping[str, int],
         refused: Mapping[str, int],
+        loads: Callable[[], Mapping[QueryRef, QueryLoad]],
     ) -> None:
         self._durable, self._gauges, self._rejected = durable, gauges, rejected
-        self._refused_frames, self._refused = refused_frames, refused
+        self._refused_frames, self._refused, self._loads = refused_frames, refused, loads
 
     def collect(self) -> Iterable[Metric]:
         core = self._durable.core
@@ -88,8 +92,36 @@ class EdgeCollector:
         for ref, memory in core.held_memory().items():
             held.add_metric([ref.name], memory.nbytes)
         yield held
+        yield from self._load_metrics()
         for name, (text, value) in self._gauges().items():
             yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
+
+    def _load_metrics(self) -> Iterable[Metric]:
+        """How the queries stand on too little CPU; a figure that is unknown has no sample."""
+        loads = self._loads()
+        gauges: dict[str, tuple[str, Callable[[QueryLoad], float | None]]] = {
+            "query_queued_records": ("Records that a query has not processed yet.", lambda q: q.queued_records),
+            "query_cost_seconds": (
+                "Measured time in which a query processes a record.",
+                lambda q: None if q.cost_us is None else q.cost_us / 1e6,
+            ),
+            "query_slack_seconds": (
+                "How long a query with queued records can wait until its next answer is late; negative: it is.",
+                lambda q: None if q.slack_ms is None else q.slack_ms / 1000,
+            ),
+            "query_late_seconds": (
+                "Time since the first watermark came that ends a window and that a query has not processed.",
+                lambda q: q.late_ms / 1000,
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"edgewater_edge_{name}", text, labels=["query"])
+            for ref, load in loads.items():
+                if (found := value(load)) is not None:
+                    gauge.add_metric([ref.name], found)
+            yield gauge
+        overruns = {ref.name: load.overruns for ref, load in loads.items()}
+        yield _counter("query_overruns", "Turns of a query that took far longer than a cycle.", ["query"], overruns)
 
 
 def _counter(name: str, text: str, labels: list[str], counts: Mapping[Any, int]) -> CounterMetricFamily:

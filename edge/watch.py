@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -112,14 +113,20 @@ def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
         "input_losses": by_name("input_losses_total"),
         "refused": by_name("refused_total"),
         "query_bytes": by_name("query_bytes"),
+        "query_load": {
+            query: {figure: found.get(f"query_{figure}", {}).get((query,)) for figure in LOAD}
+            for (query,) in sorted(found.get("query_queued_records", {}))
+        },
         **{name: one(name) for name in GAUGES},
         "frames": one("frames_total"),
     }
 
 
+LOAD = ("slack_seconds", "queued_records", "cost_seconds", "late_seconds", "overruns_total")
+"""Figures of each query on too little CPU; null where there is none."""
 GAUGES = (
-    "queries", "limited_queries", "backlog_bytes", "pending_bytes", "journal_bytes", "bandwidth_bytes_per_second",
-    "rtt_seconds", "busy_share", "backfill_records",
+    "queries", "limited_queries", "backlog_bytes", "pending_bytes", "queued_bytes", "journal_bytes",
+    "bandwidth_bytes_per_second", "rtt_seconds", "busy_share", "backfill_records",
 )  # fmt: skip
 
 
@@ -174,15 +181,41 @@ def _view(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
         for name, n in state[kind].items()
         if n
     ]
-    queries = [(name, f"{n:.0f}") for name, n in state["query_bytes"].items()]
+    queries = [_query_row(state, name) for name in _by_slack(state)]
     gauges = [(name, "?" if state[name] is None else f"{state[name]:g}") for name in (*GAUGES, "frames")]
     return Group(
         Text(plain(f"{ready}; {link}{'; retired' if state['retired'] else ''}")),
         table(("stream", "records", "per second", "watermark"), records, "records in"),
         table(("kind", "reason", "records"), lost, "not counted") if lost else Text("every record is counted"),
-        table(("query", "bytes of open windows"), queries, "queries") if queries else Text("no query"),
+        table(QUERY_COLUMNS, queries, "queries, by slack") if queries else Text("no query"),
         table(("", "value"), gauges),
     )
+
+
+QUERY_COLUMNS = ("query", "slack, s", "queued records", "µs a record", "late, s", "overruns", "bytes of open windows")
+
+
+def _by_slack(state: Mapping[str, Any]) -> list[str]:
+    """Returns the queries: those that have queued records by slack, then the others by name."""
+
+    def key(name: str) -> tuple[float, str]:
+        slack = state["query_load"].get(name, {}).get("slack_seconds")
+        return math.inf if slack is None else slack, name
+
+    return sorted(state["query_bytes"], key=key)
+
+
+def _query_row(state: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    load = state["query_load"].get(name, {})
+
+    def shown(figure: str, scale: float = 1.0, digits: int = 0) -> str:
+        value = load.get(figure)
+        return "" if value is None else f"{scale * value:.{digits}f}"
+
+    return (
+        name, shown("slack_seconds", digits=1), shown("queued_records"), shown("cost_seconds", 1e6, 2),
+        shown("late_seconds", digits=1), shown("overruns_total"), f"{state['query_bytes'][name]:.0f}",
+    )  # fmt: skip
 
 
 def _time(seconds: float | None) -> str:

@@ -69,6 +69,7 @@ class Worker:
         busy_s: returns for how long a source has had input without a pause.
         policy: a name of `edgewater.scheduling.POLICIES`, or `OFF`.
         limit_bytes: memory of the queues above which sources are held back.
+        answer_delay_ms: returns how long a query's frames take to an answer, which its slack lacks; 0: unknown.
         now_ms: the wall clock.
         clock: seconds of a monotonic clock with which costs are measured.
         pause: lets the loop do other work.
@@ -87,10 +88,12 @@ class Worker:
         limit_bytes: int,
         now_ms: Callable[[], int],
         clock: Callable[[], float],
+        answer_delay_ms: Callable[[QueryRef], float] = lambda _: 0.0,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._durable, self._core = durable, durable.core
         self._changed, self._busy_s, self._now_ms, self._clock, self._pause = changed, busy_s, now_ms, clock, pause
+        self._answer_delay_ms = answer_delay_ms
         self._is_on = policy != OFF
         self._limit_bytes = limit_bytes
         limits = MemoryLimits(max(limit_bytes, 1), record_bytes=1.0, shared=True)
@@ -143,6 +146,8 @@ class Worker:
                 state.costs.assume(0, spent_ms / count)
             else:
                 state.costs.observe(0, count, 0, spent_ms)
+        for ref, state in self._states.items():
+            state.costs.report_downstream(self._answer_delay_ms(ref))
         self._cost_ms = {
             name: sum(self._states[p.ref].costs.remaining_ms[0] for p in self._core.queries_of(name))
             for name in self._core.streams

@@ -2,7 +2,7 @@
 
 Parts: latency, throughput and slowdown by load; nodes; caps of memory; the length of a cycle; how often the ingestion
 interval is right; the scheduler's own CPU; the center's admission, simulated and in
-a real center. Arrivals are simulated (`sim.scheduling.workload`),
+a real center; a real edge agent. Arrivals are simulated (`sim.scheduling.workload`),
 the scheduler is the production one.
 """
 
@@ -19,6 +19,7 @@ import click
 from bench.scheduling.admission import admission_rows
 from bench.scheduling.cells import EPOCHS, PARTS, Cell, Row, Size, accuracy, cells, measure
 from bench.scheduling.center import center_rows
+from bench.scheduling.edge import edge_rows
 from bench.scheduling.goals import verdicts
 from bench.scheduling.plots import draw
 from bench.scheduling.tables import markdown
@@ -26,7 +27,7 @@ from bench.scheduling.tables import markdown
 OUT = Path("bench/out")
 SMOKE = Size(3.0, 1, (60, 70), ("ysb",), (1, 2), ("klink", "fair"), (16,), (120,))
 
-SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "admission", "center")
+SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "admission", "center", "edge")
 
 
 @click.command()
@@ -53,6 +54,8 @@ def main(only: tuple[str, ...], smoke: bool, seeds: int, seconds: int, as_json: 
         rows += admission_rows(4, 1, 21) if smoke else admission_rows()
     if "center" in parts:
         rows += center_rows(2, 1, (1.2,)) if smoke else center_rows()
+    if "edge" in parts:
+        rows += edge_rows(0.5, (1.2,), ("klink",), 4, 0, 0.2) if smoke else edge_rows()
     (OUT / "scheduling.json").write_text(json.dumps(rows) + "\n")
     figures = list(draw(rows, OUT))
     if as_json:

@@ -59,6 +59,23 @@ def _cycles(rows: Sequence[Row]) -> list[str]:
     return ["| cycle, ms | s, mean / p99 |", "|---|---|", *(f"| {r['cycle_ms']:g} | {_pair(r)} |" for r in rows)]
 
 
+def _seconds(ms: float | None) -> str:
+    return "none" if ms is None else f"{ms / 1e3:.3g}"
+
+
+def _edge(rows: Sequence[Row]) -> list[str]:
+    lines = []
+    for title, cell in (
+        ("s from the window's end, p50 / p99",
+         lambda r: f"{_seconds(r['latency_ms_p50'])} / {_seconds(r['latency_ms_p99'])}"),
+        ("s, mean", lambda r: _seconds(r["latency_ms_mean"])),
+        ("windows; part of the core; MiB queued at most",
+         lambda r: f"{r['windows']}; {r['core_share']:.0%}; {r['queued_peak_bytes'] / 2**20:.1f}"),
+    ):  # fmt: skip
+        lines += ["", f"**{title}**", "", *_crossed(rows, lambda r: f"{r['load']:.0%}", cell, "load")]
+    return lines
+
+
 def _accuracy(rows: Sequence[Row]) -> list[str]:
     names = ("empirical", "normal, predictive", "normal, as printed")
     lines = [f"| delays | confidence | {' | '.join(names)} | mean width, ms |", "|" + "---|" * 6]
@@ -91,4 +108,5 @@ _TABLES = {
     "overhead": _overhead,
     "admission": _admission,
     "center": _admission,
+    "edge": _edge,
 }

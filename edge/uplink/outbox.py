@@ -134,6 +134,11 @@ class UplinkOutbox:
         slowest_ms = max((self._processing_delay_ms.get(ref, 0) for ref in self._durable.core.queries), default=0)
         return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, slowest_ms).ms
 
+    def answer_delay_ms(self, query: QueryRef) -> int:
+        """The delay from a frame that is sent now to answers of a query, as far as it has been measured."""
+        processing_ms = self._processing_delay_ms.get(query, 0)
+        return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, processing_ms).ms
+
     async def _wait_for_change(self, timeout_s: float | None) -> None:
         self.changed.clear()
         try:

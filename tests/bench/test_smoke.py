@@ -29,7 +29,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
     "merging": (("measures ddsketch 1 %  groups 10", "stacked_us_per_partial"), None),
     "sampling_pays": (("times faster: sum", "needed"), None),
     "scale": (("next_answer_s", '"wrong_or_incomplete": 0', "small_partials_s", "close_cpu_s"), FULL),
-    "scheduling": (("## goals", "kept: memory", "60 (94%)", "least slack"), None),
+    "scheduling": (("## goals", "kept: memory", "60 (94%)", "least slack", "MiB queued at most"), None),
     "shares": (("balanced", "1e-02"), None),
     "slicing": (("synopsis ddsketch 1 %  windows 100", "bucketing_m_per_s"), None),
     "synopses": (("throughput", "merge", "kll k=200, merged of 20", "plots in"), None),

@@ -35,6 +35,7 @@ class Shop:
         self, directory: Path, *names: str, policy: str = "klink", limit_bytes: int = 1 << 20, cost_ms: float = 0.1
     ) -> None:
         self.now_s, self.busy_s, self.costs = 0.0, 0.0, dict.fromkeys(names, cost_ms)
+        self.answer_delay_ms = dict.fromkeys((*names, "later", "due", "c"), 0.0)
         self.order: list[tuple[str, int]] = []
         shop = self
 
@@ -59,6 +60,7 @@ class Shop:
         self.worker = Worker(
             self.durable, changed=lambda: None, busy_s=lambda _: self.busy_s, policy=policy, limit_bytes=limit_bytes,
             now_ms=lambda: START_MS + int(1000 * self.now_s), clock=lambda: self.now_s,
+            answer_delay_ms=lambda ref: self.answer_delay_ms[ref.name],
         )  # fmt: skip
 
     @property
@@ -231,3 +233,16 @@ def test_figures_state_what_a_query_has_not_processed(tmp_path: Path) -> None:
     assert load.slack_ms == pytest.approx(-200.0)
     shop.now_s += 3.0
     assert shop.worker.loads()[QueryRef("a", 1)].late_ms == 3000.0
+
+
+@pytest.mark.parametrize("absurd_ms", [1e12, -5.0, float("nan"), float("inf")])
+def test_slack_contains_the_way_to_the_answer_and_an_absurd_one_changes_nothing(
+    tmp_path: Path, absurd_ms: float
+) -> None:
+    shop = Shop(tmp_path, "a", cost_ms=2.0)
+    shop.learn()
+    shop.ingest(100, 11_000)
+    assert shop.worker.loads()[QueryRef("a", 1)].slack_ms == pytest.approx(-200.0)
+    for given_ms in (700.0, absurd_ms):
+        shop.answer_delay_ms["a"] = given_ms
+        assert shop.worker.loads()[QueryRef("a", 1)].slack_ms == pytest.approx(-900.0)

@@ -1,0 +1,240 @@
+"""Sixty queries on one real edge agent that has one core: which order answers sooner, at which load.
+
+The agent runs as in production (file source, journal, worker), pinned to a core, in a process of its own. Frames are
+taken from its outbox and acknowledged at once, in the place of a link and a center. The load is what is offered by what
+the agent can process in the CPU time that it gets: the rate follows the share of the core that other processes leave.
+Latency is from a window's end until the frame that closes it is durable. Windows that are open at the end count with
+the time that they have waited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.agent import Agent, open_agent
+from edge.config import parse_config
+from edge.core import Configured
+from edge.process import now_ms
+from edgewater.query import QuerySpec
+from edgewater.wire import QueryRef
+
+Row = dict[str, Any]
+
+POLICIES = ("klink", "fair", "off")
+LOADS = (0.7, 0.95, 1.2)
+QUERIES, WINDOW_MS, STEP_S = 60, 4_000, 0.05
+WARM_UP_S = 6.0
+SMOOTHING = 0.05
+"""Weight of a step in the moving average of the core's share."""
+CAPACITY_RECORDS = 120_000
+ASSUMED_COST_S = 1e-5
+"""CPU time per record if the agent's capacity is not measured, as in a smoke run."""
+_NOT_STARTED_S = 120.0
+
+
+def edge_rows(
+    seconds: float = 30.0,
+    loads: tuple[float, ...] = LOADS,
+    policies: tuple[str, ...] = POLICIES,
+    queries: int = QUERIES,
+    calibration: int = CAPACITY_RECORDS,
+    warm_up_s: float = WARM_UP_S,
+) -> list[Row]:
+    """Returns a row per load and policy.
+
+    Args:
+        calibration: number of records by which the agent's capacity is measured; 0: it is assumed.
+    """
+    cost_s = _cost_s(queries, calibration) if calibration else ASSUMED_COST_S
+    return [
+        _measure(policy, load, cost_s, queries, seconds, warm_up_s) for load in loads for policy in policies
+    ]  # fmt: skip
+
+
+def specs(queries: int) -> tuple[tuple[QueryRef, QuerySpec], ...]:
+    """Cheap, filtered and expensive queries, whose windows end one after the other."""
+    kinds: list[dict[str, Any]] = [
+        {"group_by": ["k"], "measures": {"n": "count()", "s": "sum(v)"}},
+        {"where": "v > 50", "group_by": ["country"], "measures": {"n": "count()", "most": "max(v)"}},
+        {"group_by": ["country"], "measures": {"q": "quantiles(v)"}},
+    ]
+    found = []
+    for i in range(queries):
+        window = {"tumbling": f"{WINDOW_MS}ms", "offset": f"{WINDOW_MS * i // queries}ms"}
+        found.append(
+            (QueryRef(f"q{i}", 1),
+             QuerySpec.from_mapping({"name": f"q{i}", "from": "events", "window": window, **kinds[i % len(kinds)]}))
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _cost_s(queries: int, records: int) -> float:
+    """Returns the agent's CPU time per record while it reads a backlog."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        with (directory / "log.ndjson").open("w") as log:
+            log.write(_lines(records, now_ms(), 7))
+        agent = _Process(directory, "off", queries)
+        agent.wait_for(lambda: agent.status.get("records", 0) >= records)
+        cpu_s = agent.stop()["cpu_s"]
+    return float(cpu_s) / records
+
+
+def _measure(policy: str, load: float, cost_s: float, queries: int, seconds: float, warm_up_s: float) -> Row:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        log = directory / "log.ndjson"
+        log.touch()
+        agent = _Process(directory, policy, queries)
+        began_s = at_s = time.monotonic()
+        due, written, share = 0.0, 0, agent.core_share()
+        while (now_s := time.monotonic()) - began_s < warm_up_s + seconds:
+            share += SMOOTHING * (agent.core_share() - share)
+            due += (now_s - at_s) * load * share / cost_s
+            at_s = now_s
+            with log.open("a") as file:
+                file.write(_lines(int(due), now_ms(), written))
+            written, due = written + int(due), due - int(due)
+            time.sleep(STEP_S)
+        first_ms = now_ms() - int(1000 * seconds)
+        result = agent.stop()
+    latency_ms = _latencies(result, queries, first_ms)
+    p50, p99 = (float(np.percentile(latency_ms, p)) if len(latency_ms) else None for p in (50, 99))
+    return {
+        "part": "edge", "policy": policy, "load": load, "queries": queries, "windows": len(latency_ms),
+        "latency_ms_mean": float(np.mean(latency_ms)) if len(latency_ms) else None,
+        "latency_ms_p50": p50, "latency_ms_p99": p99,
+        "records_s": written / (warm_up_s + seconds), "core_share": agent.share,
+        "unread_share": 1.0 - result["records"] / max(written, 1), "queued_peak_bytes": result["queued_peak"],
+    }  # fmt: skip
+
+
+def _latencies(result: dict[str, Any], queries: int, first_ms: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Returns the latency in ms of every window that ended after `first_ms`, and before the end by half a window."""
+    closed = {(name, end): at for name, end, at in result["closed"]}
+    stop_ms, found = result["stopped_ms"], []
+    for i in range(queries):
+        offset = WINDOW_MS * i // queries
+        end_ms = (first_ms - offset) // WINDOW_MS * WINDOW_MS + WINDOW_MS + offset
+        while end_ms < stop_ms - WINDOW_MS // 2:
+            found.append(closed.get((f"q{i}", end_ms), stop_ms) - end_ms)
+            end_ms += WINDOW_MS
+    return np.array(found, np.float64)
+
+
+def _lines(rows: int, at_ms: int, first: int) -> str:
+    return "".join(
+        f'{{"at":{at_ms},"k":"key{i * 7919 % 1000}","country":"c{i % 10}","v":{i * 31 % 1000}}}\n'
+        for i in range(first, first + rows)
+    )
+
+
+class _Process:
+    """The agent's process.
+
+    Attributes:
+        status: what it has written last.
+        share: of its core, over its life.
+    """
+
+    def __init__(self, directory: Path, policy: str, queries: int) -> None:
+        self._directory, self.status, self.share = directory, dict[str, Any](), 1.0
+        self._process = multiprocessing.get_context("spawn").Process(target=_agent, args=(directory, policy, queries))
+        self._process.start()
+        self._ran, self._waited = 0, 0
+        self.wait_for(lambda: "records" in self.status)
+
+    def wait_for(self, condition: Any) -> None:
+        until_s = time.monotonic() + _NOT_STARTED_S
+        while not condition():
+            if not self._process.is_alive() or time.monotonic() > until_s:
+                self._process.kill()
+                raise RuntimeError("the agent of the bench has ended, or does not go on")
+            time.sleep(STEP_S)
+            path = self._directory / "status.json"
+            if path.exists():
+                self.status = json.loads(path.read_text())
+
+    def core_share(self) -> float:
+        """Returns the part of the time since the last call that the agent got of what it wanted."""
+        ran, waited = _times(self._process.pid)
+        before = self._ran, self._waited
+        self._ran, self._waited = ran, waited
+        wanted = ran - before[0] + waited - before[1]
+        self.share = ran / max(ran + waited, 1)
+        return (ran - before[0]) / wanted if wanted > 0 else 1.0
+
+    def stop(self) -> dict[str, Any]:
+        self.core_share()
+        (self._directory / "stop").touch()
+        self._process.join(_NOT_STARTED_S)
+        result: dict[str, Any] = json.loads((self._directory / "result.json").read_text())
+        return result
+
+
+def _times(pid: int | None) -> tuple[int, int]:
+    """Returns the ns that all threads ran, and that the event loop's thread waited for the core."""
+    ran = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            ran += int((task / "schedstat").read_text().split()[0])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return ran, int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1])
+
+
+def _agent(directory: Path, policy: str, queries: int) -> None:
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    logging.disable(logging.CRITICAL)
+    columns = {"k": "string", "country": "string", "v": "int64"}
+    source = {"file": {"path": str(directory / "log.ndjson"), "format": "ndjson", "follow": True}}
+    document = {
+        "edge": "bench", "state_dir": str(directory / "state"), "center": {"address": "127.0.0.1:1"},
+        "http": {"listen": "127.0.0.1:0"},
+        "streams": {"events": {"columns": columns, "time": {"column": "at", "unit": "ms"}, "sources": [source]}},
+        "limits": {"scheduling": policy, "checkpoint": "1h"},
+    }  # fmt: skip
+    agent = open_agent(parse_config(document))
+    agent.durable.handle(Configured(specs(queries)))
+    agent.outbox.configured.set()
+    asyncio.run(_serve(agent, directory))
+
+
+async def _serve(agent: Agent, directory: Path) -> None:
+    closed: list[tuple[str, int, int]] = []
+    peak, core = 0, agent.durable.core
+
+    async def ship() -> None:
+        while True:
+            frame = await agent.outbox.take(256 << 10)
+            at_ms = now_ms()
+            closed.extend((frame.query.name, c.slice_start_ms + WINDOW_MS, at_ms) for c in frame.unpack().closes)
+            agent.outbox.on_ack(frame.seq)
+
+    tasks = [asyncio.create_task(loop) for loop in (*agent.loops(), ship())]
+    before_s = time.process_time()
+    while not (directory / "stop").exists():
+        state = {"records": core.streams["events"].records}
+        (directory / "status.tmp").write_text(json.dumps(state))
+        (directory / "status.tmp").rename(directory / "status.json")
+        peak = max(peak, core.queued_bytes)
+        await asyncio.sleep(0.1)
+    result = {
+        "closed": closed, "records": core.streams["events"].records, "queued_peak": peak,
+        "cpu_s": time.process_time() - before_s, "stopped_ms": now_ms(),
+    }  # fmt: skip
+    (directory / "result.json").write_text(json.dumps(result))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    agent.durable.close()
