@@ -23,6 +23,7 @@ from bench.scheduling.edge import edge_rows
 from bench.scheduling.goals import verdicts
 from bench.scheduling.plots import draw
 from bench.scheduling.tables import markdown
+from sim.scheduling.workload import BENCHMARKS
 
 OUT = Path("bench/out")
 SMOKE = Size(3.0, 1, (60, 70), ("ysb",), (1, 2), ("klink", "fair"), (16,), (120,))
@@ -35,12 +36,21 @@ SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "admission", "center", 
 @click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, few rows.")
 @click.option("--seeds", type=click.IntRange(1), default=2, show_default=True, help="Runs per row.")
 @click.option("--seconds", type=click.IntRange(1), default=120, show_default=True, help="Simulated time per run.")
+@click.option("--benchmark", type=click.Choice(BENCHMARKS), multiple=True, help="Workloads to run.  [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
-def main(only: tuple[str, ...], smoke: bool, seeds: int, seconds: int, as_json: bool, processes: int) -> None:
+def main(
+    only: tuple[str, ...],
+    smoke: bool,
+    seeds: int,
+    seconds: int,
+    benchmark: tuple[str, ...],
+    as_json: bool,
+    processes: int,
+) -> None:
     """Compare scheduling policies, and judge the goals."""
     parts = only or (SMOKE_PARTS if smoke else PARTS)
-    size = SMOKE if smoke else Size(seconds=float(seconds), seeds=seeds)
+    size = SMOKE if smoke else Size(seconds=float(seconds), seeds=seeds, benchmarks=benchmark or BENCHMARKS)
     wanted = cells(parts, size)
     rows: list[Row] = []
     OUT.mkdir(parents=True, exist_ok=True)
