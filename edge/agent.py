@@ -342,7 +342,7 @@ class Agent:
                 unsynced_bytes = MAX_UNSYNCED_BYTES if repeatable else MAX_UNSYNCED_UNREPEATABLE_BYTES
                 if self.durable.unsynced_bytes > unsynced_bytes or self.commit.failure is not None:
                     await self.commit.durable()
-                await self.worker.has_room.wait()
+                await self.worker.may_read.wait()
                 while self._over_memory_limit():
                     await asyncio.sleep(BACKPRESSURE_POLL_S)
             await asyncio.sleep(0)

@@ -33,6 +33,9 @@ PIECE_MS = 20.0
 """The estimated time for which the worker keeps the event loop. A record cannot be divided."""
 FOLD_S = 1.0
 """Measurements are added to the cost estimates after this time, or when the queries are scheduled."""
+READ_AHEAD_MS = 1000.0
+"""Sources read on while less work is queued. With more, what they read would come in more and smaller batches, each of
+which costs every query a fixed time."""
 MAX_LAPS = 10_000
 """Measurements that are kept until then."""
 OFF = "off"
@@ -76,6 +79,7 @@ class Worker:
 
     Attributes:
         has_room: set while the queues are below their limit.
+        may_read: set while sources may read on: there is room, and little work is queued.
     """
 
     def __init__(
@@ -110,6 +114,8 @@ class Worker:
         self._work = asyncio.Event()
         self.has_room = asyncio.Event()
         self.has_room.set()
+        self.may_read = asyncio.Event()
+        self.may_read.set()
         self._core.cost_meter = self
         self._follow_queries()
         for ref, pipeline in self._core.queries.items():
@@ -223,7 +229,8 @@ class Worker:
             spent_ms += 1000.0 * (self._clock() - began_s)
             await self._pause(0)
             self._follow_queries()
-        self._fold()
+        if self._clock() - self._folded_s >= FOLD_S or ref not in self._costed:
+            self._fold()
         self._scheduler.ran(turn, spent_ms, self._now_ms())
         self._changed()
 
@@ -257,6 +264,13 @@ class Worker:
             self.has_room.set()
         else:
             self.has_room.clear()
+        if used <= self._limit_bytes and self._queued_ms() <= READ_AHEAD_MS:
+            self.may_read.set()
+        else:
+            self.may_read.clear()
+
+    def _queued_ms(self) -> float:
+        return sum(state.queued_ms for state in self._states.values()) if self._queued else 0.0
 
     def _follow_queries(self) -> None:
         """Registers the queries that the center has added, and removes those that it has deleted."""

@@ -9,7 +9,7 @@ closed or dropped then, and what it reports never covers records that it has not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,15 +73,40 @@ class BatchQueue:
     def append(self, batch: QueuedBatch) -> None:
         self.batches.append(batch)
 
-    def take(self, through: int) -> Iterator[QueuedBatch]:
-        """Yields the records before number `through`, by batch, and removes them once the next is asked for."""
+    def take(self, through: int, joins: Callable[[int, int], bool] | None = None) -> Iterator[QueuedBatch]:
+        """Removes the records before number `through`; yields them by batch.
+
+        Args:
+            joins: whether batches may be processed as one that were ingested at these two watermarks: each batch costs
+                a query a fixed time; None: they may not.
+        """
+        parts: list[QueuedBatch] = []
         while self.batches and self.done < through and self.batches[0].first < through:
             head = self.batches[0]
             begin, end = max(head.first, self.done), min(head.end, through)
-            yield replace(head, batch=head.batch.slice(begin - head.first, end - begin), first=begin)
+            part = replace(head, batch=head.batch.slice(begin - head.first, end - begin), first=begin)
             self.done = end
             if end == head.end:
                 self.batches.popleft()
+            last = parts[-1] if parts else None
+            if last is None or (
+                joins is not None
+                and last.end == begin
+                and last.batch.schema == part.batch.schema
+                and joins(parts[0].watermark_ms, part.watermark_ms)
+            ):
+                parts.append(part)
+            else:
+                yield _joined(parts)
+                parts = [part]
+        if parts:
+            yield _joined(parts)
+
+
+def _joined(parts: Sequence[QueuedBatch]) -> QueuedBatch:
+    if len(parts) == 1:
+        return parts[0]
+    return replace(parts[0], batch=pa.concat_batches([part.batch for part in parts]))
 
 
 def queues_to_state(queues: Mapping[str, BatchQueue]) -> tuple[list[Any], dict[str, bytes]]:

@@ -270,7 +270,8 @@ class EdgeCore:
         stream, effects = self.streams[pipeline.spec.stream], list[Effect]()
         if self.cost_meter is not None:
             self.cost_meter.begin()
-        for part in pipeline.queue.take(event.through):
+        joins = pipeline.decides_alike if pipeline.monitor is None else None
+        for part in pipeline.queue.take(event.through, joins):
             self._batch_number += 1
             effects += self._ingest(pipeline, part.batch, stream, part.first, part.arrival_ms, part.watermark_ms)
         return effects
@@ -286,8 +287,9 @@ class EdgeCore:
     ) -> list[Effect]:
         clock = stream.spec.clock
         event_ms = clock.to_event_ms(arrival_ms) if clock is not None else MIN_TIME_MS
-        watermark = pipeline.watermark_ms(watermark_ms)
-        dropped = pipeline.ingest(batch, watermark, self._batch_number, first, event_ms)
+        if pipeline.backfill is not None:
+            watermark_ms = min(watermark_ms, pipeline.backfill.watermark_ms)
+        dropped = pipeline.ingest(batch, watermark_ms, self._batch_number, first, event_ms)
         pipeline.unreported_drops.begin(arrival_ms)
         failed = pipeline.bound.failures.take()
         if self.cost_meter is not None:
@@ -314,7 +316,7 @@ class EdgeCore:
         stream = self.streams[pipeline.spec.stream]
         if self.cost_meter is not None:
             self.cost_meter.begin()
-        effects = self._ingest(pipeline, batch, stream, first, event.arrival_ms, stream.watermark_ms)
+        effects = self._ingest(pipeline, batch, stream, first, event.arrival_ms, self._watermark_ms(pipeline))
         pipeline.backfill.read(event.source, times)
         return effects
 

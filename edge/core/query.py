@@ -219,6 +219,13 @@ class QueryPipeline:
             stream_ms = self.queue.first.watermark_ms
         return stream_ms if self.backfill is None else min(stream_ms, self.backfill.watermark_ms)
 
+    def decides_alike(self, watermark_ms: int, other_ms: int) -> bool:
+        """Returns whether the same records are late, and too late, at two watermarks of the stream."""
+        slice_start, lateness_ms = self.spec.window.slice_start, self.spec.lateness_ms
+        return slice_start(watermark_ms) == slice_start(other_ms) and (
+            slice_start(watermark_ms - lateness_ms) == slice_start(other_ms - lateness_ms)
+        )
+
     def end_backfill(self, sources: Collection[str]) -> None:
         """Ends the backfill of these sources; the records that it has not read are stated as lost to this query."""
         assert self.backfill is not None

@@ -90,6 +90,8 @@ KIND_NAMES = {
 }  # fmt: skip
 
 
+RUNS_PER_LIMIT = 16
+"""The memory of all queries is checked after so many runs of single ones."""
 _LIMITED = {
     MemoryAction.SUSPEND: "its open windows take no more records",
     MemoryAction.DISCARD: "what its open windows have not sent is dropped",
@@ -210,6 +212,7 @@ class DurableCore:
         self.core = make_core()
         self._number = 0
         self._now_ms = now_ms
+        self._runs = 0
         self._memory = memory
         self._has_lost = False
         self._lost_records: dict[str, tuple[int, str]] = {}
@@ -249,9 +252,16 @@ class DurableCore:
     def run(self, event: Ran) -> list[Effect]:
         """Lets a query process records of its queue."""
         self._segment.append(_encode(event))
-        return self._apply_batch(event)
+        effects = self._apply(event)
+        # All queries are looked at, which takes as long as the records of a few.
+        self._runs += 1
+        pipeline, limits = self.core.queries.get(event.query), self._memory
+        grown = pipeline is not None and limits is not None and pipeline.nbytes > limits.query_bytes
+        if grown or self._runs % RUNS_PER_LIMIT == 0:
+            self._limit_memory()
+        return effects
 
-    def _apply_batch(self, event: Ingested | BackfillIngested | Ran) -> list[Effect]:
+    def _apply_batch(self, event: Ingested | BackfillIngested) -> list[Effect]:
         effects = self._apply(event)
         self._limit_memory()
         return effects
