@@ -172,3 +172,24 @@ def test_an_edge_that_keeps_up_writes_the_journal_that_it_always_wrote(tmp_path:
     assert records
     assert all(b"queued" not in record.payload for record in records)
     assert b"queues" not in world.edge.core.to_state()
+
+
+def test_batches_that_are_processed_as_one_give_what_each_would_have_given(tmp_path: Path) -> None:
+    """These data have records that are late and too late; the counts of both must not depend on the queue."""
+    late = flights(300, seed=3, disorder_ms=9000)
+
+    def run(name: str, *, queued: bool) -> tuple[dict[tuple[str, int], object], dict[str, int], list[object]]:
+        center = Center()
+        world = World(tmp_path / name, late, center)
+        world.configure()
+        while world.row < late.num_rows:
+            world.ingest(7, queued=queued)
+        world.finish()
+        closes = [(f.query, c.slice_start_ms, c.observed, c.late) for f in center.frames.values()
+                  for c in f.unpack().closes]  # fmt: skip
+        return dict(center.answers("exact")), world.edge.drops, sorted(closes, key=str)
+
+    now, later = run("now", queued=False), run("later", queued=True)
+    assert now == later
+    assert now[1]["too-late"] > 0
+    assert any(late for *_, late in now[2])
