@@ -501,7 +501,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     )  # fmt: skip
     worker = Worker(
         durable, changed=outbox.changed.set, busy_s=meter.busy_for_s, policy=config.limits.scheduling,
-        limit_bytes=config.limits.max_pending_bytes // QUEUE_SHARE, now_ms=now_ms, clock=time.monotonic,
+        limit_bytes=config.limits.max_pending_bytes // QUEUE_SHARE, now_ms=now_ms, clock=time.thread_time,
         answer_delay_ms=outbox.answer_delay_ms,
     )  # fmt: skip
     tap = StreamTap(config.streams)

@@ -155,7 +155,7 @@ class LimitsConfig(Model):
         push_cpu_ms: CPU time that decoding one pushed body may take.
         checkpoint_ms: interval between checkpoints.
         scheduling: which query runs next while the edge is short of CPU: the least slack (klink), each in turn (fair),
-            the oldest batch (fcfs), or (off) no queues: every batch is processed by all queries at once.
+            the oldest batch (fcfs); off: no queues, every batch is processed by all queries at once.
     """
 
     max_pending_bytes: Size = Field(default=64 << 20, ge=1 << 20)
@@ -164,7 +164,7 @@ class LimitsConfig(Model):
     push_timeout_ms: Duration = Field(default=60_000, alias="push_timeout", ge=100)
     push_cpu_ms: Duration = Field(default=5_000, alias="push_cpu", ge=10)
     checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
-    scheduling: Literal["klink", "fair", "fcfs", "off"] = "klink"
+    scheduling: Literal["klink", "fair", "fcfs", "off"] = "off"
 
     @model_validator(mode="after")
     def _leaves_room(self) -> LimitsConfig:

@@ -13,6 +13,7 @@ is furthest behind runs, since a batch takes memory until the last query has pro
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ FOLD_S = 1.0
 READ_AHEAD_MS = 1000.0
 """Sources read on while less work is queued. With more, what they read would come in more and smaller batches, each of
 which costs every query a fixed time."""
+FIRST_ROWS = 64
+"""Records of the first piece of a query of which nothing has been measured."""
 MAX_LAPS = 10_000
 """Measurements that are kept until then."""
 OFF = "off"
@@ -74,7 +77,7 @@ class Worker:
         limit_bytes: memory of the queues above which sources are held back.
         answer_delay_ms: returns how long a query's frames take to an answer, which its slack lacks; 0: unknown.
         now_ms: the wall clock.
-        clock: seconds of a monotonic clock with which costs are measured.
+        clock: CPU time of the event loop's thread, in seconds: other processes on the machine change no cost.
         pause: lets the loop do other work.
 
     Attributes:
@@ -108,6 +111,7 @@ class Worker:
         self._configurations = -1
         self._cost_ms: dict[str, float] = {}  # per record, of all queries of a stream
         self._costed: set[QueryRef] = set()
+        self._piece_rows: dict[QueryRef, float] = {}
         self._folded_s = clock()
         self._next_end_ms: dict[str, float] = {}
         self._queued = 0
@@ -237,7 +241,8 @@ class Worker:
     def _run_piece(self, ref: QueryRef, query: QueryState) -> None:
         """Processes records at the head of the queue, as many as are expected to take `PIECE_MS`, at least one."""
         cost_ms = query.costs.remaining_ms[0]
-        room = max(int(PIECE_MS / cost_ms), 1) if cost_ms > 0 else 1 << 62
+        rows = self._piece_rows.get(ref) or (PIECE_MS / cost_ms if cost_ms > 0 else FIRST_ROWS)
+        room = offered = max(int(rows), 1)
         through: int | None = None
         while query.queue:
             item = query.queue[0]
@@ -254,7 +259,13 @@ class Worker:
             self._scheduler.complete(query, item)
             self._queued -= 1
         if through is not None:
+            began_s = self._clock()
             self._durable.run(Ran(ref, through))
+            # The next piece by this one's time, and not by the cost per record: a small piece takes longer per record,
+            # so the pieces would become smaller and smaller.
+            processed, took_ms = offered - room, 1000.0 * (self._clock() - began_s)
+            fitting = processed * PIECE_MS / took_ms if took_ms > 0 else math.inf
+            self._piece_rows[ref] = min(max(fitting, rows / 8), max(2 * processed, rows))
         self._update_memory()
 
     def _update_memory(self) -> None:
@@ -284,6 +295,7 @@ class Worker:
             self._queued -= len(self._scheduler.remove(name))
             del self._refs[name]
             self._costed.discard(ref)
+            self._piece_rows.pop(ref, None)
         for ref in [ref for ref in queries if ref not in self._states]:
             spec = queries[ref].spec
             clock = self._core.streams[spec.stream].spec.clock or LIVE

@@ -228,6 +228,9 @@ async def _serve(agent: Agent, directory: Path) -> None:
         (directory / "status.tmp").write_text(json.dumps(state))
         (directory / "status.tmp").rename(directory / "status.json")
         peak = max(peak, core.queued_bytes)
+        for task in tasks:
+            if task.done():
+                task.result()  # a loop of an agent ends by its error only
         await asyncio.sleep(0.1)
     result = {
         "closed": closed, "records": core.streams["events"].records, "queued_peak": peak,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -166,9 +165,13 @@ class EdgeProgram:
         worker, rng = self.agent.worker, self.process.rng
         worker._defers = lambda event: True  # type: ignore[method-assign]
         worker._pause = lambda _: asyncio.sleep(rng.expovariate(1 / piece_s))
-        # Each reading of the clock is later by some of the time that records take.
-        passed_s = itertools.count(1)
-        worker._clock = lambda: next(passed_s) * 0.01
+        worker._is_on = True
+
+        class Pieces(dict[QueryRef, float]):
+            def get(self, *_: Any) -> float:
+                return rng.choice((1, 3, 20))
+
+        worker._piece_rows = Pieces()
 
     async def push(self, row: int) -> None:
         """Pushes a record once; no reply if the process is killed meanwhile."""

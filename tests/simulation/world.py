@@ -470,6 +470,8 @@ class _Time:
     def monotonic() -> float:
         return this_process().monotonic()
 
+    thread_time = monotonic
+
 
 @contextmanager
 def installed(world: World) -> Iterator[None]:
