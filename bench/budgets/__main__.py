@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from bench.budgets.bound import bound_table
 from bench.budgets.cells import BUDGETS, PARTS, QUICK, SMOKE, WARM_UP, Cell, cells, measure, policies_of, settings_of
 from bench.budgets.plots import draw
 from bench.budgets.tables import Row, markdown
@@ -22,11 +23,13 @@ from bench.budgets.workload import BudgetsSize
 from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 
 OUT = Path("bench/out")
+BOUND = "bound"
+"""The part that compares the default policy on Zipf with the bound of all that do not know the future."""
 TRACES = ("zipf", "rhythm", "cran", "flights")
 
 
 @click.command()
-@click.option("--only", type=click.Choice(PARTS), multiple=True, help="Parts to run.  [default: all]")
+@click.option("--only", type=click.Choice((*PARTS, BOUND)), multiple=True, help="Parts to run.  [default: all]")
 @click.option("--quick", is_flag=True, help="Few budgets, and 6 windows instead of 25.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, on small generated traces.")
 @click.option(
@@ -34,6 +37,7 @@ TRACES = ("zipf", "rhythm", "cran", "flights")
 )
 @click.option("--windows", type=click.IntRange(1), help="Number of windows after the warm-up.  [default: 25]")
 @click.option("--seed", default=1, show_default=True, help="Seed of the generated traces.")
+@click.option("--records", default=100_000, show_default=True, help="Records per window of the generated traces.")
 @click.option("--processes", default=2, show_default=True)
 def main(
     only: tuple[str, ...],
@@ -42,6 +46,7 @@ def main(
     traces: tuple[str, ...],
     windows: int | None,
     seed: int,
+    records: int,
     processes: int,
 ) -> None:
     """Measure the policies under budgets, and the distance of the default policy from the optimum."""
@@ -49,13 +54,22 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         if smoke:
             size = BudgetsSize(windows, seed, 200, made_downloads(Path(scratch), 200, 1))
-            only = only or ("fig3", "policies")
+            only = only or ("fig3", "policies", BOUND)
         else:
             without = "leave it out with --trace zipf, or run --smoke on generated data"
-            size = BudgetsSize(
-                windows, seed, downloads=existing(DOWNLOADS_WEEK, without) if "cran" in traces else DOWNLOADS_WEEK
-            )
-        _run(only or PARTS, traces, size, processes, SMOKE if smoke else QUICK if quick else BUDGETS)
+            downloads = existing(DOWNLOADS_WEEK, without) if "cran" in traces else DOWNLOADS_WEEK
+            size = BudgetsSize(windows, seed, records, downloads)
+        _run(
+            tuple(p for p in PARTS if p in only or not only),
+            traces,
+            size,
+            processes,
+            SMOKE if smoke else QUICK if quick else BUDGETS,
+        )
+        if BOUND in only or not only:
+            text = bound_table(size, quick=quick or smoke)
+            (OUT / "budgets-bound.md").write_text(text)
+            click.echo(f"\n## {BOUND}\n{text}")
 
 
 def _run(

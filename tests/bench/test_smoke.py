@@ -17,7 +17,10 @@ E2E, SPARK, FULL = pytest.mark.e2e, pytest.mark.spark, pytest.mark.full
 BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
     "attack": (("p99_ratio", '"windows_wrong_or_incomplete": 0', "partial-refused"), E2E),
     "backfill": (("p95_ratio", "records_per_s"), None),
-    "budgets": (("## policies", "zipf, sum, low, error budget", "cran, sum, low, staleness budget"), None),
+    "budgets": (
+        ("## policies", "zipf, sum, low, error budget", "cran, sum, low, staleness budget", "bound / optimum"),
+        None,
+    ),
     "condor": (("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"), SPARK),
     "console": (("gzipped_bytes", "first_paint_ms_p50", "commit_to_drawn_ms_p95", "core_share"), E2E),
     "evaluate": (("questions/s", "distinct, all groups merged"), None),
