@@ -54,7 +54,7 @@ EDGES = ("e0", "e1")
 ATTACKER = "evil"
 FRAMES_S, REQUESTS_S, SILENT_CONNECTIONS = 100, 20, 500
 RATE, MEAN_DELAY_MS, DISORDER_MS = 200.0, 20.0, 200
-SETTLE_S, WARM_UP_S = 3.0, 10
+SETTLE_S, WARM_UP_S, LAST_ANSWER_S = 3.0, 10, 120.0
 GOAL_RATIO = 1.5
 
 
@@ -245,8 +245,10 @@ def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: f
     for pusher in pushers:
         pusher.join()
     attacker.working.clear()
-    time.sleep(SETTLE_S)
     memory.stop()
+    deadline_s, last_ms = time.monotonic() + LAST_ANSWER_S, begin_ms + int(warm_up_s + phase_s * phases - 1) * 1000
+    while ("honest", last_ms) not in {at[:2] for at in list(listener.seen)} and time.monotonic() < deadline_s:
+        time.sleep(0.2)
     heap["at the end"] = [collected_heap_mib(pid) for pid in memory.java_processes()]
     listener.stopping.set()
     attacker.stop()

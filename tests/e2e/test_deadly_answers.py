@@ -21,7 +21,7 @@ from sim.demo.run import Demo, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 900.0
 SECOND = 1_000
 FIRST_MS = 1_700_000_000_000
 DEADLY = 1 << 40
