@@ -9,18 +9,20 @@ those that drop frames do so one after another, under the catalog's lock, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     Row,
+    Select,
     and_,
     bindparam,
-    column,
     delete,
     exists,
     insert,
@@ -28,17 +30,17 @@ from sqlalchemy import (
     select,
     tuple_,
     update,
-    values,
 )
 
 from center.catalog import schema as t
-from center.storage.database import Identifier
+from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows
 from center.storage.frame_log import FrameEntry, FrameLocation
 from center.storage.segments import COMMITS
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 
+_RANGE = {"name": Identifier(63), "version": BigInteger(), "after": BigInteger(), "through": BigInteger()}
 _CHUNK = 200
 """Identities per SELECT: below the least number of bound parameters that a database takes."""
 
@@ -255,30 +257,29 @@ def select_entries(connection: Connection, ranges: Mapping[str, tuple[int, int]]
     """By query key, the frames at positions after the first of its range, up to the second, ascending."""
     found: dict[str, list[FrameEntry]] = {key: [] for key in ranges}
     keys = {query_from_key(key): key for key in ranges}
-    wanted = [(ref.name, ref.version, *ranges[key]) for ref, key in sorted(keys.items(), key=lambda item: item[1])]
-    for begin in range(0, len(wanted), _CHUNK):
-        asked, table = _ranges(wanted[begin : begin + _CHUNK]), t.frames.c
-        rows = select(t.frames).join(asked, _in_range(asked.c)).order_by(table.name, table.version, table.position)
-        for row in connection.execute(rows):
-            found[keys[QueryRef(row.name, row.version)]].append(entry_of(row))
+    for row in _in_ranges(connection, [(ref.name, ref.version, *ranges[key]) for ref, key in keys.items()], t.frames.c):
+        found[keys[QueryRef(row.name, row.version)]].append(entry_of(row))
     return found
 
 
-def _ranges(rows: Sequence[tuple[str, int, int, int]]) -> Any:
-    """A table of (name, version, after, through)."""
-    columns = (
-        column("name", Identifier(63)),
-        column("version", BigInteger),
-        column("after", BigInteger),
-        column("through", BigInteger),
+def _in_ranges(
+    connection: Connection, ranges: Sequence[tuple[str, int, int, int]], columns: Iterable[ColumnElement[Any]]
+) -> Iterator[Row[Any]]:
+    """These columns of the frames in ranges (name, version, after, through), by query and position."""
+    columns = tuple(columns)
+    for begin in range(0, len(ranges), MAX_GIVEN):
+        part = ranges[begin : begin + MAX_GIVEN]
+        statement = _range_statement(given_count(len(part)), columns)
+        yield from connection.execute(statement, given_rows(_RANGE, part, ("", 0, 0, 0)))
+
+
+@cache
+def _range_statement(count: int, columns: tuple[ColumnElement[Any], ...]) -> Select[Any]:
+    c, asked = t.frames.c, given(_RANGE, count).c
+    is_in = and_(
+        c.name == asked.name, c.version == asked.version, c.position > asked.after, c.position <= asked.through
     )
-    return values(*columns, name="asked").data(list(rows)).cte("asked_ranges")
-
-
-def _in_range(asked: Any) -> Any:
-    c = t.frames.c
-    is_of = and_(c.name == asked.name, c.version == asked.version)
-    return and_(is_of, c.position > asked.after, c.position <= asked.through)
+    return select(*columns).join_from(asked.name.table, t.frames, is_in).order_by(c.name, c.version, c.position)
 
 
 def entry_of(row: Row[Any]) -> FrameEntry:
@@ -365,12 +366,8 @@ def drop_frames(connection: Connection, through: Mapping[str, int]) -> list[str]
     refs = {query_from_key(key): position for key, position in through.items()}
     # A gateway of an older release indexes no frame in a dropped segment, under the queries' locks.
     _lock_positions(connection, refs)
-    touched: set[str] = set()
     old = sorted((ref.name, ref.version, 0, position) for ref, position in refs.items())
-    for begin in range(0, len(old), _CHUNK):
-        asked = _ranges(old[begin : begin + _CHUNK])
-        segments = select(t.frames.c.segment).join_from(t.frames, asked, _in_range(asked.c)).distinct()
-        touched.update(connection.execute(segments).scalars())
+    touched = {segment for (segment,) in _in_ranges(connection, old, [t.frames.c.segment])}
     if old:
         c = t.frames.c
         connection.execute(

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from center.catalog import query_from_key, query_key
 from center.ledger import (
@@ -23,7 +39,7 @@ from center.ledger import (
     with_late_records,
 )
 from center.results import schema as t
-from center.storage.database import upsert
+from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
 from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate, merge_what_fits
 from edgewater.synopses.encoding import codec
@@ -38,10 +54,13 @@ MAX_ANSWER_BYTES = 64 << 20
 """Size of the slices of one answer, by default. Merging takes 5 to 23 µs per KiB, and all queries wait."""
 MAX_ANSWER_CPU_S = 2.0
 """CPU time of merging an answer of at most `MAX_ANSWER_BYTES`; many small slices take longer than their size says."""
-SURE_SHARE = 64
-"""Below this part of the maximum an expected size is not checked: a window's slices may be some times as large."""
-_CHUNK = 500
-"""Values in one IN list."""
+READ_BYTES = 16 << 20
+"""Bytes of stored deltas that are read at once, for many windows."""
+_CHUNK = 200
+"""Rows, or values, that one statement names: below the least number of bound parameters that a database takes."""
+_Span = tuple[int, str, int, int]
+"""A window's number, its query, and its slices: the first one, and the first one behind."""
+_SPAN = {"n": Integer(), "query": Identifier(96), "begin_ms": BigInteger(), "end_ms": BigInteger()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +94,9 @@ def add_deltas(connection: Connection, deltas: Sequence[Delta], on_query: Callab
     if not deltas:
         return
     connection.execute(insert(t.deltas), [asdict(d) for d in deltas])
-    touched: dict[str, set[int]] = {}
-    for delta in deltas:
-        touched.setdefault(delta.query, set()).add(delta.slice_start_ms)
-    for key, slices in touched.items():
-        on_query(query_from_key(key))
-        starts = sorted(slices)
-        for at in range(0, len(starts), _CHUNK):
-            _fold(connection, key, starts[at : at + _CHUNK])
+    places = sorted({(d.query, d.slice_start_ms) for d in deltas})
+    for at in range(0, len(places), _CHUNK):
+        _fold(connection, places[at : at + _CHUNK], on_query)
 
 
 def misshapen(connection: Connection, deltas: Iterable[Delta]) -> list[RefusedDelta]:
@@ -115,13 +129,15 @@ def _shape_of(partial: bytes) -> str:
     return json.dumps(shape(codec.unseal(partial)), separators=(",", ":"))
 
 
-def _fold(connection: Connection, key: str, slices: Sequence[int]) -> None:
-    place = (t.deltas.c.slice_start_ms, t.deltas.c.shard)
-    mine = t.deltas.c.query == key
-    crowded = select(*place).where(mine, t.deltas.c.slice_start_ms.in_(slices)).group_by(*place)
-    for start, shard in connection.execute(crowded.having(func.count() > MAX_SIDE_BY_SIDE)).all():
-        here = mine & (place[0] == start) & (place[1] == shard)
-        folded, _ = _merged(connection, here)
+def _fold(connection: Connection, slices: Sequence[tuple[str, int]], on_query: Callable[[QueryRef], None]) -> None:
+    c = t.deltas.c
+    crowded = select(c.query, c.slice_start_ms, c.shard).where(tuple_(c.query, c.slice_start_ms).in_(slices))
+    crowded = crowded.group_by(c.query, c.slice_start_ms, c.shard).having(func.count() > MAX_SIDE_BY_SIDE)
+    for key, start, shard in connection.execute(crowded).all():
+        on_query(query_from_key(key))
+        here = (c.query == key) & (c.slice_start_ms == start) & (c.shard == shard)
+        rows = connection.execute(select(c.query, c.slice_start_ms, c.shard, c.synopsis).where(here).order_by(c.id))
+        folded, _ = _merged([Delta(*row) for row in rows])
         connection.execute(delete(t.deltas).where(here))
         connection.execute(insert(t.deltas).values(query=key, slice_start_ms=start, shard=shard, synopsis=folded))
 
@@ -229,15 +245,17 @@ def write_answers(
     first = last - len(emissions) + 1
     late = _late_now(connection, ledger, emissions)
     rows = []
-    for e in emissions:
+    for e, deltas in zip(emissions, _deltas_of(connection, emissions, max_answer_bytes), strict=True):
         ledger.on_query(e.query)
-        merged, size = _window(connection, ledger, e, max_answer_bytes)
+        merged, size = _window(e.query, deltas, max_answer_bytes)
         ledger.weigh(e.query, size)
         rows.append(_answer(e, merged, late.get((e.query, e.window_start_ms), {})))
     connection.execute(insert(t.answers), [{**row, "answer_id": first + i} for i, row in enumerate(rows)])
-    for ref in {e.query for e in emissions if e.phase is Phase.FINAL}:
-        spent = t.deltas.c.slice_start_ms < ledger.sealed_before(ref)
-        connection.execute(delete(t.deltas).where(t.deltas.c.query == query_key(ref), spent))
+    sealed = {e.query: ledger.sealed_before(e.query) for e in emissions if e.phase is Phase.FINAL}
+    if sealed:
+        spent = (t.deltas.c.query == bindparam("of")) & (t.deltas.c.slice_start_ms < bindparam("before"))
+        ended = [{"of": query_key(ref), "before": before_ms} for ref, before_ms in sealed.items()]
+        connection.execute(delete(t.deltas).where(spent), ended)
 
 
 def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> dict[str, Any]:
@@ -276,31 +294,66 @@ def _late_now(
     }
 
 
-def _window(
-    connection: Connection, ledger: Ledger, emission: Emission, max_answer_bytes: int
-) -> tuple[bytes | None, int]:
-    """As `_merged`: the slices of a window. Raises QueryTooLarge, before or after they are merged, but not written."""
-    c, ref = t.deltas.c, emission.query
-    mine = (c.query == query_key(ref)) & (c.slice_start_ms >= emission.slices_from_ms)
-    mine &= c.slice_start_ms < emission.slices_to_ms
-    expected = ledger.answer_bytes(ref)
-    if expected is None or expected > max_answer_bytes // SURE_SHARE:
-        size = int(connection.execute(select(func.sum(func.length(c.synopsis))).where(mine)).scalar() or 0)
-        if size > max_answer_bytes:
-            raise QueryTooLarge(ref, f"an answer is made of {size >> 20} MiB; expected at most spark.max_answer")
+def _deltas_of(connection: Connection, emissions: Sequence[Emission], max_bytes: int) -> Iterator[list[Delta] | int]:
+    """The deltas of the slices of each emission's window, of several windows by one statement; or only their size, if it
+    is more than `max_bytes`."""
+    for begin in range(0, len(emissions), MAX_GIVEN):
+        chunk = emissions[begin : begin + MAX_GIVEN]
+        spans = [(n, query_key(e.query), e.slices_from_ms, e.slices_to_ms) for n, e in enumerate(chunk)]
+        sizes, _ = _span_statements(given_count(len(spans)))
+        held: dict[int, int] = dict(connection.execute(sizes, _given_spans(spans)).all())
+        for part in _bounded(spans, held):
+            found: dict[int, list[Delta]] = {n: [] for n, *_ in part}
+            wanted = [span for span in part if 0 < held.get(span[0], 0) <= max_bytes]
+            if wanted:
+                _, rows = _span_statements(given_count(len(wanted)))
+                for n, *delta in connection.execute(rows, _given_spans(wanted)):
+                    found[n].append(Delta(*delta))
+            yield from (size if (size := held.get(n, 0)) > max_bytes else found.pop(n) for n, *_ in part)
+
+
+def _window(ref: QueryRef, deltas: list[Delta] | int, max_bytes: int) -> tuple[bytes | None, int]:
+    """As `_merged`: a window's slices, or their size. Raises QueryTooLarge: they are not merged, or not written."""
+    if isinstance(deltas, int):
+        raise QueryTooLarge(ref, f"an answer is made of {deltas >> 20} MiB; expected at most spark.max_answer")
     began_s = time.thread_time()
-    merged = _merged(connection, mine)
+    merged = _merged(deltas)
     took_s = time.thread_time() - began_s
-    if took_s > MAX_ANSWER_CPU_S * max(1.0, max_answer_bytes / MAX_ANSWER_BYTES):
+    if took_s > MAX_ANSWER_CPU_S * max(1.0, max_bytes / MAX_ANSWER_BYTES):
         raise QueryTooLarge(ref, f"an answer takes {took_s:.1f} s of CPU time: too many slices, groups or measures")
     return merged
 
 
-def _merged(connection: Connection, where: ColumnElement[bool]) -> tuple[bytes | None, int]:
+def _given_spans(spans: Sequence[_Span]) -> dict[str, str | int]:
+    return given_rows(_SPAN, spans, (-1, "", 0, 0))
+
+
+@cache
+def _span_statements(count: int) -> tuple[Select[Any], Select[Any]]:
+    """By span, the bytes of its deltas; and the deltas."""
+    c, asked = t.deltas.c, given(_SPAN, count)
+    within = and_(c.query == asked.c.query, c.slice_start_ms >= asked.c.begin_ms, c.slice_start_ms < asked.c.end_ms)
+    sizes = select(asked.c.n, func.sum(func.length(c.synopsis))).join_from(asked, t.deltas, within)
+    rows = select(asked.c.n, c.query, c.slice_start_ms, c.shard, c.synopsis).join_from(asked, t.deltas, within)
+    return sizes.group_by(asked.c.n), rows.order_by(c.slice_start_ms, c.shard, c.id)
+
+
+def _bounded(spans: Sequence[_Span], held: Mapping[int, int]) -> Iterator[list[_Span]]:
+    """Spans in their order, as many at once as `READ_BYTES` allow, and at least one."""
+    part: list[_Span] = []
+    size = 0
+    for span in spans:
+        if part and size + held.get(span[0], 0) > READ_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(span)
+        size += held.get(span[0], 0)
+    if part:
+        yield part
+
+
+def _merged(found: Sequence[Delta]) -> tuple[bytes | None, int]:
     """The merge of a query's deltas (None: there are none), and their bytes. Raises DeltasRefused, QueryFailed."""
-    c = t.deltas.c
-    rows = select(c.query, c.slice_start_ms, c.shard, c.synopsis).where(where)
-    found = [Delta(*row) for row in connection.execute(rows.order_by(c.slice_start_ms, c.shard, c.id))]
     size = sum(len(d.synopsis) for d in found)
     try:
         return GroupedAggregate.merge_bytes([d.synopsis for d in found]) if found else None, size
