@@ -295,8 +295,8 @@ def _late_now(
 
 
 def _deltas_of(connection: Connection, emissions: Sequence[Emission], max_bytes: int) -> Iterator[list[Delta] | int]:
-    """The deltas of the slices of each emission's window, of several windows by one statement; or only their size, if it
-    is more than `max_bytes`."""
+    """The deltas of each emission's window, of several windows by one statement; only their size if it is more than
+    `max_bytes`."""
     for begin in range(0, len(emissions), MAX_GIVEN):
         chunk = emissions[begin : begin + MAX_GIVEN]
         spans = [(n, query_key(e.query), e.slices_from_ms, e.slices_to_ms) for n, e in enumerate(chunk)]

@@ -12,7 +12,7 @@ from sqlalchemy import event
 
 from center.catalog import Catalog
 from center.ledger import AT_ONCE_MS, EdgesChanged, FramesMerged, Ledger, Phase, QueryDeleted
-from center.results import ResultStore
+from center.results import ResultStore, writes
 from center.results import schema as t
 from center.results.writes import MAX_SIDE_BY_SIDE
 from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
@@ -58,6 +58,23 @@ def test_sliding_windows_share_their_slices(open_job: OpenJob) -> None:
     assert [(r.window_start_ms // MINUTE, total(r.synopsis)) for r in records] == [
         (-2, 1), (-1, 3), (0, 7), (1, 14), (2, 12), (3, 8),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read_bytes", "most_reads"), [(16 << 20, 6), (1, 200)])
+def test_the_deltas_of_many_windows_are_read_together_within_a_bound(
+    open_job: OpenJob, monkeypatch: pytest.MonkeyPatch, read_bytes: int, most_reads: int
+) -> None:
+    monkeypatch.setattr(writes, "READ_BYTES", read_bytes)
+    job, reads = open_job("a", window={"sliding": "8m", "every": "1m"}), list[str]()
+    frames = [job.frame("a", 0, **{f"m{n}": n + 1}) for n in range(0, 150, 20)]
+    event.listen(job.store._engine, "before_cursor_execute", lambda _c, _cursor, sql, *_: reads.append(sql))
+    job.batch(*frames, job.frame("a", 160 * MINUTE))
+    windows = job.store.windows(REF, None, None, 1_000)[0]
+    values = {n * MINUTE: n + 1 for n in range(0, 150, 20)}
+    expected = [sum(v for at, v in values.items() if 0 <= at - w.window_start_ms < 8 * MINUTE) for w in windows]
+    assert [total(w.synopsis) for w in windows] == [value or None for value in expected]
+    assert len(windows) >= len(values) * 8
+    assert sum("given" in sql and "synopsis" in sql for sql in reads) <= most_reads
 
 
 def test_a_revision_leaves_the_one_before_as_it_was(job: Job) -> None:
