@@ -1,6 +1,6 @@
 """The console on the running demo: pictures of its pages, and how soon an answer is drawn.
 
-    python -m bench.console_demo [--seconds 70] [--pictures docs/images/console] [--json FILE]
+    python -m bench.console_demo [--smoke] [--seconds 70] [--pictures docs/images/console] [--json FILE]
 
 Starts `edgewater demo --stay` and opens the console at the address that it prints. While the first half of the year is
 replayed, a query's page is open, and the time is taken from an answer's commit, when another reader of the result store
@@ -175,12 +175,13 @@ def run(directory: Path, seconds: float, pictures: Path, wanted: list[tuple[str,
 
 
 @click.command()
+@click.option("--smoke", is_flag=True, help="A faster replay, to see that it runs.")
 @click.option("--seconds", default=70.0, show_default=True, help="For the replay of the year.")
 @click.option("--pictures", type=click.Path(path_type=Path), help="Keep those that the documents show.")
 @click.option("--json", "path", type=click.Path(path_type=Path))
-def main(seconds: float, pictures: Path | None, path: Path | None) -> None:
+def main(smoke: bool, seconds: float, pictures: Path | None, path: Path | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        report = run(Path(folder) / "demo", seconds, Path(folder), KEPT if pictures else ALL)
+        report = run(Path(folder) / "demo", 40.0 if smoke else seconds, Path(folder), KEPT if pictures else ALL)
         for name, width, scheme in KEPT if pictures else ():
             suffix = "-narrow" if width < 1000 else ""
             taken = Path(folder) / f"{name}-{width}-{scheme}.png"
