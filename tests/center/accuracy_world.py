@@ -201,6 +201,7 @@ class World:
         if arrived:
             self.sent = [s for s in self.sent if s[0] > self.now_ms]
             summaries = tuple(self._summary(number, name, frame) for _, number, name, frame in arrived)
+            self.ledger.weigh(REF, 1000)  # as a store does with the slices of a batch
             self.answers += self.ledger.handle(FramesMerged(summaries, self.now_ms))
         due = self.ledger.next_deadline()
         if due is not None and due <= self.now_ms:
