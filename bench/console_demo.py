@@ -40,7 +40,8 @@ PAGES = {
 }
 """By the name of the picture."""
 READY = {
-    "overview": "() => document.querySelectorAll('svg.spark').length >= 4",
+    "overview": "() => [...document.querySelectorAll('svg.spark .line')]"
+    ".filter((l) => l.getAttribute('d').split('L').length > 20).length >= 4",
     "query": "() => Number(document.querySelector('.chart')?.dataset.drawn.split(':')[1]) >= 50",
     "explain": "() => document.querySelector('table.causes')",
     "edges": "() => document.querySelectorAll('table.matrix a.cell').length >= 40",
