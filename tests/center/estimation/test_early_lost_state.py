@@ -30,7 +30,8 @@ class LostState(engine.EarlyAnswerSimulation):
             records = [engine._record(edge) for edge in self.edges]
             records[0] = replace(records[0], incarnation="j", incarnations=2, state_lost_at_ms=self.now_ms)
             self.incarnation = "j"
-            self._answer(self.ledger.handle(EdgesChanged(tuple(records))))
+            for query in self._queries:
+                self._answer(query, query.ledger.handle(EdgesChanged(tuple(records))))
         super()._report()
 
     incarnation = "i"
@@ -54,9 +55,9 @@ class LostState(engine.EarlyAnswerSimulation):
     def _fact(self, edge: int) -> FrameSummary:
         return replace(super()._fact(edge), incarnation=self.incarnation if edge == 0 else "i")
 
-    def _answer(self, emissions: Sequence[Emission]) -> None:
+    def _answer(self, query: engine._Answers, emissions: Sequence[Emission]) -> None:
         self.emissions = [*self.emissions, *emissions]
-        super()._answer(emissions)
+        super()._answer(query, emissions)
 
 
 @pytest.mark.parametrize(
