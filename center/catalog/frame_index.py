@@ -301,6 +301,13 @@ def entry_of(row: Row[Any]) -> FrameEntry:
     )
 
 
+def lagging_queries(connection: Connection, before_ms: int) -> frozenset[QueryRef]:
+    """The queries with an indexed frame that arrived before this time, in ms."""
+    c = t.frames.c
+    rows = connection.execute(select(c.name, c.version).where(c.received_at_ms < before_ms).distinct())
+    return frozenset(QueryRef(name, version) for name, version in rows)
+
+
 def removable_segments(
     connection: Connection, segments: Sequence[str], queries: Callable[[str], Collection[str]]
 ) -> list[str]:

@@ -448,6 +448,11 @@ class Catalog:
         with read_transaction(self._engine) as connection:
             return frame_index.select_entries(connection, ranges)
 
+    def lagging_queries(self, before_ms: int) -> frozenset[QueryRef]:
+        """The queries with an indexed frame that arrived before this time."""
+        with read_transaction(self._engine) as connection:
+            return frame_index.lagging_queries(connection, before_ms)
+
     def drop_frames(self, through: Mapping[str, int]) -> list[str]:
         """Retention: drops the index up to a position per query key.
 

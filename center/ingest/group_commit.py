@@ -1,5 +1,8 @@
 """Group commit: all pending frames, of any edges and queries, become durable in one segment and one transaction.
 
+Frames of queries that lag, because the job cannot apply them, get a second segment: a segment is removed with the last
+frame in it, so that one query would otherwise keep what all others ship.
+
 While one batch is written, the next one collects. So the batch grows with the load, and the cost of fsyncs is
 shared. A batch that the disk or the catalog refuses is tried again until it succeeds; until then no frame is
 acknowledged, and the gateway stops reading at its bounds.
@@ -22,8 +25,13 @@ from center.ingest.assignments import Admission, AssignmentPlan
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.errors import StorageError
+from edgewater.wire import QueryRef
 
 MAX_BATCH_BYTES = 32 << 20
+LAG_MS = 60_000
+"""A query lags while a frame of it is indexed that arrived earlier."""
+LAG_EVERY_MS = 10_000
+"""The lagging queries are read again after this time."""
 logger = logging.getLogger(__name__)
 
 
@@ -91,6 +99,8 @@ class GroupCommit:
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._closing = False
+        self._lagging: frozenset[QueryRef] = frozenset()
+        self._lag_read_at_ms: int | None = None
         self.plan = AssignmentPlan(-1, ())
         self.stalled: str | None = None
 
@@ -206,10 +216,27 @@ class GroupCommit:
         kept = [i for i in fresh if admitted[i] is Admission.KEPT]
         located: list[FrameLocation | None] = [None] * len(batch)
         if kept:
-            locations = self._log.append([batch[i].stored for i in kept])
-            for i, location in zip(kept, locations, strict=True):
+            for i, location in self._append(batch, kept).items():
                 located[i] = location
         return located, [admitted.get(i) is Admission.NOT_EXPECTED for i in range(len(batch))]
+
+    def _append(self, batch: Sequence[ReceivedFrame], kept: Sequence[int]) -> dict[int, FrameLocation]:
+        """Writes the frames with these indices; returns their locations, durable. Raises OSError, StorageError."""
+        now_ms = batch[-1].received_at_ms
+        if self._lag_read_at_ms is None or abs(now_ms - self._lag_read_at_ms) >= LAG_EVERY_MS:
+            self._lagging = self._catalog.lagging_queries(now_ms - LAG_MS)
+            self._lag_read_at_ms = now_ms
+        located: dict[int, FrameLocation] = {}
+        try:
+            for lags in (False, True):
+                part = [i for i in kept if (batch[i].stored.frame.query in self._lagging) is lags]
+                if part:
+                    located |= zip(part, self._log.append([batch[i].stored for i in part]), strict=True)
+        except OSError:
+            for segment in {location.segment for location in located.values()}:  # the next attempt writes it again
+                self._log.remove(segment)
+            raise
+        return located
 
     def _index(
         self, batch: Sequence[ReceivedFrame], located: Sequence[FrameLocation | None], refused: Sequence[bool]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from starlette.applications import Starlette
 
 from center.catalog import Catalog
 from center.ingest import Gateway, GatewayConfig
+from center.ingest.group_commit import LAG_MS
 from center.storage.frame_log import FrameLog
 from edgewater.errors import InvalidConfig, StorageError
 from edgewater.health import health_routes
 from edgewater.wire import Encoding, QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import JFK, RawEdge, center, eventually, frame, on_a_loop, spec, tokens
+from tests.center.gateway_world import JFK, MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, tokens
 
 
 @on_a_loop
@@ -306,3 +308,70 @@ async def test_a_newer_session_of_an_edge_takes_the_older_ones_place(tmp_path: P
         await new.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=1)))
         await new.until("time_echo")
         assert c.catalog.edge(JFK).connected
+
+
+@on_a_loop
+async def test_a_query_that_is_not_consumed_keeps_no_frames_of_others(tmp_path: Path) -> None:
+    stuck, fine = MILES, QueryRef("fine", 1)
+
+    async def commit_together(c: Center, edge: RawEdge, first: int) -> dict[QueryRef, str]:
+        """Ships frames `first` to `first + 2`, the last two in one commit; the segments of those two by query."""
+        c.catalog.gate, before = asyncio.Event(), len(c.catalog.batches)
+        held = c.catalog.gate
+        await edge.send(frame(first, stuck))
+        await eventually(lambda: c.catalog.gate is None)
+        await edge.send(frame(first + 1, stuck), frame(first + 2, fine))
+        await eventually(lambda: len(c.gateway._group_commit._pending) == 2)
+        held.set()
+        await edge.acked(first + 2)
+        assert c.catalog.batches[before:] == [1, 2]
+        keys = {stuck: "miles@1", fine: "fine@1"}
+        return {query: c.catalog.frames(key, 0, 1 << 40)[-1].segment for query, key in keys.items()}
+
+    async with center(tmp_path) as c:
+        for name in ("miles", "fine"):
+            c.catalog.register(spec(name), 1)
+        async with RawEdge(c.port) as edge:
+            await edge.hello()
+            at = await commit_together(c, edge, 0)
+            assert at[stuck] == at[fine]
+            assert c.catalog.drop_frames({"fine@1": 1}) == [], "the segment has a frame of the other query"
+            c.clock[0] += LAG_MS + 1
+            at = await commit_together(c, edge, 3)
+            assert c.catalog.drop_frames({"fine@1": 2}) == [at[fine]]
+            c.catalog.drop_frames({"miles@1": 4})
+            c.clock[0] += LAG_MS + 1
+            at = await commit_together(c, edge, 6)
+            assert at[stuck] == at[fine], "it is consumed again"
+
+
+@on_a_loop
+async def test_a_commit_of_two_segments_of_which_the_disk_takes_one_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with center(tmp_path) as c:
+        for name in ("miles", "fine"):
+            c.catalog.register(spec(name), 1)
+        async with RawEdge(c.port) as edge:
+            await edge.hello()
+            await edge.send(frame(0))
+            await edge.acked(0)
+            c.clock[0] += LAG_MS + 1
+            files, append, present = c.log.segment_files, c.log.segment_files.append, list[int]()
+
+            def append_some(batch: Sequence[bytes]) -> str:
+                present.append(len(files.names()))
+                files.refuse_append = len(present) in (2, 4, 6)
+                return append(batch)
+
+            c.catalog.gate = held = asyncio.Event()
+            await edge.send(frame(1))
+            await eventually(lambda: c.catalog.gate is None)
+            await edge.send(frame(2), frame(3, QueryRef("fine", 1)))
+            await eventually(lambda: len(c.gateway._group_commit._pending) == 2)
+            monkeypatch.setattr(files, "append", append_some)
+            held.set()
+            await edge.acked(3)
+        indexed = {e.segment for key in ("miles@1", "fine@1") for e in c.catalog.frames(key, 0, 1 << 40)}
+        assert set(c.log.segments()) == indexed
+        assert present == 4 * [2, 3]
