@@ -54,6 +54,8 @@ MAX_ANSWER_BYTES = 64 << 20
 """Size of the slices of one answer, by default. Merging takes 5 to 23 µs per KiB, and all queries wait."""
 MAX_ANSWER_CPU_S = 2.0
 """CPU time of merging an answer of at most `MAX_ANSWER_BYTES`; many small slices take longer than their size says."""
+PROBED = 64
+"""Slices that are merged alone first, if there are many times as many: what all would take is estimated from them."""
 READ_BYTES = 16 << 20
 """Bytes of stored deltas that are read at once, for many windows."""
 _CHUNK = 200
@@ -316,11 +318,13 @@ def _window(ref: QueryRef, deltas: list[Delta] | int, max_bytes: int) -> tuple[b
     """As `_merged`: a window's slices, or their size. Raises QueryTooLarge: they are not merged, or not written."""
     if isinstance(deltas, int):
         raise QueryTooLarge(ref, f"an answer is made of {deltas >> 20} MiB; expected at most spark.max_answer")
-    began_s = time.thread_time()
-    merged = _merged(deltas)
-    took_s = time.thread_time() - began_s
-    if took_s > MAX_ANSWER_CPU_S * max(1.0, max_bytes / MAX_ANSWER_BYTES):
-        raise QueryTooLarge(ref, f"an answer takes {took_s:.1f} s of CPU time: too many slices, groups or measures")
+    most_s = MAX_ANSWER_CPU_S * max(1.0, max_bytes / MAX_ANSWER_BYTES)
+    for count in (PROBED, len(deltas)) if len(deltas) > 16 * PROBED else (len(deltas),):
+        began_s = time.thread_time()
+        merged = _merged(deltas[:count])
+        took_s = (time.thread_time() - began_s) * len(deltas) / max(count, 1)
+        if took_s > most_s:
+            raise QueryTooLarge(ref, f"an answer takes {took_s:.1f} s of CPU time: too many slices, groups or measures")
     return merged
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from center.job.ledger_writer import FOR_EVER_MS
-from center.ledger import Emission
+from center.ledger import Emission, QueryTooLarge
 from center.ledger import query as ledger_query
 from center.results import store, writes
 from edgewater.query import QuerySpec
 from edgewater.wire import QueryRef
+from tests.center.gateway_world import synopsis
 from tests.center.job.conftest import WINDOW_MS, World, spec
 from tests.center.job.micro_batches import MicroBatches
 
@@ -78,6 +79,21 @@ def test_slow_answers_and_too_many_open_windows_cost_only_their_query(
     monkeypatch.setattr(module, name, most)
     job.run()
     assert_only_evil_is_set_aside(world, job, evil, why)
+
+
+def test_of_thousands_of_slices_a_few_tell_that_the_answer_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evil, merged, whole = QueryRef("evil", 1), list[int](), writes._merged
+    deltas = [writes.Delta("evil@1", n, 0, synopsis(b"/a")) for n in range(33)]
+    monkeypatch.setattr(writes, "PROBED", 2)
+    monkeypatch.setattr(writes, "_merged", lambda found: merged.append(len(found)) or whole(found))
+    assert writes._window(evil, deltas, writes.MAX_ANSWER_BYTES) == whole(deltas)
+    assert merged == [2, 33]
+    monkeypatch.setattr(writes, "MAX_ANSWER_CPU_S", -1.0)
+    with pytest.raises(QueryTooLarge, match="of CPU time"):
+        writes._window(evil, deltas, writes.MAX_ANSWER_BYTES)
+    assert merged == [2, 33, 2]
 
 
 def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
