@@ -146,7 +146,7 @@ class ApiLimitsSection(Section):
     evaluate: Count = 64
     """Streams of questions."""
     evaluate_per_principal: Count = 16
-    responses: Size = 256 << 20
+    responses: Annotated[Size, Field(ge=1 << 20)] = 256 << 20
     """Bytes of responses that clients have not taken yet."""
     headers: Duration = 10_000
     """Time in which a request's headers must arrive."""
@@ -220,7 +220,7 @@ class SparkSection(Section):
     """Whether `edgewater center run` starts a second driver, which takes over when the first one dies."""
     lease: Annotated[Duration, Field(ge=1_000, le=60_000)] = 3_000
     """How long the driver that leads may be silent before another takes over."""
-    max_answer: Size = 64 << 20
+    max_answer: Annotated[Size, Field(ge=1 << 20)] = 64 << 20
     """Size of the slices of which one answer is made. A query beyond it is set aside: all others wait while it is
     answered, for about a second with the default."""
     conf: dict[str, str] = {}

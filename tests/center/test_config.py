@@ -124,6 +124,8 @@ def test_secrets_do_not_show_when_a_configuration_is_printed() -> None:
         ({"gatway": {}}, "gatway", "one of the keys data_dir"),
         ({"gatway": {}}, "gatway", "did you mean gateway?"),
         ({"spark": {"driver_memory": "much"}}, "spark.driver_memory", "text that matches"),
+        ({"spark": {"max_answer": "1KiB"}}, "spark.max_answer", "greater than or equal to 1048576"),
+        ({"api": {"limits": {"responses": 0}}}, "api.limits.responses", "greater than or equal to 1048576"),
         ({"gateway": {"port": 1}}, "gateway.port", "one of the keys listen"),
         ({"tls": {"cert": "c", "pem": 1, "key": "k"}}, "tls.pem", "one of the keys cert"),
         ({"tls": {"cert": "c"}}, "tls.key", "missing key"),
