@@ -19,11 +19,9 @@ from typing import Any
 import grpc
 import numpy as np
 
-from bench.first_light.synthetic_edge import STREAM, WINDOW_MS, spec, synopsis
-from bench.scale.sessions import QUERIES, cpu_s, resident, start_gateway
-from center.catalog import Catalog
+from bench.first_light.synthetic_edge import STREAM, WINDOW_MS, synopsis
+from bench.scale.sessions import QUERIES, cpu_s, register_queries, resident, start_gateway
 from edge.process import now_ms
-from edgewater.query import QuerySpec
 from edgewater.wire import RETRY_METADATA, Frame, FrameBody, Partial, QueryRef, SliceClose, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 from sim.demo.run import free_port
@@ -133,11 +131,7 @@ def measure(smoke: bool) -> dict[str, Any]:
     """Idle sessions beside active ones that ship a frame of 3.6 KB a second; then the gateway is killed and started."""
     idle, active, seconds = (40, 4, 1) if smoke else (IDLE, ACTIVE, SECONDS)
     with tempfile.TemporaryDirectory() as directory:
-        catalog = Catalog(f"sqlite:///{directory}/catalog.db")
-        for number in range(QUERIES):
-            everywhere = {key: value for key, value in spec(f"q{number}").items() if key != "edges"}
-            catalog.register(QuerySpec.from_mapping(everywhere), now_ms())
-        catalog.close()
+        register_queries(directory)
         return asyncio.run(_measure(Path(directory), idle, active, seconds))
 
 

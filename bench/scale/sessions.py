@@ -43,15 +43,20 @@ class Session(SyntheticEdge):
         super().on_welcome(acked_through)
 
 
+def register_queries(directory: str) -> None:
+    """Registers the queries in a new catalog; every edge answers them."""
+    catalog = Catalog(f"sqlite:///{directory}/catalog.db")
+    for number in range(QUERIES):
+        everywhere = {key: value for key, value in spec(f"q{number}").items() if key != "edges"}
+        catalog.register(QuerySpec.from_mapping(everywhere), now_ms())
+    catalog.close()
+
+
 def measure(smoke: bool) -> dict[str, Any]:
     """Idle sessions beside active ones that ship a frame of 3.6 KB a second."""
     idle, active, seconds = (8, 4, 1) if smoke else (IDLE, ACTIVE, 20)
     with tempfile.TemporaryDirectory() as directory:
-        catalog = Catalog(f"sqlite:///{directory}/catalog.db")
-        for number in range(QUERIES):
-            everywhere = {key: value for key, value in spec(f"q{number}").items() if key != "edges"}
-            catalog.register(QuerySpec.from_mapping(everywhere), now_ms())
-        catalog.close()
+        register_queries(directory)
         return asyncio.run(_measure(Path(directory), idle, active, seconds))
 
 
