@@ -586,7 +586,7 @@ def _live_one(rows: Sequence[Row[Any]], spec: QuerySpec) -> RegisteredQuery | No
 
 
 def _changed_statuses(connection: Connection, statuses: Sequence[QueryStatusRecord]) -> list[QueryStatusRecord]:
-    """Those that differ from the stored ones."""
+    """The statuses that differ from the stored ones."""
     by_query: dict[QueryRef, set[EdgeId]] = {}
     for status in statuses:
         by_query.setdefault(status.query, set()).add(status.edge)

@@ -62,7 +62,7 @@ class HelloQueue:
         self._next_free_s = max(self._next_free_s, now_s + MAX_WAIT_S) + 1 / self._rate
         wait_s = min(self._next_free_s - now_s, LATEST_RETRY_S)
         self._metrics.limited.labels("hellos-waiting").inc()
-        message = f"edge {edge}: {len(self._waiting)} Hellos wait; come again in {wait_s:.1f} s"
+        message = f"edge {edge}: {len(self._waiting)} Hellos are waiting for admission; retry in {wait_s:.1f} s"
         return limits.TryLater(message, round(wait_s * 1000))
 
     async def run(self) -> None:

@@ -125,10 +125,6 @@ class Ledger:
         if ref in self._queries:
             self._queries[ref].weigh(size, slices)
 
-    def answer_bytes(self, ref: QueryRef) -> int | None:
-        """The expected size of an answer's slices; None: nothing is known since the state was loaded."""
-        return self._query(ref).answer_bytes
-
     def open_windows(self, ref: QueryRef) -> int:
         """Number of windows of a query that are not final."""
         return self._query(ref).open_windows
@@ -153,7 +149,7 @@ class Ledger:
         return self._query(ref).state.after_final
 
     def exceeding_delays(self) -> dict[QueryRef, Mapping[str, int]]:
-        """Per query of which records came later than its declared delays, by edge, their number."""
+        """The number of records that came later than the declared delays, by query and edge, where there are any."""
         early = {ref: q.estimator for ref, q in self._queries.items() if isinstance(q, EarlyAnswerLedger)}
         return {ref: estimator.exceeding for ref, estimator in early.items() if estimator.exceeding}
 

@@ -317,7 +317,8 @@ def _deltas_of(connection: Connection, emissions: Sequence[Emission], max_bytes:
 def _window(ref: QueryRef, deltas: list[Delta] | int, max_bytes: int) -> tuple[bytes | None, int]:
     """As `_merged`: a window's slices, or their size. Raises QueryTooLarge: they are not merged, or not written."""
     if isinstance(deltas, int):
-        raise QueryTooLarge(ref, f"an answer is made of {deltas >> 20} MiB; expected at most spark.max_answer")
+        size, most = (f"{each / (1 << 20):.1f} MiB" for each in (deltas, max_bytes))
+        raise QueryTooLarge(ref, f"an answer is made of {size} of slices; expected at most spark.max_answer, {most}")
     most_s = MAX_ANSWER_CPU_S * max(1.0, max_bytes / MAX_ANSWER_BYTES)
     for count in (PROBED, len(deltas)) if len(deltas) > 16 * PROBED else (len(deltas),):
         began_s = time.thread_time()

@@ -5,6 +5,7 @@
 the measured link are in the events.
 """
 
+from edge.core.batch_queue import batch_from_bytes, batch_to_bytes
 from edge.core.budget_schedule import ShareSchedule
 from edge.core.core import MAX_FRAME_BYTES, EdgeCore
 from edge.core.drift import DriftRates
@@ -69,5 +70,7 @@ __all__ = [
     "SourcesOpened",
     "StreamSpec",
     "TickEvent",
+    "batch_from_bytes",
+    "batch_to_bytes",
     "next_limit",
 ]

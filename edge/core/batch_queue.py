@@ -114,7 +114,7 @@ def queues_to_state(queues: Mapping[str, BatchQueue]) -> tuple[list[Any], dict[s
     batches = {each.first: each for queue in queues.values() for each in queue.batches}
     heads = [[b.first, b.watermark_ms, b.arrival_ms] for _, b in sorted(batches.items())]
     numbers = {name: [[each.first for each in queue.batches], queue.done] for name, queue in queues.items()}
-    return [heads, numbers], {str(first): _to_bytes(b.batch) for first, b in sorted(batches.items())}
+    return [heads, numbers], {str(first): batch_to_bytes(b.batch, "lz4") for first, b in sorted(batches.items())}
 
 
 def queues_from_state(state: Sequence[Any], arrays: Mapping[str, bytes]) -> dict[str, BatchQueue]:
@@ -122,7 +122,7 @@ def queues_from_state(state: Sequence[Any], arrays: Mapping[str, bytes]) -> dict
     batches: dict[int, QueuedBatch] = {}
     size = 0
     for first, watermark_ms, arrival_ms in heads:
-        batches[first] = QueuedBatch(_from_bytes(arrays[str(first)]), first, watermark_ms, arrival_ms, size)
+        batches[first] = QueuedBatch(batch_from_bytes(arrays[str(first)]), first, watermark_ms, arrival_ms, size)
         size = batches[first].end_bytes
     return {name: BatchQueue(deque(batches[n] for n in firsts), done) for name, (firsts, done) in numbers.items()}
 
@@ -132,13 +132,15 @@ def shared_bytes(queues: Iterable[BatchQueue]) -> int:
     return max((queue.nbytes for queue in queues), default=0)
 
 
-def _to_bytes(batch: pa.RecordBatch) -> bytes:
+def batch_to_bytes(batch: pa.RecordBatch, compression: str) -> bytes:
+    """Serialises a batch with its schema as an Arrow IPC stream; `compression` is a codec of Arrow IPC."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _from_bytes(data: bytes) -> pa.RecordBatch:
+def batch_from_bytes(data: bytes) -> pa.RecordBatch:
+    """Reads what `batch_to_bytes` has written."""
     with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
         return reader.read_next_batch()

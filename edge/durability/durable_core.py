@@ -61,6 +61,8 @@ from edge.core import (
     SourceEnded,
     SourcesOpened,
     TickEvent,
+    batch_from_bytes,
+    batch_to_bytes,
     next_limit,
 )
 from edge.durability import journal
@@ -635,18 +637,13 @@ def _backfill_record(event: BackfillIngested, start: Position | None, end: Posit
 def _payload_record(event: Ingested) -> Record:
     fields = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms, **_queued(event)}
     head = json.dumps(fields).encode()
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, event.batch.schema, options=options) as writer:
-        writer.write_batch(event.batch)
-    return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + sink.getvalue().to_pybytes())
+    return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + batch_to_bytes(event.batch, "zstd"))
 
 
 def _payload_event(payload: bytes) -> Ingested:
     length = int.from_bytes(payload[:4], "little")
     head = json.loads(payload[4 : 4 + length])
-    with pa.ipc.open_stream(pa.py_buffer(payload[4 + length :])) as reader:
-        batch = reader.read_next_batch()
+    batch = batch_from_bytes(payload[4 + length :])
     return Ingested(head["stream"], head["source"], batch, head["arrival_ms"], head.get("queued", False))
 
 

@@ -142,4 +142,4 @@ def test_many_large_windows_that_are_due_at_once_are_answered_in_several_steps(
     assert max(step[small] for step in steps) == 20, "small ones at once"
     assert max(step[large] for step in steps) < 20
     job.restart()
-    assert job.ledger.answer_bytes(large) is None and job.ledger.answer_bytes(small) is None
+    assert all(job.ledger._queries[ref].answer_bytes is None for ref in (large, small))
