@@ -24,7 +24,7 @@ NODES = (1, 2, 4, 8)
 CAPS_MB = (16, 64, 256)
 CYCLES_MS = (10, 30, 60, 120, 240)
 CONFIDENCES = (0.67, 0.9, 0.95, 0.99)
-WITHOUT = "klink w/o MM"
+WITHOUT, REDUCTION = "klink w/o MM", "klink, reduction first"
 EPOCHS = 3_000
 EVENTS_PER_EPOCH = 50
 POINTS = 100
@@ -75,9 +75,13 @@ def cells(parts: Sequence[str], size: Size) -> list[Cell]:
                 ]
             if "memory" in parts:
                 found += [
-                    Cell("memory", Experiment(_of(load, 70), p, 1, mb * 1e6, manage), size.seeds)
+                    Cell("memory", Experiment(_of(load, 70), p, 1, mb * 1e6, manage, reduction), size.seeds)
                     for mb in size.caps_mb
-                    for p, manage in [*((p, True) for p in size.policies), ("klink", False)]
+                    for p, manage, reduction in [
+                        *((p, True, False) for p in size.policies),
+                        ("klink", False, False),
+                        ("klink", True, True),
+                    ]
                 ]
     if "nodes" in parts:
         load = _of(replace(base, costs="mixed"), 80)
@@ -108,11 +112,15 @@ def measure(cell: Cell) -> Row:
         latencies.append(outcome.latency_ms)
         scheduler_s += outcome.scheduler_s - outcome.clock_calls * _CLOCK_S
         busy_s += outcome.busy_s
-    load = cell.experiment.load
+    load, policy = cell.experiment.load, cell.experiment.policy
+    if not cell.experiment.manage_memory:
+        policy = WITHOUT
+    elif cell.experiment.reduction_first:
+        policy = REDUCTION
     means = {key: _mean([row[key] for row in rows]) for key in rows[0] if key != "policy"}
     return {
         "part": cell.part,
-        "policy": WITHOUT if not cell.experiment.manage_memory else cell.experiment.policy,
+        "policy": policy,
         "benchmark": load.benchmark,
         "delays": load.delays,
         "costs": load.costs,

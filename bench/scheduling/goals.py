@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from bench.scheduling.cells import CONFIDENCES, WITHOUT, Row
+from bench.scheduling.cells import CONFIDENCES, REDUCTION, WITHOUT, Row
 
 TAIL_SHARE = 0.25
 WORSE = 1.05
@@ -48,7 +48,7 @@ def _overload(rows: Sequence[Row]) -> Iterator[str]:
                 continue
             ours = group["klink"]
             for name, other in group.items():
-                if name in ("klink", WITHOUT):
+                if name in ("klink", WITHOUT, REDUCTION):
                     continue
                 both = min(ours[f] / other[f] for f in ("latency_ms_mean", "latency_ms_p99"))
                 if both > worst:

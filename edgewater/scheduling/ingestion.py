@@ -146,6 +146,11 @@ class IngestionHistory:
         """Where the next delay is with the configured confidence; None before `MIN_EPOCHS` epochs."""
         return self._interval
 
+    @property
+    def mean_delay_ms(self) -> float:
+        """The mean of the remembered delays, recent ones weighted more; 0 without a history."""
+        return self._mean
+
     def expected_delay_ms(self, elapsed_ms: float) -> float:
         """The expected delay if nothing has been ingested until `elapsed_ms` after the window's end.
 

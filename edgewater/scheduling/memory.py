@@ -1,4 +1,10 @@
-"""When queued records fill the memory: the queries that shrink it most run first. Pure."""
+"""When queued records fill the memory: who is held back, and who runs first. Pure.
+
+Sources whose batches do not fit are held back; what becomes free goes to the query with the least slack first
+(`Scheduler.by_room`), so that memory does not fill with records whose answers are not due. The thesis runs the queries
+that shrink the queues most, which delays answers that are due and gives nothing back: a core does the same work
+whatever the queues hold. It is there for comparison (`reduction_first`), and for queues that share their batches.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +29,7 @@ class MemoryLimits:
         threshold: share of the cap from which on memory is managed (the thesis' b).
         release: management ends at this share.
         longest_ms: management ends after this time at the latest, and rests as long: meanwhile the policy decides.
+        reduction_first: from the threshold on the queries with the largest reduction run, as in the thesis.
         shared: queries queue the same batches, which take memory until the last of them has processed them. The worker
             then sets `MemoryManager.used`, holds sources back itself, and what is managed is the query furthest behind.
     """
@@ -32,6 +39,7 @@ class MemoryLimits:
     threshold: float = 0.8
     release: float = 0.7
     longest_ms: float = 500.0
+    reduction_first: bool = False
     shared: bool = False
 
     def __post_init__(self) -> None:
@@ -47,6 +55,7 @@ class MemoryManager:
     """Decides when memory is managed, and by which query.
 
     Attributes:
+        manages: slack decides who gets room.
         used: queued records; `peak`: the most so far.
         activations: how often management began.
     """
@@ -57,7 +66,9 @@ class MemoryManager:
         self.activations = 0
         self.shared = limits is not None and limits.shared
         self._most = limits.cap_bytes / limits.record_bytes if limits else math.inf
-        self._threshold = limits.threshold * self._most if limits and manages else math.inf
+        self.manages = manages
+        runs_first = limits is not None and manages and (limits.shared or limits.reduction_first)
+        self._threshold = limits.threshold * self._most if limits and runs_first else math.inf
         self._until_ms: float | None = None
         self._rests_until_ms = -math.inf
 

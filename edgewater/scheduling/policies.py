@@ -53,9 +53,19 @@ class LeastSlack:
 
     def key(self, query: QueryState, now_ms: float) -> float:
         if query.sweeps:
-            return query.sweeps[0][1] + self._patience * query.queued_ms - _DUE_FIRST
+            return self._due_key(query, query.sweeps[0][1])
         # The common - now of all slacks does not change the order.
         return query.expected_ingestion_ms(now_ms) - query.queued_ms - query.costs.downstream_ms
+
+    def room_key(self, query: QueryState, now_ms: float) -> float:
+        """Orders queries whose sources are held back. Their watermarks are held back too, so they count as due from
+        the time on at which past ones came. The time of a window's end does not grow, so nobody waits for ever."""
+        if not query.sweeps and (mean_ms := query.mean_ingestion_ms) <= now_ms:
+            return self._due_key(query, mean_ms)
+        return self.key(query, now_ms)
+
+    def _due_key(self, query: QueryState, since_ms: float) -> float:
+        return since_ms + self._patience * query.queued_ms - _DUE_FIRST
 
 
 class Fair:

@@ -137,6 +137,12 @@ class QueryState:
             end_ms + each.history.expected_delay_ms(now_ms - end_ms) for each in self.inputs if each.end_ms <= end_ms
         )
 
+    @property
+    def mean_ingestion_ms(self) -> float:
+        """When the next sweeping watermark comes if its delay is the mean of past ones, whatever time has passed."""
+        end_ms = self.end_ms
+        return min(end_ms + each.history.mean_delay_ms for each in self.inputs if each.end_ms <= end_ms)
+
     def slack_ms(self, now_ms: float) -> float:
         """Expected slack (Eq. 3.1, 3.8): how long the query can stay idle until its next answer becomes late.
 

@@ -9,14 +9,14 @@ on the time, once a cycle.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from edgewater.errors import Conflict, InvalidConfig, InvalidRecord, NotFound
 from edgewater.scheduling.memory import MemoryLimits, MemoryManager
-from edgewater.scheduling.policies import Policy
+from edgewater.scheduling.policies import LeastSlack, Policy
 from edgewater.scheduling.queries import MAX_COUNTED_FIRINGS, Item, QueryProfile, QueryState
 
 DEFAULT_CYCLE_MS = 120.0
@@ -61,7 +61,7 @@ class Scheduler:
         policy: orders the queries.
         cycle_ms: the thesis' r: after this time another query may run.
         memory: None: unbounded queues.
-        manage_memory: whether large reductions come first near the cap; otherwise only the cap holds.
+        manage_memory: whether slack decides who gets room at the cap (`by_room`); otherwise only the cap holds.
         floor_ms: a query that has waited so long comes next, whatever the policy, in one of `FLOOR_CYCLES` cycles;
             None: never, as in the published baselines.
 
@@ -161,6 +161,20 @@ class Scheduler:
         query.by_stage[0] += records
         self._append(query, item)
         return True
+
+    def by_room(self, held_since_ms: Mapping[QueryState, float], now_ms: float) -> list[QueryState]:
+        """The order in which sources that are held back get room: the least slack first.
+
+        The first that does not fit ends the round: otherwise small batches would take the room that it waits for.
+
+        Args:
+            held_since_ms: the queries whose sources are held back. Without management, or with a policy that knows no
+                slack, it is the order.
+        """
+        if self.memory.manages and isinstance(self._policy, LeastSlack):
+            policy, now_ms = self._policy, self._at(now_ms)
+            return sorted(held_since_ms, key=lambda query: policy.room_key(query, now_ms))
+        return sorted(held_since_ms, key=held_since_ms.__getitem__)
 
     def watermark(self, query: QueryState, watermark_ms: float, now_ms: float, number: int = 0) -> bool:
         """Advances the watermark of an input. Whether it sweeps windows, in which case it is queued behind the records.

@@ -39,6 +39,7 @@ class Experiment:
     Attributes:
         memory_bytes: of all nodes together; None: unbounded.
         manage_memory: False: back-pressure alone ("w/o MM" in the thesis).
+        reduction_first: memory is managed as in the thesis.
         measure_overhead: whether `Outcome.scheduler_s` is measured, which makes it take longer.
     """
 
@@ -47,6 +48,7 @@ class Experiment:
     nodes: int = 1
     memory_bytes: float | None = None
     manage_memory: bool = True
+    reduction_first: bool = False
     cycle_ms: float = DEFAULT_CYCLE_MS
     measure_overhead: bool = False
 
@@ -99,7 +101,8 @@ class _Node:
         policy = experiment.policy
         memory = None
         if experiment.memory_bytes is not None:
-            memory = MemoryLimits(experiment.memory_bytes / experiment.nodes, RECORD_BYTES)
+            cap_bytes = experiment.memory_bytes / experiment.nodes
+            memory = MemoryLimits(cap_bytes, RECORD_BYTES, reduction_first=experiment.reduction_first)
         self._scheduler = Scheduler(
             make_policy(policy),
             cycle_ms=min(experiment.cycle_ms, FAIR_QUANTUM_MS) if policy == "fair" else experiment.cycle_ms,
@@ -174,8 +177,14 @@ class _Node:
         return taken
 
     def _release(self, now_ms: float) -> None:
-        """Sources that are held back deliver as far as there is room, the one that has waited longest first."""
-        for query in sorted(self._held, key=lambda each: self._held[each][0].at_ms):
+        """Sources that are held back deliver as far as there is room."""
+        since_ms = {self._states[query]: held[0].at_ms for query, held in self._held.items()}
+        began_s = self._clock()
+        order = self._scheduler.by_room(since_ms, now_ms)
+        self._outcome.scheduler_s += self._clock() - began_s
+        self._outcome.clock_calls += 1
+        for state in order:
+            query = self._numbers[state.index]
             held = self._held[query]
             while held and self._offer(held[0], now_ms):
                 held.popleft()

@@ -276,8 +276,23 @@ def test_a_queue_at_its_cap_refuses_records_and_takes_watermarks() -> None:
     assert scheduler.memory.peak == 10
 
 
-def test_memory_management_runs_the_largest_reduction_and_then_the_least_slack() -> None:
-    scheduler = klink(memory=MemoryLimits(100_000, 100, threshold=0.5, release=0.1), cycle_ms=1)
+def test_room_under_the_cap_goes_to_the_least_slack_and_without_management_to_the_longest_held() -> None:
+    far, due, overdue, swept = (profile(name, period) for name, period in
+                                (("far", 60_000), ("due", 900), ("overdue", 800), ("swept", 700)))  # fmt: skip
+    orders = {}
+    for manages in (True, False):
+        scheduler = klink(memory=MemoryLimits(100_000, 100), manage_memory=manages)
+        states = [scheduler.add(each, 0) for each in (far, due, overdue, swept)]
+        scheduler.offer(states[3], 10, 1)
+        assert scheduler.watermark(states[3], 700, 750)
+        held = dict(zip(states, (1.0, 3.0, 4.0, 2.0), strict=True))
+        orders[manages] = [state.profile.name for state in scheduler.by_room(held, 1_000)]
+    assert orders[True] == ["swept", "overdue", "due", "far"]
+    assert orders[False] == ["far", "swept", "due", "overdue"]
+
+
+def test_as_in_the_thesis_memory_management_runs_the_largest_reduction_and_then_the_least_slack() -> None:
+    scheduler = klink(memory=MemoryLimits(100_000, 100, 0.5, 0.1, reduction_first=True), cycle_ms=1)
     soon = scheduler.add(QueryProfile("soon", [Operator(COST_MS * 100, 0.0)], 100), 0)
     cheap = scheduler.add(QueryProfile("cheap", [Operator(COST_MS, 0.0)], 1e6), 0)
     alike = scheduler.add(QueryProfile("alike", [Operator(COST_MS, 0.0)], 1e5), 0)
@@ -289,7 +304,7 @@ def test_memory_management_runs_the_largest_reduction_and_then_the_least_slack()
 
 
 def test_a_managed_turn_runs_a_filter_and_leaves_the_join_for_later() -> None:
-    scheduler = klink(memory=MemoryLimits(20_000, 100, threshold=0.5, release=0.1))
+    scheduler = klink(memory=MemoryLimits(20_000, 100, 0.5, 0.1, reduction_first=True))
     join = QueryProfile("join", [Operator(COST_MS, 0.25), Operator(COST_MS, 0.0, stores=True)], 1_000)
     state = scheduler.add(join, 0)
     scheduler.offer(state, 60, 1)
