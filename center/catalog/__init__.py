@@ -5,6 +5,7 @@ Gateways, the job and the API share it as their only common state. It decides no
 
 from center.catalog.budget_rows import BudgetStateChange
 from center.catalog.edges import (
+    UNREACHABLE_AFTER_MS,
     AlarmRecord,
     EdgeRecord,
     HeartbeatRecord,
@@ -33,6 +34,7 @@ from center.catalog.suspensions import SuspendedQuery
 
 __all__ = [
     "COMPONENTS",
+    "UNREACHABLE_AFTER_MS",
     "AlarmRecord",
     "BudgetStateChange",
     "Catalog",

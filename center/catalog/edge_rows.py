@@ -57,8 +57,9 @@ def select_edges(connection: Connection, edge: str | None = None) -> list[EdgeRe
         rows = rows.where(t.edges.c.edge == edge)
     incarnations: dict[str, int] = dict(connection.execute(counts).all())
     lost_at_ms: dict[str, int] = dict(connection.execute(lost).all())
+    gateways = {r.gateway: (r.beat_at_ms, r.silence_ms) for r in connection.execute(select(t.gateways))}
     return [
-        edge_from_row(r, served_streams(r.streams), incarnations.get(r.edge, 0), lost_at_ms.get(r.edge))
+        edge_from_row(r, served_streams(r.streams), incarnations.get(r.edge, 0), lost_at_ms.get(r.edge), gateways)
         for r in connection.execute(rows)
     ]
 

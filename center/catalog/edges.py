@@ -15,6 +15,8 @@ from edgewater.query import QuerySpec
 from edgewater.streams import COLUMN_TYPES, Delivery, EdgeId, StreamClock, type_name
 from edgewater.wire import QueryRef
 
+UNREACHABLE_AFTER_MS = 5_000
+"""A gateway without a sign of life for this long has no sessions any more; nor has, by default, a silent edge."""
 NO_PROGRESS: dict[str, dict[str, int]] = {"watermarks": {}, "records": {}, "drops": {}}
 """Progress of an incarnation that has not sent a heartbeat yet."""
 
@@ -56,6 +58,9 @@ class EdgeRecord:
             took the place of another one, or frames were lost on both sides. What the edge had accepted by then and
             not shipped is unknown. None: never.
         former_streams: streams that it served before: frames of them may still come from its journal.
+        last_seen_ms: wall time at which it was heard from, or later: a gateway of many sessions writes some of the
+            heartbeats of each second, and at once only that an edge has fallen silent or has come back.
+        heard_by_ms: wall time of the last sign of the gateway that hears from it; None: none does.
     """
 
     edge: EdgeId
@@ -76,10 +81,16 @@ class EdgeRecord:
     incarnations: int
     state_lost_at_ms: int | None = None
     former_streams: tuple[StreamRecord, ...] = ()
+    heard_by_ms: int | None = None
 
-    def reachable(self, now_ms: int, within_ms: int = 5_000) -> bool:
-        """Whether a session has received a message from it within `within_ms`."""
-        return self.connected and now_ms - self.last_seen_ms <= within_ms
+    @property
+    def seen_before_ms(self) -> int:
+        """Wall time until which the edge may have been heard from."""
+        return self.last_seen_ms if self.heard_by_ms is None else max(self.last_seen_ms, self.heard_by_ms)
+
+    def reachable(self, now_ms: int, within_ms: int = UNREACHABLE_AFTER_MS) -> bool:
+        """Whether its session was alive within `within_ms`."""
+        return self.connected and now_ms - self.seen_before_ms <= within_ms
 
     def stream(self, name: str) -> StreamRecord | None:
         return next((s for s in self.streams if s.name == name), None)
@@ -191,12 +202,16 @@ def edge_from_row(
     streams: tuple[tuple[StreamRecord, ...], tuple[StreamRecord, ...]],
     incarnations: int,
     state_lost_at_ms: int | None,
+    gateways: Mapping[str, tuple[int, int]],
 ) -> EdgeRecord:
     """An `edges` row as a record.
 
     Args:
         streams: those that it serves, and those that it has served.
+        gateways: by gateway, its last sign of life, and the silence of an edge that it would have recorded by then.
     """
+    heard_by_ms, silence_ms = gateways.get(row.gateway, (None, 0)) if row.connected else (None, 0)
+    heard_from_ms = row.last_seen_ms if heard_by_ms is None else heard_by_ms - silence_ms
     return EdgeRecord(
         edge=EdgeId(row.edge),
         incarnation=row.incarnation,
@@ -204,7 +219,8 @@ def edge_from_row(
         streams=streams[0],
         former_streams=streams[1],
         first_seen_ms=row.first_seen_ms,
-        last_seen_ms=row.last_seen_ms,
+        last_seen_ms=max(row.last_seen_ms, heard_from_ms),
+        heard_by_ms=heard_by_ms,
         connected=row.connected,
         watermarks=row.progress["watermarks"],
         records=row.progress["records"],

@@ -54,9 +54,20 @@ edges = Table(
     Column("clock_offset_ms", Float, nullable=False),
     Column("retired", Boolean, nullable=False),
     Column("forgotten", BigInteger, nullable=False, server_default="0"),
+    Column("gateway", Identifier(64), nullable=False, server_default=""),
 )
 """One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops. ``forgotten``: number of its
-incarnations that have sent frames and are not remembered."""
+incarnations that have sent frames and are not remembered. ``gateway``: that hears from it; empty: none does."""
+
+gateways = Table(
+    "gateways",
+    metadata,
+    Column("gateway", Identifier(64), primary_key=True),
+    Column("beat_at_ms", BigInteger, nullable=False),
+    Column("silence_ms", BigInteger, nullable=False),
+)
+"""A row per gateway process that has had sessions: at ``beat_at_ms`` it had heard, within ``silence_ms``, from each
+edge whose row names it."""
 
 stream_columns = Table(
     "stream_columns",

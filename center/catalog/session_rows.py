@@ -42,8 +42,9 @@ class SessionStart:
 
     Attributes:
         oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
-        session: names the session, for `Catalog.end_session`.
+        session: names the session, for `Catalog.end_sessions`.
         access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
+        gateway: that hears from the edge from now on, as in `Catalog.record_silence`; empty: none does.
     """
 
     edge: EdgeId
@@ -55,6 +56,7 @@ class SessionStart:
     now_ms: int
     session: str = ""
     access: EdgeAccess = UNLIMITED
+    gateway: str = ""
 
 
 class SessionBatch:
@@ -173,6 +175,7 @@ class SessionBatch:
             "last_seen_ms": start.now_ms,
             "connected": True,
             "session": start.session,
+            "gateway": start.gateway,
         }
         reset = {"progress": NO_PROGRESS, "backlog_bytes": 0}
         if row is None:

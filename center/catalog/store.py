@@ -254,7 +254,7 @@ class Catalog:
 
         Args:
             oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
-            session: names the session, for `end_session`.
+            session: names the session, for `end_sessions`.
             access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
 
         Raises:
@@ -284,13 +284,45 @@ class Catalog:
             if rows:
                 connection.execute(update(t.edges).where(t.edges.c.edge == bindparam("this")), rows)
 
-    def end_session(self, edge: EdgeId, now_ms: int, session: str | None = None) -> None:
-        """Records the end of a session, unless a newer one than `session` has begun."""
-        row = t.edges.c.edge == edge
-        if session is not None:
-            row &= t.edges.c.session == session
+    def record_silence(
+        self,
+        gateway: str,
+        heard: Mapping[EdgeId, tuple[bool, int]],
+        *,
+        silence_ms: int,
+        now_ms: int,
+    ) -> None:
+        """Records a gateway's sign of life, and which of its edges have fallen silent or have come back.
+
+        Args:
+            heard: of those edges, whether the gateway hears from it again, and when it has heard from it last.
+            silence_ms: every other edge of the gateway has been heard from within that time.
+        """
+        of_edge = (t.edges.c.edge == bindparam("this")) & t.edges.c.gateway.in_(("", gateway))
         with write_transaction(self._engine) as connection:
-            connection.execute(update(t.edges).where(row).values(connected=False, last_seen_ms=now_ms))
+            rows = [
+                {"this": edge, "gateway": gateway if again else "", "last_seen_ms": at_ms}
+                for edge, (again, at_ms) in sorted(heard.items())
+            ]
+            if rows:
+                connection.execute(update(t.edges).where(of_edge), rows)
+            beat = {"gateway": gateway, "beat_at_ms": now_ms, "silence_ms": silence_ms}
+            upsert(connection, t.gateways, [beat])
+
+    def forget_gateways(self) -> None:
+        """Deletes the signs of life of gateways that are not the last one of any edge."""
+        in_use = select(t.edges.c.gateway).distinct()
+        with write_transaction(self._engine) as connection:
+            connection.execute(delete(t.gateways).where(t.gateways.c.gateway.not_in(in_use)))
+
+    def end_sessions(self, ends: Mapping[EdgeId, tuple[str, int]]) -> None:
+        """Records the ends of sessions, by edge the session's name and the time. An edge with a newer one keeps it."""
+        c = t.edges.c
+        this = (c.edge == bindparam("this")) & (c.session == bindparam("ended"))
+        rows = [{"this": edge, "ended": name, "last_seen_ms": at_ms} for edge, (name, at_ms) in sorted(ends.items())]
+        if rows:
+            with write_transaction(self._engine) as connection:
+                connection.execute(update(t.edges).where(this).values(connected=False), rows)
 
     def retire(self, edge: EdgeId) -> None:
         """Declares an edge gone for good: answers no longer wait for it, and it has no session. Raises NotFound."""

@@ -69,11 +69,11 @@ STATUS_OF_CODE = {
 STOP_GRACE_S = 2.0
 ASSIGNED_AT_ONCE = 200
 """Sessions that get their assignments in one turn of the event loop."""
-HEARTBEATS_PER_S = 3_000
+HEARTBEATS_PER_S = 1_000
 """Heartbeats of all sessions; with more sessions than that the gateway asks for longer intervals."""
 FASTEST_HEARTBEAT_MS = 1_000
-SLOWEST_HEARTBEAT_MS = 3_000
-"""`EdgeRecord.reachable` takes an edge for unreachable after 5 s without a heartbeat in the catalog."""
+SLOWEST_HEARTBEAT_MS = 10_000
+"""An edge agrees to no more."""
 _ENVELOPE_BYTES = 64 << 10
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class GatewayConfig:
         max_sessions: edges connected at once; as many calls may be waiting for their Hello.
         poll_ms: interval of polling the catalog; a new query reaches its edges within that.
         reload_ms: interval of looking at the files of credentials; a revoked one ends its session within that.
-        heartbeat_ms: least time between two writes of heartbeats to the catalog.
+        heartbeat_ms: least time between two writes of `StatusWriter`.
         retry_ms, retry_max_ms: delay before a failed commit is tried again: first, and at most.
         hello_timeout_ms: a call without a Hello by then is ended, and a connection without a call.
         streams: what is accepted of streams. Edges on this machine set the clocks of those without a `replay`.
@@ -149,7 +149,7 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self._stream_rules = StreamRules(config.streams, edges_set_clocks=False)
         self._validator = FrameValidator(self._stream_rules, self._read_plan, config.open_windows)
-        self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000)
+        self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000, now_ms)
         self._hello_queue = HelloQueue(catalog, self._refresh, self.metrics)
         self._budget_sync = BudgetSync(catalog, self._status, now_ms, config.allocation)
         self._group_commit = GroupCommit(
@@ -181,6 +181,7 @@ class Gateway:
         self._validator = FrameValidator(self._stream_rules, self._read_plan, self._config.open_windows)
         await self._refresh()
         await asyncio.to_thread(self._sweep)
+        await asyncio.to_thread(self._catalog.forget_gateways)
         self._server = grpc.aio.server(options=_server_options(self._config))
         add_servicer: Any = uplink_pb2_grpc.add_UplinkServicer_to_server  # generated, untyped
         add_servicer(_Servicer(self), self._server)
@@ -220,7 +221,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._validator.close()
-        await self._status.flush()
+        await self._status.flush(all_heartbeats=True)
 
     def readiness(self) -> list[str]:
         """The reasons why frames cannot be acknowledged; empty: they can. May be called from any thread."""
@@ -276,6 +277,7 @@ class Gateway:
         with self._admitted(hello.edge):
             session = await self._open(hello, presented, access)
             self._replace(session)
+        self._status.session_began(session.edge, self._now_ms())
         self.metrics.sessions.inc()
         try:
             await context.write(self._welcome(session))
@@ -288,7 +290,7 @@ class Gateway:
             self.metrics.sessions.dec()
             if self._sessions.get(session.edge) is session:
                 del self._sessions[session.edge]
-            self._status.session_ended(session.edge, session.name, self._now_ms())
+                self._status.session_ended(session.edge, session.name, self._now_ms())
 
     @contextlib.contextmanager
     def _awaiting(self, identity: frozenset[EdgeId] | None) -> Iterator[None]:
@@ -352,6 +354,7 @@ class Gateway:
                     self._now_ms(),
                     name,
                     access,
+                    self._status.gateway,
                 )
             )
         except limits.TryLater:
@@ -385,8 +388,8 @@ class Gateway:
 
     def _heartbeat_ms(self) -> int:
         """The interval that this gateway asks its edges for; 0: their own."""
-        interval_ms = len(self._sessions) * 1000 // HEARTBEATS_PER_S
-        return min(interval_ms, SLOWEST_HEARTBEAT_MS) if interval_ms > FASTEST_HEARTBEAT_MS else 0
+        interval_ms = min(len(self._sessions) * 1000 // HEARTBEATS_PER_S, SLOWEST_HEARTBEAT_MS)
+        return interval_ms if interval_ms > FASTEST_HEARTBEAT_MS else 0
 
     def _replace(self, session: GatewaySession) -> None:
         """Replaces an older session of the edge, which a broken link has left behind."""
@@ -551,9 +554,10 @@ def _server_options(config: GatewayConfig) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", limits.STREAMS_PER_CONNECTION),
         # With SO_REUSEPORT two gateways could share one port unnoticed, each with some of the edges.
         ("grpc.so_reuseport", 0),
-        # Both sides ping at this interval and detect a dead link within five seconds.
-        ("grpc.keepalive_time_ms", 3_000),
-        ("grpc.keepalive_timeout_ms", 2_000),
+        # Only to close connections of machines that have vanished: an edge that is silent is recorded by its
+        # heartbeats. A starved machine, gateway or edge, may answer late, and its session is worth keeping.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),

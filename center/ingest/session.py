@@ -349,14 +349,14 @@ class GatewaySession:
     def _on_heartbeat(self, message: pb.Heartbeat) -> None:
         now_ms = self._now_ms()
         beat = read_heartbeat(self.edge, message, now_ms)
-        self._status.heartbeat(self._bounded(beat))
+        every_ms = self._heartbeat_ms()
+        self._status.heartbeat(self._bounded(beat), every_ms)
         requirements = self._assignment.sampling if self._assignment is not None else ()
         for sampling in self._sampling.on_heartbeat(
             beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, requirements, read_utilization(message)
         ):
             self.outgoing.put(pb.ToEdge(sampling=sampling), sampling.query, str(sampling.query_version))
-        sent_at_ms, every_ms = message.sent_at_ms, self._heartbeat_ms()
-        echo = pb.TimeEcho(edge_sent_at_ms=sent_at_ms, center_received_at_ms=now_ms, heartbeat_ms=every_ms)
+        echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms, heartbeat_ms=every_ms)
         self.outgoing.put(pb.ToEdge(time_echo=echo))
 
     def _bounded(self, beat: HeartbeatRecord) -> HeartbeatRecord:

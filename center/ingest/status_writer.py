@@ -1,27 +1,39 @@
 """Write-behind buffer for session metadata in the catalog: heartbeats, query statuses, ends of sessions, alarms.
 
-It writes at most once per interval, all heartbeats in one transaction, so ten thousand edges cost as many transactions
-as one. It holds only the newest record of each kind per edge, which bounds it. What the catalog refuses is tried
-again.
+It writes at most once per interval, so ten thousand edges cost as many transactions as one, and of heartbeats and
+statuses at most so many a second, those that have waited the longest first. An edge that falls silent or comes back is
+written at once. It holds only the newest record of each kind per edge, which bounds it. What the catalog refuses is
+tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeVar
 
-from center.catalog import Catalog, HeartbeatRecord, QueryStatusRecord
+from center.catalog import UNREACHABLE_AFTER_MS, Catalog, HeartbeatRecord, QueryStatusRecord
 from center.ingest.metrics import GatewayMetrics
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 
+SILENT_HEARTBEATS = 2.5
+"""An edge is recorded as silent after this many intervals, and not before `UNREACHABLE_AFTER_MS`."""
+SIGN_OF_LIFE_MS = 1_000
+"""How often a gateway with sessions says in the catalog that it lives; `EdgeRecord.reachable` depends on it."""
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
 logger = logging.getLogger(__name__)
 
 MAX_STATUSES = 500
-"""The most statuses in one write, which takes 0.1 to 0.3 s. The others follow after the heartbeats of all edges."""
+"""The most statuses in one write, which takes 0.1 to 0.3 s."""
+MAX_HEARTBEATS = 1_000
+"""The most heartbeats in one write, which takes 30 ms: of 10,000 edges, each one's is written every 10 s."""
 
 
 @dataclass(slots=True)
@@ -37,16 +49,32 @@ class StatusWriter:
 
     Args:
         interval_s: the least time between two writes.
+        now_ms: wall clock.
+
+    Attributes:
+        gateway: names this process in the catalog.
     """
 
-    def __init__(self, catalog: Catalog, metrics: GatewayMetrics, interval_s: float) -> None:
+    def __init__(self, catalog: Catalog, metrics: GatewayMetrics, interval_s: float, now_ms: Callable[[], int]) -> None:
+        self.gateway = uuid.uuid4().hex
         self._catalog = catalog
         self._metrics = metrics
         self._interval_s = interval_s
+        self._now_ms = now_ms
         self._pending = _Pending()
+        self._heard: dict[EdgeId, tuple[int, int]] = {}
+        self._silent: frozenset[EdgeId] = frozenset()
+        self._sign_at_ms = 0
         self._changed = asyncio.Event()
 
-    def heartbeat(self, record: HeartbeatRecord) -> None:
+    def session_began(self, edge: EdgeId, now_ms: int) -> None:
+        self._heard[edge] = now_ms, UNREACHABLE_AFTER_MS
+        self._changed.set()
+
+    def heartbeat(self, record: HeartbeatRecord, every_ms: int) -> None:
+        """Args: every_ms: the interval at which the edge is asked for heartbeats; 0: its own."""
+        silence_ms = max(UNREACHABLE_AFTER_MS, round(SILENT_HEARTBEATS * every_ms))
+        self._heard[record.edge] = record.seen_at_ms, silence_ms
         self._pending.heartbeats[record.edge] = record
         self._changed.set()
 
@@ -55,6 +83,7 @@ class StatusWriter:
         self._changed.set()
 
     def session_ended(self, edge: EdgeId, session: str, now_ms: int) -> None:
+        self._heard.pop(edge, None)
         self._pending.ends[edge] = (session, now_ms)
         self._changed.set()
 
@@ -78,17 +107,25 @@ class StatusWriter:
             await self.flush()
             await asyncio.sleep(self._interval_s)
 
-    async def flush(self) -> None:
-        """Writes the buffered updates. Those that the catalog refuses stay in the buffer."""
+    async def flush(self, *, all_heartbeats: bool = False) -> None:
+        """Writes the buffered updates, of statuses and (unless `all_heartbeats`) heartbeats the oldest ones. Those that
+        the catalog refuses stay in the buffer."""
         self._changed.clear()
-        taken, self._pending = self._pending, _Pending()
-        if len(taken.statuses) > MAX_STATUSES:
-            statuses = iter(taken.statuses.items())
-            taken.statuses = dict(islice(statuses, MAX_STATUSES))
-            self._pending.statuses = dict(statuses)
+        pending = self._pending
+        most = len(pending.heartbeats) if all_heartbeats else MAX_HEARTBEATS
+        taken = _Pending(
+            _take(pending.heartbeats, most), _take(pending.statuses, MAX_STATUSES), pending.ends, pending.alarms
+        )
+        self._pending = _Pending(pending.heartbeats, pending.statuses)
+        now_ms = self._now_ms()
+        silent = frozenset(e for e, (at_ms, silence_ms) in self._heard.items() if now_ms - at_ms > silence_ms)
+        changed = {e: (e not in silent, self._heard[e][0]) for e in silent ^ self._silent if e in self._heard}
+        longest_ms = max((silence_ms for _, silence_ms in self._heard.values()), default=UNREACHABLE_AFTER_MS)
+        if self._heard or pending.heartbeats or pending.statuses:
             self._changed.set()
         try:
-            await asyncio.to_thread(self._write, taken)
+            await asyncio.to_thread(self._write, taken, changed, longest_ms, now_ms)
+            self._silent = silent
         except StorageError as exc:
             logger.warning("the status of edges cannot be written to the catalog: %s", exc)
             newer = self._pending
@@ -100,12 +137,22 @@ class StatusWriter:
             )
             self._changed.set()
 
-    def _write(self, taken: _Pending) -> None:
-        for (edge, kind, query), (message, now_ms) in taken.alarms.items():
-            self._catalog.add_alarm(kind, message, edge, now_ms, query)
+    def _write(self, taken: _Pending, changed: dict[EdgeId, tuple[bool, int]], silence_ms: int, now_ms: int) -> None:
+        for (edge, kind, query), (message, at_ms) in taken.alarms.items():
+            self._catalog.add_alarm(kind, message, edge, at_ms, query)
         if taken.heartbeats:
             self._catalog.record_heartbeats(taken.heartbeats.values())
         if taken.statuses:
             self._catalog.record_query_statuses(taken.statuses.values())
-        for edge, (session, now_ms) in taken.ends.items():
-            self._catalog.end_session(edge, now_ms, session)
+        self._catalog.end_sessions(taken.ends)
+        if changed or (self._heard and now_ms - self._sign_at_ms >= SIGN_OF_LIFE_MS):
+            self._catalog.record_silence(self.gateway, changed, silence_ms=silence_ms, now_ms=now_ms)
+            self._sign_at_ms = now_ms
+
+
+def _take(pending: dict[_K, _V], most: int) -> dict[_K, _V]:
+    """Removes the first entries, at most so many, and returns them."""
+    taken = dict(islice(pending.items(), most))
+    for key in taken:
+        del pending[key]
+    return taken

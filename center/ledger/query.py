@@ -169,7 +169,7 @@ class QueryLedger(ABC):
         clock = self._state.running_clock
         before = frozenset(self._state.expected)
         gone = (e for e in edges if e.edge in before and e.edge not in expected)
-        return {e.edge: clock.to_event_ms(_by_own_clock(e, e.last_seen_ms + LEAVING_MS)) for e in gone}
+        return {e.edge: clock.to_event_ms(_by_own_clock(e, e.seen_before_ms + LEAVING_MS)) for e in gone}
 
     def _lost_states(self, edges: Sequence[EdgeRecord], clock: StreamClock | None) -> Mapping[str, tuple[int, int]]:
         """The edges that have lost their state, each with the event time that the stream had reached by then.

@@ -31,7 +31,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     # Pings keep middleboxes from dropping the connection. The session detects a dead link itself, and
     # sooner: on a slow link a ping's answer may queue behind a frame.
-    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),

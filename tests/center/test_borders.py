@@ -258,7 +258,7 @@ def test_a_window_that_a_retired_edge_had_not_closed_says_so(center: Border) -> 
     center.register()
     center.now_ms = T0 + 10_000
     gone.accept(*[T0 + 5_000] * 100)  # in its journal, for ever
-    center.catalog.end_session(EdgeId("b"), center.now_ms)
+    center.catalog.end_sessions({EdgeId("b"): ("", center.now_ms)})
     center.catalog.retire(EdgeId("b"))
     center.writer.advance()
     center.open_job()
@@ -282,7 +282,7 @@ def test_a_retired_edge_that_had_closed_a_window_leaves_it_complete(center: Bord
     center.now_ms = T0 + MINUTE
     gone.accept(*[T0 + 5_000] * 100, T0 + MINUTE)
     gone.ship()
-    center.catalog.end_session(EdgeId("b"), center.now_ms)
+    center.catalog.end_sessions({EdgeId("b"): ("", center.now_ms)})
     center.catalog.retire(EdgeId("b"))
     center.writer.advance()
     first.accept(T0 + 5_000, T0 + MINUTE)

@@ -136,9 +136,9 @@ def test_a_new_incarnation_starts_its_counts_anew(catalog: Catalog) -> None:
 def test_the_end_of_an_old_session_does_not_disconnect_a_newer_one(catalog: Catalog) -> None:
     hello(catalog, session="old")
     hello(catalog, session="new")
-    catalog.end_session(JFK, 3_000, "old")
+    catalog.end_sessions({JFK: ("old", 3_000)})
     assert catalog.edge(JFK).connected
-    catalog.end_session(JFK, 4_000, "new")
+    catalog.end_sessions({JFK: ("new", 4_000)})
     assert not catalog.edge(JFK).connected
 
 

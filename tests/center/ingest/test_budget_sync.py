@@ -42,7 +42,10 @@ class World:
         self.now_ms = 1_000_000
         metrics = GatewayMetrics()
         self.budget_sync = BudgetSync(
-            self.catalog, StatusWriter(self.catalog, metrics, 1.0), lambda: self.now_ms, AllocationPolicy()
+            self.catalog,
+            StatusWriter(self.catalog, metrics, 1.0, lambda: self.now_ms),
+            lambda: self.now_ms,
+            AllocationPolicy(),
         )
         for edge in (JFK, LGA):
             hello(self.catalog, edge)

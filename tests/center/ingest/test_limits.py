@@ -149,7 +149,7 @@ async def test_a_hello_is_bounded_in_size_and_in_number(tmp_path: Path, monkeypa
 async def test_statuses_of_many_queries_do_not_keep_heartbeats_waiting(tmp_path: Path) -> None:
     catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
     ref = catalog.register(spec(), 1).ref
-    writer = StatusWriter(catalog, GatewayMetrics(), 1.0)
+    writer = StatusWriter(catalog, GatewayMetrics(), 1.0, lambda: 0)
     edges = [EdgeId(f"e{n}") for n in range(2 * MAX_STATUSES + 7)]
     for edge in edges:
         writer.status(QueryStatusRecord(ref, edge, True, "", ""))
