@@ -1,46 +1,34 @@
-"""Sessions of one gateway, without a job: time to an acknowledgement, and until all are back after its restart."""
+"""Very many sessions of one gateway, without a job, by edges that only speak the protocol."""
 
 from __future__ import annotations
 
-import asyncio
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from bench.first_light.synthetic_edge import STREAM, WINDOW_MS, SyntheticEdge, spec, synopsis
+from bench.first_light.synthetic_edge import STREAM, WINDOW_MS, spec, synopsis
+from bench.scale.raw_edges import RawEdges
 from center.catalog import Catalog
 from edge.process import now_ms
 from edgewater.query import QuerySpec
+from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose
 from edgewater.wire import uplink_pb2 as pb
 from sim.demo.run import free_port
 
 QUERIES = 20
-IDLE, ACTIVE = 400, 40
-SETTLE_S = 3
+IDLE, ACTIVE, SECONDS = 10_000, 1_000, 30
+WITHIN_S = 300
 START_CPU_S = 1.5
 """What a gateway without edges takes to start; imports for the most part."""
-WITHIN_S = 300
-
-
-class Session(SyntheticEdge):
-    """An edge that notes when it was welcome last, and counts its heartbeats."""
-
-    welcome_at = 0.0
-    heartbeats = 0
-
-    def heartbeat(self) -> pb.Heartbeat:
-        self.heartbeats += 1
-        return super().heartbeat()
-
-    def on_welcome(self, acked_through: int | None) -> None:
-        self.welcome_at = time.perf_counter()
-        super().on_welcome(acked_through)
+US = 1e6
 
 
 def register_queries(directory: str) -> None:
@@ -52,92 +40,100 @@ def register_queries(directory: str) -> None:
     catalog.close()
 
 
-def measure(smoke: bool) -> dict[str, Any]:
-    """Idle sessions beside active ones that ship a frame of 3.6 KB a second."""
-    idle, active, seconds = (8, 4, 1) if smoke else (IDLE, ACTIVE, 20)
+def measure(smoke: bool, idle: int = IDLE, active: int = ACTIVE) -> dict[str, Any]:
+    """Idle sessions beside active ones that ship a frame of 3.6 KB a second; then the gateway is killed and started."""
+    idle, active, seconds = (40, 4, 1) if smoke else (idle, active, SECONDS)
     with tempfile.TemporaryDirectory() as directory:
         register_queries(directory)
-        return asyncio.run(_measure(Path(directory), idle, active, seconds))
+        return _measure(Path(directory), idle, active, seconds)
 
 
-class GatewayMeter:
-    """CPU seconds of a gateway and of this process, and messages of the gateway's edges, since it was made."""
+class _Meter:
+    """CPU seconds of the gateway and of this process, and the edges' heartbeats, since it was made."""
 
-    def __init__(self, gateway: int, sessions: list[Session]) -> None:
-        self._gateway, self._sessions = gateway, sessions
+    def __init__(self, gateway: int, edges: RawEdges) -> None:
+        self._gateway, self._edges = gateway, edges
         self._before = self._read()
 
     def _read(self) -> tuple[float, float, int, float]:
-        beats = sum(session.heartbeats for session in self._sessions)
-        return cpu_s(self._gateway), cpu_s(), beats, time.perf_counter()
+        return cpu_s(self._gateway), cpu_s(), self._edges.heartbeats, time.perf_counter()
 
-    def read(self) -> dict[str, float]:
-        gateway, load, beats, at = (now - then for now, then in zip(self._read(), self._before, strict=True))
-        return {"gateway_s": gateway, "load_s": load, "heartbeats": beats, "wall_s": at}
+    def read(self) -> tuple[float, float, int, float]:
+        """Gateway, load generator, heartbeats, wall."""
+        gateway, load, beats, at_s = (now - then for now, then in zip(self._read(), self._before, strict=True))
+        return gateway, load, int(beats), at_s
 
 
-async def _measure(directory: Path, idle: int, active: int, seconds: int) -> dict[str, Any]:
+def _stream() -> pb.Stream:
+    columns = [pb.Stream.Column(name="key", type="string"), pb.Stream.Column(name="value", type="int64")]
+    return pb.Stream(name=STREAM, columns=columns)
+
+
+def _measure(directory: Path, idle: int, active: int, seconds: int) -> dict[str, Any]:
     port, count = free_port(), idle + active
     gateway = start_gateway(directory, port)
-    sessions = [Session(f"127.0.0.1:{port}", f"e{n}", STREAM) for n in range(count)]
-    probe = asyncio.create_task(sessions[0].uplink.run())
+    probe, edges = RawEdges(port, 1, _stream()), RawEdges(port, count, _stream())
     try:
-        await _all_joined(sessions[:1], [probe], 0)
-        empty, load_empty = resident(gateway.pid), resident()
-        meter, began_s = GatewayMeter(gateway.pid, sessions), time.perf_counter()
-        tasks = [probe, *(asyncio.create_task(session.uplink.run()) for session in sessions[1:])]
-        await _all_joined(sessions[1:], tasks, began_s)
-        joined = meter.read()
-        await asyncio.sleep(SETTLE_S)  # statuses and first heartbeats
-        meter = GatewayMeter(gateway.pid, sessions)
-        await asyncio.sleep(seconds)
-        at_rest = meter.read()
-        used, load_used = resident(gateway.pid) - empty, resident() - load_empty
-        meter = GatewayMeter(gateway.pid, sessions)
-        waits_ms = await _ship(sessions[:active], seconds)
-        busy = meter.read()
+        probe.start()
+        probe.run(lambda: probe.all_joined, WITHIN_S)
+        probe.close()
+        empty, meter = resident(gateway.pid), _Meter(gateway.pid, edges)
+        began_s = time.perf_counter()
+        edges.start()
+        edges.run(lambda: edges.all_joined, WITHIN_S)
+        join, join_refused = meter.read(), edges.refused
+        first_join_s = max(edges.joined_at_s.values()) - began_s
+        edges.rest(0 if count < 100 else 20)  # statuses are written; all have been asked for longer intervals
+
+        edges.echo_ms.clear()
+        meter = _Meter(gateway.pid, edges)
+        edges.rest(seconds)
+        rest, echo_ms = meter.read(), list(edges.echo_ms)
+        bytes_each = (resident(gateway.pid) - empty) / count
+
+        meter = _Meter(gateway.pid, edges)
+        acked_ms = _ship(edges, active, seconds)
+        busy, lost = meter.read(), edges.lost
 
         gateway.kill()
         gateway.wait()
         killed_s = time.perf_counter()
-        gateway = start_gateway(directory, port)
-        meter = GatewayMeter(gateway.pid, sessions)
-        await _all_joined(sessions, tasks, killed_s)
-        gateway_mib = resident(gateway.pid) / 2**20
-        rejoined, rejoined_s = meter.read(), max(session.welcome_at for session in sessions) - killed_s
+        edges.run(lambda: not edges.joined_at_s, WITHIN_S)
+        gateway, edges.refused = start_gateway(directory, port), 0
+        edges.run(lambda: edges.all_joined, WITHIN_S)
+        rejoined_s, rejoin_cpu_s = max(edges.joined_at_s.values()) - killed_s, cpu_s(gateway.pid) - START_CPU_S
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        edges.close()
         gateway.kill()
         gateway.wait()
-    heartbeat_us = at_rest["gateway_s"] / max(at_rest["heartbeats"], 1) * 1e6
-    ack_us = (busy["gateway_s"] - busy["heartbeats"] * heartbeat_us / 1e6) / len(waits_ms) * 1e6
-    # The gateway asks for heartbeats every 3 s at this number of sessions; a tenth of them ship a frame a second.
-    per_session_us = heartbeat_us / 3 + ack_us / 11
+    beat_us = rest[0] / max(rest[2], 1) * US
     return {
         "sessions": count,
         "active": active,
         "queries": QUERIES,
-        "first_join_s": round(joined["wall_s"], 2),
-        "ack_ms_p50": round(float(np.quantile(waits_ms, 0.5)), 1),
-        "ack_ms_p99": round(float(np.quantile(waits_ms, 0.99)), 1),
-        "rejoin_after_restart_s": round(rejoined_s, 2),
+        "load_average": round(os.getloadavg()[0], 1),
+        "first_join_s": round(first_join_s, 1),
+        "asked_to_come_later": join_refused,
+        "rejoin_after_restart_s": round(rejoined_s, 1),
+        "asked_to_come_later_after_restart": edges.refused,
+        "sessions_lost": lost,
+        "ack_ms_p50": round(float(np.quantile(acked_ms, 0.5)), 1),
+        "ack_ms_p99": round(float(np.quantile(acked_ms, 0.99)), 1),
+        "echo_ms_p99": round(float(np.quantile(echo_ms, 0.99)), 1) if echo_ms else None,
+        "heartbeats_per_s": round(rest[2] / rest[3]),
+        "cores": {
+            "gateway at rest": round(rest[0] / rest[3], 3),
+            "gateway busy": round(busy[0] / busy[3], 3),
+            "load generator at rest": round(rest[1] / rest[3], 3),
+            "load generator busy": round(busy[1] / busy[3], 3),
+        },
         "gateway_cpu_us": {
-            "first_hello": round(joined["gateway_s"] / count * 1e6),
-            "hello_after_restart": round((rejoined["gateway_s"] - START_CPU_S) / count * 1e6),
-            "heartbeat": round(heartbeat_us),
-            "ack": round(ack_us),
+            "first_hello": round(join[0] / count * US),
+            "hello_after_restart": round(rejoin_cpu_s / count * US),
+            "heartbeat": round(beat_us),
+            "ack": round((busy[0] - busy[2] * beat_us / US) / len(acked_ms) * US),
         },
-        "load_generator_cpu_us": {
-            "first_hello": round(joined["load_s"] / count * 1e6),
-            "heartbeat": round(at_rest["load_s"] / max(at_rest["heartbeats"], 1) * 1e6),
-        },
-        "heartbeats_per_s": round(at_rest["heartbeats"] / at_rest["wall_s"]),
-        "sessions_of_one_core": round(1e6 / per_session_us),
-        "gateway_bytes_per_session": round(used / count),
-        "load_generator_bytes_per_session": round(load_used / count),
-        "gateway_mib": round(gateway_mib),
+        "gateway_bytes_per_session": round(bytes_each),
     }
 
 
@@ -156,30 +152,27 @@ def cpu_s(pid: int | None = None) -> float:
     return float(times.user + times.system)
 
 
-async def _all_joined(sessions: list[Session], tasks: list[asyncio.Task[None]], since_s: float) -> None:
-    """Waits until each session was welcome since then and has the queries."""
-    async with asyncio.timeout(WITHIN_S):
-        while not all(s.welcome_at > since_s and len(s.queries) == QUERIES for s in sessions):
-            for task in tasks:
-                if task.done():
-                    task.result()
-            await asyncio.sleep(0.05)
+def _ship(edges: RawEdges, active: int, seconds: int) -> list[float]:
+    """A frame per active session and second, spread over the second; the milliseconds until each was acknowledged."""
+    payload, last_ms = synopsis(170, 0), now_ms() // WINDOW_MS * WINDOW_MS
+    edges.acked_ms.clear()
 
+    def frame(second: int, ref: QueryRef) -> pb.Frame:
+        start_ms = last_ms - (seconds - second) * WINDOW_MS
+        body = FrameBody(start_ms + WINDOW_MS, (Partial(start_ms, 0, payload),), (SliceClose(start_ms, 1, 0),))
+        return Frame.pack(1, ref, body).to_wire()
 
-async def _ship(sessions: list[Session], seconds: int) -> list[float]:
-    """A frame per session and second, spread over the second; returns the milliseconds until each was acknowledged."""
-    payload, sent = synopsis(170, 0), dict[tuple[int, int], float]()
+    frames = {(s, name): frame(s, ref) for s in range(seconds) for name, ref in edges.refs.items()}
 
-    async def one(index: int, session: Session) -> None:
-        await asyncio.sleep(index / len(sessions))
-        for number in range(seconds):
-            start_ms = (now_ms() // WINDOW_MS - seconds + number) * WINDOW_MS
-            seq = session.put(f"q{index % QUERIES}", start_ms, [payload])
-            sent[index, seq] = time.perf_counter()
-            await asyncio.sleep(1)
+    def copy(second: int, query: str) -> pb.Frame:
+        made = pb.Frame()
+        made.CopyFrom(frames[second, query])
+        return made
 
-    await asyncio.gather(*(one(index, session) for index, session in enumerate(sessions)))
-    async with asyncio.timeout(WITHIN_S):
-        while any(seq not in sessions[index].acked_at for index, seq in sent):
-            await asyncio.sleep(0.05)
-    return [(sessions[index].acked_at[seq] - at) * 1000 for (index, seq), at in sent.items()]
+    at_s = time.perf_counter()
+    for second in range(seconds):
+        for number in range(active):
+            query = f"q{number % QUERIES}"
+            edges.ship_at(at_s + second + number / active, number, partial(copy, second, query))
+    edges.run(lambda: len(edges.acked_ms) == seconds * active, seconds + WITHIN_S)
+    return list(edges.acked_ms)

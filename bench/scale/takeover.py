@@ -1,4 +1,5 @@
-"""A driver that is killed, or stalled until another has taken over: time until the next answer, and that none is wrong.
+"""A driver or a database that is killed, or a driver that is stalled until another has taken over: time until the next
+answer, and that none is wrong.
 
 An edge ships ten windows a second. The time runs from the signal until the live stream delivers the answer of a window
 that was shipped after it.
@@ -7,11 +8,12 @@ that was shipped after it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from bench.first_light.center_rates import FIRST_MS, Load
 from bench.first_light.synthetic_edge import WINDOW_MS, synopsis
 from bench.scale.processes import job_readiness, leading_driver, started
 from sim.demo.run import Demo
+from tests.center.postgres import find_binaries, serving_pair
 
 NAME = "takeover"
 GROUPS = 20
@@ -29,34 +32,53 @@ BEFORE_S, AFTER_S = 3.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What happens to the driver that leads."""
+    """What happens, and to what.
+
+    Attributes:
+        standby: whether a second driver waits.
+        fault: the signal to the driver that leads; None: the database is killed and its synchronous standby promoted.
+        postgres: whether catalog and results are in PostgreSQL.
+    """
 
     name: str
     standby: bool
-    fault: signal.Signals
+    fault: signal.Signals | None
+    postgres: bool = False
 
 
 CASES = (
     Case("killed, no standby", False, signal.SIGKILL),
     Case("killed, standby", True, signal.SIGKILL),
     Case("stalled, standby", True, signal.SIGSTOP),
+    Case("killed, standby, PostgreSQL", True, signal.SIGKILL, postgres=True),
+    Case("PostgreSQL killed, its standby promoted", False, None, postgres=True),
 )
+SMOKE = CASES[1]
 
 
 def measure(smoke: bool) -> dict[str, Any]:
     """One row per case."""
     rows = {}
-    for case in CASES[1:2] if smoke else CASES:
-        with tempfile.TemporaryDirectory() as directory:
-            demo, _ = started(Path(directory), {"spark": {"standby": case.standby}})
-            try:
-                rows[case.name] = asyncio.run(_take_over(demo, case))
-            finally:
-                demo.stop()
+    binaries = find_binaries()
+    for case in [SMOKE] if smoke else CASES:
+        if case.postgres and binaries is None:
+            rows[case.name] = {"not_measured": "no PostgreSQL on this machine (Debian: apt-get install postgresql)"}
+            continue
+        with contextlib.ExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            settings: dict[str, Any] = {"spark": {"standby": case.standby}}
+            fail_over: Callable[[], object] = lambda: None  # noqa: E731
+            if case.postgres and binaries is not None:
+                primary, secondary = stack.enter_context(serving_pair(binaries))
+                settings |= dict.fromkeys(("catalog_url", "results_url"), primary.url_of_pair(secondary))
+                fail_over = lambda p=primary, s=secondary: (p.kill(), s.promote())  # noqa: E731
+            demo, _ = started(directory, settings)
+            stack.callback(demo.stop)
+            rows[case.name] = asyncio.run(_take_over(demo, case, fail_over))
     return rows
 
 
-async def _take_over(demo: Demo, case: Case) -> dict[str, Any]:
+async def _take_over(demo: Demo, case: Case, fail_over: Callable[[], object]) -> dict[str, Any]:
     async with asyncio.timeout(120):
         while case.standby and job_readiness(demo)["standbys"] < 1:
             await asyncio.sleep(0.2)
@@ -67,7 +89,10 @@ async def _take_over(demo: Demo, case: Case) -> dict[str, Any]:
             await asyncio.sleep(BEFORE_S)
             driver = leading_driver(demo)
             before, at_s = set(sent), time.perf_counter()
-            os.kill(driver, case.fault)
+            if case.fault is None:
+                await asyncio.to_thread(fail_over)
+            else:
+                os.kill(driver, case.fault)
             async with asyncio.timeout(180):
                 while load.answered_at.keys() <= before:
                     await asyncio.sleep(0.01)

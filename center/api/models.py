@@ -318,7 +318,10 @@ class Edge(BaseModel):
     incarnation: str
     incarnations: int
     first_seen: Rfc3339
-    last_seen: Rfc3339
+    last_seen: Rfc3339 = Field(
+        description="It was heard from then or later: its gateway records that, and the values here, every second, and"
+        " with more than 1,000 sessions every second per 1,000. `state` is up to date."
+    )
     streams: list[Stream]
     drops: dict[str, int] = Field(description="Records not counted, by reason.")
     backlog_bytes: int = Field(description="Unacknowledged bytes in its journal.")

@@ -45,7 +45,7 @@ class Demo:
     seconds: float
     api_port: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
-    """Keys of sections of the center's configuration, besides its addresses."""
+    """The center's configuration besides its addresses: keys of sections, or values."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,8 +74,8 @@ class Demo:
             "gateway": {"listen": f"127.0.0.1:{self.gateway_port}"},
             "api": {"listen": f"127.0.0.1:{self.api_port}"},
         }
-        for section, keys in self.settings.items():
-            config[section] = config.get(section, {}) | keys
+        for name, value in self.settings.items():
+            config[name] = config.get(name, {}) | value if isinstance(value, dict) else value
         self._start("center", ["center", "run", "--config", self._write("center.yaml", config)])
         self.wait_until_ready()
 

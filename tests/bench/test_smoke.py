@@ -78,8 +78,11 @@ def test_a_smoke_run_shows_its_table(module: str, tmp_path: Path) -> None:
 def test_a_smoke_run_of_the_sessions_of_a_gateway_needs_no_jvm(tmp_path: Path) -> None:
     done = smoke("scale", tmp_path, "--smoke", "--only", "sessions", "--only", "commits", "--json")
     assert done.returncode == 0, done.stderr[-4000:]
-    row = json.loads(done.stdout)["sessions"]
-    assert row["sessions"] == 12 and row["ack_ms_p99"] >= row["ack_ms_p50"] > 0 and row["rejoin_after_restart_s"] > 0
+    document = json.loads(done.stdout)
+    row = document["rows"]["sessions"]
+    assert row["sessions"] == 44 and row["ack_ms_p99"] >= row["ack_ms_p50"] > 0 and row["rejoin_after_restart_s"] > 0
+    assert (document["sessions"], document["rejoin_s"]) == (44, row["rejoin_after_restart_s"])
+    assert row["cores"]["load generator busy"] > 0
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from urllib.parse import quote
 
@@ -63,8 +64,7 @@ class PostgresServer:
         self._account = account
         self._numbers = itertools.count(1)
         self._password = secrets.token_hex(16)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self._port: int = listener.getsockname()[1]
+        self._port = _free_port()
         self._address = f"tests:{self._password}@127.0.0.1:{self._port}/postgres"
         secret = directory / "password"
         secret.touch(mode=0o600)
@@ -75,14 +75,42 @@ class PostgresServer:
         login = ["--username=tests", f"--pwfile={secret}", "--auth=password"]
         self._run("initdb", "--no-sync", *locale, *login)
 
-    def start(self) -> None:
+    def new_standby(self, directory: Path) -> PostgresServer:
+        """A copy of this running server, which follows it once it is started."""
+        standby = copy(self)
+        standby._directory, standby._port = directory, _free_port()
+        standby._run(
+            "pg_basebackup", "--write-recovery-conf", "--checkpoint=fast", f"--dbname=postgresql://{self._address}"
+        )
+        standby._address = self._address.replace(f":{self._port}/", f":{standby._port}/")
+        return standby
+
+    def require_standby(self) -> None:
+        """From now on a commit returns when a standby has it."""
+        with psycopg.connect(f"postgresql://{self._address}", autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
+
+    def promote(self) -> None:
+        """Makes a standby the server that takes writes, and waits until it does."""
+        self._run("pg_ctl", "promote", "--wait")
+
+    def url_of_pair(self, other: PostgresServer) -> str:
+        """URL of whichever of the two takes writes."""
+        login = self._address.partition("@")[0]
+        hosts = f"host=127.0.0.1:{self._port}&host=127.0.0.1:{other._port}"
+        return f"postgresql+psycopg://{login}@/postgres?{hosts}&target_session_attrs=read-write"
+
+    def start(self, **settings: str) -> None:
         """Starts the server, or starts it again, and waits until it can be asked."""
-        options = " ".join(f"-c {name}={value}" for name, value in {**SETTINGS, "port": self._port}.items())
+        every = {**SETTINGS, **settings, "port": self._port}
+        options = " ".join(f"-c {name}={value}" for name, value in every.items())
         self._run("pg_ctl", "start", "--wait", f"--log={self._directory}/log", f"--options={options}")
 
     def kill(self) -> None:
-        """Ends every process of the server at once, without a checkpoint or a word to its clients."""
-        self._run("pg_ctl", "stop", "--mode=immediate")
+        """Ends every process of the server at once, without a checkpoint or a word to its clients, if it runs."""
+        if (self._directory / "data" / "postmaster.pid").exists():
+            self._run("pg_ctl", "stop", "--mode=immediate")
 
     def new_database(self) -> str:
         """URL of what looks like an empty database: a schema, which costs a millisecond."""
@@ -125,6 +153,27 @@ def serving(binaries: Path) -> Iterator[PostgresServer]:
             yield server
         finally:
             server.kill()
+
+
+@contextmanager
+def serving_pair(binaries: Path) -> Iterator[tuple[PostgresServer, PostgresServer]]:
+    """A server and its synchronous standby: what is committed at the first is at the second."""
+    account = _unprivileged_account() if os.geteuid() == 0 else None
+    with serving(binaries) as primary, tempfile.TemporaryDirectory(prefix="edgewater-postgres-") as name:
+        if account is not None:
+            shutil.chown(name, account)
+        standby = primary.new_standby(Path(name))
+        standby.start(hot_standby="on")
+        try:
+            primary.require_standby()
+            yield primary, standby
+        finally:
+            standby.kill()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _unprivileged_account() -> str:
