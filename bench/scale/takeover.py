@@ -74,7 +74,7 @@ def measure(smoke: bool) -> dict[str, Any]:
                 fail_over = lambda p=primary, s=secondary: (p.kill(), s.promote())  # noqa: E731
             demo, _ = started(directory, settings)
             stack.callback(demo.stop)
-            rows[case.name] = asyncio.run(_take_over(demo, case, fail_over))
+            rows[case.name] = asyncio.run(_take_over(demo, case, fail_over)) | {"load_average": os.getloadavg()[0]}
     return rows
 
 
