@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -109,7 +110,7 @@ class PostgresServer:
     def start(self, **settings: str) -> None:
         """Starts the server, or starts it again, and waits until it can be asked."""
         every = {**SETTINGS, **settings, "port": self._port}
-        options = " ".join(f"-c {name}={value}" for name, value in every.items())
+        options = " ".join(f"-c {name}={shlex.quote(str(value))}" for name, value in every.items())
         self._run("pg_ctl", "start", "--wait", f"--log={self._directory}/log", f"--options={options}")
 
     def kill(self) -> None:
