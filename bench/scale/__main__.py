@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
-from bench.scale import commits, ledger, rates, sessions, takeover
+from bench.scale import catalog, commits, ledger, rates, sessions, takeover
 
 OUT = Path("bench/out")
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "sessions": sessions.measure,
+    "catalog": catalog.measure,
     "ledger": ledger.measure,
     "rates": rates.measure,
     "takeover": takeover.measure,

@@ -76,7 +76,7 @@ def test_a_smoke_run_shows_its_table(module: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_a_smoke_run_of_the_sessions_of_a_gateway_needs_no_jvm(tmp_path: Path) -> None:
-    done = smoke("scale", tmp_path, "--smoke", "--only", "sessions", "--only", "commits", "--json")
+    done = smoke("scale", tmp_path, "--smoke", "--only", "sessions", "--only", "commits", "--only", "catalog", "--json")
     assert done.returncode == 0, done.stderr[-4000:]
     document = json.loads(done.stdout)
     row = document["rows"]["sessions"]
