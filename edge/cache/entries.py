@@ -18,6 +18,7 @@ from edgewater.query import BoundQuery
 from edgewater.synopses import (
     BoolArray,
     BoundedError,
+    CountStack,
     ExtremumStack,
     FloatArray,
     GroupedAggregate,
@@ -37,6 +38,8 @@ _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0
 _NO_QUANTA: Mapping[str, float] = MappingProxyType({})
 MAX_SIZE = 1e19
 """Values beyond it take no part in forecasts; the square of a smaller one fits into float32."""
+FEW = 4
+"""If fewer than one in this many groups have changed, only their errors are computed again."""
 SMALLEST_UNIT = 1e-300
 MAX_RATIO = 1e150
 """Ranks are at most this, so that sums of them are finite."""
@@ -54,13 +57,52 @@ class RecallCache:
 
     Attributes:
         slices: `GroupHistory.slices` at the lookup; -1: nothing is cached.
-        values: float32 [average, group].
-        remaining: float32 [group, part + 1]: the fraction of the group's records that is to come after each part.
+        groups: number of groups that were looked up.
     """
 
     slices: int = -1
-    values: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    remaining: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, PARTS + 1), np.float32))
+    groups: int = 0
+    _values: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    _remaining: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((PARTS + 1, 0), np.float32))
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """The averages, [average, group]."""
+        return self._values[:, : self.groups]
+
+    @property
+    def remaining(self) -> npt.NDArray[np.float32]:
+        """The fraction of the group's records that is to come after each part, [part + 1, group]."""
+        return self._remaining[:, : self.groups]
+
+    def grow(self, averages: int, groups: int) -> None:
+        """Adds groups, whose values the caller sets."""
+        if groups > self._values.shape[1] or averages != len(self._values):
+            capacity, known = max(groups, 2 * self.groups), self.groups
+            values, remaining = np.empty((averages, capacity), np.float32), np.empty((PARTS + 1, capacity), np.float32)
+            if known:
+                values[:, :known], remaining[:, :known] = self.values, self.remaining
+            self._values, self._remaining = values, remaining
+        self.groups = groups
+
+
+@dataclass(slots=True)
+class _Computed:
+    """The accumulated errors and totals of a measure, float64 per group, as they were before `stale` groups changed.
+
+    Without values (at the start, and after many changes) all are computed when they are next needed.
+    """
+
+    errors: FloatArray = field(default_factory=lambda: np.zeros(0))
+    totals: FloatArray = field(default_factory=lambda: np.zeros(0))
+    stale: list[IntArray] = field(default_factory=list)
+
+    def changed(self, groups: IntArray) -> None:
+        if not len(self.errors):
+            return
+        self.stale.append(groups)
+        if FEW * sum(map(len, self.stale)) > len(self.errors):
+            self.errors, self.totals, self.stale = np.zeros(0), np.zeros(0), []
 
 
 class SliceEntries:
@@ -86,6 +128,7 @@ class SliceEntries:
         self._with_error = frozenset(n for n in bounded if isinstance(pending.measures[n], BoundedError))
         self.recall_cache = RecallCache()
         self.newest_batch = 0
+        self._computed = {n: _Computed() for n in bounded if isinstance(pending.measures[n], SumStack | CountStack)}
 
     @classmethod
     def for_query(cls, bound: BoundQuery, source: int, bounded: Sequence[str]) -> SliceEntries:
@@ -108,7 +151,8 @@ class SliceEntries:
 
     @property
     def nbytes(self) -> int:
-        return self.pending.nbytes + self._hashes.nbytes + sum(a.nbytes for a in self._arrays.values())
+        computed = sum(c.errors.nbytes + c.totals.nbytes for c in self._computed.values())
+        return self.pending.nbytes + self._hashes.nbytes + computed + sum(a.nbytes for a in self._arrays.values())
 
     @property
     def bounded(self) -> tuple[str, ...]:
@@ -200,6 +244,7 @@ class SliceEntries:
         self.newest_batch = max(self.newest_batch, batch_number)
         known = len(self)
         codes = self.pending.update(keys, values, rows, times=times, ids=ids)
+        self._changed(codes)
         groups = len(self)
         self._grow()
         counts = np.bincount(codes, minlength=groups)
@@ -254,12 +299,34 @@ class SliceEntries:
         if measure not in self._with_error:
             unsent = self._column("unsent")
             return (unsent if groups is None else unsent[groups]).astype(np.float64)
+        if measure in self._computed:
+            errors = self._up_to_date(measure).errors
+            return errors[: len(self)] if groups is None else errors[groups]
+        return self._compute_error(measure, groups)
+
+    def _compute_error(self, measure: str, groups: IntArray | None) -> FloatArray:
         pending, sent = self._pending_and_sent(measure, groups)
         error = pending.change(sent)
         if isinstance(pending, MaxStack) and self._has_negative(measure):
             error = np.where(self._never_sent(pending, sent), np.inf, error)
         # A value that is NaN at the center stays NaN there, whatever is sent.
         return np.where(np.isnan(sent), 0.0, error) if sent.dtype.kind == "f" else error
+
+    def _up_to_date(self, measure: str) -> _Computed:
+        """Returns the errors and totals of a sum or count; only groups that have changed are computed."""
+        computed, groups = self._computed[measure], len(self)
+        if not len(computed.errors):
+            computed.errors = np.array(self._compute_error(measure, None))
+            computed.totals = np.array(self._compute_total(measure, None))
+        elif len(computed.errors) < groups:
+            computed.errors = _grown(computed.errors, 2 * groups, 0.0)
+            computed.totals = _grown(computed.totals, 2 * groups, 0.0)
+        if computed.stale:
+            stale = np.concatenate(computed.stale)
+            computed.errors[stale] = self._compute_error(measure, stale)
+            computed.totals[stale] = self._compute_total(measure, stale)
+            computed.stale = []
+        return computed
 
     @staticmethod
     def _never_sent(pending: ExtremumStack, sent: npt.NDArray[Any]) -> BoolArray:
@@ -280,14 +347,20 @@ class SliceEntries:
     def total(self, measure: str, groups: IntArray | None = None) -> FloatArray:
         """Returns F ⊕ V per group (None: all), the value so far, 0 if there is none; without an error function, the
         number of records."""
+        if measure in self._computed:
+            totals = self._up_to_date(measure).totals
+            return totals[: len(self)] if groups is None else totals[groups]
         if measure in self._with_error:
-            pending, sent = self._pending_and_sent(measure, groups)
-            total = pending.advance(sent)
-            if isinstance(pending, ExtremumStack):
-                return np.where(total == pending.unsent, 0.0, total.astype(np.float64))
-            return total
+            return self._compute_total(measure, groups)
         arrivals = self._column("arrivals")
         return (arrivals if groups is None else arrivals[groups]).astype(np.float64)
+
+    def _compute_total(self, measure: str, groups: IntArray | None) -> FloatArray:
+        pending, sent = self._pending_and_sent(measure, groups)
+        total = pending.advance(sent)
+        if isinstance(pending, ExtremumStack):
+            return np.where(total == pending.unsent, 0.0, total.astype(np.float64))
+        return total
 
     def size(self, measure: str, groups: IntArray | None = None) -> FloatArray:
         """Returns |F ⊕ V| per group (None: all) for forecasts and ranks: 0 where it is not finite."""
@@ -348,7 +421,12 @@ class SliceEntries:
             left = rest.change(np.zeros(len(groups))) != 0.0
             self._column("unsent")[groups[left]] = 1
         self._column("sends")[groups] += 1
+        self._changed(groups)
         return taken
+
+    def _changed(self, groups: IntArray) -> None:
+        for computed in self._computed.values():
+            computed.changed(groups)
 
     def withheld(self, relative: Sequence[str] = ()) -> tuple[Withheld, ...]:
         """Summarises the pending values over all groups, per measure: the error that a closed slice withholds.

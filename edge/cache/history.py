@@ -31,15 +31,11 @@ NEEDED_DECAY = 0.8
 
 @dataclass(frozen=True, slots=True)
 class GroupAverages:
-    """Averages per slice of some groups: number of records, and per measure the total and the sum of squares.
-
-    `remaining` is float32 [group, part + 1] (`RecallCache`).
-    """
+    """Averages per slice of some groups: number of records, and per measure the total and the sum of squares."""
 
     arrivals: FloatArray
     totals: Mapping[str, FloatArray]
     squares: Mapping[str, FloatArray]
-    remaining: npt.NDArray[np.float32]
 
 
 @dataclass(slots=True)
@@ -82,26 +78,25 @@ class GroupHistory:
 
     def averages_of(self, entries: SliceEntries, groups: IntArray) -> GroupAverages:
         """Returns the averages of these groups; zeros for new groups."""
-        known = self._looked_up(entries)
-        found = known.values[:, groups].astype(np.float64)
+        found = self._looked_up(entries).values[:, groups].astype(np.float64)
         totals = {m: found[1 + 2 * i] for i, m in enumerate(self.measures)}
         squares = {m: found[2 + 2 * i] for i, m in enumerate(self.measures)}
-        return GroupAverages(found[0], totals, squares, known.remaining[groups])
+        return GroupAverages(found[0], totals, squares)
 
     def _looked_up(self, entries: SliceEntries) -> RecallCache:
         """Returns the averages of all groups of a slice; looks each group up once, not at each pull."""
         known = entries.recall_cache
         if known.slices != self.slices:
-            known.slices, known.values = self.slices, np.zeros((len(self._values), 0), np.float32)
-            known.remaining = np.zeros((0, PARTS + 1), np.float32)
-        if known.values.shape[1] < len(entries):
-            wanted = entries.hashes()[known.values.shape[1] :]
-            fresh = np.zeros((len(self._values), len(wanted)), np.float32)
+            known.slices, known.groups = self.slices, 0
+        if known.groups < len(entries):
+            first = known.groups
+            known.grow(1 + 2 * len(self.measures), len(entries))
+            wanted = entries.hashes()[first:]
             hit, at = self._found(wanted)
+            fresh = known.values[:, first:]
+            fresh[...] = 0.0
             fresh[:, hit] = self._values[:, at]
-            known.values = np.concatenate([known.values, fresh], axis=1)
-            remaining = self.profile.remaining(self._counts_of(len(wanted), hit, at)).astype(np.float32)
-            known.remaining = np.concatenate([known.remaining, remaining])
+            known.remaining[:, first:] = self.profile.remaining(self._counts_of(len(wanted), hit, at)).T
         return known
 
     def _found(self, hashes: npt.NDArray[np.uint64]) -> tuple[IntArray, IntArray]:
@@ -128,12 +123,10 @@ class GroupHistory:
         part = min(int(elapsed * PARTS), PARTS - 1)
         after = elapsed * PARTS - part
 
-        def left(remaining: npt.NDArray[np.float32]) -> FloatArray:
-            return np.asarray((1.0 - after) * remaining[:, part] + after * remaining[:, part + 1], np.float64)
-
+        left = ((1.0 - after) * known.remaining[part] + after * known.remaining[part + 1]).astype(np.float64)
         arrivals = entries.arrivals.astype(np.float64)
-        scale = float(scale_of(arrivals, known.values[0].astype(np.float64), left(known.remaining)))
-        return self.profile.expected(arrivals[groups], past.arrivals, left(past.remaining), scale)
+        scale = float(scale_of(arrivals, known.values[0].astype(np.float64), left))
+        return self.profile.expected(arrivals[groups], past.arrivals, left[groups], scale)
 
     def learn(self, entries: SliceEntries) -> None:
         """Updates the history with a slice that has just closed."""

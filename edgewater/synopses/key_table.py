@@ -2,7 +2,7 @@
 
 Arrow's dictionary encoding reduces each batch to its distinct key rows. Only those are looked up: column by column in
 the table's dictionaries, then as pairs of ids in a sorted array. Look-ups compare keys, never only their hashes.
-Memory is the keys themselves plus 12 bytes per group and column.
+Memory is the keys themselves plus 12 bytes per group and column, and 16 for integers that are looked up few at a time.
 """
 
 from __future__ import annotations
@@ -17,24 +17,55 @@ import pyarrow.compute as pc
 
 from edgewater.synopses.base import IntArray
 
+FEW = 16
+"""Values that are looked up in a sorted array are fewer than one in this many of those in the table."""
 
 class _Column:
     """The distinct values of one key column, numbered in order of first appearance."""
 
     def __init__(self, data_type: pa.DataType) -> None:
         self.values: pa.Array = _empty_array(data_type)
+        self._sorted: tuple[IntArray, IntArray] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes) + sum(a.nbytes for a in self._sorted or ())
 
     def encode(self, values: pa.Array) -> IntArray:
         """Returns the ids of distinct values; adds new ones."""
-        ids = pc.index_in(values, value_set=self.values)
-        if ids.null_count:
-            fresh = values.filter(ids.is_null())
+        numbers = self._found(values)
+        missing = numbers < 0
+        fresh = values.filter(pa.array(missing)) if missing.any() else None
+        if fresh is not None:
             first = len(self.values)
             self.values = pa.concat_arrays([self.values, fresh])
-            numbers: IntArray = np.array(ids.fill_null(-1), np.int64)
-            numbers[numbers < 0] = np.arange(first, first + len(fresh))
-            return numbers
-        return np.asarray(ids, np.int64)
+            numbers[missing] = np.arange(first, first + len(fresh))
+            self._sorted = self._with(self._sorted, np.asarray(fresh), first) if self._sorted else None
+        return numbers
+
+    def _found(self, values: pa.Array) -> IntArray:
+        """Returns the ids of values, -1 for new ones.
+
+        Arrow indexes the whole column at each call. Few integers are looked up in a sorted array instead.
+        """
+        nulls = values.null_count or self.values.null_count
+        if nulls or not pa.types.is_int64(values.type) or FEW * len(values) > len(self.values):
+            self._sorted = None if nulls else self._sorted
+            return np.array(pc.index_in(values, value_set=self.values).fill_null(-1), np.int64)
+        if self._sorted is None:
+            held = np.asarray(self.values)
+            order = np.argsort(held, kind="stable")
+            self._sorted = held[order], order
+        (held, order), wanted = self._sorted, np.asarray(values)
+        at = np.minimum(np.searchsorted(held, wanted), len(held) - 1)
+        return np.where(held[at] == wanted, order[at], -1)
+
+    @staticmethod
+    def _with(index: tuple[IntArray, IntArray], fresh: IntArray, first: int) -> tuple[IntArray, IntArray]:
+        held, order = index
+        by_value = np.argsort(fresh)
+        at = np.searchsorted(held, fresh[by_value])
+        return np.insert(held, at, fresh[by_value]), np.insert(order, at, first + by_value)
 
 
 @cache
@@ -98,7 +129,7 @@ class KeyTable:
 
     @property
     def nbytes(self) -> int:
-        columns: int = sum(c.values.nbytes for c in self._columns)
+        columns: int = sum(c.nbytes for c in self._columns)
         columns += sum(c.nbytes for c in self._loaded or [])
         ids = 0 if self._loaded is not None else 4 * self._length * len(self._ids)  # int32, one a group and column
         return columns + ids + sum(p.nbytes for p in self._pairs)
@@ -140,6 +171,9 @@ class KeyTable:
         """Returns the codes of distinct key rows; adds new ones."""
         ids = []
         for column, key in zip(self._columns, keys, strict=True):
+            if len(keys) == 1:
+                ids.append(column.encode(key))
+                continue
             distinct = key.dictionary_encode(null_encoding="encode")
             ids.append(column.encode(distinct.dictionary)[_codes(distinct)])
         numbers = ids[0]

@@ -46,6 +46,8 @@ S = TypeVar("S", bound=ArrayStack)
 _MAX_QUANTUM = 2.0**62
 _LARGEST_CUT = 2.0**900
 _HALF = 32
+FEW = 16
+"""Batches of fewer records than groups by this factor are summed over their own groups only."""
 _ROWS = 1 << 20  # rows whose lower halves add up to less than 2^53
 
 WideSums = tuple[IntArray, IntArray]
@@ -171,7 +173,11 @@ class IntegerSumStack(SumStack):
     stacking = _PER_GROUP
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any], counts: IntArray) -> None:
-        add_wide(self._wide(), wide_sums(codes, values, self._length))
+        if FEW * len(codes) > self._length:
+            add_wide(self._wide(), wide_sums(codes, values, self._length))
+            return
+        at, codes = np.unique(codes, return_inverse=True)
+        add_wide(self._wide(), wide_sums(codes, values, len(at)), at)
 
     def _wide(self) -> WideSums:
         return self._view("sum"), self._view("carry")

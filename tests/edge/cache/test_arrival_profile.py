@@ -54,8 +54,9 @@ def test_groups_that_come_in_a_quarter_of_the_slice_are_forecast_to_be_done_afte
 def test_without_a_rhythm_no_profile_of_a_group_is_used_and_the_rate_is_constant() -> None:
     history = learned(quarter=False)
     assert np.isinf(EXPERTS[history.profile.expert][2][1])
-    remaining = history.averages_of(entries(*records(99, quarter=False)), np.arange(GROUPS)).remaining
-    assert np.abs(remaining - np.linspace(1.0, 0.0, PARTS + 1)).max() < 0.05
+    held = entries(*records(99, quarter=False))
+    forecast(held, np.arange(GROUPS), history, 0.5)
+    assert np.abs(held.recall_cache.remaining.T - np.linspace(1.0, 0.0, PARTS + 1)).max() < 0.05
 
 
 def test_the_weight_of_earlier_slices_falls_when_rates_change_from_slice_to_slice() -> None:
