@@ -20,6 +20,7 @@ from edgewater.synopses.base import IntArray
 FEW = 16
 """Values that are looked up in a sorted array are fewer than one in this many of those in the table."""
 
+
 class _Column:
     """The distinct values of one key column, numbered in order of first appearance."""
 

@@ -65,6 +65,36 @@ def test_a_measure_without_an_error_function_counts_the_records_that_were_not_se
     assert (stated.largest_above, stated.total_above, stated.groups) == (1.0, 1.0, 1)
 
 
+@pytest.mark.parametrize(("function", "column"), [("sum", pa.float64()), ("sum", pa.int64()), ("count", None)])
+def test_errors_and_totals_follow_the_groups_that_change(function: str, column: pa.DataType | None) -> None:
+    made, rng = function_named(function), np.random.default_rng(1)
+    assert made is not None
+    stacks = {"v": made.make((), column)}
+    held = SliceEntries(GroupedAggregate({"key": pa.int64()}, stacks), ("v",))
+    pending, sent = np.zeros(2000), np.zeros(2000)
+    row_of: dict[int, int] = {}  # key -> group
+    for number in range(120):
+        # Now and then a batch of most groups, of none that is new, or of one key.
+        keys = rng.integers(0, 20 + 15 * number, (600, 40, 1)[number % 3 if number % 30 else 0])
+        values = rng.integers(-9, 9, len(keys))
+        argument = None if column is None else pa.array(values).cast(column)
+        held.update([pa.array(keys)], {"v": argument}, len(keys), np.zeros(len(keys), np.int64), number)
+        np.add.at(pending, keys, 1 if column is None else values)
+        row_of = {key: row for row, key in enumerate(held.pending.rows()[0].to_pylist())}
+        order = np.array(list(row_of))
+        if number % 4:  # otherwise several batches come before a look
+            assert np.array_equal(held.accumulated_error("v"), pending[order])
+            assert np.array_equal(held.total("v"), (sent + pending)[order])
+        leaving = np.sort(rng.choice(len(held), min(len(held), 7), replace=False))
+        assert np.array_equal(held.accumulated_error("v", leaving), pending[order[leaving]])
+        held.send(leaving)
+        sent[order[leaving]] += pending[order[leaving]]
+        pending[order[leaving]] = 0.0
+    restored = SliceEntries.from_state(held.to_state(), ("v",))
+    assert np.array_equal(restored.accumulated_error("v"), held.accumulated_error("v"))
+    assert np.array_equal(restored.total("v"), (sent + pending)[order])
+
+
 def test_the_papers_policies_rank_as_in_the_paper() -> None:
     held = entries_of([(0, 50.0), (1, 90.0), (2, 20.0), (0, 1.0)])
     history = GroupHistory(("v",))

@@ -76,6 +76,20 @@ def bits_of(column: pa.Array) -> pa.Array:
     return pa.array([None if v is None else repr(bits(v)) for v in column.to_pylist()])
 
 
+def test_few_integers_beside_many_groups_get_the_codes_of_a_dictionary() -> None:
+    table, model, rng = KeyTable((pa.int64(),)), {}, np.random.default_rng(1)
+    limits = np.iinfo(np.int64)
+    for number in range(60):
+        keys = rng.integers(-3000, 3000, 2000 if number % 20 == 0 else 30)
+        keys[:2] = limits.min, limits.max
+        column = pa.array([None, *keys.tolist()] if number > 40 else keys)
+        codes = table.encode([column], len(column))
+        for key, code in zip(column.to_pylist(), codes.tolist(), strict=True):
+            assert model.setdefault(key, code) == code
+        assert sorted(model.values()) == list(range(len(table)))
+    assert table.rows()[0].to_pylist() == sorted(model, key=model.__getitem__)
+
+
 def test_without_key_columns_there_is_one_group() -> None:
     table = KeyTable(())
     assert table.encode([], 0).tolist() == [] and len(table) == 0
