@@ -88,6 +88,7 @@ class GroupHistory:
         known = entries.recall_cache
         if known.slices != self.slices:
             known.slices, known.groups = self.slices, 0
+            known.grow(1 + 2 * len(self.measures), 0)
         if known.groups < len(entries):
             first = known.groups
             known.grow(1 + 2 * len(self.measures), len(entries))
