@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Table, delete, insert, select, update
 
 from center.catalog import schema as t
 from center.catalog.edge_rows import lock_catalog
+from center.storage.database import upsert
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 
@@ -66,8 +67,14 @@ def read_states(connection: Connection, after: int) -> dict[QueryRef, Any]:
     return {QueryRef(r.name, r.version): r.state for r in connection.execute(rows)}
 
 
-def write_processing_delay(connection: Connection, ref: QueryRef, delay_ms: int, now_ms: int) -> None:
-    _upsert(connection, t.processing_delays, ref, {"delay_ms": delay_ms, "measured_at_ms": now_ms})
+def write_processing_delays(connection: Connection, delays_ms: Mapping[QueryRef, int], now_ms: int) -> None:
+    lock_catalog(connection)
+    rows = [
+        {"name": ref.name, "version": ref.version, "delay_ms": delay_ms, "measured_at_ms": now_ms}
+        for ref, delay_ms in delays_ms.items()
+    ]
+    upsert(connection, t.processing_delays, rows)
+    _increment_version(connection)
 
 
 def read_processing_delays(connection: Connection) -> dict[QueryRef, int]:
@@ -75,18 +82,13 @@ def read_processing_delays(connection: Connection) -> dict[QueryRef, int]:
 
 
 def write_sampling_rates(connection: Connection, ref: QueryRef, rates: Mapping[EdgeId, float]) -> None:
-    _upsert(connection, t.sampling_rates, ref, {"rates": dict(rates)})
+    lock_catalog(connection)
+    upsert(connection, t.sampling_rates, [{"name": ref.name, "version": ref.version, "rates": dict(rates)}])
+    _increment_version(connection)
 
 
 def read_sampling_rates(connection: Connection) -> dict[QueryRef, dict[EdgeId, float]]:
     return {QueryRef(r.name, r.version): r.rates for r in connection.execute(select(t.sampling_rates))}
-
-
-def _upsert(connection: Connection, table: Table, ref: QueryRef, values: dict[str, Any]) -> None:
-    lock_catalog(connection)
-    if connection.execute(update(table).where(_is_query(table, ref)).values(**values)).rowcount == 0:
-        connection.execute(insert(table).values(name=ref.name, version=ref.version, **values))
-    _increment_version(connection)
 
 
 def _is_query(table: Table, ref: QueryRef) -> Any:

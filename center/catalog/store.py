@@ -211,10 +211,10 @@ class Catalog:
         with read_transaction(self._engine) as connection:
             return budget_rows.read_states(connection, after)
 
-    def record_processing_delay(self, ref: QueryRef, delay_ms: int, now_ms: int) -> None:
-        """Stores a query's processing delay at the center: from a frame's arrival to answers with its values."""
+    def record_processing_delays(self, delays_ms: Mapping[QueryRef, int], now_ms: int) -> None:
+        """Stores the processing delays of queries at the center: from a frame's arrival to answers with its values."""
         with write_transaction(self._engine) as connection:
-            budget_rows.write_processing_delay(connection, ref, delay_ms, now_ms)
+            budget_rows.write_processing_delays(connection, delays_ms, now_ms)
 
     def processing_delays(self) -> dict[QueryRef, int]:
         """The stored processing delays, ms."""

@@ -291,12 +291,14 @@ class BatchProcessor:
             delays[summary.query].append(now_ms - summary.received_at_ms)
         for ref, delays_ms in delays.items():
             self._delays.add(ref, delays_ms, now_ms)
-        for ref, delay_ms in self._delays.take_changes(now_ms).items():
-            try:
-                self._catalog.record_processing_delay(ref, delay_ms, now_ms)
-            except StorageError as exc:  # the batch has been applied; later batches report the delay again
+        if not (changes := self._delays.take_changes(now_ms)):
+            return
+        try:
+            self._catalog.record_processing_delays(changes, now_ms)
+        except StorageError as exc:  # the batch has been applied; later batches report the delays again
+            for ref in changes:
                 self._delays.mark_unreported(ref)
-                logger.warning("the processing delay of %s is not stored: %s", ref.name, exc)
+            logger.warning("the processing delays of %d queries are not stored: %s", len(changes), exc)
 
     def _store_sampling_rates(self, now_ms: int) -> None:
         """Stores changed sampling rates in the catalog, for the gateways."""

@@ -97,7 +97,7 @@ async def test_a_combined_budget_sends_the_share_and_the_processing_delay(tmp_pa
     world = World(tmp_path)
     budget = {"error": {"miles": 1000, "flights": 10}, "staleness": "2s"}
     ref = world.catalog.register(spec("both", budget=budget), 1).ref
-    world.catalog.record_processing_delay(ref, 340, 1)
+    world.catalog.record_processing_delays({ref: 340}, 1)
     world.budget_sync.on_report(JFK, ref, BudgetReport(0, {}, MIN_TIME_MS, 100.0, {}))
     await world.budget_sync.sync(world.plan())
     (query,) = [q for q in world.catalog.queries() if q.ref == ref]

@@ -306,7 +306,7 @@ async def test_the_processing_delay_is_sent_under_a_staleness_budget(tmp_path: P
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.register(spec(budget={"staleness": "2s"}), 1)
         await edge.hello()
-        await asyncio.to_thread(c.catalog.record_processing_delay, MILES, 340, 5)
+        await asyncio.to_thread(c.catalog.record_processing_delays, {MILES: 340}, 5)
         assert (await edge.until("budget")).budget.center_ms == 340
 
 
