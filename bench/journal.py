@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,22 +42,24 @@ CASES = {
     "large": (100_000, 256_000, "10s", 1e5),
 }
 """Groups, capacity of a frame in bytes, window, share of the error budget in bytes."""
-PullRecorder = Callable[[PullEvent, FrameBuilt | None], Record]
+PullRecorder = Callable[[PullEvent, Sequence[FrameBuilt]], Record]
 
 
-def _with_checksum(pull: PullEvent, built: FrameBuilt | None) -> Record:
+def _with_checksum(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
     return _shortened(pull, built, lambda _: b"")
 
 
-def _with_groups(pull: PullEvent, built: FrameBuilt | None) -> Record:
+def _with_groups(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
     return _shortened(pull, built, _groups)
 
 
-def _shortened(pull: PullEvent, built: FrameBuilt | None, extra: Callable[[Frame], bytes]) -> Record:
-    record = durable._json(durable.PULL, {"capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows)})
-    if built is None:
+def _shortened(pull: PullEvent, built: Sequence[FrameBuilt], extra: Callable[[Frame], bytes]) -> Record:
+    record = durable._json(
+        durable.PULL_FRAMES, {"capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows)}
+    )
+    if not built:
         return record
-    return Record(record.kind, record.payload + bytes(12) + extra(built.frame))
+    return Record(record.kind, record.payload + bytes(12) + b"".join(extra(b.frame) for b in built))
 
 
 def _groups(frame: Frame) -> bytes:

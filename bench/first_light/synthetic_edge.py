@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink
+from edge.uplink.outbox import MAX_PULLED_FRAMES
 from edgewater.query import QuerySpec
 from edgewater.synopses import CountStack, GroupedAggregate, IntegerSumStack
-from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
+from edgewater.wire import PROTOCOL, Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 from edgewater.wire import uplink_pb2 as pb
 
 EDGE = "load"
@@ -52,8 +53,8 @@ class SyntheticEdge:
         refused: frames that the center has refused, by reason.
     """
 
-    def __init__(self, address: str, edge: str = EDGE, stream: str = STREAM) -> None:
-        self.edge, self.stream = edge, stream
+    def __init__(self, address: str, edge: str = EDGE, stream: str = STREAM, protocol: int = PROTOCOL) -> None:
+        self.edge, self.stream, self.protocol = edge, stream, protocol
         self.refused = Counter[str]()
         self.queue: asyncio.Queue[Frame] = asyncio.Queue()
         self.acked_at: dict[int, float] = {}
@@ -84,10 +85,14 @@ class SyntheticEdge:
     def unacknowledged(self, after: int | None) -> Iterable[Frame]:
         return [f for seq, f in sorted(self._unacked.items()) if after is None or seq > after]
 
-    async def take(self, capacity_bytes: int) -> Frame:
-        frame = await self.queue.get()
-        self._unacked[frame.seq] = frame
-        return frame
+    async def take(self, capacity_bytes: int) -> Sequence[Frame]:
+        frames = [await self.queue.get()]
+        size = frames[0].wire_bytes
+        while size < capacity_bytes and len(frames) < MAX_PULLED_FRAMES and not self.queue.empty():
+            frames.append(self.queue.get_nowait())
+            size += frames[-1].wire_bytes
+        self._unacked |= {frame.seq: frame for frame in frames}
+        return frames
 
     def on_welcome(self, acked_through: int | None) -> None:
         self.on_ack(acked_through or 0)
@@ -120,7 +125,7 @@ class SyntheticEdge:
     def hello(self) -> pb.Hello:
         columns = [pb.Stream.Column(name="key", type="string"), pb.Stream.Column(name="value", type="int64")]
         return pb.Hello(
-            protocol_min=1, protocol_max=1, edge=self.edge, incarnation=self.incarnation,
+            protocol_min=1, protocol_max=self.protocol, edge=self.edge, incarnation=self.incarnation,
             streams=[pb.Stream(name=self.stream, columns=columns)], oldest_seq=1,
             next_seq=self.next_seq, sent_at_ms=now_ms(),
         )  # fmt: skip

@@ -216,10 +216,12 @@ async def _serve(agent: Agent, directory: Path) -> None:
 
     async def ship() -> None:
         while True:
-            frame = await agent.outbox.take(256 << 10)
+            frames = await agent.outbox.take(256 << 10)
             at_ms = now_ms()
-            closed.extend((frame.query.name, c.slice_start_ms + WINDOW_MS, at_ms) for c in frame.unpack().closes)
-            agent.outbox.on_ack(frame.seq)
+            closed.extend(
+                (f.query.name, c.slice_start_ms + WINDOW_MS, at_ms) for f in frames for c in f.unpack().closes
+            )
+            agent.outbox.on_ack(frames[-1].seq)
 
     tasks = [asyncio.create_task(loop) for loop in (*agent.loops(), ship())]
     before_s = time.process_time()

@@ -139,7 +139,9 @@ class SessionFrames:
     def put(self, frame: Frame, now_ms: int) -> None:
         self._waiting.append((frame, now_ms))
         if not self._running:
-            self._take_turn()
+            # Later: the other frames of its message take the same turn.
+            self._running = True
+            self._loop.call_soon(self._take_turn)
 
     def close(self) -> None:
         """Ends with the session: of its frames, those that would wait for `share` fail."""
@@ -149,7 +151,6 @@ class SessionFrames:
             self._pass_on()
 
     def _take_turn(self) -> None:
-        self._running = True
         turn, size = [], 0
         while self._waiting and size < TURN_BYTES:
             turn.append(self._waiting.popleft())
@@ -181,8 +182,8 @@ class SessionFrames:
             frame, now_ms, result = self._checked.popleft()
             self._share.consume(_work(frame, result), self._loop.time())
             self._on_checked(frame, now_ms, result)
-        self._running = False
-        if self._waiting:
+        self._running = bool(self._waiting)
+        if self._running:
             self._take_turn()
 
     def _delay(self, delay_s: float) -> None:

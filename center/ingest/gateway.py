@@ -36,7 +36,7 @@ from center.ingest.metrics import GatewayMetrics
 from center.ingest.session import CLOCK_DIFFERS, GatewaySession, clock_differs
 from center.ingest.status_writer import StatusWriter
 from center.ingest.stream_rules import StreamRules
-from center.ingest.validation import PROTOCOL, Hello, permitted, read_hello
+from center.ingest.validation import Hello, permitted, read_hello
 from center.storage.frame_log import FrameLog
 from edgewater.configuration import is_loopback
 from edgewater.errors import (
@@ -409,7 +409,7 @@ class Gateway:
         acked = session.acked_through
         return pb.ToEdge(
             welcome=pb.Welcome(
-                protocol=PROTOCOL,
+                protocol=session.hello.protocol,
                 any_acked=acked is not None,
                 acked_through=acked or 0,
                 max_frame_bytes=self._config.max_frame_bytes,

@@ -27,7 +27,7 @@ from edgewater.errors import Conflict, CorruptFrame, EdgewaterError, ProtocolErr
 from edgewater.measure import NAME
 from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.token_bucket import TokenBucket
-from edgewater.wire import MAX_BODY_BYTES, Frame, QueryRef
+from edgewater.wire import MAX_BODY_BYTES, MAX_FRAMES, Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
 PLAIN_CREDITS = 8
@@ -224,6 +224,9 @@ class GatewaySession:
             if kind == "frame":
                 await self._on_frame(message.frame)
                 continue
+            if kind == "frames":
+                await self._on_frames(message.frames)
+                continue
             self._require_modest(kind or "message", message)
             if kind == "heartbeat":
                 self._on_heartbeat(message.heartbeat)
@@ -249,6 +252,17 @@ class GatewaySession:
             raise limits.exceeded(
                 self._metrics, "messages", f"{who}: more than {most} messages in {limits.WINDOW_MS // 1000} s"
             )
+
+    async def _on_frames(self, message: pb.Frames) -> None:
+        who, size = f"edge {self.edge}, incarnation {self.hello.incarnation}", message.ByteSize()
+        if size > self._max_frame_bytes:
+            raise ProtocolError(
+                f"{who}: frames of {size} bytes in one message; expected at most {self._max_frame_bytes}"
+            )
+        if len(message.frames) > MAX_FRAMES:
+            raise ProtocolError(f"{who}: {len(message.frames)} frames in one message; expected at most {MAX_FRAMES}")
+        for frame in message.frames:
+            await self._on_frame(frame)
 
     async def _on_frame(self, message: pb.Frame) -> None:
         who = f"edge {self.edge}, incarnation {self.hello.incarnation}"

@@ -14,10 +14,8 @@ from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
 from edgewater.query import MAX_MEASURES
 from edgewater.streams import COLUMN_TYPES, LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
-from edgewater.wire import QueryRef
+from edgewater.wire import MIN_PROTOCOL, PROTOCOL, QueryRef
 from edgewater.wire import uplink_pb2 as pb
-
-PROTOCOL = 1
 
 MAX_SEQ = 1 << 62
 MIN_SPEED, MAX_SPEED = 1e-3, 1e9
@@ -36,7 +34,11 @@ _ID_ACCEPTED = "letters, digits, '.', '_' and '-', at most 127, the first a lett
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A validated Hello; fields as in the message `pb.Hello`."""
+    """A validated Hello; fields as in the message `pb.Hello`.
+
+    Attributes:
+        protocol: of the session.
+    """
 
     edge: EdgeId
     incarnation: str
@@ -45,13 +47,15 @@ class Hello:
     oldest_seq: int
     next_seq: int
     sent_at_ms: int
+    protocol: int
 
 
 def read_hello(message: pb.Hello) -> Hello:
     """Validates a Hello. Raises ProtocolError, naming the field, its value and what is accepted."""
-    if not message.protocol_min <= PROTOCOL <= message.protocol_max:
+    if message.protocol_min > PROTOCOL or message.protocol_max < max(message.protocol_min, MIN_PROTOCOL):
         raise ProtocolError(
-            f"Hello: the edge speaks protocol {message.protocol_min} to {message.protocol_max}, this center {PROTOCOL}"
+            f"Hello: the edge speaks protocol {message.protocol_min} to {message.protocol_max}, this center"
+            f" {MIN_PROTOCOL} to {PROTOCOL}"
         )
     for field in ("edge", "incarnation"):
         if not _ID.fullmatch(getattr(message, field)):
@@ -72,6 +76,7 @@ def read_hello(message: pb.Hello) -> Hello:
         message.oldest_seq,
         message.next_seq,
         message.sent_at_ms,
+        min(message.protocol_max, PROTOCOL),
     )
 
 

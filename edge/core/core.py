@@ -350,44 +350,56 @@ class EdgeCore:
 
     @_handle.register
     def _(self, event: PullEvent) -> list[Effect]:
+        effects, room = list[Effect](), event.capacity_bytes
         for pipeline in self._oldest_first():
-            left = self._pull(pipeline, event)
-            if left is not None:
-                smallest = pipeline.spec.saves_bytes
-                built = FrameBuilt(Frame.pack(self.next_seq, pipeline.ref, left.body, smallest=smallest), left.closed)
-                pipeline.on_packed(built.frame.raw_bytes, len(built.frame.body))
-                self._append_unacked(built.frame)
-                return [built]
-        self._defer_next_pull(event)
-        return []
+            if effects and not self._has_closed(pipeline):
+                continue
+            left = self._pull(pipeline, event, room)
+            if left is None:
+                continue
+            frame = Frame.pack(self.next_seq, pipeline.ref, left.body, smallest=pipeline.spec.saves_bytes)
+            pipeline.on_packed(frame.raw_bytes, len(frame.body))
+            self._append_unacked(frame)
+            effects.append(FrameBuilt(frame, left.closed))
+            room -= frame.wire_bytes
+            if _is_full(event, len(effects), room):
+                break
+        if not effects:
+            self._defer_next_pull(event)
+        return effects
 
     @_handle.register
     def _(self, event: PullReplayed) -> list[Effect]:
-        if event.built is None:
-            for pipeline in self._oldest_first():
-                self._pull(pipeline, event.pull, RecordedPull(None))
-            self._defer_next_pull(event.pull)
-            return []
-        frame, closed = event.built.frame, event.built.closed
-        self._append_unacked(frame)
+        recorded = {built.frame.query: built for built in event.built}
+        for built in event.built:
+            self._append_unacked(built.frame)
+        effects, room, frames = list[Effect](event.built), event.pull.capacity_bytes, 0
         for pipeline in self._oldest_first():
-            if pipeline.ref != frame.query:
-                self._pull(pipeline, event.pull, RecordedPull(None))
+            if pipeline.ref not in recorded:
+                # What the policies learn is the same as it was.
+                if not frames or self._has_closed(pipeline):
+                    self._pull(pipeline, event.pull, room, RecordedPull(None))
                 continue
-            again = self._pull(pipeline, event.pull, RecordedPull(PullResult(frame.unpack(), closed)))
+            built = recorded.pop(pipeline.ref)
+            frame, closed = built.frame, built.closed
+            again = self._pull(pipeline, event.pull, room, RecordedPull(PullResult(frame.unpack(), closed)))
             assert again is not None, "a recorded frame is always built again"
             pipeline.on_packed(frame.raw_bytes, len(frame.body))
-            if again.closed == closed and google_crc32c.value(encode_body(again.body)) == frame.crc32c:
-                return [event.built]
-            break
-        return [event.built, FrameDiverged(frame.seq)]
+            if again.closed != closed or google_crc32c.value(encode_body(again.body)) != frame.crc32c:
+                effects.append(FrameDiverged(frame.seq))
+            frames, room = frames + 1, room - frame.wire_bytes
+            if not recorded and _is_full(event.pull, frames, room):
+                break
+        if not event.built:
+            self._defer_next_pull(event.pull)
+        return [*effects, *(FrameDiverged(built.frame.seq) for built in recorded.values())]
 
     def _pull(
-        self, pipeline: QueryPipeline, event: PullEvent, recorded: RecordedPull | None = None
+        self, pipeline: QueryPipeline, event: PullEvent, room: int, recorded: RecordedPull | None = None
     ) -> PullResult | None:
         stream = pipeline.spec.stream
         return pipeline.pull(
-            min(event.capacity_bytes, MAX_FRAME_BYTES),
+            min(room, MAX_FRAME_BYTES),
             self._watermark_ms(pipeline),
             event.drain_windows.get(stream, NO_DRAIN_WINDOW),
             self._link_estimate(stream, event.bandwidth_bytes_s, event.path_delay_ms),
@@ -395,6 +407,15 @@ class EdgeCore:
             recorded,
             self._drops_are_due(pipeline, event),
             self._arrivals_before_ms(pipeline),
+        )
+
+    def _has_closed(self, pipeline: QueryPipeline) -> bool:
+        """Whether a query has closed slices to send or to report, or may have arrivals to report."""
+        watermark_ms = self._watermark_ms(pipeline)
+        return (
+            pipeline.monitor is not None
+            or pipeline.has_unreported_closes(watermark_ms)
+            or pipeline.closed_bytes(watermark_ms) > 0
         )
 
     def _arrivals_before_ms(self, pipeline: QueryPipeline) -> int:
@@ -649,3 +670,8 @@ class EdgeCore:
                 self.queries[pipeline.ref] = pipeline
         self._set_max_state_bytes(numbers.get("max_state_bytes"))
         self._read_as(numbers.get("columns", {}))
+
+
+def _is_full(pull: PullEvent, frames: int, room: int) -> bool:
+    """Whether a pull ends with these frames. One more gets at least half of the capacity: smaller ones cost more."""
+    return frames >= pull.max_frames or 2 * room < pull.capacity_bytes

@@ -141,7 +141,7 @@ class TickEvent:
 
 @dataclass(frozen=True, slots=True)
 class PullEvent:
-    """The link has room for about `capacity_bytes`: the core builds the most urgent frame.
+    """The link has room for about `capacity_bytes`: the core builds the most urgent frame, or frames.
 
     Attributes:
         drain_windows: per stream, in event time: now, and the time at which sending all pending values of open
@@ -151,6 +151,7 @@ class PullEvent:
         path_delay_ms: wall time from sending a frame to its values being in an answer at the center. The edge's own
             deadline is the staleness budget less this.
         unread: the streams that may have unread input.
+        max_frames: if more than 1, frames of other queries that have closed slices follow, as long as the link has room.
     """
 
     capacity_bytes: int
@@ -158,6 +159,7 @@ class PullEvent:
     bandwidth_bytes_s: float = 0.0
     path_delay_ms: int = 0
     unread: tuple[str, ...] = ()
+    max_frames: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +170,11 @@ class PullReplayed:
     between libraries and processors.
 
     Attributes:
-        built: the frame that was built; None: there was none.
+        built: the frames that were built, each of another query.
     """
 
     pull: PullEvent
-    built: FrameBuilt | None
+    built: tuple[FrameBuilt, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import json
 import logging
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -83,12 +83,12 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 _CHECKPOINT = "edge-checkpoint"
 # Kinds of journal records. Numbers are never reused.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
-BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN = range(12, 16)
+BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, PULL_FRAMES = range(12, 17)
 KIND_NAMES = {
     CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
     SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
     LOST: "lost", BACKFILL: "backfill", BACKFILL_ENDED: "backfill-ended", MEMORY_LIMITED: "memory-limited",
-    RAN: "ran",
+    RAN: "ran", PULL_FRAMES: "pull-frames",
 }  # fmt: skip
 
 
@@ -230,8 +230,7 @@ class DurableCore:
             self._segment.append(_encode(event))
             return self._apply(event)
         effects = self._apply(event)
-        built = next((e for e in effects if isinstance(e, FrameBuilt)), None)
-        self._segment.append(_pull_record(event, built))
+        self._segment.append(_pull_record(event, [e for e in effects if isinstance(e, FrameBuilt)]))
         return effects
 
     def ingest_range(self, event: Ingested, start: Position | None, end: Position) -> list[Effect]:
@@ -467,7 +466,7 @@ class DurableCore:
 
     def _replay(self, records: list[Record]) -> None:
         for record in records:
-            if record.kind == PULL:
+            if record.kind in (PULL, PULL_FRAMES):
                 self._replay_pull(*_read_pull(record))
                 continue
             event = self._decode(record)
@@ -475,9 +474,9 @@ class DurableCore:
                 self._apply(event)
 
     def _replay_pull(self, event: PullReplayed, written_on: int) -> None:
-        if event.built is not None and event.built.frame.seq != self.core.next_seq:
+        if event.built and event.built[0].frame.seq != self.core.next_seq:
             raise StorageError(
-                f"{self.directory}: the journal has frame {event.built.frame.seq} where {self.core.next_seq} is "
+                f"{self.directory}: the journal has frame {event.built[0].frame.seq} where {self.core.next_seq} is "
                 "expected: a damaged record was skipped. Restore the directory from a copy, or remove it to start "
                 "over: records that its sources have delivered are then counted again"
             )
@@ -647,24 +646,35 @@ def _payload_event(payload: bytes) -> Ingested:
     return Ingested(head["stream"], head["source"], batch, head["arrival_ms"], head.get("queued", False))
 
 
-def _pull_record(pull: PullEvent, built: FrameBuilt | None) -> Record:
-    """Encodes a pull: a line of JSON, followed by the frame in its wire format if one was built."""
-    link = {"bandwidth_bytes_s": pull.bandwidth_bytes_s, "path_delay_ms": pull.path_delay_ms, "unread": pull.unread}
-    head = {"capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows), **link}
-    if built is None:
-        return _json(PULL, head)
-    record = _json(PULL, {**head, "closed": built.closed, "platform": platform_id()})
-    return Record(PULL, record.payload + b"\n" + built.frame.to_wire().SerializeToString())
+def _pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
+    """Encodes a pull: a line of JSON, followed by the frames in their wire format if any were built."""
+    head: dict[str, Any] = {
+        "capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows), "unread": pull.unread,
+        "bandwidth_bytes_s": pull.bandwidth_bytes_s, "path_delay_ms": pull.path_delay_ms, "max_frames": pull.max_frames,
+    }  # fmt: skip
+    frames = [b.frame.to_wire().SerializeToString() for b in built]
+    if frames:
+        parts = [(len(frame), b.closed) for frame, b in zip(frames, built, strict=True)]
+        head |= {"frames": parts, "platform": platform_id()}
+    return Record(PULL_FRAMES, b"\n".join((_json(PULL_FRAMES, head).payload, b"".join(frames))))
 
 
 def _read_pull(record: Record) -> tuple[PullReplayed, int]:
-    """Returns the pull, and the `platform_id` with which its frame was built."""
-    text, _, frame = record.payload.partition(b"\n")
+    """Returns the pull, and the `platform_id` with which its frames were built.
+
+    A `PULL`, of an earlier release, has at most one frame.
+    """
+    text, _, data = record.payload.partition(b"\n")
     fields = json.loads(text)
     drain_windows = {s: (now_ms, drained_ms) for s, (now_ms, drained_ms) in fields["drain_windows"].items()}
     link = fields["bandwidth_bytes_s"], fields["path_delay_ms"], tuple(fields["unread"])
-    pull = PullEvent(fields["capacity"], drain_windows, *link)
-    if not frame:
-        return PullReplayed(pull, None), 0
-    built = FrameBuilt(Frame.from_wire(pb.Frame.FromString(frame)), tuple(fields["closed"]))
-    return PullReplayed(pull, built), fields["platform"]
+    pull = PullEvent(fields["capacity"], drain_windows, *link, fields.get("max_frames", 1))
+    parts = fields.get("frames", ())
+    if record.kind == PULL and data:
+        parts = [(len(data), fields["closed"])]
+    built, at = list[FrameBuilt](), 0
+    for length, closed in parts:
+        frame = Frame.from_wire(pb.Frame.FromString(data[at : at + length]))
+        built.append(FrameBuilt(frame, tuple(closed)))
+        at += length
+    return PullReplayed(pull, tuple(built)), fields.get("platform", 0)

@@ -22,12 +22,13 @@ from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, Delivery, type_name
-from edgewater.wire import Frame, QueryRef, SamplingReason
+from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 1
+MAX_PULLED_FRAMES = 64
+"""Frames of one pull, each of another query: it holds the event loop for about a millisecond per frame."""
 ASSUMED_BANDWIDTH_BYTES_S = 1e6
 EMPTY_PULL_PAUSE_S = 0.05
 REPORT_EVERY_MS = 10_000
@@ -108,22 +109,26 @@ class UplinkOutbox:
         unacked = self._durable.core.unacked
         return [f for f in unacked if f.seq <= self._durable_seq and (after is None or f.seq > after)]
 
-    async def take(self, capacity_bytes: int) -> Frame:
-        """Waits until a pull is due, builds a frame, and waits until it is durable."""
+    async def take(self, capacity_bytes: int) -> Sequence[Frame]:
+        """Waits until a pull is due, builds frames, and waits until they are durable."""
         while True:
             now = self._now_ms()
             due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now, self.path_delay_ms)
             if due is not None and due <= now:
                 drain_windows = self._durable.core.drain_windows(self.bandwidth_bytes_s, now)
                 pull = PullEvent(
-                    capacity_bytes, drain_windows, self.bandwidth_bytes_s, self.path_delay_ms, self._unread()
+                    capacity_bytes,
+                    drain_windows,
+                    self.bandwidth_bytes_s,
+                    self.path_delay_ms,
+                    self._unread(),
+                    MAX_PULLED_FRAMES,
                 )
-                effects = self._durable.handle(pull)
-                for effect in effects:
-                    if isinstance(effect, FrameBuilt):
-                        await self._group_commit.durable()
-                        self._durable_seq = effect.frame.seq
-                        return effect.frame
+                frames = [e.frame for e in self._durable.handle(pull) if isinstance(e, FrameBuilt)]
+                if frames:
+                    await self._group_commit.durable()
+                    self._durable_seq = frames[-1].seq
+                    return frames
                 await self._wait_for_change(EMPTY_PULL_PAUSE_S)
             else:
                 await self._wait_for_change(None if due is None else (due - now) / 1000)
@@ -222,7 +227,7 @@ class UplinkOutbox:
     def hello(self) -> pb.Hello:
         core = self._durable.core
         return pb.Hello(
-            protocol_min=PROTOCOL,
+            protocol_min=MIN_PROTOCOL,
             protocol_max=PROTOCOL,
             edge=self._edge,
             incarnation=self._durable.incarnation,

@@ -56,8 +56,8 @@ class UplinkEndpoint(Protocol):
         included: it would be sent before it is durable, and `take` returns it anyway.
         """
 
-    async def take(self, capacity_bytes: int) -> Frame:
-        """Waits for the next frame to send, of at most about `capacity_bytes`, and until it is durable.
+    async def take(self, capacity_bytes: int) -> Sequence[Frame]:
+        """Waits for the next frames to send, together of at most about `capacity_bytes`, and until they are durable.
 
         At most one call at a time. A call may outlive the session that made it; it is cancelled only
         when the uplink ends.

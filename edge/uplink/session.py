@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +17,7 @@ from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
 from edgewater.errors import InvalidQuery, ProtocolError, StorageError
 from edgewater.query import QuerySpec
 from edgewater.token_bucket import TokenBucket
-from edgewater.wire import Frame, QueryRef, SamplingReason
+from edgewater.wire import MAX_FRAMES, MIN_PROTOCOL, Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 
 MESSAGE_OVERHEAD_BYTES = 32
@@ -80,27 +81,27 @@ class Pacing:
 
 
 class PendingTake:
-    """The one call of `UplinkEndpoint.take` in progress. It outlives a session: a frame that it has pulled
+    """The one call of `UplinkEndpoint.take` in progress. It outlives a session: frames that it has pulled
     from the core must be sent next, whatever happens to the link meanwhile."""
 
     def __init__(self, endpoint: UplinkEndpoint) -> None:
         self._endpoint = endpoint
-        self._task: asyncio.Task[Frame] | None = None
+        self._task: asyncio.Task[Sequence[Frame]] | None = None
 
-    async def frame(self, capacity_bytes: int) -> Frame:
-        """Returns the next frame; joins the call in progress, if there is one."""
+    async def frames(self, capacity_bytes: int) -> Sequence[Frame]:
+        """Returns the next frames; joins the call in progress, if there is one."""
         if self._task is None:
             self._task = asyncio.create_task(self._take(capacity_bytes))
-        frame = await asyncio.shield(self._task)
+        frames = await asyncio.shield(self._task)
         self._task = None
-        return frame
+        return frames
 
     async def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _take(self, capacity_bytes: int) -> Frame:
+    async def _take(self, capacity_bytes: int) -> Sequence[Frame]:
         return await self._endpoint.take(capacity_bytes)
 
 
@@ -142,6 +143,7 @@ class UplinkSession:
         self._refused: dict[tuple[QueryRef, str], int] = {}
         self._last_sent = -1
         self._max_frame_bytes = 0
+        self._protocol = MIN_PROTOCOL
         self._heartbeat_s = limits.heartbeat_s
         self.silent = False
         self.acknowledged = False
@@ -159,6 +161,7 @@ class UplinkSession:
             raise LinkDown(f"the center has frame {acked}, but the next frame of this edge is {hello.next_seq}")
         self._last_sent = hello.oldest_seq - 1 if acked is None else max(acked, hello.oldest_seq - 1)
         self._max_frame_bytes = welcome.max_frame_bytes
+        self._protocol = welcome.protocol
         self._pacing.link.begin_session(welcome.credit_bytes)
         self._endpoint.on_welcome(acked)
 
@@ -218,22 +221,39 @@ class UplinkSession:
         return message  # type: ignore[no-any-return]
 
     async def _send_frames(self) -> None:
-        for frame in self._endpoint.unacknowledged(self._last_sent if self._last_sent >= 0 else None):
-            await self._capacity_bytes()
-            await self._send(frame)
+        frames = deque(self._endpoint.unacknowledged(self._last_sent if self._last_sent >= 0 else None))
+        while frames:
+            await self._send(self._next_message(frames, await self._capacity_bytes()))
         while True:
-            await self._send(await self._pending_take.frame(await self._capacity_bytes()))
+            frames += await self._pending_take.frames(await self._capacity_bytes())
+            while frames:
+                await self._send(self._next_message(frames, self._max_frame_bytes))
 
-    async def _send(self, frame: Frame) -> None:
-        if frame.seq <= self._last_sent:
-            return  # taken while the link was down, and already sent with the unacknowledged frames
-        if frame.seq != self._last_sent + 1:
-            raise RuntimeError(f"frame {frame.seq} follows {self._last_sent}: frames must be contiguous")
-        self._last_sent = frame.seq
+    def _next_message(self, frames: deque[Frame], capacity_bytes: int) -> list[Frame]:
+        """Removes the frames of the next message: those that fit together, at least one."""
+        message = [frames.popleft()]
+        size = message[0].wire_bytes
+        while frames and self._protocol > 1 and size + frames[0].wire_bytes <= capacity_bytes:
+            if len(message) == MAX_FRAMES:
+                break
+            message.append(frames.popleft())
+            size += message[-1].wire_bytes
+        return message
+
+    async def _send(self, message: Sequence[Frame]) -> None:
+        # Some may have been taken while the link was down, and already been sent with the unacknowledged frames.
+        frames = [frame for frame in message if frame.seq > self._last_sent]
+        for frame in frames:
+            if frame.seq != self._last_sent + 1:
+                raise RuntimeError(f"frame {frame.seq} follows {self._last_sent}: frames must be contiguous")
+            self._last_sent = frame.seq
+        if not frames:
+            return
         link = self._pacing.link
-        link.on_sent(frame.seq, frame.wire_bytes, self._monotonic())
+        link.on_sent(self._last_sent, sum(frame.wire_bytes for frame in frames), self._monotonic())
         self._endpoint.on_link_estimate(link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes)
-        await self._write(pb.FromEdge(frame=frame.to_wire()))
+        wire = [frame.to_wire() for frame in frames]
+        await self._write(pb.FromEdge(frame=wire[0]) if len(wire) == 1 else pb.FromEdge(frames=pb.Frames(frames=wire)))
 
     async def _capacity_bytes(self) -> int:
         """Waits until a frame may be sent; returns its maximum size in bytes."""

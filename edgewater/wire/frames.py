@@ -35,6 +35,10 @@ RETRY_METADATA = "edgewater-retry-after-ms"
 CODE_METADATA = "edgewater-code"
 """Key in the trailing metadata of a session that the gateway refuses or ends: the code of the error."""
 
+MIN_PROTOCOL, PROTOCOL = 1, 2
+"""The versions of the session's protocol that this release speaks."""
+MAX_FRAMES = 512
+"""Frames of one message that a reader accepts."""
 FRAME_OVERHEAD_BYTES = 64
 """Upper bound of the bytes of a frame on the wire without its body and the query's name."""
 

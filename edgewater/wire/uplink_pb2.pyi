@@ -31,6 +31,7 @@ class FromEdge(_message.Message):
     QUERY_STATUS_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
     BUDGET_REPORT_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -43,6 +44,10 @@ class FromEdge(_message.Message):
     def goodbye(self) -> Global___Goodbye: ...
     @_builtins.property
     def budget_report(self) -> Global___BudgetReport: ...
+    @_builtins.property
+    def frames(self) -> Global___Frames:
+        """Protocol 2."""
+
     def __init__(
         self,
         *,
@@ -52,12 +57,13 @@ class FromEdge(_message.Message):
         query_status: Global___QueryStatus | None = ...,
         goodbye: Global___Goodbye | None = ...,
         budget_report: Global___BudgetReport | None = ...,
+        frames: Global___Frames | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "query_status", b"query_status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "frames", b"frames", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "query_status", b"query_status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "query_status", b"query_status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "frames", b"frames", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "query_status", b"query_status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame", "heartbeat", "query_status", "goodbye", "budget_report"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame", "heartbeat", "query_status", "goodbye", "budget_report", "frames"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -155,7 +161,7 @@ class Hello(_message.Message):
     NEXT_SEQ_FIELD_NUMBER: _builtins.int
     SENT_AT_MS_FIELD_NUMBER: _builtins.int
     protocol_min: _builtins.int
-    """Range of protocol versions that the edge supports; this file is version 1."""
+    """Range of protocol versions that the edge supports; this file is version 2. The session has the version of Welcome."""
     protocol_max: _builtins.int
     edge: _builtins.str
     incarnation: _builtins.str
@@ -343,6 +349,30 @@ class Frame(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Frame: _TypeAlias = Frame  # noqa: Y015
+
+@_typing.final
+class Frames(_message.Message):
+    """Frames that follow each other, such as those of the queries whose windows end at the same time. Each of them is
+    checked, refused and acknowledged as if it came alone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___Frame]: ...
+    def __init__(
+        self,
+        *,
+        frames: _abc.Iterable[Global___Frame] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Frames: _TypeAlias = Frames  # noqa: Y015
 
 @_typing.final
 class FrameBody(_message.Message):
@@ -985,10 +1015,12 @@ class Welcome(_message.Message):
     CREDIT_BYTES_FIELD_NUMBER: _builtins.int
     RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
+    """The highest version that both support. With 1 the edge sends each frame as a message of its own."""
     any_acked: _builtins.bool
     """acked_through is the highest seq of this incarnation that is durable at the center, if any_acked."""
     acked_through: _builtins.int
     max_frame_bytes: _builtins.int
+    """Of a Frame or of Frames."""
     credit_bytes: _builtins.int
     """Bytes that may be in flight before the first Credit."""
     received_at_ms: _builtins.int

@@ -163,7 +163,7 @@ class World:
             self.edge.run(Ran(ref, max(queue.done, queue.first.first) + rows))
 
     def pull(self, capacity: int = 400) -> None:
-        self.edge.handle(PullEvent(capacity, {"flights": (-(1 << 61), 1 << 61)}))
+        self.edge.handle(PullEvent(capacity, {"flights": (-(1 << 61), 1 << 61)}, max_frames=64))
 
     def end(self) -> None:
         self.edge.handle(SourceEnded("flights", "file"))
@@ -186,6 +186,6 @@ class World:
         self.end()
         for number in range(len(self.queries)):
             self.run(number, self.data.num_rows)
-        while any(isinstance(e, FrameBuilt) for e in self.edge.handle(PullEvent(4000))):
+        while any(isinstance(e, FrameBuilt) for e in self.edge.handle(PullEvent(4000, max_frames=64))):
             self.ship()
         self.ship()

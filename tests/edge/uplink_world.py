@@ -20,7 +20,17 @@ from center.storage.frame_log import FrameLog
 from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
 from edgewater.query import QuerySpec
-from edgewater.wire import RETRY_METADATA, Frame, FrameBody, InputLoss, QueryRef, SamplingReason, uplink_pb2_grpc
+from edgewater.wire import (
+    MIN_PROTOCOL,
+    PROTOCOL,
+    RETRY_METADATA,
+    Frame,
+    FrameBody,
+    InputLoss,
+    QueryRef,
+    SamplingReason,
+    uplink_pb2_grpc,
+)
 from edgewater.wire import uplink_pb2 as pb
 
 PATIENCE_S = 30
@@ -82,6 +92,7 @@ class Agent:
         self._received = asyncio.Event()
         self._ready: list[Frame] = []
         self.taking = 0
+        self.at_once = 1
         self.durable = asyncio.Event()
         self.durable.set()
 
@@ -93,7 +104,7 @@ class Agent:
     def unacknowledged(self, after: int | None) -> Iterable[Frame]:
         return [f for f in self.journal if after is None or f.seq > after]
 
-    async def take(self, capacity_bytes: int) -> Frame:
+    async def take(self, capacity_bytes: int) -> Sequence[Frame]:
         self.taking += 1
         assert self.taking == 1, "one take at a time"
         self.capacities.append(capacity_bytes)
@@ -101,9 +112,9 @@ class Agent:
             while not self._ready:
                 self._made.clear()
                 await self._made.wait()
-            taken = self._ready.pop(0)
+            taken, self._ready = self._ready[: self.at_once], self._ready[self.at_once :]
             await self.durable.wait()
-            self.journal.append(taken)
+            self.journal += taken
             return taken
         finally:
             self.taking -= 1
@@ -153,8 +164,8 @@ class Agent:
     def hello(self) -> pb.Hello:
         following = max([self.acked, *(f.seq for f in self.journal)]) + 1
         return pb.Hello(
-            protocol_min=1,
-            protocol_max=1,
+            protocol_min=MIN_PROTOCOL,
+            protocol_max=PROTOCOL,
             edge=self.edge,
             incarnation="i1",
             streams=[pb.Stream(name="flights", columns=[pb.Stream.Column(name="distance", type="int64")])],
@@ -274,12 +285,13 @@ class ScriptedCenter:
         self.messages: list[pb.FromEdge] = []
         self.heartbeat_ms = 0
         self.refusals = 0
+        self.protocol, self.max_frame_bytes = PROTOCOL, 1 << 20
         self._script: asyncio.Queue[pb.ToEdge | None] = asyncio.Queue()
         self._changed = asyncio.Event()
 
     @property
     def frames(self) -> list[pb.Frame]:
-        return [m.frame for m in self.messages if m.HasField("frame")]
+        return [f for m in self.messages for f in ([m.frame] if m.HasField("frame") else m.frames.frames)]
 
     @property
     def heartbeats(self) -> int:
@@ -303,7 +315,8 @@ class ScriptedCenter:
         if self.refusals:
             self.refusals -= 1
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later", ((RETRY_METADATA, "1000"),))
-        await context.write(pb.ToEdge(welcome=pb.Welcome(protocol=1, max_frame_bytes=1 << 20, credit_bytes=1 << 20)))
+        welcome = pb.Welcome(protocol=self.protocol, max_frame_bytes=self.max_frame_bytes, credit_bytes=1 << 20)
+        await context.write(pb.ToEdge(welcome=welcome))
         receiving = asyncio.create_task(self._receive(requests))
         try:
             while (message := await self._script.get()) is not None:

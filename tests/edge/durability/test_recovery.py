@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge.durability import DurableCore, journal
-from edge.durability.durable_core import PULL
+from edge.durability.durable_core import PULL_FRAMES
 from edgewater.errors import StorageError
 from tests.edge.recovery_world import BUDGETED, EXACT, SHARE, Center, World, flights, truth
 
@@ -142,7 +142,7 @@ def test_a_frame_lost_with_a_damaged_record_is_detected(tmp_path: Path) -> None:
     world.edge.sync()
     path = tmp_path / "journal-0.log"
     data = bytearray(path.read_bytes())
-    first = next(r for r in journal.scan(bytes(data)).records if r.kind == PULL and b"closed" in r.payload)
+    first = next(r for r in journal.scan(bytes(data)).records if r.kind == PULL_FRAMES and b"platform" in r.payload)
     data[data.index(first.payload)] ^= 1
     path.write_bytes(data)
     with pytest.raises(StorageError, match="has frame 2 where 1 is expected"):

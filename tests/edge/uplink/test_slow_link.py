@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,14 +34,14 @@ class Busy(Agent):
         super().__init__()
         self.seen = Insatiable()
 
-    async def take(self, capacity_bytes: int) -> Frame:
+    async def take(self, capacity_bytes: int) -> Sequence[Frame]:
         seq = len(self.seen.built_at_s)
         content = np.random.default_rng(seq).bytes(capacity_bytes)
         frame = Frame.pack(seq, MILES, FrameBody(seq, (Partial(0, 0, content),)))
         self.seen.built_at_s[seq] = time.monotonic()
         self.seen.sizes.append(frame.wire_bytes)
         self.journal.append(frame)
-        return frame
+        return [frame]
 
     def on_ack(self, through: int) -> None:
         for seq in range(self.acked + 1, through + 1):
