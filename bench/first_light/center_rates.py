@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from bench.first_light.synthetic_edge import WINDOW_MS, SyntheticEdge, spec, synopsis
+from edgewater.wire import PROTOCOL
 from sim.demo.run import Demo
 
 QUERIES = 10
@@ -92,11 +93,13 @@ class Load:
         answered_at: time of the first answer of each (query, window start).
     """
 
-    def __init__(self, demo: Demo, names: list[str], listened: list[str] | None = None) -> None:
+    def __init__(
+        self, demo: Demo, names: list[str], listened: list[str] | None = None, protocol: int = PROTOCOL
+    ) -> None:
         """Args: listened: the queries with a live stream; None: all."""
         self.demo, self.names = demo, names
         self._listened = names if listened is None else listened
-        self.edge = SyntheticEdge(f"127.0.0.1:{demo.gateway_port}")
+        self.edge = SyntheticEdge(f"127.0.0.1:{demo.gateway_port}", protocol=protocol)
         self.answered_at: dict[tuple[str, int], float] = {}
 
     async def __aenter__(self) -> Load:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bench.scale import catalog, commits, ledger, rates, sessions, takeover
+from bench.scale import catalog, commits, ledger, pulls, rates, sessions, takeover
 
 OUT = Path("bench/out")
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -19,6 +19,8 @@ PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "rates": rates.measure,
     "takeover": takeover.measure,
     "commits": commits.measure,
+    "pulls": pulls.measure,
+    "closes": rates.measure_closes,
 }
 HEADLINES = {
     "small_partials_s": ("rates", "small_partials_s"),

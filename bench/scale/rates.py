@@ -11,6 +11,7 @@ from typing import Any
 from bench.first_light.center_rates import FIRST_MS, GROUPS_4KB, Load, flood
 from bench.first_light.synthetic_edge import WINDOW_MS, synopsis
 from bench.scale.processes import CpuMeter, started
+from edgewater.wire import MIN_PROTOCOL, PROTOCOL
 from sim.demo.run import Demo
 
 LOAD = "load generator"
@@ -47,10 +48,26 @@ def _flood(demo: Demo, groups: int, partials_per_frame: int, frames: int) -> dic
     return done | {"cpu_us_per_partial": each, "cpu_us_per_partial_of_the_center": round(center, 1)}
 
 
-async def _close(demo: Demo, count: int, windows: int) -> dict[str, Any]:
+def measure_closes(smoke: bool) -> dict[str, Any]:
+    """Windows that many queries close at the same time, with each protocol in turn."""
+    counts, windows = ((20,), 1) if smoke else ((100, 500), 5)
+    with tempfile.TemporaryDirectory() as directory:
+        demo, _ = started(Path(directory), {"api": {"limits": {"changes": "1000/second"}}})
+        try:
+            asyncio.run(_close(demo, 20, 1))
+            return {
+                f"{count} queries, protocol {protocol}": asyncio.run(_close(demo, count, windows, protocol))
+                for count in counts
+                for protocol in (MIN_PROTOCOL, PROTOCOL)
+            }
+        finally:
+            demo.stop()
+
+
+async def _close(demo: Demo, count: int, windows: int, protocol: int = PROTOCOL) -> dict[str, Any]:
     """CPU of a window's close by many queries of one edge: a small frame each, all at the same time."""
     names = [f"q{i}" for i in range(count)]
-    async with Load(demo, names, listened=names[:1]) as load:
+    async with Load(demo, names, listened=names[:1], protocol=protocol) as load:
         payload = synopsis(1, 0)
 
         async def close(number: int) -> float:

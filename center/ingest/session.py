@@ -256,11 +256,9 @@ class GatewaySession:
     async def _on_frames(self, message: pb.Frames) -> None:
         who, size = f"edge {self.edge}, incarnation {self.hello.incarnation}", message.ByteSize()
         if size > self._max_frame_bytes:
-            raise ProtocolError(
-                f"{who}: frames of {size} bytes in one message; expected at most {self._max_frame_bytes}"
-            )
+            raise ProtocolError(f"{who}: frames of {size} bytes in a message; expected at most {self._max_frame_bytes}")
         if len(message.frames) > MAX_FRAMES:
-            raise ProtocolError(f"{who}: {len(message.frames)} frames in one message; expected at most {MAX_FRAMES}")
+            raise ProtocolError(f"{who}: {len(message.frames)} frames in a message; expected at most {MAX_FRAMES}")
         for frame in message.frames:
             await self._on_frame(frame)
 

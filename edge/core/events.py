@@ -151,7 +151,7 @@ class PullEvent:
         path_delay_ms: wall time from sending a frame to its values being in an answer at the center. The edge's own
             deadline is the staleness budget less this.
         unread: the streams that may have unread input.
-        max_frames: if more than 1, frames of other queries that have closed slices follow, as long as the link has room.
+        max_frames: with more than 1, frames of other queries with closed slices follow, as long as the link has room.
     """
 
     capacity_bytes: int

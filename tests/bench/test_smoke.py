@@ -76,9 +76,12 @@ def test_a_smoke_run_shows_its_table(module: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_a_smoke_run_of_the_sessions_of_a_gateway_needs_no_jvm(tmp_path: Path) -> None:
-    done = smoke("scale", tmp_path, "--smoke", "--only", "sessions", "--only", "commits", "--only", "catalog", "--json")
+    parts = ("sessions", "commits", "catalog", "pulls")
+    done = smoke("scale", tmp_path, "--smoke", *(word for part in parts for word in ("--only", part)), "--json")
     assert done.returncode == 0, done.stderr[-4000:]
     document = json.loads(done.stdout)
+    alone, together = document["rows"]["pulls"].values()
+    assert (alone["fsyncs_per_close"], together["fsyncs_per_close"]) == (5, 1)
     row = document["rows"]["sessions"]
     assert row["sessions"] == 44 and row["ack_ms_p99"] >= row["ack_ms_p50"] > 0 and row["rejoin_after_restart_s"] > 0
     assert (document["sessions"], document["rejoin_s"]) == (44, row["rejoin_after_restart_s"])

@@ -217,6 +217,10 @@ class RawEdge:
         for each in frames:
             await self.call.write(pb.FromEdge(frame=each.to_wire()))
 
+    async def send_together(self, *frames: Frame) -> None:
+        """In one message, as protocol 2 has it."""
+        await self.call.write(pb.FromEdge(frames=pb.Frames(frames=[each.to_wire() for each in frames])))
+
     async def report_budget(self, through_ms: int = -(1 << 62), shares: dict[str, float] | None = None) -> None:
         """Says that the last Budget heard is applied, as an edge that has closed so far does."""
         given = self.budget or pb.Budget(query="miles", query_version=1)

@@ -162,8 +162,8 @@ class World:
         if queue:
             self.edge.run(Ran(ref, max(queue.done, queue.first.first) + rows))
 
-    def pull(self, capacity: int = 400) -> None:
-        self.edge.handle(PullEvent(capacity, {"flights": (-(1 << 61), 1 << 61)}, max_frames=64))
+    def pull(self, capacity: int = 400, max_frames: int = 64) -> None:
+        self.edge.handle(PullEvent(capacity, {"flights": (-(1 << 61), 1 << 61)}, max_frames=max_frames))
 
     def end(self) -> None:
         self.edge.handle(SourceEnded("flights", "file"))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
-from edgewater.wire import QueryRef
+from edgewater.wire import Frame, FrameBody, InputLoss, Partial, QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import JFK, RawEdge, center, eventually, frame, on_a_loop, spec
+from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, on_a_loop, spec
 from tests.edge.uplink_world import Agent, running, uplink
 
 OTHERS = QueryRef("others", 1)
@@ -85,3 +86,45 @@ async def test_an_agent_hears_of_a_refusal_before_it_lets_go_of_the_frame(tmp_pa
         async with running(uplink(c.port, agent)):
             await eventually(lambda: agent.acked == 1)
         assert sum(frames for _, reason, frames in agent.refused if reason == "not-expected") == 2
+
+
+@on_a_loop
+async def test_of_frames_in_one_message_a_bad_one_costs_only_its_query(tmp_path: Path) -> None:
+    """Of another edge's query, of none, and with a partial that cannot be merged; then all of them once more."""
+    unmergeable = replace(frame(3, QueryRef("third", 1)).unpack(), partials=(Partial(0, 0, b"nonsense"),))
+    frames = [frame(0), frame(1, OTHERS), frame(2, QueryRef("unknown", 1))]
+    frames += [Frame.pack(3, QueryRef("third", 1), unmergeable), frame(4, QueryRef("fourth", 1)), frame(5)]
+    async with center(tmp_path) as c:
+        c.catalog.register(spec(), 1)
+        c.catalog.register(spec("others", edges=["lga"]), 1)
+        c.catalog.register(spec("third"), 1)
+        c.catalog.register(spec("fourth"), 1)
+        for _ in range(2):
+            async with RawEdge(c.port) as edge:
+                assert (await edge.hello(following=6, protocol_max=2)).protocol == 2
+                await edge.send_together(*frames)
+                await edge.acked(5)
+                reasons = {m.refused.query: m.refused.reason for m in edge.received if m.HasField("refused")}
+                assert reasons in ({"others": "not-expected", "third": "partial-refused"}, {})
+            assert c.entries() == [("jfk", 0), ("jfk", 5)]
+            assert c.entries("others@1") == [] and c.entries("fourth@1") == [("jfk", 4)]
+            (third,) = c.catalog.frames("third@1", 0, 1)
+            (loss,) = c.log.read(third.segment, third.offset, third.length).frame.unpack().losses
+            assert loss.reason == "partial-refused"
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "message"),
+    [(513, 1, "513 frames in a message; expected at most 512"), (3, 20_000, "bytes in a message; expected at most")],
+)
+@on_a_loop
+async def test_a_message_of_too_many_frames_or_bytes_ends_the_session(
+    tmp_path: Path, count: int, size: int, message: str
+) -> None:
+    async with center(tmp_path, max_frame_bytes=50_000) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello(protocol_max=2)
+        body = FrameBody(0, losses=(InputLoss("s" * size, "lost"),))
+        await edge.send_together(*(replace(Frame.pack(n, MILES, body), body=b"x" * size) for n in range(count)))
+        _, code, details = await edge.refusal()
+        assert code == "protocol" and message in details
