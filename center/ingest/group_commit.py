@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
@@ -200,8 +200,8 @@ class GroupCommit:
             self._on_stall()
         self._metrics.commits.inc()
         self._metrics.commit_seconds.observe(time.perf_counter() - began)
-        for outcome in outcomes:
-            self._metrics.frames.labels(outcome.value).inc()
+        for outcome, count in Counter(outcomes).items():
+            self._metrics.frames.labels(outcome.value).inc(count)
         return outcomes
 
     def _write(self, batch: Sequence[ReceivedFrame]) -> tuple[list[FrameLocation | None], list[bool]]:
