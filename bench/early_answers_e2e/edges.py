@@ -47,7 +47,7 @@ class Pusher(threading.Thread):
 
     def run(self) -> None:
         try:
-            with httpx.Client(headers={"content-type": "application/x-ndjson"}, timeout=10) as client:
+            with httpx.Client(headers={"content-type": "application/x-ndjson"}, timeout=60) as client:
                 self._push(client)
         except Exception as exc:
             self.failure = exc

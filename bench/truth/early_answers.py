@@ -34,6 +34,7 @@ class _Data:
         change_every: windows between changes; 0: none.
         rate: the part of the records that edges sample.
         delays_ms: declared delays.
+        watched: windows of which another query was asked before.
     """
 
     name: str
@@ -44,6 +45,7 @@ class _Data:
     change_every: int = 0
     rate: float = 1.0
     delays_ms: int | None = None
+    watched: int = 0
 
     @property
     def queries(self) -> Iterator[list[Query]]:
@@ -57,17 +59,18 @@ class _Data:
         """The states that differ. Edges do not sample before a window has been answered; nor do delays shift."""
         if self.rate == 1 and self.event != "shifts":
             yield "cold", _cold
-        yield "steady", _steady
+        if not self.watched:
+            yield "steady", _steady
         if self.change_every:
             yield "after a change", _changed
 
     def outcomes(self, queries: Sequence[Query], windows: int, seed: int) -> list[list[WindowOutcome]]:
         """Returns the windows' outcomes by query."""
         targets = [(AccuracyTarget(ERROR, confidence), measure) for measure, confidence in queries]
-        records = LateRecords(self.delays, self.values, self.event, windows, seed)
+        records = LateRecords(self.delays, self.values, self.event, self.watched + windows, seed)
         return EarlyAnswerSimulation(
             records, *targets[0], 0.0, substream_ms=SUBSTREAM_MS, sampling=self.rate < 1, fixed_rate=self.rate,
-            disorder_ms=self.disorder_ms, delays_ms=self.delays_ms, others=targets[1:],
+            disorder_ms=self.disorder_ms, delays_ms=self.delays_ms, watched=self.watched, others=targets[1:],
         ).run_each()  # fmt: skip
 
 
@@ -76,6 +79,7 @@ DATA = (
     _Data("Weibull delays", "Weibull", 7_000),
     _Data("exponential delays", "exponential", 3_000),
     _Data("delays declared", "at most 900 ms", 3_000, delays_ms=900),
+    _Data("delays learnt by another query", "Weibull", 3_000, watched=20),
     _Data("diurnal ×50", "Weibull", 7_000, event="diurnal"),
     _Data("Pareto values", "exponential", 3_000, "Pareto"),
     _Data("95 % zeros", "exponential", 3_000, "zeros"),

@@ -10,10 +10,11 @@ from center.early_trigger.function_estimate import FunctionEstimate, estimate_fu
 from center.early_trigger.sample_size import finite_population_size, mean_size
 from center.early_trigger.source_remap import SourceRemap
 from center.early_trigger.stragglers import MIN_EVENTS, Stragglers, StragglersByTrigger
-from center.early_trigger.trigger import AnswerNow, Decision, EarlyTrigger, TriggerPolicy, Wait
+from center.early_trigger.trigger import NEGLIGIBLE_FAILURES, AnswerNow, Decision, EarlyTrigger, TriggerPolicy, Wait
 
 __all__ = [
     "MIN_EVENTS",
+    "NEGLIGIBLE_FAILURES",
     "AnswerNow",
     "Decision",
     "EarlyTrigger",

@@ -22,6 +22,8 @@ from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 
 _SIZE_ROUNDS, _SIZE_TOLERANCE = 8, 0.02
 _BISECTIONS = 6
+_EPSILON, _OPERATIONS = float(np.finfo(np.float64).eps), 16
+"""Relative rounding of a number, and roundings of the estimate besides those of its sums."""
 _SKEW = 1e-6  # below it the distribution is normal
 
 
@@ -159,6 +161,16 @@ class WindowModel:
             unsampled = np.where(self.arrived > sample.count, (self.arrived - sample.count) * sample.least, 0.0)
             known = (sample.total + unsampled).sum(axis=0)
         return np.where(least >= 0, known, -np.inf), nothing
+
+    def rounding(self, sample: WindowSample) -> FloatArray:
+        """Returns a bound of the rounding of the estimate per trigger: n·ε·Σ|v| of n summands, in whatever order.
+
+        Σ|v| ≤ sqrt(n·Σv²). Without it, an interval of a window without stragglers would exclude the exact sum.
+        """
+        if self.measure == "count":
+            return np.zeros(self.arrived.shape[1])
+        count, squares = sample.count.sum(axis=0), sample.squares.sum(axis=0)
+        return np.asarray((count + _OPERATIONS) * _EPSILON * np.sqrt(count * squares) / self.unit)
 
     def sizes(self, half_width: FloatArray, quantile: float) -> FloatArray:
         """Returns the fewest values of one trigger with which the sampling width is at most `half_width`.

@@ -204,7 +204,9 @@ class StragglerModel(ArrayState):
         usual_events = self.usual_rate * USUAL_SUBSTREAMS * self.triangle.grid.substream_slots
         counted = np.where(silent & learned, usual_events, recent.events[LONG])
         prior_weight = np.where(silent, 1.0, prior / np.maximum(recent.complete_slots[LONG] + prior, _MIN_SHARE))
-        known = (self.triangle.age >= self.triangle.horizon + slots) & (~silent | (self.weight >= SILENT_SUBSTREAMS))
+        horizon = self.triangle.horizon
+        known = (self.triangle.observed >= horizon + slots) & (self.triangle.age >= min(first_lag, horizon) + slots)
+        known &= ~silent | (self.weight >= SILENT_SUBSTREAMS)
         window = slice(first_lag, last)
         share, arrived = shares[:, :, window], seen[:, window]
         alive = born[:, : last - first_lag]

@@ -23,6 +23,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from center.early_trigger.named_arrays import Arrays, ArrayState
 from edgewater.arrivals import SlotGrid
@@ -46,6 +47,7 @@ class ArrivalTriangle(ArrayState):
         sums: decayed sums of arrivals and of events at risk, float32 [arrivals or at risk, memory, source, lag].
             Single precision halves the state; its rounding is 1,000 times below the noise of r.
         age: slots since each source's first report, int64 [source]; nothing arrived before.
+        before: slots for which another query had observed the same records of each source before, int64 [source].
         silent_slots: slots since each source's last report, int64 [source].
         expired: events of slots older than the largest lag, since the beginning, float64 [source].
         pause: slots since each source's last arrival, float64 [source].
@@ -53,7 +55,7 @@ class ArrivalTriangle(ArrayState):
         horizon: lags that can occur: those of the grid or, if delays are declared, the fewer that these allow.
     """
 
-    STATE = ("seen", "sums", "age", "silent_slots", "expired", "pause", "pauses")
+    STATE = ("seen", "sums", "age", "before", "silent_slots", "expired", "pause", "pauses")
 
     def __init__(self, sources: int, grid: SlotGrid) -> None:
         if sources < 1:
@@ -66,6 +68,7 @@ class ArrivalTriangle(ArrayState):
         self._decay = np.exp(-1 / memory).astype(np.float32)[:, None, None]
         self._cached: tuple[FloatArray, FloatArray] | None = None
         self.age: IntArray = np.zeros(sources, np.int64)
+        self.before: IntArray = np.zeros(sources, np.int64)
         self.silent_slots: IntArray = np.zeros(sources, np.int64)
         self.expired: FloatArray = np.zeros(sources)
         self.pause: FloatArray = np.zeros(sources)
@@ -99,6 +102,24 @@ class ArrivalTriangle(ArrayState):
     @property
     def sources(self) -> int:
         return len(self.seen)
+
+    @property
+    def observed(self) -> IntArray:
+        """Slots for which each source has been observed: longer lags cannot have been seen. int64 [source]."""
+        return self.age + self.before
+
+    def inherit(self, source: int, sums: NDArray[np.float32], slots: int) -> None:
+        """Takes the delays of a source's records from another query that has observed them for so many slots.
+
+        Args:
+            sums: [arrivals or at risk, memory, lag], of `sums`.
+        """
+        self.sums[:, :, source], self.before[source] = sums, slots
+        self._invalidate()
+
+    def restore(self, arrays: Arrays) -> None:
+        """Restores `to_state`, or what it was before delays could be inherited."""
+        super().restore({"before": np.zeros(self.sources, np.int64)} | arrays)
 
     def advance(self, arrived: FloatArray, reporting: BoolArray | None = None) -> None:
         """Advances the reporting sources by one slot.
@@ -187,8 +208,8 @@ class ArrivalTriangle(ArrayState):
                 return np.stack([none, none, -math.log(failures) / at_risk])
         arrivals, at_risk = np.asarray(self.sums[:, LONG, :, -1], np.float64)
         longest, memory = self.grid.lags - 1, self.grid.substream_slots * LONG_SUBSTREAMS
-        oldest = np.exp(-np.maximum(self.age - longest, 1e-6) / memory)[:, None]
-        ages = self.age[:, None] + memory * np.log(oldest + (1 - oldest) * _QUADRATURE)
+        oldest = np.exp(-np.maximum(self.observed - longest, 1e-6) / memory)[:, None]
+        ages = self.observed[:, None] + memory * np.log(oldest + (1 - oldest) * _QUADRATURE)
         shown = np.maximum(1 - (longest / np.maximum(ages, longest)).mean(axis=1), 1e-9)
         with np.errstate(divide="ignore", invalid="ignore"):
             hidden = np.where(at_risk > 0, arrivals * (1 / shown - 1) / at_risk, 0.0)

@@ -32,6 +32,9 @@ from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 
 STATE_KIND = "early-trigger"
 
+NEGLIGIBLE_FAILURES = 0.45
+"""Expected records, in units of the allowed failures, below which no more records are expected."""
+
 SAMPLE_TOO_SMALL = "the sample of the window is too small for the error, however long the answer waits"
 OUT_OF_TIME = "the staleness budget has expired"
 NOTHING_EXPECTED = "no more records are expected from the reporting edges"
@@ -272,6 +275,8 @@ class EarlyTrigger:
             return False
         arrived = sample.arrived.sum(axis=0)
         rate = sample.count.sum(axis=0) / np.maximum(arrived, 1.0)
+        if not (rate < 1).any():
+            return False
         expected = np.maximum(model.events - sample.arrived, 0.0)
         width = model.sampling_width(sample.count + rate * expected, self.quantile)
         return bool(((rate < 1) & (arrived > 0) & (width > allowed)).any())
@@ -283,7 +288,7 @@ class EarlyTrigger:
         if not stragglers.known:
             return False
         expected = float(stragglers.expected[self.triangle.silent_slots == 0].sum())
-        return expected < 0.45 * (1 - self.target.confidence)
+        return expected < NEGLIGIBLE_FAILURES * (1 - self.target.confidence)
 
     def _is_silence_too_wide(self, stragglers: Stragglers, model: WindowModel) -> bool:
         """Whether the interval of silent sources alone is wider than the target, so that waiting for others is vain."""

@@ -4,7 +4,7 @@ The ledger (`center.ledger.early_answers`) feeds it edges' arrival reports and a
 with which interval. Pure: no I/O, no clock; its state is a log of changes in JSON that the ledger stores.
 """
 
-from center.estimation.estimator import EarlyAnswerEstimator
+from center.estimation.estimator import Delays, EarlyAnswerEstimator
 from center.estimation.prediction import GroupPrediction, Prediction
 
-__all__ = ["EarlyAnswerEstimator", "GroupPrediction", "Prediction"]
+__all__ = ["Delays", "EarlyAnswerEstimator", "GroupPrediction", "Prediction"]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from center.early_trigger import EarlyTrigger
 from center.estimation.alignment import next_report_slot
@@ -51,6 +52,12 @@ RETIRED_EDGES = "the window contains records from retired edges; the estimate ex
 
 Change = list[Any]
 
+Delays = tuple[int, NDArray[np.float32]]
+"""Of an edge's records: the slots for which they have been observed, and the `sums` of the `ArrivalTriangle`, [arrivals
+or at risk, memory, lag]."""
+_Inherited = Sequence[Any]
+"""`Delays`, with the sums as base64."""
+
 _UNKNOWN_SLOT = -(1 << 62)
 
 
@@ -65,6 +72,9 @@ class _Edge:
         silent_slots: slots since its last report.
         applied: its last applied report slot; None: no report has been applied.
         unread: it may have had unread input at its last applied report.
+        checked_from: events born before this slot may have waited for the edge, not for their source: declared delays
+            say nothing of them.
+        gap: slots between its last two reports; 0: there were no two.
     """
 
     reports: list[EdgeReport] = field(default_factory=list)
@@ -73,6 +83,8 @@ class _Edge:
     silent_slots: int = 0
     applied: int | None = None
     unread: bool = False
+    checked_from: int = _UNKNOWN_SLOT
+    gap: int = 0
 
     @property
     def reported_slots(self) -> list[int]:
@@ -124,6 +136,7 @@ class EarlyAnswerEstimator:
         self._answers: dict[int, _Answered] = {}
         self._covered: deque[float] = deque(maxlen=COVERAGE_WINDOWS)
         self._exceeding: dict[str, int] = {}  # by edge, the records that came later than the declared delays
+        self._inherited: dict[str, _Inherited] = {}  # by edge whose first report is not applied
         self.now_ms = 0
         self.log: list[Change] = []
 
@@ -135,7 +148,7 @@ class EarlyAnswerEstimator:
         handlers: dict[str, Callable[..., None]] = {
             "expect": self._expect, "report": self._add_report, "advance": self._advance, "wait": self._wait,
             "answered": self._add_answer, "settled": self._settle, "final": self._finalize,
-            "remove": self._groups.remove,
+            "remove": self._groups.remove, "inherit": self._inherit,
         }  # fmt: skip
         handlers[kind](*arguments)
         self.log.append(change)
@@ -154,7 +167,37 @@ class EarlyAnswerEstimator:
         Raises:
             SynopsisError: the statistics cannot be read; nothing is changed.
         """
-        self.apply(["report", edge, through_ms, _to_base64(substreams), int(reason), unread])
+        encoded = _to_base64(substreams)
+        self.apply(["report", edge, through_ms, encoded, int(reason), unread, self._resumes(edge, through_ms)])
+
+    def _resumes(self, name: str, through_ms: int) -> bool:
+        """Whether a report ends a silence that is no habit of the edge: it may have been down, and read nothing."""
+        edge = self._edges.get(name)
+        if edge is None or not edge.gap:
+            return False
+        gap = self.schedule.slot_at(through_ms) - max(edge.reported_slots)
+        return gap * self.schedule.grid.slot_ms > self.silence_timeout_ms and gap > 2 * edge.gap
+
+    def delays(self) -> dict[str, Delays]:
+        """Returns what is known of the delays of edges that report now; nothing with groups."""
+        if self.accuracy.scope is not None or not len(self._groups):
+            return {}
+        triangle = next(iter(self._groups)).trigger.triangle
+        observed = triangle.observed.tolist()
+        return {
+            name: (observed[i], np.asarray(triangle.sums[:, :, i]))
+            for i, (name, edge) in enumerate(self._edges.items())
+            if edge.applied is not None and not edge.silent_slots and not edge.unread
+        }
+
+    def inherit(self, delays: Mapping[str, Delays]) -> None:
+        """Takes over `delays` of another query that counts the same records of the same edges in the same slots.
+
+        It counts from an edge's first report on.
+        """
+        if delays:
+            encoded = {edge: [slots, *_to_base64([sums.tobytes()])] for edge, (slots, sums) in delays.items()}
+            self.apply(["inherit", encoded])
 
     def advance(self, now_ms: int, *, force: bool = False) -> None:
         """Advances event time to `now_ms`.
@@ -435,23 +478,37 @@ class EarlyAnswerEstimator:
         delays_ms = self.accuracy.delays_ms
         return None if delays_ms is None else -(-delays_ms // self.schedule.grid.slot_ms) + 1
 
-    def _add_report(self, edge: str, through_ms: int, substreams: Sequence[str], reason: int, unread: bool) -> None:
+    def _inherit(self, delays: Mapping[str, _Inherited]) -> None:
+        self._inherited = dict(delays)
+
+    def _add_report(
+        self, edge: str, through_ms: int, substreams: Sequence[str], reason: int, unread: bool, resumed: bool = False
+    ) -> None:
         report = EdgeReport(self.schedule.slot_at(through_ms), self._decode(substreams), unread)
         if edge in self._edges:
+            reports, state = self._edges[edge].reports, self._edges[edge]
+            if unread or resumed or (reports[-1].unread if reports else state.unread):
+                state.checked_from = max(state.checked_from, report.slot)
+            if state.reported_slots:
+                state.gap = report.slot - max(state.reported_slots)
             self._check_delays(edge, report)
             self._edges[edge].reports.append(report)
             self._reasons.add(edge, report.slot, SamplingReason.from_number(reason))
 
     def _check_delays(self, name: str, report: EdgeReport) -> None:
-        """Withdraws the declared delays if records have come later. Nothing is stated of an edge's time before its
-        first report, in which it reads what has piled up."""
+        """Withdraws the declared delays if records have come later.
+
+        Nothing is stated of records that have waited for the edge: those born before its first report, before its
+        first report after a silence, and before one with unread input or the next.
+        """
         edge, allowed = self._edges[name], self._declared_lags
         if allowed is None or edge.applied is None:
             return
         for statistics in report.substreams:
             arrivals = statistics.arrivals()
             slots, lags, counts = arrivals if isinstance(arrivals, tuple) else arrivals.T[:3]
-            count = int(counts[(lags >= allowed) & (slots - lags >= edge.known_from)].sum())
+            checked = slots - lags >= max(edge.known_from, edge.checked_from)
+            count = int(counts[(lags >= allowed) & checked].sum())
             if count:
                 if not self._exceeding:
                     self._groups.undeclare()
@@ -475,6 +532,10 @@ class EarlyAnswerEstimator:
         if joining:
             # When an edge began to count before its first report is not known: it is observed from then on.
             self._remap_sources([None if name in joining else i for i, name in enumerate(self._edges)])
+            for i, name in enumerate(self._edges):
+                if name in joining and name in self._inherited:
+                    slots, sums = self._inherited.pop(name)
+                    self._groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots)
         if self._groups.overflow_until is not None and target >= self._groups.overflow_until:
             self._stop_counting(target)
             self._groups.clear()
@@ -577,7 +638,7 @@ class EarlyAnswerEstimator:
             "edges": [[name, self._edge_to_list(edge)] for name, edge in self._edges.items()],
             "groups": self._groups.to_state(), "reasons": self._reasons.to_state(),
             "intervals": self._intervals.to_state(), "waits": list(self._waits.items()),
-            "covered": list(self._covered), "exceeding": self._exceeding,
+            "covered": list(self._covered), "exceeding": self._exceeding, "inherited": self._inherited,
             "answers": [
                 [s, a.first.to_list(), a.last.to_list(), a.early, a.settled] for s, a in self._answers.items()
             ],
@@ -588,6 +649,7 @@ class EarlyAnswerEstimator:
         for name in self._PLAIN:
             setattr(self, name, state[name.strip("_")])
         self._exceeding = dict(state.get("exceeding", {}))  # before delays could be declared: none
+        self._inherited = dict(state.get("inherited", {}))
         self._edges = {name: self._edge_from_list(values) for name, values in state["edges"]}
         self._groups.restore(state["groups"])
         self._reasons.restore(state["reasons"])
@@ -599,7 +661,10 @@ class EarlyAnswerEstimator:
 
     def _edge_to_list(self, edge: _Edge) -> list[Any]:
         reports = [[r.slot, _to_base64(s.to_state() for s in r.substreams), r.unread] for r in edge.reports]
-        return [reports, edge.future, edge.known_from, edge.silent_slots, edge.applied, edge.unread]
+        return [
+            reports, edge.future, edge.known_from, edge.silent_slots, edge.applied, edge.unread, edge.checked_from,
+            edge.gap,
+        ]  # fmt: skip
 
     def _edge_from_list(self, values: Sequence[Any]) -> _Edge:
         reports, *rest = values

@@ -15,6 +15,7 @@ import numpy as np
 
 from center.early_trigger import (
     MIN_EVENTS,
+    NEGLIGIBLE_FAILURES,
     AnswerNow,
     StragglersByTrigger,
     TriggerBatch,
@@ -38,6 +39,7 @@ records of a skewed distribution a single large one decides, and waiting brings 
 
 TOO_FEW = "too few records for an error bound"
 TOO_YOUNG = "an edge has not been observed for the longest delay and a window more"
+UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual ones"
 BEYOND_LAGS = "records come later than the longest lag that is resolved, so stragglers cannot be bounded"
 UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
 UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
@@ -124,7 +126,8 @@ class GroupBatch:
             beyond = beyond.reshape(3, len(self.groups), -1).transpose(0, 2, 1)
             share = beyond[1] + beyond[0] * self._missing_beyond_lags(start_ms)
             unmodelled = (share * model.events).sum(axis=0) / np.maximum(model.size, 1e-9) * np.abs(model.estimate)
-            model = replace(model, straggler_width=model.straggler_width + unmodelled)
+            rounding = model.rounding(sample)
+            model = replace(model, straggler_width=model.straggler_width + unmodelled + rounding)
         sampling = model.sampling_width(sample.count, np.array([g.trigger.quantile for g in self.groups]))
         ranged = np.isfinite(sampling)
         if widening > 1 and not complete:
@@ -178,17 +181,33 @@ class GroupBatch:
             enough &= size >= max(MIN_EVENTS, 1 / error)
         has_history = ~(np.isinf(unseen) & (events > 0.5)).any(axis=0)
         resolved = ((seen + hidden) * events).sum(axis=0) <= error * size
-        eligible = observed & stragglers.known & has_history & resolved & enough & ranged & (np.abs(model.estimate) > 0)
+        comparable = self._knows_late_values(stragglers.expected)
+        eligible = observed & stragglers.known & has_history & resolved & enough & ranged & comparable
+        eligible &= np.abs(model.estimate) > 0
         causes = {
             "": eligible,
             UNKNOWN_SILENCE: ~stragglers.known & silent.any(axis=0),
             TOO_YOUNG: ~stragglers.known,
             BEYOND_LAGS: ~resolved,
+            UNKNOWN_LATE_VALUES: ~comparable,
             UNKNOWN_RANGE: has_history & enough & ~ranged,
             ZERO_ESTIMATE: has_history & (model.estimate == 0),
         }
         reasons: list[str] = np.select(list(causes.values()), list(causes), TOO_FEW).tolist()
         return reasons
+
+    def _knows_late_values(self, expected: FloatArray) -> BoolArray:
+        """Per group, whether values by lag have been learnt or need not be: for a count, and without stragglers."""
+        if self.accuracy.kind == "count":
+            return np.ones(len(self.groups), bool)
+        learnt = np.array([g.trigger.late.count.any() for g in self.groups])
+        return np.asarray(
+            learnt
+            | (
+                expected.reshape(len(self.groups), -1).sum(axis=1)
+                < NEGLIGIBLE_FAILURES * (1 - self.accuracy.confidence)
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from center.early_trigger import EarlyTrigger, SourceRemap
 from center.estimation.arrival_counts import true_values, window_sample
@@ -71,6 +72,11 @@ class Groups:
         for key in counts if self._accuracy.scope is not None else [ALL]:
             group = self._add(key, slot, np.ones(sources, bool))
             group.counts = counts.get(key, group.counts)
+
+    def inherit(self, source: int, sums: NDArray[np.float32], slots: int) -> None:
+        """Sets the delays of a source of a query without groups (`ArrivalTriangle.inherit`)."""
+        triangle = self._groups[ALL].trigger.triangle
+        triangle.inherit(source, sums.reshape(triangle.sums[:, :, source].shape), slots)
 
     def undeclare(self) -> None:
         """From now on, any lag can occur."""

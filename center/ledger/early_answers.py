@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from center.catalog import EdgeRecord
-from center.estimation import EarlyAnswerEstimator, Prediction
+from center.estimation import Delays, EarlyAnswerEstimator, Prediction
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.quality import Phase, Quality, with_accuracy
 from center.ledger.query import MAX_AHEAD_MS
@@ -25,6 +25,7 @@ from center.ledger.state import EstimatorLogEntry, QueryState, StateEntry, State
 from center.ledger.time_windows import TimeWindowLedger
 from center.sampling import needed_rate
 from edgewater.accuracy import report_schedule
+from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.wire import SamplingReason
 
@@ -77,6 +78,17 @@ class EarlyAnswerLedger(TimeWindowLedger):
     def edges_changed(self, edges: Sequence[EdgeRecord]) -> None:
         super().edges_changed(edges)
         self._estimator.speed = self._state.running_clock.speed
+
+    def inherit_delays(self, others: Iterable[EarlyAnswerLedger]) -> None:
+        """Takes over what other queries know of the delays of the same records, per edge from the one that has observed
+        them for the longest time."""
+        known: dict[str, Delays] = {}
+        for other in others:
+            if other is not self and _counted(other._spec) == _counted(self._spec):
+                for edge, (slots, sums) in other._estimator.delays().items():
+                    known[edge] = max(known.get(edge, (0, sums)), (slots, sums), key=lambda found: found[0])
+        self._estimator.inherit(known)
+        self._write_log()
 
     # Transactions
 
@@ -218,3 +230,16 @@ class EarlyAnswerLedger(TimeWindowLedger):
             sampled_because=reasons, unknown_sample=unknown_sample, exceeding=estimator.exceeding,
         )  # fmt: skip
         return replace(emission, quality=quality)
+
+
+def _counted(spec: QuerySpec) -> tuple[object, ...]:
+    """Returns what decides which records edges count and in which slots: queries with equal ones see the same delays.
+
+    Where values may be missing, the argument of the measure decides too. Another condition or group has delays of its
+    own, and other windows or a shorter lateness leave out other late records.
+    """
+    assert spec.accuracy is not None
+    measure = next(m for m in spec.measures if m.name == spec.accuracy.measure)
+    schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
+    counted = None if spec.accuracy.early_kind == "count" else measure.argument
+    return spec.stream, spec.where, counted, tuple(spec.group_by), schedule, spec.lateness_ms

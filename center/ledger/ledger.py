@@ -240,8 +240,10 @@ class Ledger:
         if query.ref in self._queries or self.is_deleted(query.ref):
             return
         state = QueryState(query, (), (), None, {}, {}, MIN_TIME_MS, None, 0)
-        self._queries[query.ref] = _ledger_of(state, (), self._margin_ms)
+        ledger = self._queries[query.ref] = _ledger_of(state, (), self._margin_ms)
         self._touch(query.ref).edges_changed(self._edges or ())
+        if isinstance(ledger, EarlyAnswerLedger):
+            ledger.inherit_delays(q for q in self._queries.values() if isinstance(q, EarlyAnswerLedger))
 
     def _delete(self, ref: QueryRef) -> None:
         if self.is_deleted(ref):

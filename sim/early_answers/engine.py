@@ -31,7 +31,7 @@ from sim.early_answers.workload import Events, Workload
 
 Progress = Callable[[int], None]
 
-REF = QueryRef("simulated", 1)
+REF, WATCHER = QueryRef("simulated", 1), QueryRef("watcher", 1)
 COLUMNS = {"value": pa.float64(), "key": pa.int64()}
 HEARTBEAT_MS = 1_000
 FIRST_WINDOW = 1_000
@@ -97,11 +97,11 @@ def queue_end_ms(arrivals_ms: FloatArray, cost_ms: float, until_ms: float) -> fl
 
 def query_spec(
     workload: Workload, target: AccuracyTarget, measure: MeasureKind, substream_ms: int, latest_ms: int | None,
-    lateness_ms: int | None = None, delays_ms: int | None = None,
+    lateness_ms: int | None = None, delays_ms: int | None = None, ref: QueryRef = REF,
 ) -> QuerySpec:  # fmt: skip
     """Returns the query of a study. Raises InvalidQuery for what production refuses."""
     given: dict[str, object] = {
-        "name": REF.name,
+        "name": ref.name,
         "from": "events",
         "measures": {"answer": "count()" if measure == "count" else f"{measure}(value)"},
         "window": {"sliding": f"{workload.window_ms}ms", "every": f"{workload.step_ms}ms"},
@@ -138,18 +138,20 @@ class _Step:
 class _Answers:
     """The answers to one query: its ledger, and the outcome of each window."""
 
-    def __init__(self, spec: QuerySpec, measure: MeasureKind) -> None:
-        self.spec, self.measure = spec, measure
+    def __init__(self, spec: QuerySpec, measure: MeasureKind, watcher: QuerySpec) -> None:
+        self.spec, self.measure, self.watcher = spec, measure, watcher
         self.open: dict[int, int] = {}
         self.outcomes: dict[int, WindowOutcome] = {}
         self.ledger = Ledger()
 
-    def begin(self, edges: Sequence[EdgeId], now_ms: int) -> None:
-        """Starts without history."""
-        self.open = {}
-        self.ledger = Ledger()
-        self.ledger.handle(EdgesChanged(tuple(map(_record, edges))))
-        self.ledger.handle(QueryRegistered(RegisteredQuery(REF, self.spec, now_ms - 1, None)))
+    def begin(self, edges: Sequence[EdgeId], now_ms: int, ref: QueryRef, *, afresh: bool = True) -> None:
+        """Registers the query or its watcher, afresh: without history."""
+        self.open, self.outcomes = {}, self.outcomes if afresh else {}
+        if afresh:
+            self.ledger = Ledger()
+            self.ledger.handle(EdgesChanged(tuple(map(_record, edges))))
+        spec = self.spec if ref == REF else self.watcher
+        self.ledger.handle(QueryRegistered(RegisteredQuery(ref, spec, now_ms - 1, None)))
 
     def due_before(self, now_ms: int, until_ms: int) -> int | None:
         """Returns the next time after `now_ms` and before `until_ms` at which a deadline is due."""
@@ -170,13 +172,14 @@ class EarlyAnswerSimulation:
         disorder_ms: the edges' watermark delay, before which no window is complete, and the query's lateness. None: the
             longest lag.
         delays_ms: declared delays.
+        watched: number of the workload's first windows of which an equal query is asked instead. It is not deleted.
     """
 
     def __init__(
         self, workload: Workload, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
         substream_ms: int, silent: SilentSource | None = None, latest_ms: int | None = None, sampling: bool = True,
         disorder_ms: int | None = None, fixed_rate: float | None = None,
-        delays_ms: int | None = None,
+        delays_ms: int | None = None, watched: int = 0,
         others: Sequence[tuple[AccuracyTarget, MeasureKind]] = (),
     ) -> None:  # fmt: skip
         has_values = [kind != "count" for _, kind in ((target, measure), *others)]
@@ -184,9 +187,12 @@ class EarlyAnswerSimulation:
             raise InvalidInput("others", len(others), "queries that need the same reports and no rate of their own")
         self.workload, self.measure, self.event_cost_ms = workload, measure, event_cost_ms
         self.silent, self.sampling, self.fixed_rate = silent, sampling, fixed_rate
+        self._watched, self._ref = watched, WATCHER if watched else REF
+        asked = [
+            (workload, each, kind, substream_ms, latest_ms, disorder_ms) for each, kind in ((target, measure), *others)
+        ]
         self._queries = [
-            _Answers(query_spec(workload, each, kind, substream_ms, latest_ms, disorder_ms, delays_ms), kind)
-            for each, kind in ((target, measure), *others)
+            _Answers(query_spec(*each, delays_ms), each[2], query_spec(*each, ref=WATCHER)) for each in asked
         ]
         spec = self._queries[0].spec
         schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
@@ -211,6 +217,9 @@ class EarlyAnswerSimulation:
             if index and self.workload.restarts_before(index):
                 self._drain()
                 self._begin(index)
+            if index and index == self._watched:
+                self._ref = REF
+                self._begin(index, afresh=False)
             self._add(index)
             self._advance(self._start(index + 1))
             if index >= self._per_window - 1:
@@ -227,8 +236,8 @@ class EarlyAnswerSimulation:
         """Returns the event time at which a step starts."""
         return self._origin_ms + step * self.workload.step_ms
 
-    def _begin(self, step: int) -> None:
-        """Registers the query at the start of a step, with new edges and a new ledger."""
+    def _begin(self, step: int, *, afresh: bool = True) -> None:
+        """Registers the query at the start of a step, with new edges and, afresh, a new ledger."""
         self._first, self.now_ms = step, self._start(step)
         has_values, grouped = self.measure != "count", self.workload.groups > 1
         self._readers = [
@@ -247,7 +256,7 @@ class EarlyAnswerSimulation:
         self._rates: dict[EdgeId, float] = {}
         self._rates_at_ms = self._beat_at_ms = -(1 << 62)
         for query in self._queries:
-            query.begin(self.edges, self.now_ms)
+            query.begin(self.edges, self.now_ms, self._ref, afresh=afresh)
         self._report()
 
     def _advance(self, until_ms: int) -> None:
@@ -351,7 +360,7 @@ class EarlyAnswerSimulation:
         self._shipped[edge] |= ended
         self._frames += 1
         return FrameSummary(
-            REF, self._frames, self.edges[edge], self._start(through), tuple(closes),
+            self._ref, self._frames, self.edges[edge], self._start(through), tuple(closes),
             tuple(map(self._start, sorted(ended))), 0, self.now_ms, "i", None, self._readers[edge].report(self.now_ms),
         )  # fmt: skip
 
@@ -359,6 +368,8 @@ class EarlyAnswerSimulation:
 
     def _answer(self, query: _Answers, emissions: Sequence[Emission]) -> None:
         for emission in emissions:
+            if emission.query != self._ref:
+                continue
             window = query.open.pop(emission.window_start_ms, None)
             if window is not None:
                 query.outcomes[window] = self._outcome(query.measure, window, emission)

@@ -66,6 +66,7 @@ class Site:
         group: number of the group of each record; its key is `g0`, `g1`, …
         slow: the interval [from, to) in which it reads at most `reads` records per step.
         reports_unread: whether it reports that it has unread input.
+        down: the interval [from, to) in which it does not run; its source goes on.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Site:
     slow: tuple[int, int] = (0, 0)
     reads: int = 0
     reports_unread: bool = True
+    down: tuple[int, int] = (0, 0)
 
     @classmethod
     def make(
@@ -118,6 +120,8 @@ class Site:
 
     def step(self, now_ms: int, ref: QueryRef) -> list[Frame]:
         """Reads the records that have arrived and returns the frames that are due."""
+        if self.down[0] <= now_ms < self.down[1]:
+            return []
         own_ms = now_ms + self.ahead_ms
         arrived = to = int(np.searchsorted(self.arrival, now_ms, side="right"))
         if self.slow[0] <= now_ms < self.slow[1]:

@@ -9,10 +9,12 @@ from edgewater.errors import InvalidInput
 from sim.early_answers.engine import EarlyAnswerSimulation, WindowOutcome
 
 
-def outcomes(delays: str, windows: int) -> list[WindowOutcome]:
+def outcomes(
+    delays: str, windows: int, measure: MeasureKind = "count", event: str = "", watched: int = 0
+) -> list[WindowOutcome]:
     return EarlyAnswerSimulation(
-        LateRecords(delays, windows=windows, rate=200.0), AccuracyTarget(), "count", 0.0, substream_ms=500,
-        disorder_ms=2_500,
+        LateRecords(delays, "gamma", event, watched + windows, rate=200.0), AccuracyTarget(), measure, 0.0,
+        substream_ms=500, disorder_ms=2_500, sampling=False, watched=watched,
     ).run()  # fmt: skip
 
 
@@ -23,8 +25,21 @@ def test_nothing_is_claimed_of_the_first_windows_while_longer_delays_cannot_have
 
 
 def test_windows_are_answered_early_when_the_delays_are_known() -> None:
-    for outcome in outcomes("exponential", 6)[4:]:
-        assert outcome.early and outcome.met and outcome.latency_ms < 1_000
+    *_, last = outcomes("exponential", 5)
+    assert last.early and last.met and last.latency_ms < 1_000
+
+
+def test_a_query_whose_records_another_one_has_watched_knows_their_delays() -> None:
+    """The windows before the registration have no outcome; a query that watches nothing states nothing of window 0."""
+    (first,) = outcomes("exponential", 1, watched=4)
+    assert first.early and first.met and first.latency_ms <= 200
+    assert abs(first.estimate - first.truth) <= first.half_width
+
+
+def test_nothing_is_claimed_of_values_before_a_window_has_shown_those_of_late_records() -> None:
+    """Delays that another query has learnt say nothing of how they hang together with values."""
+    (first,) = outcomes("exponential", 1, "sum", "flips", watched=4)
+    assert not (first.early and first.met)
 
 
 def test_queries_over_the_same_edges_have_the_answers_that_each_has_alone() -> None:

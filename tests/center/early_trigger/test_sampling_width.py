@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -66,3 +68,22 @@ def test_intervals_of_samples_hold_on_skewed_values(name: str, rates: tuple[floa
                 missing = 1 / sample.count - 1 / sample.arrived
                 normal = quantile * np.sqrt(((sample.arrived * spread) ** 2 * missing).sum(axis=0)) / model.unit
                 assert np.median(width / normal) < 1.2
+
+
+def test_the_rounding_of_a_window_without_stragglers_is_bounded() -> None:
+    """The model's own half-width is 0, and the sums in order of arrival are not those that are rounded once."""
+    values = np.random.default_rng(1).lognormal(0, 2, (1, 50, 600))
+    arrived = np.full((1, 50), 600.0)
+    total = np.add.accumulate(values, axis=2)[:, :, -1]
+    sample = WindowSample(
+        arrived, arrived, total, (values**2).sum(axis=2), np.zeros((0, 0)), values.min(axis=2), values.max(axis=2)
+    )
+    none, range_ = np.zeros((1, 50)), (np.full((1, 50), np.inf), np.full((1, 50), -np.inf))
+    ratio = LateRatio(np.ones(50), np.zeros(50))
+    for measure in ("sum", "mean", "count"):
+        model = model_window(measure, sample, none, none, ratio, none, none, 1.96, range_)  # type: ignore[arg-type]
+        exact = np.array([math.fsum(row) for row in values[0].tolist()]) / (600 if measure == "mean" else 1)
+        exact = np.full(50, 600.0) if measure == "count" else exact
+        error, rounding = np.abs(model.estimate - exact), model.rounding(sample)
+        assert (error <= rounding).all() and not model.straggler_width.any()
+        assert (rounding <= 1e-11 * exact).all() and error.any() == rounding.any() == (measure != "count")

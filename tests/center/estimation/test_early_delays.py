@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from center.ledger import Emission, Phase
+from center.catalog import RegisteredQuery
+from center.ledger import Emission, Ledger, Phase, QueryDeleted, QueryRegistered
+from center.ledger.early_answers import EarlyAnswerLedger
 from center.ledger.quality import Quality
 from edgewater.synopses import FloatArray
+from edgewater.wire import QueryRef
 from tests.center.accuracy_world import BEGIN_MS, Site, World, first_answers, spec, without_times
 from tests.center.border_world import Border
 
@@ -35,6 +38,14 @@ def world(*, late: bool = False, declared: bool = True, groups: bool = False) ->
     return World(spec(accuracy=accuracy, **parts), sites)
 
 
+@pytest.fixture(scope="module")
+def watched() -> World:
+    """Delays are learnt; tests do not advance it."""
+    result = world(declared=False)
+    result.run(3.4)
+    return result
+
+
 def statement(quality: Quality) -> dict[str, object]:
     assert quality.accuracy is not None
     return quality.accuracy.to_mapping()
@@ -44,8 +55,8 @@ def is_met(answer: Emission) -> bool:
     return not answer.quality.violations
 
 
-def test_first_windows_meet_their_accuracy_sooner_where_delays_are_declared() -> None:
-    declared, learnt = world(), world(declared=False)
+def test_first_windows_meet_their_accuracy_sooner_where_delays_are_declared(watched: World) -> None:
+    declared = world()
     early = first_answers(declared.run(3.4))[:3]
     assert [e.window_start_ms - BEGIN_MS for e in early] == [0, 1_000, 2_000]
     for answer in early:
@@ -54,7 +65,7 @@ def test_first_windows_meet_their_accuracy_sooner_where_delays_are_declared() ->
         prediction, truth = answer.quality.accuracy.prediction, declared.truth(answer.window_start_ms)
         assert prediction.lower <= truth <= prediction.upper and abs(prediction.estimate / truth - 1) <= 0.05
         assert statement(answer.quality)["exceeding_delays"] == {}
-    assert not any(is_met(e) for e in learnt.run(3.4) if e.phase is Phase.EARLY)
+    assert not any(is_met(e) for e in watched.answers if e.phase is Phase.EARLY)
 
 
 @pytest.mark.parametrize("groups", [False, True], ids=["one", "groups"])
@@ -72,6 +83,17 @@ def test_statements_are_withdrawn_when_records_come_later_than_declared(groups: 
         accuracy = answer.quality.accuracy
         assert accuracy is not None and (accuracy.prediction is None or not accuracy.prediction.bounded)
     assert statement(after[-1].quality)["exceeding_delays"] == {"e1": late}
+
+
+def test_a_backlog_that_waited_for_its_edge_does_not_withdraw_the_declaration_and_late_records_afterwards_do() -> None:
+    run = world()
+    run.sites[0].down = BEGIN_MS + 700, BEGIN_MS + 2_500
+    run.run(3.2)
+    assert run.estimator().exceeding == {}, "its records have waited for the edge, up to 1.8 s"
+    behind = int(np.searchsorted(run.sites[0].arrival, run.now_ms))
+    run.sites[0].arrival[behind:] += 2 * DECLARED_MS  # from now on, its source is late
+    run.run(1.4)
+    assert run.estimator().exceeding.keys() == {"e0"}
 
 
 @pytest.mark.parametrize("restart_ms", [2_000, 2_700], ids=["while it is true", "afterwards"])
@@ -106,3 +128,32 @@ def test_exceeded_delays_raise_an_alarm_that_names_the_edge(center: Border) -> N
     assert alarms() == ["a"]
     center.open_job()
     assert center.ledger.exceeding_delays().popitem()[1] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("parts", "inherits"),
+    [
+        ({}, True),
+        ({"measures": {"total": "mean(x)"}}, True),
+        ({"measures": {"total": "count()"}}, False),
+        ({"measures": {"total": "sum(2 * x)"}}, False),
+        ({"where": "ok"}, False),
+        ({"window": {"tumbling": "2s"}}, False),
+        ({"lateness": "2s"}, False),
+    ],
+    ids=["equal", "mean", "count", "another value", "condition", "window", "lateness"],
+)
+def test_a_query_inherits_the_delays_of_one_that_counts_the_same_records(
+    watched: World, request: pytest.FixtureRequest, parts: dict[str, object], inherits: bool
+) -> None:
+    ref = QueryRef(request.node.callspec.id, 1)
+    watched.ledger.handle(QueryRegistered(RegisteredQuery(ref, spec(**parts), watched.now_ms, None)))  # type: ignore[arg-type]
+    loaded = Ledger()
+    loaded.restore(ref, watched.ledger.snapshot(ref))
+    watched.ledger.handle(QueryDeleted(ref))
+    ledger = loaded._queries[ref]
+    assert isinstance(ledger, EarlyAnswerLedger)
+    inherited = {edge: slots for edge, (slots, _) in ledger.estimator._inherited.items()}
+    known = {edge: slots for edge, (slots, _) in watched.estimator().delays().items()}
+    assert inherited == (known if inherits else {}) and all(slots > 50 for slots in known.values())
+    assert known.keys() == {"e0", "e1"}
