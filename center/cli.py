@@ -197,6 +197,29 @@ def api(config: CenterConfig) -> None:
     run_api(config)
 
 
+@center.command()
+@click.option("--url", envvar="EDGEWATER_URL", show_envvar=True, help="Address of the API.", metavar="URL")
+@click.option("--ca", envvar="EDGEWATER_CA", show_envvar=True, metavar="FILE", help="Certificates that sign the API's.")
+@click.option("--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds per request.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--once", is_flag=True, help="Print one look and end, as if the output were no terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print one look as JSON.")
+def top(url: str | None, ca: str | None, timeout: float, interval: float, once: bool, as_json: bool) -> None:
+    """Show the queries of a running center until Ctrl-C, the least slack first: frames that are not applied, how late
+    they are, what an answer costs, and how the query stands at the edges that schedule it.
+
+    Asks the center's API, as `edgewater top` does: with the token in EDGEWATER_TOKEN, or in the file that
+    EDGEWATER_TOKEN_FILE names. Of queries that the token may not read nothing is shown.
+    """
+    from center import watch
+    from edgewater.client.center import Center
+
+    with Center(url, ca=ca, timeout=timeout) as asked:
+        watch.top(asked, interval, once, as_json)
+
+
 @center.command("check")
 @configured
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")

@@ -38,7 +38,7 @@ from edge.sources import Unavailable, build_sources, problem, push_routes, repla
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
-from edge.worker import QUEUE_SHARE, Worker
+from edge.worker import OFF, QUEUE_SHARE, Worker
 from edgewater.allocator import release_free_memory
 from edgewater.connections import ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig, InvalidInput, Retired, StorageError
@@ -201,6 +201,10 @@ class Agent:
                 sum(p.backfill.unread_records for p in core.queries.values() if p.backfill is not None),
             ),
             "clock_step_seconds": ("Step of the system's clock that is not followed yet.", now_ms.step_s),
+            "refused_costs": (
+                "Costs of queries that the center has stated and that cannot be right: the last one stays.",
+                self.outbox.refused_costs,
+            ),
             "busy_share": ("Fraction of time the busiest source is busy.", self.meter.recent_busy_share),
         }
 
@@ -504,6 +508,8 @@ def open_agent(config: EdgeConfig) -> Agent:
         limit_bytes=config.limits.max_pending_bytes // QUEUE_SHARE, now_ms=now_ms, clock=time.thread_time,
         answer_delay_ms=outbox.answer_delay_ms,
     )  # fmt: skip
+    if config.limits.scheduling != OFF:
+        outbox.delays = worker.delays
     tap = StreamTap(config.streams)
     return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, daily_quota)
 

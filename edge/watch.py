@@ -126,7 +126,7 @@ LOAD = ("slack_seconds", "queued_records", "cost_seconds", "late_seconds", "over
 """Figures of each query on too little CPU; null where there is none."""
 GAUGES = (
     "queries", "limited_queries", "backlog_bytes", "pending_bytes", "queued_bytes", "journal_bytes",
-    "bandwidth_bytes_per_second", "rtt_seconds", "busy_share", "backfill_records",
+    "bandwidth_bytes_per_second", "rtt_seconds", "busy_share", "backfill_records", "refused_costs",
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from edge.core import Ingested, Ran
 from edge.durability import DurableCore
+from edge.uplink.ports import QueryDelay
 from edgewater.query import QuerySpec
 from edgewater.scheduling import MemoryLimits, Operator, QueryProfile, QueryState, Scheduler, Turn, make_policy
 from edgewater.streams import LIVE, MAX_TIME_MS, StreamClock
@@ -306,6 +307,18 @@ class Worker:
         self._update_memory()
 
     # Figures
+
+    def delays(self) -> dict[QueryRef, QueryDelay]:
+        """Returns what the center is told of each query."""
+        self._follow_queries()
+        now_ms = self._now_ms()
+        found = {}
+        for ref, state in self._states.items():
+            history, late_ms = state.inputs[0].history, now_ms - state.sweeps[0][1] if state.sweeps else 0.0
+            latest_ms = history.interval.latest_ms if history.interval is not None else 0.0
+            delays = history.mean_delay_ms, latest_ms, state.queued_ms, late_ms
+            found[ref] = QueryDelay(*(max(value, 0.0) for value in delays))
+        return found
 
     def loads(self) -> dict[QueryRef, QueryLoad]:
         """Returns how each query stands now."""

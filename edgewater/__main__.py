@@ -31,6 +31,8 @@ DISTRIBUTIONS = {
 }
 """The distribution that a command needs; the other commands need `edgewater` without extras. Of `edge`, only `top` and
 `tap` need more than that."""
+CLIENT_PACKAGES = frozenset({"httpx", "rich"})
+"""Of `center`, only `top` needs them."""
 
 
 class CommandError(click.ClickException):
@@ -48,7 +50,7 @@ class InvalidUsage(CommandError):
 
 def not_installed(command: str, missing: str) -> CommandError:
     """Returns the error for a command whose dependency is missing."""
-    distribution = DISTRIBUTIONS.get(command, "edgewater")
+    distribution = "edgewater[client]" if missing in CLIENT_PACKAGES else DISTRIBUTIONS.get(command, "edgewater")
     return CommandError(
         f"`{command}` needs the package {missing}, which is not installed: pip install '{distribution}'"
     )

@@ -327,6 +327,13 @@ _KEYS = {
 }
 
 
+def window_ends(window: Window) -> tuple[int, int] | None:
+    """Distance and offset of windows' ends, in ms; of session windows those of their slices. None: not known."""
+    if isinstance(window, SlidingWindow):
+        return window.every_ms, (window.offset_ms + window.size_ms) % window.every_ms
+    return (window.slice_ms, window.origin_ms) if isinstance(window, SlicedWindow) else None
+
+
 def _read(value: object, key: str) -> int:
     return duration_ms(value, f"window.{key}", InvalidQuery, minimum_ms=0 if key == "offset" else 1)
 

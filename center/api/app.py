@@ -38,6 +38,7 @@ from center.api.routers import (
     functions,
     health,
     live,
+    load,
     prometheus,
     quarantine,
     queries,
@@ -65,7 +66,7 @@ Errors are `application/problem+json` (RFC 9457) with a stable `type`.
 ROUTERS = tuple(
     m.router
     for m in (
-        queries, functions, answers, explain, evaluate, live, edges, streams, alarms, quarantine, health, pages,
+        queries, functions, answers, explain, evaluate, live, edges, streams, load, alarms, quarantine, health, pages,
         console, prometheus,
     )
 )  # fmt: skip

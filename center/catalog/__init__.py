@@ -4,6 +4,7 @@ Gateways, the job and the API share it as their only common state. It decides no
 """
 
 from center.catalog.budget_rows import BudgetStateChange
+from center.catalog.delay_rows import QueryDelayRecord
 from center.catalog.edges import (
     UNREACHABLE_AFTER_MS,
     AlarmRecord,
@@ -48,6 +49,7 @@ __all__ = [
     "HeartbeatThread",
     "IndexOutcome",
     "QuarantinedFrame",
+    "QueryDelayRecord",
     "QueryStatusRecord",
     "RegisteredQuery",
     "Role",

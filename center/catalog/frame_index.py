@@ -301,6 +301,17 @@ def entry_of(row: Row[Any]) -> FrameEntry:
     )
 
 
+def oldest_frames(connection: Connection, after: Mapping[str, int]) -> dict[str, int]:
+    """By query key, when the first frame behind a position came, in ms; without queries that have none there."""
+    found = {}
+    keys = {query_from_key(key): key for key in after}
+    ranges = [(ref.name, ref.version, after[key], after[key] + 1) for ref, key in keys.items()]
+    c = t.frames.c
+    for row in _in_ranges(connection, ranges, (c.name, c.version, c.received_at_ms)):
+        found[keys[QueryRef(row.name, row.version)]] = int(row.received_at_ms)
+    return found
+
+
 def lagging_queries(connection: Connection, before_ms: int) -> frozenset[QueryRef]:
     """The queries with an indexed frame that arrived before this time, in ms."""
     c = t.frames.c

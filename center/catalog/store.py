@@ -11,9 +11,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
-from center.catalog import alarm_rows, budget_rows, frame_index, quarantine, suspensions
+from center.catalog import alarm_rows, budget_rows, delay_rows, frame_index, quarantine, suspensions
 from center.catalog import schema as t
 from center.catalog.budget_rows import ComputeBudgetUpdate
+from center.catalog.delay_rows import QueryDelayRecord
 from center.catalog.edge_rows import (
     count_rows,
     increment_version,
@@ -220,6 +221,17 @@ class Catalog:
         """The stored processing delays, ms."""
         with read_transaction(self._engine) as connection:
             return budget_rows.read_processing_delays(connection)
+
+    def record_query_delays(self, records: Iterable[QueryDelayRecord]) -> None:
+        """Stores how queries stand at edges, in one transaction; those of queries that are not live are ignored."""
+        with write_transaction(self._engine) as connection:
+            lock_catalog(connection)
+            delay_rows.write_delays(connection, records)
+
+    def query_delays(self) -> dict[QueryRef, list[QueryDelayRecord]]:
+        """How live queries stand at the edges that schedule them."""
+        with read_transaction(self._engine) as connection:
+            return delay_rows.read_delays(connection)
 
     def record_sampling_rates(self, ref: QueryRef, rates: Mapping[EdgeId, float]) -> None:
         """Stores, by edge, the fraction of records that the query's accuracy needs processed."""
@@ -464,6 +476,11 @@ class Catalog:
             return []
         with write_transaction(self._engine) as connection:
             return frame_index.index_frames(connection, frames)
+
+    def oldest_frames(self, after: Mapping[str, int]) -> dict[str, int]:
+        """By query key, when the frame at the position behind the given one came, in ms, if it is indexed."""
+        with read_transaction(self._engine) as connection:
+            return frame_index.oldest_frames(connection, after)
 
     def last_positions(self) -> dict[str, int]:
         """Last position by query key, sorted, of live queries and of deleted ones that still have frames."""

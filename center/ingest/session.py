@@ -20,11 +20,20 @@ from center.ingest.group_commit import GroupCommit, ReceivedFrame
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import StatusWriter
 from center.ingest.stream_rules import StreamRules
-from center.ingest.validation import MAX_SEQ, Hello, bounded_text, read_budget_report, read_heartbeat, read_utilization
+from center.ingest.validation import (
+    MAX_SEQ,
+    Hello,
+    bounded_text,
+    read_budget_report,
+    read_heartbeat,
+    read_query_delays,
+    read_utilization,
+)
 from center.sampling import EdgeSamplingController
 from center.storage.frame_log import StoredFrame
 from edgewater.errors import Conflict, CorruptFrame, EdgewaterError, ProtocolError
 from edgewater.measure import NAME
+from edgewater.scheduling.costs import MAX_COST_MS
 from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.token_bucket import TokenBucket
 from edgewater.wire import MAX_BODY_BYTES, MAX_FRAMES, Frame, QueryRef
@@ -148,6 +157,7 @@ class GatewaySession:
         self._sampling = EdgeSamplingController()
         self._refused: dict[tuple[QueryRef, str], int] = {}
         self._messages = limits.FixedWindow(now_ms)
+        self._costs: dict[QueryRef, int] = {}
 
     @property
     def acked_through(self) -> int | None:
@@ -368,8 +378,23 @@ class GatewaySession:
             beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, requirements, read_utilization(message)
         ):
             self.outgoing.put(pb.ToEdge(sampling=sampling), sampling.query, str(sampling.query_version))
+        if message.HasField("scheduling"):
+            self._on_scheduling(message.scheduling, now_ms)
         echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms, heartbeat_ms=every_ms)
         self.outgoing.put(pb.ToEdge(time_echo=echo))
+
+    def _on_scheduling(self, message: pb.Scheduling, now_ms: int) -> None:
+        """The edge schedules its queries: it needs to know what their answers cost here."""
+        for record in read_query_delays(self.edge, message, now_ms):
+            if record.query in self._queries:
+                self._status.delay(record)
+        measured = self._budget_sync.snapshot.processing_delay_ms
+        for ref in self._queries & measured.keys():
+            if self._costs.get(ref) != measured[ref]:
+                self._costs[ref] = measured[ref]
+                answer_ms = min(float(measured[ref]), MAX_COST_MS)
+                cost = pb.Cost(query=ref.name, query_version=ref.version, answer_ms=answer_ms)
+                self.outgoing.put(pb.ToEdge(cost=cost), ref.name, str(ref.version))
 
     def _bounded(self, beat: HeartbeatRecord) -> HeartbeatRecord:
         """The heartbeat, its times not beyond what an edge with a right clock can state; more raises an alarm."""

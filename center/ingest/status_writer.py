@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from center.catalog import UNREACHABLE_AFTER_MS, Catalog, HeartbeatRecord, QueryStatusRecord
+from center.catalog import UNREACHABLE_AFTER_MS, Catalog, HeartbeatRecord, QueryDelayRecord, QueryStatusRecord
 from center.ingest.metrics import GatewayMetrics
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
@@ -40,6 +40,7 @@ MAX_HEARTBEATS = 1_000
 class _Pending:
     heartbeats: dict[EdgeId, HeartbeatRecord] = field(default_factory=dict)
     statuses: dict[tuple[EdgeId, QueryRef], QueryStatusRecord] = field(default_factory=dict)
+    delays: dict[tuple[EdgeId, QueryRef], QueryDelayRecord] = field(default_factory=dict)
     ends: dict[EdgeId, tuple[str, int]] = field(default_factory=dict)
     alarms: dict[tuple[EdgeId, str, str], tuple[str, int]] = field(default_factory=dict)
 
@@ -82,6 +83,10 @@ class StatusWriter:
         self._pending.statuses[record.edge, record.query] = record
         self._changed.set()
 
+    def delay(self, record: QueryDelayRecord) -> None:
+        self._pending.delays[record.edge, record.query] = record
+        self._changed.set()
+
     def session_ended(self, edge: EdgeId, session: str, now_ms: int) -> None:
         self._heard.pop(edge, None)
         self._pending.ends[edge] = (session, now_ms)
@@ -114,14 +119,18 @@ class StatusWriter:
         pending = self._pending
         most = len(pending.heartbeats) if all_heartbeats else MAX_HEARTBEATS
         taken = _Pending(
-            _take(pending.heartbeats, most), _take(pending.statuses, MAX_STATUSES), pending.ends, pending.alarms
+            _take(pending.heartbeats, most),
+            _take(pending.statuses, MAX_STATUSES),
+            _take(pending.delays, MAX_STATUSES),
+            pending.ends,
+            pending.alarms,
         )
-        self._pending = _Pending(pending.heartbeats, pending.statuses)
+        self._pending = _Pending(pending.heartbeats, pending.statuses, pending.delays)
         now_ms = self._now_ms()
         silent = frozenset(e for e, (at_ms, silence_ms) in self._heard.items() if now_ms - at_ms > silence_ms)
         changed = {e: (e not in silent, self._heard[e][0]) for e in silent ^ self._silent if e in self._heard}
         longest_ms = max((silence_ms for _, silence_ms in self._heard.values()), default=UNREACHABLE_AFTER_MS)
-        if self._heard or pending.heartbeats or pending.statuses:
+        if self._heard or pending.heartbeats or pending.statuses or pending.delays:
             self._changed.set()
         try:
             await asyncio.to_thread(self._write, taken, changed, longest_ms, now_ms)
@@ -132,6 +141,7 @@ class StatusWriter:
             self._pending = _Pending(
                 taken.heartbeats | newer.heartbeats,
                 taken.statuses | newer.statuses,
+                taken.delays | newer.delays,
                 taken.ends | newer.ends,
                 taken.alarms | newer.alarms,
             )
@@ -144,6 +154,8 @@ class StatusWriter:
             self._catalog.record_heartbeats(taken.heartbeats.values())
         if taken.statuses:
             self._catalog.record_query_statuses(taken.statuses.values())
+        if taken.delays:
+            self._catalog.record_query_delays(taken.delays.values())
         self._catalog.end_sessions(taken.ends)
         if changed or (self._heard and now_ms - self._sign_at_ms >= SIGN_OF_LIFE_MS):
             self._catalog.record_silence(self.gateway, changed, silence_ms=silence_ms, now_ms=now_ms)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from center.budgets import BudgetReport
-from center.catalog import HeartbeatRecord, StreamRecord
+from center.catalog import HeartbeatRecord, QueryDelayRecord, StreamRecord
 from center.edge_access import EdgeAccess
 from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
 from edgewater.query import MAX_MEASURES
+from edgewater.scheduling.ingestion import MAX_DELAY_MS
 from edgewater.streams import COLUMN_TYPES, LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, QueryRef
 from edgewater.wire import uplink_pb2 as pb
@@ -137,6 +138,25 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> Heartbea
         clock_offset_ms=message.sent_at_ms + rtt_ms / 2 - now_ms,
         seen_at_ms=now_ms,
     )
+
+
+def read_query_delays(edge: EdgeId, message: pb.Scheduling, now_ms: int) -> Iterator[QueryDelayRecord]:
+    """Yields how queries stand at an edge; a value that no edge can mean is counted, and taken for unknown."""
+    for each in message.queries:
+        if not NAME.fullmatch(each.query) or each.query_version >= MAX_SEQ:
+            raise ProtocolError(f"edge {edge}: delays of {each.query!r:.100}, which is not a query's name")
+        values = (each.mean_ms, each.latest_ms, each.queued_ms, each.late_ms)
+        mean_ms, latest_ms, queued_ms, late_ms = (v if 0 <= v <= MAX_DELAY_MS else 0.0 for v in values)
+        yield QueryDelayRecord(
+            query=QueryRef(each.query, each.query_version),
+            edge=edge,
+            mean_ms=mean_ms,
+            latest_ms=latest_ms,
+            queued_ms=queued_ms,
+            late_ms=late_ms,
+            refused=sum(not 0 <= v <= MAX_DELAY_MS for v in values),
+            reported_at_ms=now_ms,
+        )
 
 
 def read_utilization(message: pb.Heartbeat) -> float:

@@ -136,8 +136,8 @@ def _take_in_turn(queues: Mapping[str, deque[PendingFrame]], limits: BatchLimits
 class _Windows:
     """A query's window ends, as far as its admitted frames tell."""
 
-    def __init__(self, step_ms: int, offset_ms: int) -> None:
-        self._step_ms, self._offset_ms = step_ms, offset_ms
+    def __init__(self, step_ms: int, offset_ms: int, delays_ms: Mapping[str, float]) -> None:
+        self._step_ms, self._offset_ms, self._delays_ms = step_ms, offset_ms, delays_ms
         self._ends: dict[str, int] = {}
         self._history = IngestionHistory()
 
@@ -147,6 +147,9 @@ class _Windows:
 
     def expected_ms(self, now_ms: int) -> float:
         """When the first of the edges is expected to close its window."""
+        if not len(self._history):  # what the edges report, until delays have been seen here
+            return min((max(end + self._delays_ms.get(edge, 0.0), now_ms) for edge, end in self._ends.items()),
+                       default=now_ms)  # fmt: skip
         return min(
             (end_ms + self._history.expected_delay_ms(now_ms - end_ms) for end_ms in set(self._ends.values())),
             default=now_ms,
@@ -179,11 +182,18 @@ class LeastSlack:
     Args:
         step_ms: distance of a query's window ends by its key, and their offset; None if it is not known.
         seconds: a monotonic clock.
+        delays_ms: by edge, the mean delay of the watermarks that sweep a query's windows, of edges that report it.
     """
 
-    def __init__(self, step_ms: Callable[[str], tuple[int, int] | None], seconds: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        step_ms: Callable[[str], tuple[int, int] | None],
+        seconds: Callable[[], float],
+        delays_ms: Callable[[str], Mapping[str, float]] = lambda _: {},
+    ) -> None:
         self._step_ms = step_ms
         self._seconds = seconds
+        self._delays_ms = delays_ms
         self._in_turn = RoundRobin()
         self._windows: dict[str, _Windows] = {}
         self._bytes_per_s = BatchLimits().bytes / BATCH_S
@@ -265,7 +275,7 @@ class LeastSlack:
             step = self._step_ms(key)
             if step is None:
                 return
-            self._windows[key] = _Windows(*step)
+            self._windows[key] = _Windows(*step, self._delays_ms(key))
         self._windows[key].advance(admitted)
 
     def _measure(self, start: Mapping[str, int]) -> None:

@@ -40,7 +40,7 @@ from center.spark.workers import settle
 from center.storage.frame_log import FrameEntry, FrameLocation, FrameLog, decode_fetched
 from edgewater.errors import CorruptFrame, StorageError
 from edgewater.frame_work import BYTES_PER_UNIT
-from edgewater.windows import SlicedWindow, SlidingWindow, Window
+from edgewater.windows import window_ends
 
 if TYPE_CHECKING:
     from center.catalog import Catalog
@@ -160,8 +160,9 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
 
     def __init__(self, options: SourceOptions, admission: Admission | None = None) -> None:
         self._options = options
-        self._admission = admission or LeastSlack(self._step_ms, time.monotonic)
+        self._admission = admission or LeastSlack(self._step_ms, time.monotonic, self._delays_ms)
         self._steps: dict[str, tuple[int, int] | None] = {}
+        self._delays: dict[str, dict[str, float]] = {}
         self._coalescer = BatchCoalescer()
         self._read: dict[str, list[FrameEntry]] = {}
         self._target: Offset | None = None
@@ -287,9 +288,15 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         if key not in self._steps:
             from center.catalog import query_key
 
-            self._steps = {query_key(q.ref): _step_of(q.spec.window) for q in self._catalog.queries(deleted=True)}
+            self._steps = {query_key(q.ref): window_ends(q.spec.window) for q in self._catalog.queries(deleted=True)}
+            delays = self._catalog.query_delays()
+            self._delays = {query_key(ref): {r.edge: r.mean_ms for r in each} for ref, each in delays.items()}
             self._steps.setdefault(key, None)  # its function's package is not installed here
         return self._steps[key]
+
+    def _delays_ms(self, key: str) -> dict[str, float]:
+        """What edges have reported; read with the queries, when the center is short of CPU for the first time."""
+        return self._delays.get(key, {})
 
     def partitions(self, start: Offset, end: Offset) -> list[FramePartition]:
         if end.get(WARM_UP, 0) > start.get(WARM_UP, 0):
@@ -390,12 +397,6 @@ def _rows(log_dir: Path, key: str, entry: FrameEntry, record: bytes | OSError) -
 def _is_lost(error: OSError, log_dir: Path) -> bool:
     """Whether a missing file is lost: the log has other files. In an empty log, a volume is probably not mounted."""
     return isinstance(error, FileNotFoundError) and log_dir.is_dir() and any(log_dir.iterdir())
-
-
-def _step_of(window: Window) -> tuple[int, int] | None:
-    if isinstance(window, SlidingWindow):
-        return window.every_ms, window.offset_ms
-    return (window.slice_ms, window.origin_ms) if isinstance(window, SlicedWindow) else None
 
 
 def _narrowed(limits: BatchLimits, limit: ReadLimit) -> BatchLimits:

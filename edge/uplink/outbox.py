@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import islice
 
 from edge.core import (
     Acked,
@@ -19,8 +21,9 @@ from edge.core import (
     SamplingSet,
 )
 from edge.durability import DurableCore, JournalGroupCommit
-from edge.uplink.ports import BudgetUpdate, QueryStatusReport
+from edge.uplink.ports import BudgetUpdate, QueryDelay, QueryStatusReport
 from edgewater.query import QuerySpec
+from edgewater.scheduling.costs import MAX_COST_MS
 from edgewater.streams import LIVE, MAX_TIME_MS, Delivery, type_name
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
@@ -31,6 +34,12 @@ MAX_PULLED_FRAMES = 64
 """Frames of one pull, each of another query: it holds the event loop for about a millisecond per frame."""
 ASSUMED_BANDWIDTH_BYTES_S = 1e6
 EMPTY_PULL_PAUSE_S = 0.05
+DELAYS_EVERY_MS = 10_000
+"""Interval of the reports of how queries stand; between two, a heartbeat has none."""
+MAX_DELAYS = 200
+"""Queries in one heartbeat, 10 kB; the others follow in the next ones."""
+MIN_CHANGE_MS, MIN_RELATIVE_CHANGE = 20.0, 0.2
+"""Smaller changes are not reported."""
 REPORT_EVERY_MS = 10_000
 """Interval of the reports of unchanged shares, which tell the center how the drift rates change."""
 
@@ -72,6 +81,8 @@ class UplinkOutbox:
 
     Attributes:
         bandwidth_bytes_s: capacity of the link: measured, or assumed until the link was full for the first time.
+        delays: returns how the queries stand; None: this edge does not schedule them.
+        refused_costs: costs of the center that cannot be right: the last one stays.
         refused_frames: frames that the center has refused since the start, in whole or in part, by reason.
         changed: set whenever the core has changed, which wakes a waiting `take`.
         configured: set once the first queries are known.
@@ -95,6 +106,11 @@ class UplinkOutbox:
         if durable.core.configured:
             self.configured.set()
         self._busy_share, self._unread = busy_share, unread
+        self.delays: Callable[[], Mapping[QueryRef, QueryDelay]] | None = None
+        self._sent_delays: dict[QueryRef, QueryDelay] = {}
+        self._delays_at_ms = -math.inf
+        self._costs_ms: dict[QueryRef, float] = {}
+        self.refused_costs = 0
         self.refused_frames: dict[str, int] = {}
         self.rtt_ms = 0.0
         self.in_flight_bytes = 0
@@ -141,7 +157,7 @@ class UplinkOutbox:
 
     def answer_delay_ms(self, query: QueryRef) -> int:
         """The delay from a frame that is sent now to answers of a query, as far as it has been measured."""
-        processing_ms = self._processing_delay_ms.get(query, 0)
+        processing_ms = math.ceil(self._costs_ms.get(query, self._processing_delay_ms.get(query, 0)))
         return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, processing_ms).ms
 
     async def _wait_for_change(self, timeout_s: float | None) -> None:
@@ -152,6 +168,10 @@ class UplinkOutbox:
             return
 
     def on_welcome(self, acked_through: int | None) -> None:
+        # Another center may have taken over, and an older one reports no costs.
+        self._costs_ms.clear()
+        self._sent_delays.clear()
+        self._delays_at_ms = -math.inf
         if acked_through is not None:
             self.on_ack(acked_through)
 
@@ -186,6 +206,15 @@ class UplinkOutbox:
         if query in self._durable.core.queries:
             self._durable.handle(SamplingSet(query, min(max(rate, 0.0), 1.0), clock_offset_ms, reason))
             self.changed.set()
+
+    def on_cost(self, query: QueryRef, answer_ms: float) -> None:
+        if not 0 <= answer_ms <= MAX_COST_MS:
+            self.refused_costs += 1
+            if self.refused_costs == 1:
+                log.error("the center states %r ms as the cost of query %s@%d; expected 0 to %.0f",
+                          answer_ms, query.name, query.version, MAX_COST_MS)  # fmt: skip
+        elif query in self._durable.core.queries:
+            self._costs_ms[query] = answer_ms
 
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         now = self._now_ms()
@@ -273,4 +302,32 @@ class UplinkOutbox:
             drops=self._durable.drops,
             sent_at_ms=self._now_ms(),
             busy_share=self._busy_share(),
+            scheduling=self._scheduling(),
         )
+
+    def _scheduling(self) -> pb.Scheduling | None:
+        """The delays that have changed since they were sent last; None if this edge does not schedule its queries."""
+        if self.delays is None:
+            return None
+        now_ms = self._now_ms()
+        if 0 <= now_ms - self._delays_at_ms < DELAYS_EVERY_MS:
+            return pb.Scheduling()
+        delays = self.delays()
+        changed = {ref: delay for ref, delay in delays.items() if _differs(self._sent_delays.get(ref), delay)}
+        sent = dict(islice(changed.items(), MAX_DELAYS))
+        if len(sent) == len(changed):
+            self._delays_at_ms = now_ms
+        self._sent_delays = {ref: d for ref, d in self._sent_delays.items() if ref in delays} | sent
+        return pb.Scheduling(
+            queries=[
+                pb.QueryDelay(query=ref.name, query_version=ref.version, mean_ms=d.mean_ms, latest_ms=d.latest_ms,
+                              queued_ms=d.queued_ms, late_ms=d.late_ms)
+                for ref, d in sent.items()
+            ]
+        )  # fmt: skip
+
+
+def _differs(sent: QueryDelay | None, now: QueryDelay) -> bool:
+    before = astuple(sent) if sent is not None else (0.0,) * 4
+    return any(abs(new - old) > max(MIN_CHANGE_MS, MIN_RELATIVE_CHANGE * old)
+               for old, new in zip(before, astuple(now), strict=True))  # fmt: skip

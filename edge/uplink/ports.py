@@ -39,6 +39,23 @@ class BudgetUpdate:
     processing_delay_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class QueryDelay:
+    """What the center learns of a query at this edge.
+
+    Attributes:
+        mean_ms: mean delay of the watermark that sweeps a window, from the window's end; 0: unknown.
+        latest_ms: the delay that 95 % of them do not exceed; 0: unknown.
+        queued_ms: estimated processing time of its queue.
+        late_ms: time since the ingestion of the first watermark that it has not processed; 0: there is none.
+    """
+
+    mean_ms: float
+    latest_ms: float
+    queued_ms: float
+    late_ms: float
+
+
 class UplinkEndpoint(Protocol):
     """The agent's end of the uplink.
 
@@ -87,6 +104,9 @@ class UplinkEndpoint(Protocol):
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         """Applies the sampling rate of a query with an accuracy."""
+
+    def on_cost(self, query: QueryRef, answer_ms: float) -> None:
+        """Takes what the center adds to the way of a query's answer. The value is the center's: it may be absurd."""
 
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
         """Called when the center has refused `frames` more frames of a query, in whole or in part."""

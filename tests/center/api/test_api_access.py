@@ -68,6 +68,7 @@ def test_every_route_states_what_it_requires():
 ALLOWED = [
     ("watcher", "GET", "/v1/queries/hr_n", 200),
     ("watcher", "GET", "/v1/edges", 200),
+    ("watcher", "GET", "/v1/load", 200),
     ("watcher", "GET", "/v1/alarms", 200),
     ("watcher", "GET", "/metrics", 200),
     ("watcher", "DELETE", "/v1/queries/hr_n", 403),
@@ -87,6 +88,7 @@ ALLOWED = [
     ("root", "DELETE", "/v1/queries/hr_n", 204),
     ("root", "DELETE", "/v1/edges/jfk", 204),
     ("gone", "GET", "/v1/queries", 401),
+    ("gone", "GET", "/v1/load", 401),
     ("nobody", "GET", "/v1/queries", 401),
 ]
 
@@ -101,10 +103,11 @@ def test_a_role_may_do_what_it_is_for_on_the_queries_it_is_for(guarded):
 
 
 def test_lists_have_the_queries_that_the_caller_may_read(guarded):
-    def names(name):
-        return {q["name"] for q in guarded(name, "GET", "/v1/queries").json()["queries"]}
+    def names(name, path, key):
+        return {q[key] for q in guarded(name, "GET", path).json()["queries"]}
 
-    assert (names("watcher"), names("clerk")) == ({"sales_n", "hr_n"}, {"sales_n"})
+    for asked in (("/v1/queries", "name"), ("/v1/load", "query")):
+        assert (names("watcher", *asked), names("clerk", *asked)) == ({"sales_n", "hr_n"}, {"sales_n"})
 
 
 def test_an_editor_registers_under_its_names_only(guarded):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,14 @@ from fastapi import FastAPI
 
 from center.api.models import Edge, ProblemDetails, Readiness
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
-from center.catalog import ComponentHeartbeat
-from center.storage.frame_log import FrameEntry
+from center.catalog import ComponentHeartbeat, QueryDelayRecord, UnindexedFrame
+from center.storage.frame_log import FrameEntry, FrameLocation
 from edgewater import errors
-from edgewater.streams import EdgeId
+from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import QueryRef
 
 T0 = 1_356_998_400_000
+HOUR = 3_600_000
 
 
 def beat(desk, *components, at=None, problem=""):
@@ -194,6 +196,7 @@ def test_openapi_describes_every_endpoint_with_a_summary_and_problems_only(desk)
         "/v1/queries/{name}/status", "/v1/queries/{name}/evaluate", "/v1/functions",
             "/v1/queries/{name}/live", "/v1/live", "/v1/edges", "/v1/edges/{edge}", "/v1/edges/{edge}/reinstate",
         "/v1/streams", "/v1/streams/{stream}/columns",
+        "/v1/load",
         "/v1/alarms", "/v1/quarantine", "/v1/quarantine/{query}/{position}", "/livez", "/readyz", "/metrics",
     }  # fmt: skip
     for operations in document["paths"].values():
@@ -214,3 +217,34 @@ def test_methods_that_clients_invent_are_one_series(desk):
         assert desk.ask(f"MADEUP{n}", "/v1/queries", app=app).status_code == 405
     series = [line for line in desk.get("/metrics", app=app).text.splitlines() if "requests_total{" in line]
     assert not any("MADEUP" in line for line in series) and any('method="other"' in line for line in series)
+
+
+def test_the_load_has_the_queries_by_slack_with_what_waits_what_it_costs_and_how_edges_stand(desk):
+    desk.connect("jfk", "lga")
+    behind, quiet = desk.register(name="behind"), desk.register(name="quiet")
+    locations = [FrameLocation("segment", 0, 10)]
+    frames = [
+        UnindexedFrame(behind.ref, EdgeId("jfk"), "jfk-1", seq, 1, 10, desk.now - 4_000 + seq, locations[0])
+        for seq in range(3)
+    ]
+    desk.catalog.index(frames)
+    desk.catalog.record_processing_delay(behind.ref, 300, desk.now)
+    desk.catalog.record_processing_delay(quiet.ref, 250, desk.now)
+    record = QueryDelayRecord(quiet.ref, EdgeId("lga"), 1_500.0, 2_500.0, 40.0, 7.0, 2, desk.now - 600)
+    desk.catalog.record_query_delays([record, replace(record, edge=EdgeId("jfk"), mean_ms=3_000.0)])
+    late, early = desk.get("/v1/load").json()["queries"]
+    assert late == {
+        "query": "behind", "version": 1, "slack_ms": -4_300.0, "frames": 3, "late_ms": 4_000, "cost_ms": 300,
+        "suspended": False, "edges": [],
+    }  # fmt: skip
+    # The clock of the test is at the beginning of an hour, and the first edge closes its window 1.5 s after its end.
+    assert (early["slack_ms"], early["frames"], early["late_ms"]) == (HOUR + 1_500 - 250, 0, 0)
+    assert early["edges"][1] == {
+        "edge": "lga", "age_ms": 600, "mean_delay_ms": 1_500.0, "latest_delay_ms": 2_500.0, "queued_ms": 40.0,
+        "late_ms": 7.0, "refused": 2,
+    }  # fmt: skip
+    for edge in ("jfk", "lga"):
+        desk.beat(edge, MAX_TIME_MS)
+    assert desk.get("/v1/load").json()["queries"][1]["slack_ms"] is None, "the streams have ended"
+    desk.catalog.delete("quiet", desk.now)
+    assert [q["query"] for q in desk.get("/v1/load").json()["queries"]] == ["behind"]

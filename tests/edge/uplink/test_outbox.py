@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from center.budgets import Grant
 from center.catalog import Catalog
@@ -17,6 +18,8 @@ from center.ingest.budget_sync import grants_of
 from edge.core import EdgeCore, Ingested, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink import UplinkOutbox
+from edge.uplink.outbox import DELAYS_EVERY_MS, MAX_DELAYS
+from edge.uplink.ports import QueryDelay
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
@@ -135,3 +138,56 @@ async def test_the_processing_delay_of_the_center_adds_to_the_path_delay(tmp_pat
         await until(lambda: jfk.outbox.path_delay_ms >= 340)
         jfk.outbox.on_link_estimate(100_000.0, 80.0, 50_000)
         assert jfk.outbox.path_delay_ms == 40 + 500 + 340
+
+
+@on_a_loop
+async def test_an_edge_that_schedules_reports_delays_and_learns_what_answers_cost_at_the_center(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk, edge(tmp_path, port, "lga") as lga:
+        catalog.register(spec(error={"s": 100}), 1)
+        await until(lambda: REF in jfk.durable.core.queries and REF in lga.durable.core.queries)
+        catalog.record_processing_delay(REF, 340, 5)
+        jfk.outbox.delays = lambda: {REF: QueryDelay(120.0, 900.0, 40.0, 0.0)}
+        await until(lambda: jfk.outbox.answer_delay_ms(REF) >= 340 and catalog.query_delays())
+        (report,) = catalog.query_delays()[REF]
+        assert (report.edge, report.mean_ms, report.latest_ms, report.queued_ms) == ("jfk", 120.0, 900.0, 40.0)
+        # The other edge does not schedule: it is told nothing, and its deadlines are as before.
+        await until(lambda: len(catalog.edges()) == 2 and catalog.edge(EdgeId("lga")).watermarks is not None)
+        assert lga.outbox.answer_delay_ms(REF) < 340 > jfk.outbox.path_delay_ms
+
+
+@pytest.mark.parametrize("absurd", [float("nan"), -1.0, 1e308, float("inf"), 3.2e10, 60_000.1])
+def test_an_absurd_cost_is_counted_and_the_last_one_stays(tmp_path: Path, absurd: float) -> None:
+    durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
+    outbox = UplinkOutbox("jfk", {}, durable, JournalGroupCommit(durable), lambda: 1_000)
+    outbox.on_queries(1, [(REF, spec(error={"s": 100}))])
+    outbox.on_cost(REF, 250.4)
+    outbox.on_cost(QueryRef("other", 1), 7.0)
+    outbox.on_cost(REF, absurd)
+    assert (outbox.answer_delay_ms(REF), outbox.refused_costs) == (251, 1)
+    outbox.on_welcome(None)
+    assert outbox.answer_delay_ms(REF) == 0, "another center states its own"
+    durable.close()
+
+
+def test_delays_are_reported_every_ten_seconds_as_far_as_they_changed_and_in_bounded_heartbeats(tmp_path: Path) -> None:
+    durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
+    now = [0]
+    outbox = UplinkOutbox("jfk", {}, durable, JournalGroupCommit(durable), lambda: now[0])
+    assert not outbox.heartbeat().HasField("scheduling")
+    delays = {QueryRef(f"q{number}", 1): QueryDelay(100.0, 0.0, 0.0, 0.0) for number in range(MAX_DELAYS + 1)}
+    outbox.delays = lambda: delays
+
+    def reported() -> list[str]:
+        beat = outbox.heartbeat()
+        assert beat.HasField("scheduling")
+        return [each.query for each in beat.scheduling.queries]
+
+    assert [len(reported()) for _ in range(3)] == [MAX_DELAYS, 1, 0]
+    delays[QueryRef("q3", 1)] = QueryDelay(115.0, 0.0, 0.0, 0.0)
+    delays[QueryRef("q4", 1)] = QueryDelay(130.0, 0.0, 0.0, 0.0)
+    assert reported() == []
+    now[0] += DELAYS_EVERY_MS
+    assert reported() == ["q4"]
+    outbox.on_welcome(None)
+    assert len(reported()) == MAX_DELAYS, "a new session knows nothing"
+    durable.close()

@@ -17,8 +17,11 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 from rich.text import Text
 
+from center.catalog import QueryDelayRecord, UnindexedFrame
+from center.storage.frame_log import FrameLocation
 from edgewater.__main__ import GROUP, Commands
 from edgewater.log_output import configure_logging
+from edgewater.streams import EdgeId
 from tests.center.api.conftest import HOUR, SPEC, T0
 
 POINTS = [
@@ -26,6 +29,7 @@ POINTS = [
     for name, value in {
         "query": "edgewater.client.commands:query", "edges": "edgewater.client.commands:edges",
         "streams": "edgewater.client.commands:streams", "top": "edgewater.client.top:top",
+        "center": "center.cli:center",
     }.items()
 ]  # fmt: skip
 
@@ -166,6 +170,41 @@ def test_top_shows_queries_edges_and_alarms(two_hours, run):
     with desk.served(principals=principals) as url:
         limited = said(run(url, "top", "--json", env={"EDGEWATER_TOKEN": "right"}))
         assert ([q["query"] for q in limited["queries"]], "role" in limited["alarms_hidden"]) == (["flights"], True)
+
+
+def test_center_top_shows_the_queries_by_slack_also_while_the_center_is_away(two_hours, run, monkeypatch):
+    desk, query = two_hours
+    waiting = desk.register(name="waiting")
+    frame = UnindexedFrame(waiting.ref, EdgeId("jfk"), "jfk-1", 0, 1, 9, desk.now - 2_500, FrameLocation("s", 0, 9))
+    desk.catalog.index([frame])
+    desk.catalog.record_processing_delay(query.ref, 300, desk.now)
+    desk.catalog.record_query_delays(
+        [QueryDelayRecord(query.ref, EdgeId("lga"), 1.0, 2.0, 40_000.0, 7_000.0, 3, desk.now)]
+    )
+    with desk.served() as url:
+        state = said(run(url, "center", "top", "--json"))
+        assert [(q["query"], q["slack_ms"]) for q in state["queries"]] == [("waiting", -2_500), ("flights", HOUR - 300)]
+        text = run(url, "center", "top").stdout
+        assert "2 queries, 1 of them late; 1 frames are not applied" in text
+        assert re.search(r"waiting +-2\.5 +1 +2\.5 +\n", text), text
+        assert re.search(r"flights +3599\.7 +0 +0\.0 +300 +lga +7\.0 +40\.0 +3 +\n", text), text
+    assert "cannot reach the center" in run(url, "center", "top").stderr
+    written, looks = io.StringIO(), []
+    terminal = Console(file=written, force_terminal=True, width=200, height=40, highlight=False, markup=False)
+    monkeypatch.setattr("center.watch.console", lambda: terminal)
+
+    def between(seconds: float) -> None:
+        looks.append(Text.from_ansi(written.getvalue()).plain)
+        written.truncate(written.seek(0))
+        served.close()
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("center.watch.time", SimpleNamespace(sleep=between))
+    with ExitStack() as served:
+        result = run(served.enter_context(desk.served()), "center", "top")
+    assert (result.exit_code, len(looks)) == (0, 2), result.output
+    assert "waiting" in looks[0] and "cannot reach the center" in looks[1]
 
 
 def test_wrong_names_addresses_and_tokens_are_errors_in_a_line(two_hours, run):

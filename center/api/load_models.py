@@ -1,0 +1,110 @@
+"""How the queries stand at the center."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Self
+
+from pydantic import BaseModel, Field
+
+from center.catalog import EdgeRecord, QueryDelayRecord, RegisteredQuery
+from edgewater.streams import MAX_TIME_MS
+from edgewater.windows import window_ends
+
+
+class EdgeLoad(BaseModel):
+    """How a query stands at an edge that schedules its queries, as of the edge's last report."""
+
+    edge: str
+    age_ms: int = Field(description="Since the report. An edge repeats only what has changed.")
+    mean_delay_ms: float = Field(
+        description="From a window's end until the edge's watermark passes it, mean; 0: unknown."
+    )
+    latest_delay_ms: float = Field(description="What 95 % of these delays do not exceed; 0: unknown.")
+    queued_ms: float = Field(description="Processing time of the records that it has queued.")
+    late_ms: float = Field(description="Since the first watermark came that the query has not processed; 0: none has.")
+    refused: int = Field(description="Values of the report that no edge can mean; they count as unknown.")
+
+    @classmethod
+    def of(cls, record: QueryDelayRecord, now_ms: int) -> Self:
+        return cls(
+            edge=record.edge,
+            age_ms=max(0, now_ms - record.reported_at_ms),
+            mean_delay_ms=record.mean_ms,
+            latest_delay_ms=record.latest_ms,
+            queued_ms=record.queued_ms,
+            late_ms=record.late_ms,
+            refused=record.refused,
+        )
+
+
+class QueryLoad(BaseModel):
+    """How a query stands."""
+
+    query: str
+    version: int
+    slack_ms: float | None = Field(
+        description="Until its next answer becomes late: when the frame that closes a window came, or is expected to"
+        " come, less now and the cost. Negative: it is late. Null: no frame is expected."
+    )
+    frames: int = Field(description="Frames in the log that are not applied.")
+    late_ms: int = Field(description="Since the oldest of them came; 0: there is none.")
+    cost_ms: int | None = Field(
+        description="From a frame's arrival until answers have its values, 95th percentile of a minute in which"
+        " it had frames. Null: not measured yet."
+    )
+    suspended: bool = Field(description="Set aside: its frames are kept, and not applied.")
+    edges: list[EdgeLoad]
+
+    @classmethod
+    def of(
+        cls,
+        query: RegisteredQuery,
+        *,
+        frames: int,
+        oldest_at_ms: int | None,
+        cost_ms: int | None,
+        edges: Sequence[EdgeRecord],
+        delays: Sequence[QueryDelayRecord],
+        suspended: bool,
+        now_ms: int,
+    ) -> Self:
+        due_ms = _expected_ms(query, edges, delays, now_ms) if oldest_at_ms is None else float(oldest_at_ms)
+        return cls(
+            query=query.ref.name,
+            version=query.ref.version,
+            slack_ms=None if due_ms is None else due_ms - now_ms - (cost_ms or 0),
+            frames=frames,
+            late_ms=0 if oldest_at_ms is None else max(0, now_ms - oldest_at_ms),
+            cost_ms=cost_ms,
+            suspended=suspended,
+            edges=[EdgeLoad.of(record, now_ms) for record in delays],
+        )
+
+    def by_slack(self) -> tuple[float, str]:
+        return math.inf if self.slack_ms is None else self.slack_ms, self.query
+
+
+class Load(BaseModel):
+    queries: list[QueryLoad] = Field(description="The least slack first.")
+
+
+def _expected_ms(
+    query: RegisteredQuery, edges: Sequence[EdgeRecord], delays: Sequence[QueryDelayRecord], now_ms: int
+) -> float | None:
+    """When the first edge is expected to close the next window, wall time; None if no edge will."""
+    ends = window_ends(query.spec.window)
+    if ends is None:
+        return None
+    step_ms, offset_ms = ends
+    mean_ms = {record.edge: record.mean_ms for record in delays}
+    expected = []
+    for edge in edges:
+        stream = edge.stream(query.spec.stream)
+        if edge.retired or stream is None or edge.watermarks.get(stream.name, 0) >= MAX_TIME_MS:
+            continue
+        at_ms = stream.clock.to_event_ms(now_ms)
+        end_ms = offset_ms + ((at_ms - offset_ms) // step_ms + 1) * step_ms
+        expected.append(stream.clock.to_wall_ms(end_ms) + mean_ms.get(edge.edge, 0.0))
+    return min(expected, default=None)

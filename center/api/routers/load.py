@@ -1,0 +1,41 @@
+"""How the queries stand at the center: what an operator looks at when it is short of CPU."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from center.api.access import IN_TURN, READS, Caller
+from center.api.load_models import Load, QueryLoad
+from center.api.services import Center
+from center.catalog import expected_edges
+
+router = APIRouter(prefix="/v1", tags=["load"])
+
+
+@router.get("/load", dependencies=[READS, IN_TURN], summary="How the queries stand, the least slack first")
+def load(center: Center, caller: Caller) -> Load:
+    """Of each query that the caller may read: how long it can wait until its next answer is late, frames that are not
+    applied, what an answer costs here, and how it stands at the edges that schedule their queries.
+    """
+    catalog, now_ms = center.catalog, center.now_ms()
+    consumed, last = center.results.consumed(), catalog.last_positions()
+    queries = [q for q in catalog.queries() if caller.may("reader", q.ref.name)]
+    pending = {q.key: (consumed.get(q.key, 0), last.get(q.key, 0)) for q in queries}
+    oldest = catalog.oldest_frames({key: after for key, (after, through) in pending.items() if through > after})
+    costs, delays, edges = catalog.processing_delays(), catalog.query_delays(), catalog.edges()
+    known = {e.edge: e for e in edges}
+    suspended = catalog.suspended_queries()
+    found = [
+        QueryLoad.of(
+            query,
+            frames=max(0, pending[query.key][1] - pending[query.key][0]),
+            oldest_at_ms=oldest.get(query.key),
+            cost_ms=costs.get(query.ref),
+            edges=[known[e] for e in expected_edges(query.spec, edges) if e in known],
+            delays=delays.get(query.ref, []),
+            suspended=query.ref in suspended,
+            now_ms=now_ms,
+        )
+        for query in queries
+    ]
+    return Load(queries=sorted(found, key=QueryLoad.by_slack))

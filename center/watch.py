@@ -1,0 +1,70 @@
+"""`edgewater center top`: how the queries of a running center stand, as its API says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import Any
+
+import click
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from edgewater.client.center import Center
+from edgewater.errors import EdgewaterError
+from edgewater.terminal import console, plain, table
+
+COLUMNS = (
+    "query", "slack, s", "frames", "late, s", "cost, ms", "latest edge", "late there, s", "queued there, s",
+    "absurd values", "state",
+)  # fmt: skip
+
+
+def top(center: Center, interval_s: float, once: bool, as_json: bool) -> None:
+    """Shows the queries by slack once, or until Ctrl-C."""
+    if as_json:
+        click.echo(json.dumps(_look(center)))
+        return
+    screen = console()
+    if once or not screen.is_terminal:
+        screen.print(_view(_look(center)))
+        return
+    with contextlib.suppress(KeyboardInterrupt), Live(console=screen, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                view = _view(_look(center))
+            except EdgewaterError as exc:  # the center may come back
+                view = Group(Text(plain(exc.message)))
+            live.update(view, refresh=True)
+            time.sleep(interval_s)
+
+
+def _look(center: Center) -> dict[str, Any]:
+    look: dict[str, Any] = center.get("/v1/load")
+    return look
+
+
+def _view(look: dict[str, Any]) -> Group:
+    queries = look["queries"]
+    late = sum(q["slack_ms"] is not None and q["slack_ms"] < 0 for q in queries)
+    frames = sum(q["frames"] for q in queries)
+    return Group(
+        Text(f"{len(queries)} queries, {late} of them late; {frames} frames are not applied"),
+        table(COLUMNS, map(_row, queries), "queries, by slack") if queries else Text("no query is registered"),
+    )
+
+
+def _row(query: dict[str, Any]) -> tuple[str, ...]:
+    def seconds(value_ms: float | None) -> str:
+        return "" if value_ms is None else f"{value_ms / 1000:.1f}"
+
+    worst = max(query["edges"], key=lambda edge: (edge["late_ms"], edge["queued_ms"]), default=None)
+    there = ("", "", "") if worst is None else (worst["edge"], seconds(worst["late_ms"]), seconds(worst["queued_ms"]))
+    refused = sum(edge["refused"] for edge in query["edges"])
+    return (
+        query["query"], seconds(query["slack_ms"]), str(query["frames"]), seconds(query["late_ms"]),
+        "" if query["cost_ms"] is None else str(query["cost_ms"]), *there, str(refused) if refused else "",
+        "suspended" if query["suspended"] else "",
+    )  # fmt: skip
