@@ -28,7 +28,7 @@ from edgewater.synopses import GroupedAggregate
 from edgewater.wire import CODE_METADATA, Frame, FrameBody, Partial, QueryRef, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 JFK = EdgeId("jfk")
 MILES = QueryRef("miles", 1)
 
