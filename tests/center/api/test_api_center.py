@@ -228,8 +228,7 @@ def test_the_load_has_the_queries_by_slack_with_what_waits_what_it_costs_and_how
         for seq in range(3)
     ]
     desk.catalog.index(frames)
-    desk.catalog.record_processing_delay(behind.ref, 300, desk.now)
-    desk.catalog.record_processing_delay(quiet.ref, 250, desk.now)
+    desk.catalog.record_processing_delays({behind.ref: 300, quiet.ref: 250}, desk.now)
     record = QueryDelayRecord(quiet.ref, EdgeId("lga"), 1_500.0, 2_500.0, 40.0, 7.0, 2, desk.now - 600)
     desk.catalog.record_query_delays([record, replace(record, edge=EdgeId("jfk"), mean_ms=3_000.0)])
     late, early = desk.get("/v1/load").json()["queries"]

@@ -411,7 +411,7 @@ async def test_absurd_delays_of_an_edge_are_bounded_and_counted_and_its_costs_ar
         c.catalog.register(spec(), 1)
         await edge.hello()
         await edge.until("queries", lambda told: told.queries)
-        await asyncio.to_thread(c.catalog.record_processing_delay, MILES, 10**12, 5)
+        await asyncio.to_thread(c.catalog.record_processing_delays, {MILES: 10**12}, 5)
         delays = [
             pb.QueryDelay(query="miles", query_version=1, mean_ms=math.nan, latest_ms=-1, queued_ms=1e308, late_ms=5),
             pb.QueryDelay(query="others", query_version=1, mean_ms=7),

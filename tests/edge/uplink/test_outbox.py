@@ -145,7 +145,7 @@ async def test_an_edge_that_schedules_reports_delays_and_learns_what_answers_cos
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk, edge(tmp_path, port, "lga") as lga:
         catalog.register(spec(error={"s": 100}), 1)
         await until(lambda: REF in jfk.durable.core.queries and REF in lga.durable.core.queries)
-        catalog.record_processing_delay(REF, 340, 5)
+        catalog.record_processing_delays({REF: 340}, 5)
         jfk.outbox.delays = lambda: {REF: QueryDelay(120.0, 900.0, 40.0, 0.0)}
         await until(lambda: jfk.outbox.answer_delay_ms(REF) >= 340 and catalog.query_delays())
         (report,) = catalog.query_delays()[REF]

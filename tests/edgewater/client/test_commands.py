@@ -177,7 +177,7 @@ def test_center_top_shows_the_queries_by_slack_also_while_the_center_is_away(two
     waiting = desk.register(name="waiting")
     frame = UnindexedFrame(waiting.ref, EdgeId("jfk"), "jfk-1", 0, 1, 9, desk.now - 2_500, FrameLocation("s", 0, 9))
     desk.catalog.index([frame])
-    desk.catalog.record_processing_delay(query.ref, 300, desk.now)
+    desk.catalog.record_processing_delays({query.ref: 300}, desk.now)
     desk.catalog.record_query_delays(
         [QueryDelayRecord(query.ref, EdgeId("lga"), 1.0, 2.0, 40_000.0, 7_000.0, 3, desk.now)]
     )
