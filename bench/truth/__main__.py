@@ -23,6 +23,7 @@ PARTS = {
     "samples": "bench.truth.samples",
     "sketches": "bench.truth.sketches",
     "early answers": "bench.truth.early_answers",
+    "processes": "bench.truth.processes",
 }
 """Part -> module with `cases()`."""
 
