@@ -188,6 +188,8 @@ def _merge(partials: DataFrame, job: BatchJob, chosen: Strategy) -> DataFrame:
             .sortWithinPartitions(*order)
             .mapInArrow(CombineLevel(job), layout.partial_ddl)
         )
+    if not layout.strata and job.family in (Family.GLOBAL, Family.SESSION):
+        tasks = 1  # there is a single key
     placed = partials.repartition(tasks, *keys, "block").sortWithinPartitions(*order)
     return placed.mapInArrow(FinishLevel(job), layout.result_ddl)
 

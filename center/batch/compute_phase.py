@@ -12,7 +12,7 @@ from pyspark import TaskContext
 
 from center.batch.layout import RecordLayout, timestamp
 from center.batch.pattern import SynopsisPattern
-from center.batch.slice_states import RowBuffer, SliceStates, numbers, pick
+from center.batch.slice_states import RowBuffer, SliceStates, numbers, pick, zeros
 from center.batch.windows import Family, family_of, grid_of
 from center.slicing import SlidingCount
 from center.spark.workers import settle
@@ -126,7 +126,7 @@ class _Task:
         layout = self._job.layout
         columns = list(chunk.columns)
         numbered = numbers(columns.pop()) if layout.numbered else None
-        times = np.zeros(len(chunk), np.int64)
+        times = zeros(len(chunk))
         if layout.time is not None:
             given = columns.pop()
             if given.null_count:
@@ -146,14 +146,15 @@ class _Task:
                 yield from self._update(starts, strata, values, times, ids)
             else:
                 part = pick(strata, chosen), pick(values, chosen)
-                yield from self._update(starts[chosen], *part, times[chosen], ids[chosen])
+                some = starts if isinstance(starts, int) else starts[chosen]
+                yield from self._update(some, *part, times[chosen], ids[chosen])
 
-    def _assign(self, places: IntArray) -> Iterator[tuple[IntArray, BoolArray | None]]:
-        """Start of each record's slice (by time or by number); for bucketing, once per window that a record may belong
-        to, with a mask of the records that do. None: all records."""
+    def _assign(self, places: IntArray) -> Iterator[tuple[IntArray | int, BoolArray | None]]:
+        """Start of each record's slice (by time or by number), or of the only one; for bucketing, once per window that
+        a record may belong to, with a mask of the records that do. None: all records."""
         job, window = self._job, self._job.window
         if self._grid is None:
-            yield np.zeros(len(places), np.int64), None
+            yield 0, None
         elif job.family is not Family.SLIDING or not job.by_windows:
             yield self._grid.slice_starts(places), None
         else:
@@ -164,26 +165,29 @@ class _Task:
                 yield last - back, None if inside.all() else inside
 
     def _update(
-        self, starts: IntArray, strata: list[pa.Array], values: list[pa.Array], times: IntArray, ids: IntArray
+        self, starts: IntArray | int, strata: list[pa.Array], values: list[pa.Array], times: IntArray, ids: IntArray
     ) -> Iterator[pa.RecordBatch]:
-        for part in self._pieces(starts, strata):
+        if not isinstance(starts, int) and len(starts) and (starts == starts[0]).all():
+            starts = int(starts[0])
+        for part in self._pieces(starts, strata, len(times)):
             if part is None:
                 self._states.update(starts, strata, values, times, ids)
             else:
                 index = pa.array(part)
                 taken = [c.take(index) for c in strata], [c.take(index) for c in values]
-                self._states.update(starts[part], *taken, times[part], ids[part])
+                some = starts if isinstance(starts, int) else starts[part]
+                self._states.update(some, *taken, times[part], ids[part])
             if self._states.nbytes > MEMORY_BYTES and not self._job.whole:
                 yield from self._drain()
 
-    def _pieces(self, starts: IntArray, strata: list[pa.Array]) -> Iterator[IntArray | None]:
+    def _pieces(self, starts: IntArray | int, strata: list[pa.Array], rows: int) -> Iterator[IntArray | None]:
         """The records in chunks whose states fit into memory; None: all at once."""
         most = max(MEMORY_BYTES // self._state_bytes, 1)
-        one = not strata and len(starts) > 0 and bool((starts == starts[0]).all())
-        if one or len(starts) <= most or self._job.whole:
+        if (isinstance(starts, int) and not strata) or rows <= most or self._job.whole:
             yield None
             return
-        codes = KeyTable((*(c.type for c in strata), pa.int64())).encode([*strata, pa.array(starts)], len(starts))
+        keys = strata if isinstance(starts, int) else [*strata, pa.array(starts)]
+        codes = KeyTable(tuple(c.type for c in keys)).encode(keys, rows)
         if codes.max() < most:
             yield None
             return

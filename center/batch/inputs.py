@@ -111,14 +111,22 @@ def _column(df: DataFrame, field: str, given: Any) -> tuple[str, str, Column]:
     """Name, Spark type and expression."""
     if not isinstance(given, str | Column):
         raise InvalidRequest(field, given, "the name of a column, or a Column")
+    if isinstance(given, str):
+        alike = [field for field in df.schema.fields if field.name.lower() == given.lower()]
+        if len(alike) == 1 and alike[0].name == given:  # needs no analysis by Spark
+            return given, alike[0].dataType.simpleString(), F.col(_quoted(given))
     # A string is a column name, also `a.b` and `a-b`, and not an expression.
-    column = F.col(f"`{given.replace('`', '``')}`") if isinstance(given, str) and given in df.columns else given
+    column = F.col(_quoted(given)) if isinstance(given, str) and given in df.columns else given
     try:
         (described,) = df.select(column).schema.fields
     except (AnalysisException, ValueError) as exc:
         known = ", ".join(df.columns) or "none: the DataFrame has no columns"
         raise InvalidRequest(field, str(given), f"one of the columns {known}", _first_line(exc)) from exc
     return described.name, described.dataType.simpleString(), F.col(column) if isinstance(column, str) else column
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def _type_of(field: str, name: str, given: str, accepted: tuple[str, ...]) -> None:

@@ -22,6 +22,8 @@ from edgewater.synopses.encoding import codec
 ROWS_BYTES = 64 << 20
 """Size of a batch of emitted partials: Arrow's binary arrays are limited to 2 GiB."""
 
+_ZEROS = np.zeros(1 << 17, np.int64)
+_ZEROS.setflags(write=False)
 _COUNTERS = ("records", "nulls", "first_ms", "last_ms")
 _EMPTY = (0, 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min)
 
@@ -107,20 +109,29 @@ class _Slice:
         return self._states.nbytes + self._table.nbytes
 
     def update(self, strata: list[pa.Array], columns: list[pa.Array], times: IntArray, ids: IntArray) -> None:
-        codes = self._table.encode(strata, len(times))
+        codes = self._table.encode(strata, len(times)) if strata else self._only_group(len(times))
         groups = len(self)
         for name, empty in zip(_COUNTERS, _EMPTY, strict=True):
             held = self._counters[name]
             self._counters[name] = np.concatenate([held, np.full(groups - len(held), empty, np.int64)])
-        np.minimum.at(self._counters["first_ms"], codes, times)
-        np.maximum.at(self._counters["last_ms"], codes, times)
+        first, last = self._counters["first_ms"], self._counters["last_ms"]
+        if groups == 1:
+            first[0], last[0] = min(first[0], times.min()), max(last[0], times.max())
+        else:
+            np.minimum.at(first, codes, times)
+            np.maximum.at(last, codes, times)
         if self._skips_nulls and columns[0].null_count:
             present = np.asarray(columns[0].is_valid())
-            self._counters["nulls"] += np.bincount(codes[~present], minlength=groups)
+            self._counters["nulls"] += _counted(codes[~present], groups)
             columns = [columns[0].drop_null()]
             codes, times, ids = codes[present], times[present], ids[present]
-        self._counters["records"] += np.bincount(codes, minlength=groups)
+        self._counters["records"] += _counted(codes, groups)
         self._states.update(codes, columns, times, ids, groups)
+
+    def _only_group(self, rows: int) -> IntArray:
+        """Returns the codes of records without strata."""
+        self._table.encode([], 1)
+        return zeros(rows)
 
     def rows(self, start: int) -> Iterator[tuple[list[Any], dict[str, Any]]]:
         columns = self._table.rows(None)
@@ -152,28 +163,30 @@ class SliceStates:
         return sum(held.nbytes for held in self._slices.values())
 
     def number(self, rows: int) -> IntArray:
-        """Record numbers that are unique within the task."""
+        """Record numbers that are unique within the task; zeros for synopses that need none."""
+        if not isinstance(self._empty, SampleStack):
+            return zeros(rows)
         self._next_id += rows
         return np.arange(self._next_id - rows, self._next_id)
 
     def update(
         self,
-        starts: IntArray,
+        starts: IntArray | int,
         strata: Sequence[pa.Array],
         columns: Sequence[pa.Array],
         times: IntArray,
         ids: IntArray,
     ) -> None:
-        """Adds records to the slices that begin at `starts`, one per record.
+        """Adds records to the slices that begin at `starts`, one per record, or at the same one.
 
         Args:
             columns: the values, or a grouped aggregate's keys and arguments; nulls are counted and skipped.
             times, ids: int64 event times in ms, and numbers from `number`.
         """
-        if not len(starts):
+        if not len(times):
             return
-        if (starts == starts[0]).all():
-            self._slice(int(starts[0])).update(list(strata), list(columns), times, ids)
+        if isinstance(starts, int):
+            self._slice(starts).update(list(strata), list(columns), times, ids)
             return
         if (starts[1:] < starts[:-1]).any():
             order = np.argsort(starts, kind="stable")
@@ -258,3 +271,13 @@ def pick(columns: Sequence[pa.Array], chosen: BoolArray) -> list[pa.Array]:
 
 def numbers(column: pa.Array) -> npt.NDArray[np.int64]:
     return np.asarray(column, np.int64)
+
+
+def zeros(rows: int) -> IntArray:
+    """Returns zeros that nobody may write to, from memory that all chunks share."""
+    return _ZEROS[:rows] if rows <= len(_ZEROS) else np.zeros(rows, np.int64)
+
+
+def _counted(codes: IntArray, groups: int) -> IntArray:
+    """Returns the number of records per group."""
+    return np.array([len(codes)]) if groups == 1 else np.bincount(codes, minlength=groups)

@@ -48,6 +48,8 @@ _HISTORIES = (
     "spark.ui.retainedTasks",
     "spark.sql.ui.retainedExecutions",
 )
+MAX_SOCKET_DIRECTORY = 60
+"""Bytes of the path of the directory of Spark's sockets: the names in it have 43, and a socket's path at most 107."""
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 """Java would otherwise print a line for each class that an archive lacks."""
 _ESCAPED = "\\u%04x"
@@ -217,6 +219,28 @@ def off_the_command_line(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 @functools.cache
+def _private_directory() -> Path:
+    """Returns a directory that only this user can read, until this process ends."""
+    directory = tempfile.mkdtemp(prefix="edgewater-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)
+
+
+def socket_settings(directory: Path) -> dict[str, str]:
+    """Returns the Spark properties by which a local JVM reaches its Python workers over sockets in this directory.
+
+    Over TCP each task waits 40 ms: Spark writes its input in small pieces without TCP_NODELAY, so a piece waits for the
+    delayed acknowledgement of the one before. Sockets in a directory have no secret: the directory must be private.
+    """
+    if len(os.fsencode(directory)) > MAX_SOCKET_DIRECTORY:
+        return {}
+    return {
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.dir": str(directory),
+    }
+
+
+@functools.cache
 def local_interpreter() -> str:
     """Returns a command that runs this interpreter with the installed PySpark.
 
@@ -226,9 +250,7 @@ def local_interpreter() -> str:
     installed = Path(pyspark.__file__).parent
     if Path(os.environ.get("SPARK_HOME", installed)) != installed:
         return sys.executable  # it may have another PySpark
-    directory = tempfile.mkdtemp(prefix="edgewater-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    command = Path(directory, "python")
+    command = _private_directory() / "python"
     command.write_text(_INTERPRETER.format(python=shlex.quote(sys.executable)))
     command.chmod(0o700)
     return str(command) if os.access(command, os.X_OK) else sys.executable  # directories may be mounted noexec
@@ -251,7 +273,8 @@ def start_session(config: SessionConfig) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(config.master).appName(config.app_name)
     secrets: dict[str, str] = {}
-    for name, value in spark_settings(config).items():
+    sockets = socket_settings(_private_directory()) if config.is_local else {}
+    for name, value in (sockets | spark_settings(config)).items():
         if SECRET_SETTING.search(name):
             secrets[name] = value
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -77,7 +76,8 @@ class ArrayStack:
     def _copy_single(self) -> Self:
         """Copies a stack of one group: `take` without its checks. The copy shares all state outside `arrays`; the
         caller copies what is mutable."""
-        result = copy(self)
+        result = object.__new__(type(self))  # `copy.copy` takes five times as long
+        result.__dict__.update(self.__dict__)
         result._state = {name: held.copy() for name, held in self._state.items()}
         return result
 

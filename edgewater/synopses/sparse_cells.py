@@ -8,7 +8,6 @@ O(n · batches). `pack_rows` writes rows of counters, sparse or dense, whichever
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -73,9 +72,8 @@ class SparseCells:
 
     def copy(self) -> SparseCells:
         """Returns a consolidated copy. It shares the arrays, which are never written to."""
-        result = copy(self)
-        result._keys, result._values = self.consolidated()
-        result._runs = []
+        result = SparseCells(self._combine, self._values.dtype)
+        result.replace_sorted(*self.consolidated())
         return result
 
     @property

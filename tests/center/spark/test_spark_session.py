@@ -10,12 +10,14 @@ from typing import Literal
 import pytest
 
 from center.spark.session import (
+    MAX_SOCKET_DIRECTORY,
     SessionConfig,
     class_archive,
     java_version,
     local_interpreter,
     off_the_command_line,
     require_java,
+    socket_settings,
     spark_settings,
 )
 from edgewater.errors import InvalidConfig
@@ -96,6 +98,13 @@ def test_secret_settings_reach_java_in_a_file_of_this_user_alone(monkeypatch: py
     assert json.loads(f'"{value}"') == "a=b\\ \n€𝄞"
     assert os.environ["PYSPARK_SUBMIT_ARGS"] == "--verbose pyspark-shell"
     assert not Path(name).exists()
+
+
+def test_workers_are_reached_over_sockets_if_a_path_of_theirs_fits() -> None:
+    directory = Path("/" + "d" * (MAX_SOCKET_DIRECTORY - 1))
+
+    assert socket_settings(directory)["spark.python.unix.domain.socket.dir"] == str(directory)
+    assert socket_settings(Path(f"{directory}d")) == {}
 
 
 def test_a_users_settings_win() -> None:
