@@ -10,9 +10,9 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as F
 
 from center.batch.compute_phase import BatchJob, Compute
+from center.batch.file_scan import ScanAndCompute, file_scan
 from center.batch.inputs import BatchInput, ColumnLike, read_input
 from center.batch.merge_phase import CombineLevel, FinishLevel
-from center.batch.parquet_scan import ScanAndCompute, parquet_scan
 from center.batch.pattern import SynopsisPattern
 from center.batch.strategy import Strategy, check, choose
 from center.batch.streaming import keep_state
@@ -35,7 +35,8 @@ def build(
 ) -> DataFrame:
     """Builds synopses of a DataFrame's values, one per window and stratum.
 
-    Nothing is read before an action runs on the result (or `writeStream`); what the schema shows is checked at once.
+    Nothing is built before an action runs on the result (or `writeStream`); what the schema shows is checked at once.
+    CSV and JSON files are also read at once, to learn whether tasks may read them (`center.batch.text_scan`).
 
     Args:
         df: batch or streaming.
@@ -166,10 +167,11 @@ def _default_partitions(df: DataFrame) -> int:
 
 def _compute(divided: tuple[DataFrame, BatchJob], job: BatchJob) -> DataFrame:
     records, job = divided
-    scan = parquet_scan(records)
+    scan = file_scan(records)
     if scan is None:
         return records.mapInArrow(Compute(job), job.layout.partial_ddl)
-    numbers = records.sparkSession.range(len(scan.partitions), numPartitions=len(scan.partitions))
+    partitions = len(scan.plan.partitions)
+    numbers = records.sparkSession.range(partitions, numPartitions=partitions)
     return numbers.mapInArrow(ScanAndCompute(job, scan), job.layout.partial_ddl)
 
 

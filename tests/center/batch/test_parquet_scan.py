@@ -14,7 +14,7 @@ import pytest
 
 import center.batch.builder
 from center.batch import Strategy, build
-from center.batch.parquet_scan import parquet_scan
+from center.batch.file_scan import file_scan
 from edgewater.synopses import CountMin, GroupedAggregate, HyperLogLog, Kll, ReservoirSample, function_named
 from edgewater.windows import SlidingWindow, TumblingWindow
 
@@ -100,14 +100,14 @@ def test_results_equal_those_of_rows_that_spark_reads(
     scans: list[Any] = []
 
     def seen(records: Any) -> Any:
-        scans.append(parquet_scan(records))
+        scans.append(file_scan(records))
         return scans[-1]
 
-    monkeypatch.setattr(center.batch.builder, "parquet_scan", seen)
+    monkeypatch.setattr(center.batch.builder, "file_scan", seen)
     scanned = build(df, prototype, **arguments)
-    monkeypatch.setattr(center.batch.builder, "parquet_scan", lambda records: None)
+    monkeypatch.setattr(center.batch.builder, "file_scan", lambda records: None)
     passed = build(df, prototype, **arguments)
-    assert scans[0] is not None and len(scans[0].partitions) > 3
+    assert scans[0] is not None and len(scans[0].plan.partitions) > 3
     mine, theirs = (sorted(map(repr, out.collect())) for out in (scanned, passed))
     assert mine == theirs and len(mine) > 0
 
@@ -157,14 +157,14 @@ def frames_left_to_spark(spark: Any, folder: Path) -> dict[str, Callable[[], Any
 def test_whatever_may_be_read_otherwise_is_left_to_spark(spark: Any, folder: Path) -> None:
     (folder.parent / "parts").mkdir(exist_ok=True)
     for name, made in frames_left_to_spark(spark, folder).items():
-        assert parquet_scan(made()) is None, name
+        assert file_scan(made()) is None, name
     for setting in ("spark.sql.files.ignoreCorruptFiles", "spark.sql.parquet.mergeSchema"):
         spark.conf.set(setting, "true")
         try:
-            assert parquet_scan(spark.read.parquet(str(folder)).select("size")) is None
+            assert file_scan(spark.read.parquet(str(folder)).select("size")) is None
         finally:
             spark.conf.unset(setting)
-    assert parquet_scan(spark.read.parquet(str(folder)).select("size")) is not None
+    assert file_scan(spark.read.parquet(str(folder)).select("size")) is not None
 
 
 def test_a_file_that_changes_before_the_job_runs_is_refused(spark: Any, tmp_path: Path) -> None:

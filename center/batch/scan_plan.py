@@ -1,0 +1,200 @@
+"""Scans of files in Spark's plans: which files, columns and filters, if records are nothing else.
+
+Spark lists the files and cuts them into ranges, a list of ranges per partition. Columns may be renamed, or cast from
+a narrower number. Filters may compare whole numbers and texts with constants. Anything else has no such plan: other
+operators, casts that are not exact, partition columns, catalog tables, files that are not local.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+MAX_FILES = 1 << 12
+"""Files that are looked at before a job; a scan of more is left to Spark."""
+
+_EXACT_CASTS = {("tinyint", "bigint"), ("smallint", "bigint"), ("int", "bigint"), ("float", "double")}
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_COMPARISONS = {
+    "EqualTo": pc.equal,
+    "LessThan": pc.less,
+    "LessThanOrEqual": pc.less_equal,
+    "GreaterThan": pc.greater,
+    "GreaterThanOrEqual": pc.greater_equal,
+}
+_MUST_BE_FALSE = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """A range of a file's bytes; the row groups whose middle lies in it belong to it. `size`: of the whole file."""
+
+    path: str
+    start: int
+    length: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A column's value is not null, and `comparison` with `value` holds unless that is None."""
+
+    column: str
+    comparison: str = "IsNotNull"
+    value: int | str | None = None
+
+    def of(self, table: pa.RecordBatch) -> pa.Array:
+        column = table.column(self.column)
+        return column.is_valid() if self.value is None else _COMPARISONS[self.comparison](column, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPlan:
+    """A scan of files.
+
+    Attributes:
+        file_format: Java's name of its class.
+        options: of the reader; names in lower case.
+        fields: name and Spark's type of each column of the files, in their order.
+        columns: names in the files, in the order of the records' columns.
+        conditions: which rows are records.
+        partitions: the ranges that each partition reads, in this order.
+    """
+
+    file_format: str
+    options: dict[str, str]
+    fields: tuple[tuple[str, str], ...]
+    columns: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    partitions: tuple[tuple[FileRange, ...], ...]
+
+    @property
+    def used(self) -> dict[str, str]:
+        """Spark's type of each column of the records or of a condition."""
+        known = dict(self.fields)
+        return {name: known[name] for name in (*self.columns, *(c.column for c in self.conditions))}
+
+    @property
+    def paths(self) -> list[str]:
+        return sorted({part.path for ranges in self.partitions for part in ranges})
+
+    def records(self, batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.RecordBatch:
+        """Returns the rows of a batch that meet the conditions, in the columns of the records."""
+        for condition in self.conditions:
+            batch = batch.filter(condition.of(batch))
+        columns = [batch.column(name).cast(types[name]) for name in self.columns]
+        return pa.RecordBatch.from_arrays(columns, [str(i) for i in range(len(columns))])
+
+
+def scan_plan(records: DataFrame) -> ScanPlan | None:
+    """Returns the scan that gives these records, in equal partitions and order; None: they are not just a scan."""
+    conf, frame = records.sparkSession.conf, getattr(records, "_jdf", None)  # None: of Spark Connect
+    if frame is None or records.isStreaming or any(conf.get(n, "false") != "false" for n in _MUST_BE_FALSE):
+        return None
+    try:
+        return _plan_of(frame.queryExecution())
+    except (Py4JError, PySparkException):
+        return None  # Spark says what is wrong when it reads, such as a file that is gone
+
+
+def _plan_of(execution: Any) -> ScanPlan | None:
+    plan, outputs, conditions = execution.optimizedPlan(), None, []
+    if _name(plan) == "Project":
+        outputs, plan = _listed(plan.projectList()), plan.child()
+    if _name(plan) == "Filter":
+        conditions, plan = _conditions(plan.condition()), plan.child()
+    columns = [_column(output) for output in (_listed(plan.output()) if outputs is None else outputs)]
+    if _name(plan) != "LogicalRelation" or None in columns or None in conditions or not _is_plain(plan):
+        return None
+    leaves = _listed(execution.executedPlan().collectLeaves())
+    if [_name(leaf) for leaf in leaves] != ["FileSourceScanExec"]:
+        return None
+    partitions = [_ranges(partition) for partition in leaves[0].inputRDD().partitions()]
+    if None in partitions or not columns:
+        return None
+    relation = plan.relation()
+    options = relation.options()
+    names = _listed(options.keys().toSeq())
+    schema = StructType.fromJson(json.loads(relation.dataSchema().json()))
+    found = ScanPlan(
+        str(relation.fileFormat().getClass().getName()),
+        {str(name).lower(): str(options.apply(name)) for name in names},
+        tuple((field.name, field.dataType.simpleString()) for field in schema),
+        tuple(name for name in columns if name is not None),
+        tuple(c for c in conditions if c is not None),
+        tuple(part for part in partitions if part is not None),
+    )
+    known = [name for name, _ in found.fields]
+    named = all(known.count(name) == 1 for name in (*found.columns, *(c.column for c in found.conditions)))
+    return found if named and 0 < len(found.paths) <= MAX_FILES else None
+
+
+def _listed(sequence: Any) -> list[Any]:
+    """Returns the items of a Scala sequence."""
+    return [sequence.apply(i) for i in range(sequence.size())]
+
+
+def _name(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _column(expression: Any) -> str | None:
+    """Returns the name in the files of a column, renamed or cast exactly; None: it is something else."""
+    if _name(expression) == "Alias":
+        expression = expression.child()
+    if _name(expression) == "Cast":
+        child = expression.child()
+        if (child.dataType().simpleString(), expression.dataType().simpleString()) not in _EXACT_CASTS:
+            return None
+        expression = child
+    return str(expression.name()) if _name(expression) == "AttributeReference" else None
+
+
+def _conditions(expression: Any) -> list[Condition | None]:
+    """Returns the conditions of which all must hold; None for one that only Spark evaluates."""
+    kind = _name(expression)
+    if kind == "And":
+        return [*_conditions(expression.left()), *_conditions(expression.right())]
+    if kind == "IsNotNull" and _name(expression.child()) == "AttributeReference":
+        return [Condition(str(expression.child().name()))]
+    if kind not in _COMPARISONS:
+        return [None]
+    column, constant = expression.left(), expression.right()
+    if _name(column) != "AttributeReference" or _name(constant) != "Literal" or constant.value() is None:
+        return [None]
+    type_ = column.dataType().simpleString()
+    if type_ in _WHOLE:
+        return [Condition(str(column.name()), kind, int(constant.value()))]
+    if type_ == "string" and kind == "EqualTo":
+        return [Condition(str(column.name()), kind, str(constant.value().toString()))]
+    return [None]
+
+
+def _is_plain(node: Any) -> bool:
+    """Returns whether a relation is files and nothing else."""
+    relation = node.relation()
+    return bool(
+        _name(relation) == "HadoopFsRelation"
+        and relation.partitionSchema().isEmpty()
+        and relation.bucketSpec().isEmpty()
+        and node.catalogTable().isEmpty()
+    )
+
+
+def _ranges(partition: Any) -> tuple[FileRange, ...] | None:
+    """Returns the ranges of a partition; None: they are not in local files."""
+    found = []
+    for file in partition.files():
+        uri = file.filePath().toUri()
+        if uri.getScheme() != "file":
+            return None
+        found.append(FileRange(str(uri.getPath()), int(file.start()), int(file.length()), int(file.fileSize())))
+    return tuple(found)
