@@ -273,7 +273,7 @@ def start_session(config: SessionConfig) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(config.master).appName(config.app_name)
     secrets: dict[str, str] = {}
-    sockets = socket_settings(_private_directory()) if config.is_local else {}
+    sockets = socket_settings(_private_directory()) if config.is_local and config.work == "bulk" else {}
     for name, value in (sockets | spark_settings(config)).items():
         if SECRET_SETTING.search(name):
             secrets[name] = value
