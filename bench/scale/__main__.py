@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bench.scale import catalog, commits, ledger, pulls, rates, sessions, takeover
+from bench.scale import catalog, commits, executors, ledger, pulls, rates, sessions, takeover
 
 OUT = Path("bench/out")
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -18,6 +18,7 @@ PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "ledger": ledger.measure,
     "rates": rates.measure,
     "takeover": takeover.measure,
+    "executors": executors.measure,
     "commits": commits.measure,
     "pulls": pulls.measure,
     "closes": rates.measure_closes,
@@ -30,6 +31,7 @@ HEADLINES = {
     "ack_ms_p99": ("sessions", "ack_ms_p99"),
     "rejoin_s": ("sessions", "rejoin_after_restart_s"),
     "takeover_s": ("takeover", takeover.SMOKE.name, "next_answer_s"),
+    "executors_ratio": ("executors", "wall_ratio"),
 }
 """What the document has at its top, and where it comes from; the whole of each part is under ``rows``."""
 

@@ -157,7 +157,8 @@ class StatusWriter:
         if taken.delays:
             self._catalog.record_query_delays(taken.delays.values())
         self._catalog.end_sessions(taken.ends)
-        if changed or (self._heard and now_ms - self._sign_at_ms >= SIGN_OF_LIFE_MS):
+        due = not 0 <= now_ms - self._sign_at_ms < SIGN_OF_LIFE_MS  # also of a clock that was set back
+        if changed or (self._heard and due):
             self._catalog.record_silence(self.gateway, changed, silence_ms=silence_ms, now_ms=now_ms)
             self._sign_at_ms = now_ms
 

@@ -1,0 +1,212 @@
+"""One and two executors of a Spark cluster merge the same prepared log: no gateway and no load generator runs.
+
+The cluster is Spark's standalone master with workers of one core each, all on this machine, and the driver runs on it
+too: on two cores the second executor competes with the driver. So besides the rate there is the CPU of each part, from
+which follows what executors on machines of their own could do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+import yaml
+
+from bench.first_light.center_rates import FIRST_MS, GROUPS_4KB, QUERIES
+from bench.first_light.synthetic_edge import WINDOW_MS, SyntheticEdge, spec, synopsis
+from bench.scale.sessions import start_gateway
+from center.catalog import Catalog
+from center.results import ResultStore
+from center.spark.session import require_java
+from edge.process import now_ms
+from edgewater.query import QuerySpec
+from sim.demo.run import free_port
+
+PARTIALS, WINDOWS = 32, 100
+SETTLED = 0.3
+"""The part of the frames after which the rate is taken: the first batches are slower."""
+WITHIN_S = 240.0
+DRIVER_MEMORY, EXECUTOR_MEMORY = "1g", "768m"
+
+
+def measure(smoke: bool) -> dict[str, Any]:
+    """A row per number of executors, and the ratio of their rates."""
+    require_java(os.environ)
+    windows = 3 if smoke else WINDOWS
+    with tempfile.TemporaryDirectory() as name:
+        prepared = Path(name) / "prepared"
+        prepared.mkdir()
+        frames = asyncio.run(_prepare(prepared, windows))
+        rows = {}
+        for executors in (1, 2):
+            copy = Path(name) / f"with-{executors}"
+            shutil.copytree(prepared, copy)
+            rows[f"{executors} executors"] = _merge(copy, executors, frames)
+    one, two = rows.values()
+    return {
+        "rows": rows,
+        "wall_ratio": round(two["partials_s"] / one["partials_s"], 2)
+        if one["partials_s"] and two["partials_s"]
+        else None,
+        "executors_cpu_share": None
+        if not one["partials_s"]
+        else round(one["cpu_us_per_partial"]["executors"] / sum(one["cpu_us_per_partial"].values()), 2),
+    }
+
+
+async def _prepare(directory: Path, windows: int) -> int:
+    """Ships the frames of all windows of `QUERIES` queries to a gateway; returns their number."""
+    catalog = Catalog(f"sqlite:///{directory}/catalog.db")
+    names = [f"x{i}" for i in range(QUERIES)]
+    for name in names:
+        catalog.register(QuerySpec.from_mapping(spec(name)), now_ms())
+    catalog.close()
+    port = free_port()
+    gateway, edge = start_gateway(directory, port), SyntheticEdge(f"127.0.0.1:{port}")
+    uplink = asyncio.create_task(edge.uplink.run())
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            while set(names) - set(edge.queries):
+                await asyncio.sleep(0.05)
+            payloads = [synopsis(GROUPS_4KB, seed) for seed in range(8)]
+            chosen = [payloads[i % 8] for i in range(PARTIALS)]
+            for window in range(windows):
+                for name in names:
+                    edge.put(name, FIRST_MS + window * WINDOW_MS, chosen)
+            while len(edge.acked_at) < windows * len(names):
+                await asyncio.sleep(0.05)
+    finally:
+        uplink.cancel()
+        await asyncio.gather(uplink, return_exceptions=True)
+        gateway.terminate()
+        gateway.wait()
+    return windows * len(names)
+
+
+def _merge(directory: Path, executors: int, frames: int) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        master, cluster = stack.enter_context(_cluster(directory, executors))
+        config = {
+            "data_dir": str(directory),
+            "spark": {
+                "master": master,
+                "driver_memory": DRIVER_MEMORY,
+                "conf": {
+                    "spark.driver.host": "127.0.0.1",
+                    "spark.driver.bindAddress": "127.0.0.1",
+                    "spark.executor.cores": "1",
+                    "spark.executor.memory": EXECUTOR_MEMORY,
+                    "spark.cores.max": str(executors),
+                    "spark.sql.shuffle.partitions": str(2 * executors),
+                },
+            },
+        }
+        (directory / "center.yaml").write_text(yaml.safe_dump(config))
+        command = [sys.executable, "-m", "edgewater", "center", "job", "-c", str(directory / "center.yaml")]
+        job = stack.enter_context(_process(command, directory / "job.log", "--log-level", "warning"))
+        store = ResultStore(f"sqlite:///{directory}/results.db")
+        stack.callback(store.close)
+        began_s = time.monotonic()
+
+        def consumed() -> int:
+            if job.poll() is not None or time.monotonic() - began_s > WITHIN_S:
+                raise RuntimeError(f"the job has ended or is late: {(directory / 'job.log').read_text()[-2_000:]}")
+            time.sleep(0.02)
+            return sum(store.consumed().values())
+
+        while (first := consumed()) < SETTLED * frames:
+            pass
+        before, at_s = _cpu(job, cluster), time.perf_counter()
+        while (last := consumed()) < frames:
+            pass
+        took_s, used = time.perf_counter() - at_s, _cpu(job, cluster)
+    partials = (last - first) * PARTIALS
+    if not partials:
+        return {"partials_s": None, "partials": 0}  # all in one batch
+    return {
+        "partials_s": round(partials / took_s, 1),
+        "partials": partials,
+        "seconds": round(took_s, 2),
+        "cpu_us_per_partial": {kind: round((used[kind] - before[kind]) / partials * 1e6, 1) for kind in used},
+    }
+
+
+@contextlib.contextmanager
+def _cluster(directory: Path, executors: int) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """The URL of a master, and its workers, of a core each."""
+    jars, port = Path(pyspark.__file__).parent / "jars", free_port()
+    java = ["java", "-Xmx256m", "-cp", f"{jars}/*"]
+    listen = ["--host", "127.0.0.1", "--port"]
+    url = f"spark://127.0.0.1:{port}"
+    with contextlib.ExitStack() as stack:
+        command = [*java, "org.apache.spark.deploy.master.Master", *listen, str(port), "--webui-port", "0"]
+        stack.enter_context(_process(command, directory / "master.log"))
+        _await_line(directory / "master.log", "I have been elected leader")
+        workers = []
+        for number in range(executors):
+            work = directory / f"worker-{number}"
+            command = [*java, "org.apache.spark.deploy.worker.Worker", *listen, "0", "--webui-port", "0"]
+            command += ["--cores", "1", "--memory", "1g", "--work-dir", str(work), url]
+            log = directory / f"worker-{number}.log"
+            workers.append(stack.enter_context(_process(command, log)))
+            _await_line(log, "Successfully registered with master")
+        yield url, workers
+
+
+@contextlib.contextmanager
+def _process(command: list[str], log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("ab") as out:
+        env = os.environ | {
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "SPARK_SCALA_VERSION": "2.13",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        process = subprocess.Popen([*command, *arguments], stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env)
+    try:
+        yield process
+    finally:
+        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+
+
+def _await_line(log: Path, text: str) -> None:
+    end_s = time.monotonic() + WITHIN_S
+    while not re.search(re.escape(text), log.read_text(errors="replace")):
+        if time.monotonic() > end_s:
+            raise RuntimeError(f"{log.name}: {log.read_text(errors='replace')[-2_000:]}")
+        time.sleep(0.05)
+
+
+def _cpu(job: subprocess.Popen[bytes], cluster: list[subprocess.Popen[bytes]]) -> dict[str, float]:
+    """CPU seconds of the driver's processes, and of the executors', JVMs and Python workers."""
+
+    def of_tree(root: int) -> float:
+        total, process = 0.0, psutil.Process(root)
+        for each in [process, *process.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                times = each.cpu_times()
+                total += times.user + times.system
+        return total
+
+    return {"driver": of_tree(job.pid), "executors": sum(of_tree(worker.pid) for worker in cluster)}
