@@ -35,7 +35,10 @@ PIECE_MS = 20.0
 """The estimated time for which the worker keeps the event loop. A record cannot be divided."""
 FOLD_S = 1.0
 """Measurements are added to the cost estimates after this time, or when the queries are scheduled."""
-READ_AHEAD_MS = 1000.0
+WAKE_MS = 50.0
+"""While no window ends, the link is told of changes after this time: examining every query for what it has to send takes
+as long as some thousand records."""
+READ_AHEAD_MS = float(__import__("os").environ.get("RA", 1000.0))
 """Sources read on while less work is queued. With more, what they read would come in more and smaller batches, each of
 which costs every query a fixed time."""
 FIRST_ROWS = 64
@@ -116,6 +119,7 @@ class Worker:
         self._folded_s = clock()
         self._next_end_ms: dict[str, float] = {}
         self._queued = 0
+        self._told_ms = 0
         self._work = asyncio.Event()
         self.has_room = asyncio.Event()
         self.has_room.set()
@@ -226,7 +230,7 @@ class Worker:
             await self._run(turn)
 
     async def _run(self, turn: Turn) -> None:
-        query, spent_ms = turn.query, 0.0
+        query, spent_ms, swept = turn.query, 0.0, turn.query.swept
         ref = self._refs[query.profile.name]
         while query.queue and spent_ms < turn.limit_ms:  # the queue of a deleted query is empty
             began_s = self._clock()
@@ -236,8 +240,11 @@ class Worker:
             self._follow_queries()
         if self._clock() - self._folded_s >= FOLD_S or ref not in self._costed:
             self._fold()
-        self._scheduler.ran(turn, spent_ms, self._now_ms())
-        self._changed()
+        now_ms = self._now_ms()
+        self._scheduler.ran(turn, spent_ms, now_ms)
+        if query.swept > swept or not self._queued or not 0 <= now_ms - self._told_ms < WAKE_MS:
+            self._told_ms = now_ms
+            self._changed()
 
     def _run_piece(self, ref: QueryRef, query: QueryState) -> None:
         """Processes records at the head of the queue, as many as are expected to take `PIECE_MS`, at least one."""

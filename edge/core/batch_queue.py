@@ -25,6 +25,7 @@ class QueuedBatch:
         watermark_ms: of the stream, before the batch.
         arrival_ms: wall time.
         start_bytes: size of the batches that were queued in its stream before it.
+        end_bytes: the same with this batch, as it was queued.
     """
 
     batch: pa.RecordBatch
@@ -32,15 +33,12 @@ class QueuedBatch:
     watermark_ms: int
     arrival_ms: int
     start_bytes: int = 0
+    end_bytes: int = 0
 
     @property
     def end(self) -> int:
         """Number of the record after its last one."""
         return self.first + int(self.batch.num_rows)
-
-    @property
-    def end_bytes(self) -> int:
-        return self.start_bytes + int(self.batch.nbytes)
 
 
 @dataclass(slots=True)
@@ -122,8 +120,9 @@ def queues_from_state(state: Sequence[Any], arrays: Mapping[str, bytes]) -> dict
     batches: dict[int, QueuedBatch] = {}
     size = 0
     for first, watermark_ms, arrival_ms in heads:
-        batches[first] = QueuedBatch(batch_from_bytes(arrays[str(first)]), first, watermark_ms, arrival_ms, size)
-        size = batches[first].end_bytes
+        batch = batch_from_bytes(arrays[str(first)])
+        start, size = size, size + int(batch.nbytes)
+        batches[first] = QueuedBatch(batch, first, watermark_ms, arrival_ms, start, size)
     return {name: BatchQueue(deque(batches[n] for n in firsts), done) for name, (firsts, done) in numbers.items()}
 
 

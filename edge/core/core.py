@@ -260,7 +260,8 @@ class EdgeCore:
     @staticmethod
     def _queued(event: Ingested, stream: StreamState, queries: Iterable[QueryPipeline]) -> QueuedBatch:
         last = max((p.queue.batches[-1].end_bytes for p in queries if p.queue), default=0)
-        return QueuedBatch(event.batch, stream.records, stream.watermark_ms, event.arrival_ms, last)
+        end = last + int(event.batch.nbytes)
+        return QueuedBatch(event.batch, stream.records, stream.watermark_ms, event.arrival_ms, last, end)
 
     @_handle.register
     def _(self, event: Ran) -> list[Effect]:

@@ -264,7 +264,8 @@ class DurableCore:
 
     def _apply_batch(self, event: Ingested | BackfillIngested) -> list[Effect]:
         effects = self._apply(event)
-        self._limit_memory()
+        if not (isinstance(event, Ingested) and event.queued):  # no query has grown by a batch that waits
+            self._limit_memory()
         return effects
 
     def _limit_memory(self) -> None:
