@@ -486,8 +486,11 @@ def open_agent(config: EdgeConfig) -> Agent:
     def unread() -> tuple[str, ...]:
         return tuple(sorted({streams[name] for name in meter.unread_sources(UNREAD_INPUT_S)}))
 
+    def busy_share() -> float:
+        return max(meter.take_busy_share(), worker.take_short_share())
+
     outbox = UplinkOutbox(
-        config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth, meter.take_busy_share, unread
+        config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth, busy_share, unread
     )
     uplink = Uplink(
         config.center.address,

@@ -36,8 +36,8 @@ PIECE_MS = 20.0
 FOLD_S = 1.0
 """Measurements are added to the cost estimates after this time, or when the queries are scheduled."""
 WAKE_MS = 50.0
-"""While no window ends, the link is told of changes after this time: examining every query for what it has to send takes
-as long as some thousand records."""
+"""While no window ends, the link is told of changes after this time. It examines every query for what is to be sent,
+which takes as long as thousands of records."""
 READ_AHEAD_MS = float(__import__("os").environ.get("RA", 1000.0))
 """Sources read on while less work is queued. With more, what they read would come in more and smaller batches, each of
 which costs every query a fixed time."""
@@ -118,6 +118,8 @@ class Worker:
         self._piece_rows: dict[QueryRef, float] = {}
         self._folded_s = clock()
         self._next_end_ms: dict[str, float] = {}
+        self._watched_ms = self._asked_ms = now_ms()
+        self._short_ms, self._is_short = 0.0, False
         self._queued = 0
         self._told_ms = 0
         self._work = asyncio.Event()
@@ -223,6 +225,7 @@ class Worker:
         while True:
             await self._work.wait()
             self._follow_queries()
+            self._watch_slack()
             turn = self._scheduler.next(self._now_ms())
             if turn is None:
                 self._work.clear()
@@ -326,6 +329,29 @@ class Worker:
             delays = history.mean_delay_ms, latest_ms, state.queued_ms, late_ms
             found[ref] = QueryDelay(*(max(value, 0.0) for value in delays))
         return found
+
+    def _watch_slack(self) -> None:
+        """Counts the time since the last call if the edge was short of CPU, and examines whether it is now."""
+        now_ms = self._now_ms()
+        self._short_ms += max(now_ms - self._watched_ms, 0) if self._is_short else 0
+        self._watched_ms = now_ms
+        self._is_short = bool(self._queued) and (
+            not self.may_read.is_set()
+            or any(q.sweeps and q.sweeps[0][1] - now_ms - q.queued_ms < -BUSY_MS for q in self._states.values())
+        )
+
+    def take_short_share(self) -> float:
+        """Returns the part of the time since the last call, 0 to 1, in which the edge was short of CPU.
+
+        It is while the queues hold sources back, and while a query is due and its slack at this edge is below
+        -`BUSY_MS`. The center lowers sampling rates by it, as by the busy share of a source, which does not have
+        the time that a source waits for the queues.
+        """
+        self._watch_slack()
+        now_ms = self._watched_ms
+        share = self._short_ms / (now_ms - self._asked_ms) if now_ms > self._asked_ms else float(self._is_short)
+        self._asked_ms, self._short_ms = now_ms, 0.0
+        return min(share, 1.0)
 
     def loads(self) -> dict[QueryRef, QueryLoad]:
         """Returns how each query stands now."""

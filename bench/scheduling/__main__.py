@@ -65,7 +65,7 @@ def main(
     if "center" in parts:
         rows += center_rows(2, 1, (1.2,)) if smoke else center_rows()
     if "edge" in parts:
-        rows += edge_rows(0.5, (1.2,), ("klink",), 4, 0, 0.2) if smoke else edge_rows()
+        rows += edge_rows(0.5, (1.2,), ("klink",), 4, 0, 0.2, ("mixed",)) if smoke else edge_rows()
     (OUT / "scheduling.json").write_text(json.dumps(rows) + "\n")
     figures = list(draw(rows, OUT))
     if as_json:

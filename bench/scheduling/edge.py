@@ -1,5 +1,8 @@
 """Sixty queries on one real edge agent that has one core: which order answers sooner, at which load.
 
+Workloads: `equal`: windows of 4 s that all end together, queries that cost the same; `staggered`: windows of 4 s that
+end one after the other, three kinds of queries; `mixed`: these kinds with windows of 2, 5, 10 and 20 s.
+
 The agent runs as in production (file source, journal, worker), pinned to a core, in a process of its own. Frames are
 taken from its outbox and acknowledged at once, in the place of a link and a center. The load is what is offered by what
 the agent can process in the CPU time that it gets: the rate follows the share of the core that other processes leave.
@@ -16,6 +19,7 @@ import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,11 @@ Row = dict[str, Any]
 
 POLICIES = ("klink", "fair", "off")
 LOADS = (0.7, 0.95, 1.2)
-QUERIES, WINDOW_MS, STEP_S = 60, 4_000, 0.05
+WORKLOADS = {"equal": (4_000,), "staggered": (4_000,), "mixed": (2_000, 5_000, 10_000, 20_000)}
+"""The lengths of the windows in ms."""
+QUERIES, STEP_S = 60, 0.05
+UNJUDGED_MS = 2_000
+"""Windows that end later before the end of a run are left out."""
 WARM_UP_S = 6.0
 SMOOTHING = 0.05
 """Weight of a step in the moving average of the core's share."""
@@ -49,20 +57,30 @@ def edge_rows(
     queries: int = QUERIES,
     calibration: int = CAPACITY_RECORDS,
     warm_up_s: float = WARM_UP_S,
+    workloads: Iterable[str] = WORKLOADS,
 ) -> list[Row]:
-    """Returns a row per load and policy.
+    """Returns a row per workload, load and policy.
 
     Args:
         calibration: number of records by which the agent's capacity is measured; 0: it is assumed.
     """
-    cost_s = _cost_s(queries, calibration) if calibration else ASSUMED_COST_S
-    return [
-        _measure(policy, load, cost_s, queries, seconds, warm_up_s) for load in loads for policy in policies
-    ]  # fmt: skip
+    rows = []
+    for workload in workloads:
+        cost_s = _cost_s(workload, queries, calibration) if calibration else ASSUMED_COST_S
+        for load in loads:
+            rows += [_measure(policy, workload, load, cost_s, queries, seconds, warm_up_s) for policy in policies]
+    return rows
 
 
-def specs(queries: int) -> tuple[tuple[QueryRef, QuerySpec], ...]:
-    """Cheap, filtered and expensive queries, whose windows end one after the other."""
+def window_of(workload: str, i: int, queries: int) -> tuple[int, int]:
+    """Returns the length and the offset in ms of a query's windows."""
+    lengths = WORKLOADS[workload]
+    size_ms = lengths[i // 3 % len(lengths)]
+    return size_ms, 0 if workload == "equal" else size_ms * i // queries
+
+
+def specs(workload: str, queries: int) -> tuple[tuple[QueryRef, QuerySpec], ...]:
+    """Returns the queries: cheap, filtered and expensive ones in turn; cheap ones alone if they are to be equal."""
     kinds: list[dict[str, Any]] = [
         {"group_by": ["k"], "measures": {"n": "count()", "s": "sum(v)"}},
         {"where": "v > 50", "group_by": ["country"], "measures": {"n": "count()", "most": "max(v)"}},
@@ -70,32 +88,34 @@ def specs(queries: int) -> tuple[tuple[QueryRef, QuerySpec], ...]:
     ]
     found = []
     for i in range(queries):
-        window = {"tumbling": f"{WINDOW_MS}ms", "offset": f"{WINDOW_MS * i // queries}ms"}
-        found.append(
-            (QueryRef(f"q{i}", 1),
-             QuerySpec.from_mapping({"name": f"q{i}", "from": "events", "window": window, **kinds[i % len(kinds)]}))
-        )  # fmt: skip
+        size_ms, offset_ms = window_of(workload, i, queries)
+        kind = kinds[0 if workload == "equal" else i % len(kinds)]
+        window = {"tumbling": f"{size_ms}ms", "offset": f"{offset_ms}ms"}
+        spec = QuerySpec.from_mapping({"name": f"q{i}", "from": "events", "window": window, **kind})
+        found.append((QueryRef(f"q{i}", 1), spec))
     return tuple(found)
 
 
-def _cost_s(queries: int, records: int) -> float:
+def _cost_s(workload: str, queries: int, records: int) -> float:
     """Returns the agent's CPU time per record while it reads a backlog."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         with (directory / "log.ndjson").open("w") as log:
             log.write(_lines(records, now_ms(), 7))
-        agent = _Process(directory, "off", queries)
+        agent = _Process(directory, "off", workload, queries)
         agent.wait_for(lambda: agent.status.get("records", 0) >= records)
         cpu_s = agent.stop()["cpu_s"]
     return float(cpu_s) / records
 
 
-def _measure(policy: str, load: float, cost_s: float, queries: int, seconds: float, warm_up_s: float) -> Row:
+def _measure(
+    policy: str, workload: str, load: float, cost_s: float, queries: int, seconds: float, warm_up_s: float
+) -> Row:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         log = directory / "log.ndjson"
         log.touch()
-        agent = _Process(directory, policy, queries)
+        agent = _Process(directory, policy, workload, queries)
         began_s = at_s = time.monotonic()
         due, written, share = 0.0, 0, agent.core_share()
         while (now_s := time.monotonic()) - began_s < warm_up_s + seconds:
@@ -108,10 +128,11 @@ def _measure(policy: str, load: float, cost_s: float, queries: int, seconds: flo
             time.sleep(STEP_S)
         first_ms = now_ms() - int(1000 * seconds)
         result = agent.stop()
-    latency_ms = _latencies(result, queries, first_ms)
+    latency_ms = _latencies(result, workload, queries, first_ms)
     p50, p99 = (float(np.percentile(latency_ms, p)) if len(latency_ms) else None for p in (50, 99))
     return {
-        "part": "edge", "policy": policy, "load": load, "queries": queries, "windows": len(latency_ms),
+        "part": "edge", "workload": workload, "policy": policy, "load": load, "queries": queries,
+        "windows": len(latency_ms),
         "latency_ms_mean": float(np.mean(latency_ms)) if len(latency_ms) else None,
         "latency_ms_p50": p50, "latency_ms_p99": p99,
         "records_s": written / (warm_up_s + seconds), "core_share": agent.share,
@@ -119,16 +140,18 @@ def _measure(policy: str, load: float, cost_s: float, queries: int, seconds: flo
     }  # fmt: skip
 
 
-def _latencies(result: dict[str, Any], queries: int, first_ms: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Returns the latency in ms of every window that ended after `first_ms`, and before the end by half a window."""
-    closed = {(name, end): at for name, end, at in result["closed"]}
+def _latencies(
+    result: dict[str, Any], workload: str, queries: int, first_ms: int
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Returns the latency in ms of every window that ended after `first_ms`, and `UNJUDGED_MS` before the end."""
+    closed = {(name, start): at for name, start, at in result["closed"]}
     stop_ms, found = result["stopped_ms"], []
     for i in range(queries):
-        offset = WINDOW_MS * i // queries
-        end_ms = (first_ms - offset) // WINDOW_MS * WINDOW_MS + WINDOW_MS + offset
-        while end_ms < stop_ms - WINDOW_MS // 2:
-            found.append(closed.get((f"q{i}", end_ms), stop_ms) - end_ms)
-            end_ms += WINDOW_MS
+        size_ms, offset_ms = window_of(workload, i, queries)
+        start_ms = (first_ms - offset_ms) // size_ms * size_ms + offset_ms
+        while (end_ms := start_ms + size_ms) < stop_ms - UNJUDGED_MS:
+            found.append(closed.get((f"q{i}", start_ms), stop_ms) - end_ms)
+            start_ms = end_ms
     return np.array(found, np.float64)
 
 
@@ -147,9 +170,10 @@ class _Process:
         share: of its core, over its life.
     """
 
-    def __init__(self, directory: Path, policy: str, queries: int) -> None:
+    def __init__(self, directory: Path, policy: str, workload: str, queries: int) -> None:
         self._directory, self.status, self.share = directory, dict[str, Any](), 1.0
-        self._process = multiprocessing.get_context("spawn").Process(target=_agent, args=(directory, policy, queries))
+        arguments = (directory, policy, workload, queries)
+        self._process = multiprocessing.get_context("spawn").Process(target=_agent, args=arguments)
         self._process.start()
         self._ran, self._waited = 0, 0
         self.wait_for(lambda: "records" in self.status)
@@ -193,7 +217,7 @@ def _times(pid: int | None) -> tuple[int, int]:
     return ran, int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1])
 
 
-def _agent(directory: Path, policy: str, queries: int) -> None:
+def _agent(directory: Path, policy: str, workload: str, queries: int) -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     logging.disable(logging.CRITICAL)
     columns = {"k": "string", "country": "string", "v": "int64"}
@@ -205,7 +229,7 @@ def _agent(directory: Path, policy: str, queries: int) -> None:
         "limits": {"scheduling": policy, "checkpoint": "1h"},
     }  # fmt: skip
     agent = open_agent(parse_config(document))
-    agent.durable.handle(Configured(specs(queries)))
+    agent.durable.handle(Configured(specs(workload, queries)))
     agent.outbox.configured.set()
     asyncio.run(_serve(agent, directory))
 
@@ -218,9 +242,7 @@ async def _serve(agent: Agent, directory: Path) -> None:
         while True:
             frames = await agent.outbox.take(256 << 10)
             at_ms = now_ms()
-            closed.extend(
-                (f.query.name, c.slice_start_ms + WINDOW_MS, at_ms) for f in frames for c in f.unpack().closes
-            )
+            closed.extend((f.query.name, c.slice_start_ms, at_ms) for f in frames for c in f.unpack().closes)
             agent.outbox.on_ack(frames[-1].seq)
 
     tasks = [asyncio.create_task(loop) for loop in (*agent.loops(), ship())]

@@ -15,6 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
+TAKEN_ROWS = 32_768
+"""Most records that a query processes as one batch. Arrays of more leave the processor's cache: with 64,000 records each
+costs a quarter more, with 256,000 half as much again (`docs/decisions/0029-queues-on-a-real-agent.md`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueuedBatch:
@@ -72,7 +76,7 @@ class BatchQueue:
         self.batches.append(batch)
 
     def take(self, through: int, joins: Callable[[int, int], bool] | None = None) -> Iterator[QueuedBatch]:
-        """Removes the records before number `through`; yields them by batch.
+        """Removes the records before number `through`; yields them by batch, of `TAKEN_ROWS` at most.
 
         Args:
             joins: whether batches may be processed as one that were ingested at these two watermarks: each batch costs
@@ -81,7 +85,8 @@ class BatchQueue:
         parts: list[QueuedBatch] = []
         while self.batches and self.done < through and self.batches[0].first < through:
             head = self.batches[0]
-            begin, end = max(head.first, self.done), min(head.end, through)
+            begin = max(head.first, self.done)
+            end = min(head.end, through, begin + TAKEN_ROWS)
             part = replace(head, batch=head.batch.slice(begin - head.first, end - begin), first=begin)
             self.done = end
             if end == head.end:
@@ -90,6 +95,7 @@ class BatchQueue:
             if last is None or (
                 joins is not None
                 and last.end == begin
+                and end - parts[0].first <= TAKEN_ROWS
                 and last.batch.schema == part.batch.schema
                 and joins(parts[0].watermark_ms, part.watermark_ms)
             ):

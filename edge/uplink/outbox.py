@@ -76,7 +76,8 @@ class UplinkOutbox:
 
     Args:
         cap_bytes_s: the configured limit of bytes per second; None: unlimited.
-        busy_share: returns the busy share since the last heartbeat (`BusyMeter.take_busy_share`).
+        busy_share: returns the busy share since the last heartbeat (`BusyMeter.take_busy_share`, or more if queries are
+            late, `Worker.take_short_share`).
         unread: returns the streams that may have unread input.
 
     Attributes:

@@ -137,7 +137,7 @@ class Site:
                     TIME_COLUMN: self.born[rows],
                 }
             )
-            self.core.handle(Ingested("s", "f", batch, own_ms))
+            self.ingest(Ingested("s", "f", batch, own_ms))
             self.at = to
         frames: list[Frame] = []
         while (due := self.core.next_pull_ms(1e9, own_ms)) is not None and due <= own_ms:
@@ -149,6 +149,9 @@ class Site:
         if frames:
             self.core.handle(Acked(frames[-1].seq))
         return frames
+
+    def ingest(self, event: Ingested) -> None:
+        self.core.handle(event)
 
 
 def record_of(name: str, clock: StreamClock = LIVE) -> EdgeRecord:

@@ -137,6 +137,47 @@ def test_a_slow_query_holds_an_answer_up_for_no_more_than_its_cycle(tmp_path: Pa
     assert shop.counted("slow") == shop.counted("quick") == 530
 
 
+def test_a_query_that_always_overruns_its_cycle_delays_each_of_the_others_by_one_record_at_most(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", "b", "slow")
+    shop.learn()
+    shop.costs["slow"] = 500.0  # four cycles, and a record cannot be divided
+    shop.ingest(300, 3000)
+    shop.ingest(10, 10_500)
+    began_s = shop.now_s
+    shop.work(until=lambda: not any(shop.core.queries[QueryRef(name, 1)].queue for name in "ab"))
+    ran = [name for name, _ in shop.order]
+    assert ran.count("slow") <= 2
+    assert shop.now_s - began_s <= 2 * 0.5 + 0.2
+    shop.work(until=lambda: shop.worker.loads()[QueryRef("slow", 1)].overruns >= 3)
+    shop.ingest(10, 20_500)  # while it has a debt, and a queue of minutes
+    began_s = shop.now_s
+    shop.work(until=lambda: not any(shop.core.queries[QueryRef(name, 1)].queue for name in "ab"))
+    assert shop.now_s - began_s <= 2 * 0.5 + 0.2
+    loads = shop.worker.loads()
+    assert loads[QueryRef("slow", 1)].overruns >= 3 and loads[QueryRef("a", 1)].overruns == 0
+    assert loads[QueryRef("slow", 1)].late_ms > 0
+
+
+def test_an_edge_is_short_of_cpu_while_a_due_query_is_late_and_no_longer(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", "b", cost_ms=1.0)
+    shop.learn()
+    assert shop.worker.take_short_share() == 0.0
+    shop.ingest(500, 3000)  # nothing is due
+    shop.work()
+    assert shop.worker.take_short_share() == 0.0
+    shop.ingest(500, 10_500)
+    shop.work()
+    share = shop.worker.take_short_share()
+    assert 0.0 < share < 1.0
+    shop.now_s += 10
+    assert shop.worker.take_short_share() == 0.0
+    while shop.worker.may_read.is_set():
+        shop.ingest(100, 15_000)
+    shop.worker.take_short_share()
+    shop.now_s += 1
+    assert shop.worker.take_short_share() == 1.0, "sources wait"
+
+
 def test_the_query_whose_window_has_ended_runs_first(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.durable.handle(Configured((query("later", "1h"), query("due", "10s"))))
