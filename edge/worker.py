@@ -38,7 +38,7 @@ FOLD_S = 1.0
 WAKE_MS = 50.0
 """While no window ends, the link is told of changes after this time. It examines every query for what is to be sent,
 which takes as long as thousands of records."""
-READ_AHEAD_MS = float(__import__("os").environ.get("RA", 1000.0))
+READ_AHEAD_MS = 1000.0
 """Sources read on while less work is queued. With more, what they read would come in more and smaller batches, each of
 which costs every query a fixed time."""
 FIRST_ROWS = 64

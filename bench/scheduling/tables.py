@@ -64,6 +64,9 @@ def _seconds(ms: float | None) -> str:
 
 
 def _edge(rows: Sequence[Row]) -> list[str]:
+    def case(row: Row) -> str:
+        return f"{row['workload']}, {row['load']:.0%}"
+
     lines = []
     for title, cell in (
         ("s from the window's end, p50 / p99",
@@ -72,7 +75,7 @@ def _edge(rows: Sequence[Row]) -> list[str]:
         ("windows; part of the core; MiB queued at most",
          lambda r: f"{r['windows']}; {r['core_share']:.0%}; {r['queued_peak_bytes'] / 2**20:.1f}"),
     ):  # fmt: skip
-        lines += ["", f"**{title}**", "", *_crossed(rows, lambda r: f"{r['load']:.0%}", cell, "load")]
+        lines += ["", f"**{title}**", "", *_crossed(rows, case, cell, "workload, load")]
     return lines
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 TAKEN_ROWS = 32_768
-"""Most records that a query processes as one batch. Arrays of more leave the processor's cache: with 64,000 records each
+"""Most records that a query processes as one batch. Arrays of more leave the processor's cache: with 64,000 each record
 costs a quarter more, with 256,000 half as much again (`docs/decisions/0029-queues-on-a-real-agent.md`)."""
 
 

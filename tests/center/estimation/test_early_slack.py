@@ -15,7 +15,7 @@ from edgewater.streams import EdgeId
 from edgewater.wire import SamplingReason
 from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, spec
 
-ERROR, SECONDS, SLOW_MS = 0.1, 24, 6_000
+SECONDS, SLOW_MS = 20, 4_000
 """From `SLOW_MS` on a record costs four times as much: 2 ms without sampling, which is 120 % of the processor."""
 
 
@@ -91,8 +91,8 @@ def run(*, samples: bool) -> tuple[World, QueuedSite]:
 def test_sampling_bounds_the_lateness_of_an_edge_that_is_short_of_cpu_and_its_intervals_are_right() -> None:
     world, site = run(samples=True)
     _, unsampled = run(samples=False)
-    assert max(site.late_ms) <= 1_000 and set(site.late_ms[-3:]) == {0.0}
-    assert unsampled.late_ms[-1] >= 2_900, "it grows without sampling"
+    assert max(site.late_ms) <= 1_000 and set(site.late_ms[-2:]) == {0.0}, site.late_ms
+    assert unsampled.late_ms[-1] > max(site.late_ms) + 900, "it grows without sampling"
     checked = wrong = 0
     for answer in world.answers:
         p = answer.quality.accuracy.prediction if answer.quality.accuracy is not None else None
