@@ -126,11 +126,8 @@ LOAD = ("slack_seconds", "queued_records", "cost_seconds", "late_seconds", "over
 """Figures of each query on too little CPU; null where there is none."""
 GAUGES = (
     "queries", "limited_queries", "backlog_bytes", "pending_bytes", "queued_bytes", "journal_bytes",
-<<<<<<< HEAD
     "bandwidth_bytes_per_second", "rtt_seconds", "busy_share", "backfill_records", "refused_costs",
-=======
-    "bandwidth_bytes_per_second", "rtt_seconds", "busy_share", "backfill_records", "clock_step_seconds",
->>>>>>> 7bd2c04 (Decision 0029: what made queues slow on a real agent; frames share commits; the default stays off; slack reaches the sampling policy)
+    "clock_step_seconds",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -97,7 +97,7 @@ class Site:
         shares: Sequence[float] = (1.0,),
         slower: Sequence[float] = (),
         **more: Any,
-    ) -> Site:
+    ) -> Self:
         """Makes a site.
 
         Args:

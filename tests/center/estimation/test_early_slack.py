@@ -38,7 +38,7 @@ class QueuedSite(Site):
             self.used_s += batch.num_rows * cost_ms * (4 if self.now_s > (BEGIN_MS + SLOW_MS) / 1000 else 1) / 1000
             return process(pipeline, batch, *rest)
 
-        self.core._ingest = costly  # type: ignore[method-assign]
+        self.core._ingest = costly  # type: ignore[method-assign, assignment]
         self.worker = Worker(
             SimpleNamespace(core=self.core, run=self.core.handle),  # type: ignore[arg-type]
             changed=lambda: None, busy_s=lambda _: 0.0, policy="klink", limit_bytes=1 << 24,
