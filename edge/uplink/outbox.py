@@ -31,7 +31,7 @@ from edgewater.wire import uplink_pb2 as pb
 log = logging.getLogger(__name__)
 
 MAX_PULLED_FRAMES = 64
-"""Frames of one pull, each of another query: it holds the event loop for about a millisecond per frame."""
+"""Frames of one pull, each of another query: it holds the event loop for one to two milliseconds per frame."""
 ASSUMED_BANDWIDTH_BYTES_S = 1e6
 EMPTY_PULL_PAUSE_S = 0.05
 DELAYS_EVERY_MS = 10_000
