@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 TAKEN_ROWS = 32_768
-"""Most records that a query processes as one batch. Arrays of more leave the processor's cache: with 64,000 each record
-costs a quarter more, with 256,000 half as much again (`docs/decisions/0029-queues-on-a-real-agent.md`)."""
+"""Most records that a query processes as one batch. Larger ones seemed to cost more per record in one of two
+passes (`docs/decisions/0029-queues-on-a-real-agent.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
