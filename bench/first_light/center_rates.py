@@ -119,16 +119,21 @@ class Load:
 
     async def _listen(self, name: str) -> None:
         """Listens to live answers, restricted to one group, so that rendering does not dominate."""
-        one_group = {"group": "key:key-00000"}
-        async with (
-            httpx.AsyncClient(base_url=self.demo.url, timeout=None) as client,
-            client.stream("GET", f"/v1/queries/{name}/live", params=one_group) as stream,
-        ):
-            async for line in stream.aiter_lines():
-                if line.startswith("data:") and '"window"' in line:
-                    answer = json.loads(line[5:])
-                    start = round(_seconds(answer["window"]["start"]) * 1000)
-                    self.answered_at.setdefault((answer["query"], start), time.perf_counter())
+        one_group, resume = {"group": "key:key-00000"}, dict[str, str]()
+        async with httpx.AsyncClient(base_url=self.demo.url, timeout=None) as client:
+            while True:  # the API ends its streams when its database is away
+                url = f"/v1/queries/{name}/live"
+                async with client.stream("GET", url, params=one_group, headers=resume) as stream:
+                    if stream.status_code < 500:
+                        stream.raise_for_status()
+                    async for line in stream.aiter_lines():
+                        if line.startswith("id:"):
+                            resume = {"Last-Event-ID": line[3:].strip()}
+                        elif line.startswith("data:") and '"window"' in line:
+                            answer = json.loads(line[5:])
+                            start = round(_seconds(answer["window"]["start"]) * 1000)
+                            self.answered_at.setdefault((answer["query"], start), time.perf_counter())
+                await asyncio.sleep(0.05)
 
     async def wait_for(self, sent: dict[tuple[str, int], int]) -> None:
         await self._until(lambda: sent.keys() <= self.answered_at.keys())
