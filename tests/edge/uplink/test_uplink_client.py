@@ -253,6 +253,7 @@ async def test_heartbeats_come_at_the_interval_that_the_center_asks_for(tmp_path
                 agent.make([frame(n)])
                 n += 1
                 await script.until_received("frame", n)
+                script.send(pb.ToEdge(ack=pb.Ack(through=n - 1)))
             assert script.heartbeats <= at + 1
 
 
