@@ -248,8 +248,9 @@ class Agent:
         if chunk.batch.num_rows:
             with self.meter.busy(chunk.source):
                 event = Ingested(stream, chunk.source, chunk.batch, now_ms())
-                self.worker.ingest(event, self.durable.ingest_payload)
-            self.outbox.changed.set()
+                queued = self.worker.ingest(event, self.durable.ingest_payload)
+            if not queued:
+                self.outbox.changed.set()
             await self.commit.durable()
 
     def _count_refused(self, reason: str) -> None:
@@ -319,15 +320,17 @@ class Agent:
             for reason in chunk.losses if is_open else ():  # one that has ended has nothing to lose
                 # Before the position after it: a crash in between states the loss twice rather than never.
                 self.durable.handle(InputLost(source.stream, source.name, reason, event.arrival_ms))
+            queued = False
             if source.replayable and chunk.end is not None:
-                self.worker.ingest(event, partial(self.durable.ingest_range, start=chunk.start, end=chunk.end))
+                queued = self.worker.ingest(event, partial(self.durable.ingest_range, start=chunk.start, end=chunk.end))
             elif chunk.batch.num_rows:
-                self.worker.ingest(event, self.durable.ingest_payload)
+                queued = self.worker.ingest(event, self.durable.ingest_payload)
             if source.delivery is Delivery.AT_MOST_ONCE:
                 self._unsynced.set()
             if chunk.input_gone:
                 self._input_gone.set()
-            self.outbox.changed.set()
+            if not queued:
+                self.outbox.changed.set()
             await self._wait_for_capacity(source)
         self.failing.pop(source.name, None)
 

@@ -41,6 +41,8 @@ which takes as long as thousands of records."""
 READ_AHEAD_MS = 1000.0
 """Sources read on while less work is queued. With more, what they read would come in more and smaller batches, each of
 which costs every query a fixed time."""
+READ_EVERY_MS = 100.0
+"""While batches are queued, a source that has read less work than this waits for so long, for the same reason."""
 FIRST_ROWS = 64
 """Records of the first piece of a query of which nothing has been measured."""
 MAX_LAPS = 10_000
@@ -86,7 +88,8 @@ class Worker:
 
     Attributes:
         has_room: set while the queues are below their limit.
-        may_read: set while sources may read on: there is room, and little work is queued.
+        may_read: set while sources may read on: there is room, little work is queued, and the last batch was not a
+            small one just now.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Worker:
         self._short_ms, self._is_short = 0.0, False
         self._queued = 0
         self._told_ms = 0
+        self._read_ms, self._read_little, self._is_full = 0, False, False
         self._work = asyncio.Event()
         self.has_room = asyncio.Event()
         self.has_room.set()
@@ -172,8 +176,11 @@ class Worker:
 
     # Input
 
-    def ingest(self, event: Ingested, append: Callable[[Ingested], object]) -> None:
-        """Passes a batch to the core by `append`, to be processed at once or queued."""
+    def ingest(self, event: Ingested, append: Callable[[Ingested], object]) -> bool:
+        """Passes a batch to the core by `append`, to be processed at once or queued.
+
+        Returns: whether it was queued. No query has more to send then; `changed` is called when one has run.
+        """
         self._follow_queries()
         if self._clock() - self._folded_s >= FOLD_S or len(self._laps) >= MAX_LAPS:
             self._fold()
@@ -184,8 +191,11 @@ class Worker:
             for pipeline in self._core.queries_of(event.stream):
                 if pipeline.queue:
                     self._offer(self._states[pipeline.ref], event.batch.num_rows, end)
+            self._read_ms = self._now_ms()
+            self._read_little = event.batch.num_rows * self._cost_ms.get(event.stream, 0.0) < READ_EVERY_MS
             self._update_memory()
         self.advance(event.stream)
+        return queued
 
     def _defers(self, event: Ingested) -> bool:
         if self._queued:
@@ -286,10 +296,12 @@ class Worker:
             self.has_room.set()
         else:
             self.has_room.clear()
-        if used <= self._limit_bytes and self._queued_ms() <= READ_AHEAD_MS:
-            self.may_read.set()
-        else:
+        self._is_full = used > self._limit_bytes or self._queued_ms() > READ_AHEAD_MS
+        waits = self._read_little and 0 <= self._now_ms() - self._read_ms < READ_EVERY_MS
+        if self._is_full or (self._queued and waits):
             self.may_read.clear()
+        else:
+            self.may_read.set()
 
     def _queued_ms(self) -> float:
         return sum(state.queued_ms for state in self._states.values()) if self._queued else 0.0
@@ -336,14 +348,14 @@ class Worker:
         self._short_ms += max(now_ms - self._watched_ms, 0) if self._is_short else 0
         self._watched_ms = now_ms
         self._is_short = bool(self._queued) and (
-            not self.may_read.is_set()
+            self._is_full
             or any(q.sweeps and q.sweeps[0][1] - now_ms - q.queued_ms < -BUSY_MS for q in self._states.values())
         )
 
     def take_short_share(self) -> float:
         """Returns the part of the time since the last call, 0 to 1, in which the edge was short of CPU.
 
-        It is while the queues hold sources back, and while a query is due and its slack at this edge is below
+        It is while the queues are full, and while a query is due and its slack at this edge is below
         -`BUSY_MS`. The center lowers sampling rates by it, as by the busy share of a source, which does not have
         the time that a source waits for the queues.
         """

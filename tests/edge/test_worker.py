@@ -13,7 +13,7 @@ import pytest
 from edge.core import Configured, EdgeCore, Ingested, Ran, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, journal
 from edge.durability.durable_core import RAN
-from edge.worker import BLOCK_MS, OFF, PIECE_MS, Worker
+from edge.worker import BLOCK_MS, OFF, PIECE_MS, READ_EVERY_MS, Worker
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
@@ -67,12 +67,12 @@ class Shop:
     def core(self) -> EdgeCore:
         return self.durable.core
 
-    def ingest(self, rows: int, at_ms: int = 0) -> None:
+    def ingest(self, rows: int, at_ms: int = 0) -> bool:
         self.now_s = max(self.now_s, at_ms / 1000)
         times = np.full(rows, START_MS + at_ms)
         batch = pa.record_batch({"x": pa.array(np.arange(rows)), TIME_COLUMN: pa.array(times)})
         event = Ingested("s", "src", batch, START_MS + int(1000 * self.now_s))
-        self.worker.ingest(event, self.durable.ingest_payload)
+        return self.worker.ingest(event, self.durable.ingest_payload)
 
     def work(self, until: Callable[[], bool] | None = None) -> None:
         """Runs the worker until its queues are empty."""
@@ -171,11 +171,46 @@ def test_an_edge_is_short_of_cpu_while_a_due_query_is_late_and_no_longer(tmp_pat
     assert 0.0 < share < 1.0
     shop.now_s += 10
     assert shop.worker.take_short_share() == 0.0
+    shop.ingest(100, 15_000)
     while shop.worker.may_read.is_set():
-        shop.ingest(100, 15_000)
+        shop.ingest(200, 15_000)
     shop.worker.take_short_share()
     shop.now_s += 1
-    assert shop.worker.take_short_share() == 1.0, "sources wait"
+    assert shop.worker.take_short_share() == 1.0, "the queues are full"
+
+
+def test_sources_that_have_read_little_wait_while_batches_are_queued(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", "b")
+    shop.learn()
+    shop.busy_s = 1.0
+    assert shop.ingest(10), "it is queued"
+    assert not shop.worker.may_read.is_set()
+    assert shop.worker.take_short_share() == 0.0, "waiting for a larger batch is no lack of CPU"
+    shop.now_s += READ_EVERY_MS / 1000
+    shop.ingest(600)  # 120 ms of work
+    assert shop.worker.may_read.is_set(), "large batches may follow each other"
+    shop.ingest(10)
+    assert not shop.worker.may_read.is_set()
+    at_s = shop.now_s
+    shop.work(until=lambda: shop.worker.may_read.is_set())
+    assert READ_EVERY_MS <= 1000 * (shop.now_s - at_s) <= READ_EVERY_MS + 2 * PIECE_MS
+    assert any(p.queue for p in shop.core.queries.values())
+    shop.work()
+    shop.ingest(10)
+    at_s = shop.now_s
+    shop.work()
+    assert shop.worker.may_read.is_set() and 1000 * (shop.now_s - at_s) < READ_EVERY_MS, "nothing is queued"
+
+
+def test_sources_do_not_wait_for_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", "b")
+    shop.learn()
+    shop.busy_s = 1.0
+    shop.ingest(1000)
+    shop.ingest(10)
+    shop.now_s -= 3600.0
+    shop.work(until=lambda: len(shop.order) == 1)
+    assert shop.worker.may_read.is_set() and any(p.queue for p in shop.core.queries.values())
 
 
 def test_the_query_whose_window_has_ended_runs_first(tmp_path: Path) -> None:
