@@ -48,7 +48,8 @@ class StreamTap:
         waiter: asyncio.Future[Chunk] = asyncio.get_running_loop().create_future()
         self._waiting[stream].add(waiter)
         try:
-            return await asyncio.wait_for(waiter, wait_s)
+            async with asyncio.timeout(wait_s):
+                return await waiter
         except TimeoutError:
             return None
         finally:

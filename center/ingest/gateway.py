@@ -328,7 +328,8 @@ class Gateway:
 
     async def _receive_hello(self, requests: AsyncIterator[pb.FromEdge]) -> Hello:
         try:
-            first = await asyncio.wait_for(anext(requests, None), self._config.hello_timeout_ms / 1000)
+            async with asyncio.timeout(self._config.hello_timeout_ms / 1000):
+                first = await anext(requests, None)
         except TimeoutError as exc:
             self.metrics.limited.labels("hello-timeout").inc()
             raise ProtocolError(f"no Hello within {self._config.hello_timeout_ms} ms") from exc

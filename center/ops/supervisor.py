@@ -147,7 +147,8 @@ class Supervisor:
             self._restarts[command.name] += 1
             log.warning("%s %s; starting it again in %.1f s", command.name, describe_exit(code), delay_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), delay_s)
+                async with asyncio.timeout(delay_s):
+                    await stop.wait()
 
     async def _run_once(self, command: ComponentCommand, stop: asyncio.Event) -> int:
         process = await asyncio.create_subprocess_exec(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from itertools import islice
 
@@ -163,10 +164,9 @@ class UplinkOutbox:
 
     async def _wait_for_change(self, timeout_s: float | None) -> None:
         self.changed.clear()
-        try:
-            await asyncio.wait_for(self.changed.wait(), timeout_s)
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):  # `wait_for` of Python 3.11 may swallow a cancellation
+                await self.changed.wait()
 
     def on_welcome(self, acked_through: int | None) -> None:
         # Another center may have taken over, and an older one reports no costs.

@@ -84,6 +84,23 @@ def word(catalog: Catalog, name: str) -> Grant:
 
 
 @on_a_loop
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_take_that_is_cancelled_just_as_something_changes_ends(tmp_path: Path, turns: int) -> None:
+    durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
+    outbox = UplinkOutbox("jfk", {}, durable, JournalGroupCommit(durable), lambda: 1_000)
+    durable.core.next_pull_ms = lambda *_: 2_000  # type: ignore[method-assign]
+    task = asyncio.create_task(outbox.take(1 << 16))
+    await asyncio.sleep(0)
+    outbox.changed.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=1.0)
+    assert done and task.cancelled()
+    durable.close()
+
+
+@on_a_loop
 async def test_a_budget_moves_from_one_edge_to_two_by_confirmations(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
         catalog.register(spec(error={"s": 100}), 1)
