@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
 from typing import Any
 
 import click
 from rich.console import Group
-from rich.live import Live
 from rich.text import Text
 
 from edgewater.client.center import Center
-from edgewater.errors import EdgewaterError
-from edgewater.terminal import console, plain, table
+from edgewater.terminal import show_again, table
 
 COLUMNS = (
     "query", "slack, s", "frames", "late, s", "cost, ms", "latest edge", "late there, s", "queued there, s",
@@ -27,18 +23,7 @@ def top(center: Center, interval_s: float, once: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_look(center)))
         return
-    screen = console()
-    if once or not screen.is_terminal:
-        screen.print(_view(_look(center)))
-        return
-    with contextlib.suppress(KeyboardInterrupt), Live(console=screen, screen=True, auto_refresh=False) as live:
-        while True:
-            try:
-                view = _view(_look(center))
-            except EdgewaterError as exc:  # the center may come back
-                view = Group(Text(plain(exc.message)))
-            live.update(view, refresh=True)
-            time.sleep(interval_s)
+    show_again(lambda: _view(_look(center)), interval_s, once)
 
 
 def _look(center: Center) -> dict[str, Any]:

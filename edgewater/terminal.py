@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from edgewater.errors import EdgewaterError
 
 WIDTH = 200
 """Columns where the output is no terminal."""
@@ -38,3 +43,22 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: st
 
 def show(value: RenderableType) -> None:
     console().print(value)
+
+
+def show_again(view: Callable[[], RenderableType], interval_s: float, once: bool) -> None:
+    """Prints a view once, or shows it every `interval_s` seconds until Ctrl-C if the output is a terminal.
+
+    On the terminal the message of an `EdgewaterError` takes the view's place: what is looked at may come back.
+    """
+    screen = console()
+    if once or not screen.is_terminal:
+        screen.print(view())
+        return
+    with contextlib.suppress(KeyboardInterrupt), Live(console=screen, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                shown = view()
+            except EdgewaterError as exc:
+                shown = Text(plain(exc.message))
+            live.update(shown, refresh=True)
+            time.sleep(interval_s)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select
 
 from center.catalog import schema as t
+from center.catalog.query_rows import live_queries
 from center.storage.database import upsert
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
@@ -38,9 +39,7 @@ class QueryDelayRecord:
 
 def write_delays(connection: Connection, records: Iterable[QueryDelayRecord]) -> None:
     """Replaces the last reports; those of queries that are not live are ignored."""
-    q = t.queries.c
-    found = connection.execute(select(q.name, q.version).where(q.deleted_at_ms.is_(None)))
-    live = {QueryRef(name, version) for name, version in found}
+    live = live_queries(connection)
     rows = [
         {
             "name": r.query.name,

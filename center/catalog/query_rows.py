@@ -43,6 +43,13 @@ class RegisteredQuery:
         return query_key(self.ref)
 
 
+def live_queries(connection: Connection) -> set[QueryRef]:
+    """Returns the queries that have not been deleted."""
+    q = t.queries.c
+    found = connection.execute(select(q.name, q.version).where(q.deleted_at_ms.is_(None)))
+    return {QueryRef(name, version) for name, version in found}
+
+
 def counter(connection: Connection, name: str) -> int:
     value = select(t.counters.c.value).where(t.counters.c.name == name)
     return int(connection.execute(value).scalar_one_or_none() or 0)

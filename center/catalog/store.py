@@ -38,6 +38,7 @@ from center.catalog.query_rows import (
     RegisteredQuery,
     counter,
     forget_ended,
+    live_queries,
     query_from_row,
     readable,
     require_fit,
@@ -423,15 +424,13 @@ class Catalog:
 
         An edge repeats its statuses in each session; without a change nothing is written.
         """
-        q = t.queries.c
         with read_transaction(self._engine) as connection:
             statuses = _changed_statuses(connection, list(statuses))
         if not statuses:
             return
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
-            found = connection.execute(select(q.name, q.version).where(q.deleted_at_ms.is_(None)))
-            live = {QueryRef(name, version) for name, version in found}
+            live = live_queries(connection)
             rows = [
                 {
                     "name": status.query.name,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from typing import Any
 
 import click
 from rich.console import Group
-from rich.live import Live
 from rich.text import Text
 
 from edgewater.client.answers import Answer
@@ -16,7 +13,7 @@ from edgewater.client.center import Center
 from edgewater.client.commands import EDGE_COLUMNS, asks_center, edge_rows, latest_or_none, print_json
 from edgewater.client.interval import Interval, shown
 from edgewater.errors import EdgewaterError, InvalidRequest
-from edgewater.terminal import console, plain, table
+from edgewater.terminal import plain, show_again, table
 
 ALARMS = 5
 """The latest alarms that are shown."""
@@ -36,18 +33,7 @@ def top(center: Center, interval: float, once: bool, as_json: bool) -> None:
     if as_json:
         print_json(_look(center))
         return
-    screen = console()
-    if once or not screen.is_terminal:
-        screen.print(_view(_look(center)))
-        return
-    with contextlib.suppress(KeyboardInterrupt), Live(console=screen, screen=True, auto_refresh=False) as live:
-        while True:
-            try:
-                view = _view(_look(center))
-            except EdgewaterError as exc:  # the center may come back
-                view = Group(Text(plain(exc.message)))
-            live.update(view, refresh=True)
-            time.sleep(interval)
+    show_again(lambda: _view(_look(center)), interval, once)
 
 
 def _look(center: Center) -> dict[str, Any]:
