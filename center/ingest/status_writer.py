@@ -73,7 +73,11 @@ class StatusWriter:
         self._changed.set()
 
     def heartbeat(self, record: HeartbeatRecord, every_ms: int) -> None:
-        """Args: every_ms: the interval at which the edge is asked for heartbeats; 0: its own."""
+        """Keeps the newest heartbeat of an edge until it is written.
+
+        Args:
+            every_ms: the interval at which the edge is asked for heartbeats; 0: its own.
+        """
         silence_ms = max(UNREACHABLE_AFTER_MS, round(SILENT_HEARTBEATS * every_ms))
         self._heard[record.edge] = record.seen_at_ms, silence_ms
         self._pending.heartbeats[record.edge] = record
