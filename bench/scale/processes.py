@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
-from sim.demo.run import Demo
+from sim.demo.run import Demo, free_port
 
 GATEWAY, JOB, API = "gateway", "job", "api"
+METERED = "gateway", "spark"
+"""Sections of the settings whose processes serve the metrics that a bench reads."""
 
 
 def kind_of(process: psutil.Process) -> str:
@@ -67,6 +71,24 @@ def started(directory: Path, settings: dict[str, Any]) -> tuple[Demo, dict[str, 
     cpu = meter.seconds()
     del cpu["load generator"]
     return demo, cpu | {"wall": round(wall_s, 3)}
+
+
+def metered(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a center whose gateway and job serve their metrics, for `counters`."""
+    served = dict(settings)
+    for section in METERED:
+        served[section] = {**served.get(section, {}), "metrics": f"127.0.0.1:{free_port()}"}
+    return served
+
+
+def counters(demo: Demo) -> dict[str, float]:
+    """The metrics without labels of gateway and job, by name."""
+    found: dict[str, float] = {}
+    for section in METERED:
+        text = httpx.get(f"http://{demo.settings[section]['metrics']}/metrics").raise_for_status().text
+        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+        found |= {sample.name: sample.value for sample in samples if not sample.labels}
+    return found
 
 
 def job_readiness(demo: Demo) -> dict[str, Any]:

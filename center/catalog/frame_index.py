@@ -249,8 +249,8 @@ def last_positions(connection: Connection) -> dict[str, int]:
     table = t.queries.c
     has_frames = exists().where(t.frames.c.name == table.name, t.frames.c.version == table.version)
     rows = select(table.name, table.version, table.last_position).where(or_(table.deleted_at_ms.is_(None), has_frames))
-    found = {query_key(QueryRef(name, version)): last for name, version, last in connection.execute(rows)}
-    return dict(sorted(found.items()))
+    # As `query_key` has it, without an object per query: the job's reader polls this.
+    return dict(sorted((f"{name}@{version}", last) for name, version, last in connection.execute(rows).all()))
 
 
 def select_entries(connection: Connection, ranges: Mapping[str, tuple[int, int]]) -> dict[str, list[FrameEntry]]:

@@ -4,10 +4,14 @@ A window ends at all edges at once, so their frames arrive within milliseconds o
 the first of them would have to end before the others are read, and the answer that needs all of them would come one
 batch later. Measured with three edges on two busy cores: 11 of 15 windows missed their first batch by 3 to 40 ms, and
 waited 200 ms.
+
+An edge with hundreds of queries that close together sends their frames in several messages, which become several group
+commits. The first one would be a batch of its own, for which all others wait: of 500 queries, 64 and then 436.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Mapping
 
@@ -15,7 +19,15 @@ MAX_WAIT_S = 0.05
 """The longest delay of a batch: a fraction of its duration."""
 REMEMBERED_BATCHES = 4
 MANY_FRAMES = 64
-"""With more pending frames a batch begins at once."""
+"""With more pending frames of fewer than `MANY_QUERIES` queries a batch begins at once."""
+MANY_QUERIES = 32
+"""From so many queries with pending frames on, others are taken to follow."""
+MAX_WAIT_MANY_S = 0.2
+"""The longest delay of a batch of many queries: a second batch costs more."""
+QUIET_S = 0.05
+"""Frames of many queries that follow each other come within this time: a group commit after the other."""
+SAME_TICK_S = 0.5
+"""A batch that begins so soon after one of many queries has frames that were sent with those."""
 
 
 class BatchCoalescer:
@@ -29,6 +41,9 @@ class BatchCoalescer:
         self._max_wait_s = max_wait_s
         self._since_s: float | None = None
         self._recent: dict[str, deque[frozenset[str]]] = {}
+        self._grown: tuple[int, float] = (0, 0.0)
+        self._ticks: deque[frozenset[str]] = deque(maxlen=REMEMBERED_BATCHES)
+        self._tick_s = -math.inf
 
     def should_wait(self, pending: Mapping[str, Collection[str]], now_s: float) -> bool:
         """Whether to check again a little later instead of beginning the batch now.
@@ -45,13 +60,40 @@ class BatchCoalescer:
         if now_s - self._since_s < self._max_wait_s and self._is_any_missing(pending):
             return True
         self._since_s = None
+        self._begin_tick(frozenset(pending), now_s)
         for key, edges in pending.items():
             self._recent.setdefault(key, deque(maxlen=REMEMBERED_BATCHES)).append(frozenset(edges))
         return False
 
+    def should_wait_for_queries(self, pending: Collection[str], now_s: float) -> bool:
+        """As `should_wait`, for the keys of `MANY_QUERIES` or more queries with pending frames.
+
+        There is no delay once all queries have frames that had some in the last batches of many, and none longer than
+        `QUIET_S` after the last query that had none before.
+        """
+        if self._since_s is None:
+            self._since_s = now_s
+        if len(pending) != self._grown[0]:
+            self._grown = len(pending), now_s
+        is_growing = now_s - self._grown[1] < QUIET_S and now_s - self._since_s < MAX_WAIT_MANY_S
+        if is_growing and not (self._ticks and frozenset().union(*self._ticks).issubset(pending)):
+            return True
+        self._since_s, self._grown = None, (0, 0.0)
+        self._begin_tick(frozenset(pending), now_s)
+        return False
+
+    def _begin_tick(self, queries: frozenset[str], now_s: float) -> None:
+        """Remembers the queries that have frames at the same time, also if they came to be in two batches."""
+        if self._ticks and now_s - self._tick_s < SAME_TICK_S:
+            self._ticks[-1] |= queries
+        elif len(queries) >= MANY_QUERIES:
+            self._ticks.append(queries)
+            self._tick_s = now_s
+
     def keep(self, keys: Collection[str]) -> None:
         """Drops all queries but these."""
         self._recent = {key: recent for key, recent in self._recent.items() if key in keys}
+        self._ticks = deque((tick.intersection(keys) for tick in self._ticks), REMEMBERED_BATCHES)
 
     def _is_any_missing(self, pending: Mapping[str, Collection[str]]) -> bool:
         return any(not frozenset().union(*self._recent.get(key, ())) <= set(edges) for key, edges in pending.items())

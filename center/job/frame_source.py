@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from center.job.admission import Admission, BatchLimits, LeastSlack, PendingFrame
-from center.job.coalescing import MANY_FRAMES, BatchCoalescer
+from center.job.coalescing import MANY_FRAMES, MANY_QUERIES, BatchCoalescer
 from center.job.frame_retention import FrameRetention
 from center.job.merge import merge_rows
 from center.job.rows import ROW_DDL, FrameRow, RowKind, row_of_damage, rows_of_frame, to_batch
@@ -243,14 +243,19 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         self._coalescer.keep(last)
         while True:
             pending = {key: end for key, end in last.items() if end > start.get(key, 0)}
-            if sum(end - start.get(key, 0) for key, end in pending.items()) > MANY_FRAMES:
+            frames, limits = sum(end - start.get(key, 0) for key, end in pending.items()), self._options.limits
+            if len(pending) >= MANY_QUERIES and frames < limits.frames:
+                waits = self._coalescer.should_wait_for_queries(pending, time.monotonic())
+            elif frames > MANY_FRAMES:
                 return last
-            self._read_ahead(start, last, self._options.limits)
-            edges = {
-                key: {str(entry.edge) for entry in self._frames(key, start.get(key, 0), end)}
-                for key, end in pending.items()
-            }
-            if not self._coalescer.should_wait(edges, time.monotonic()):
+            else:
+                self._read_ahead(start, last, limits)
+                edges = {
+                    key: {str(entry.edge) for entry in self._frames(key, start.get(key, 0), end)}
+                    for key, end in pending.items()
+                }
+                waits = self._coalescer.should_wait(edges, time.monotonic())
+            if not waits:
                 return last
             time.sleep(COALESCING_POLL_S)
             last = self._catalog.last_positions()

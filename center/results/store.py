@@ -47,6 +47,7 @@ from center.results.writes import (
     late_by_window,
     misshapen,
     set_consumed,
+    split_spent,
     write_answers,
     write_ledger,
 )
@@ -234,9 +235,10 @@ class ResultStore:
             _weigh(ledger, kept)
             emissions = ledger.handle(FramesMerged(tuple(fresh), now_ms))
             _require_bounded(ledger, {f.query for f in fresh})
-            add_deltas(connection, [d.to_row() for d in kept], ledger.on_query)
+            stored, spent = split_spent(ledger, emissions, [d.to_row() for d in kept])
+            add_deltas(connection, stored, ledger.on_query)
             write_ledger(connection, transaction.changes())
-            write_answers(connection, ledger, emissions, self._max_answer_bytes)
+            write_answers(connection, ledger, emissions, spent, self._max_answer_bytes)
             add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
             set_consumed(connection, {key: position for key, position in through.items() if key in new})
         self._step = step
@@ -269,7 +271,7 @@ class ResultStore:
                 with write_transaction(self._engine) as connection:
                     step = self._begin_step(connection, now_ms)
                     write_ledger(connection, changes)
-                    write_answers(connection, ledger, emissions, self._max_answer_bytes)
+                    write_answers(connection, ledger, emissions, (), self._max_answer_bytes)
                 self._step = step
         return emissions
 

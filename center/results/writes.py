@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -236,9 +238,17 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
 
 
 def write_answers(
-    connection: Connection, ledger: Ledger, emissions: Sequence[Emission], max_answer_bytes: int = MAX_ANSWER_BYTES
+    connection: Connection,
+    ledger: Ledger,
+    emissions: Sequence[Emission],
+    spent: Sequence[Delta],
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> None:
-    """Writes the answers, and drops the slices that no open window needs. Raises DeltasRefused, QueryFailed."""
+    """Writes the answers, and drops the slices that no open window needs. Raises DeltasRefused, QueryFailed.
+
+    Args:
+        spent: as `split_spent` has them.
+    """
     if not emissions:
         return
     counter = t.counters.c.name == "answer"
@@ -247,17 +257,35 @@ def write_answers(
     first = last - len(emissions) + 1
     late = _late_now(connection, ledger, emissions)
     rows = []
-    for e, deltas in zip(emissions, _deltas_of(connection, emissions, max_answer_bytes), strict=True):
+    for e, deltas in zip(emissions, _deltas_of(connection, emissions, spent, max_answer_bytes), strict=True):
         ledger.on_query(e.query)
         merged, size = _window(e.query, deltas, max_answer_bytes)
         ledger.weigh(e.query, size)
         rows.append(_answer(e, merged, late.get((e.query, e.window_start_ms), {})))
     connection.execute(insert(t.answers), [{**row, "answer_id": first + i} for i, row in enumerate(rows)])
-    sealed = {e.query: ledger.sealed_before(e.query) for e in emissions if e.phase is Phase.FINAL}
+    sealed = {query_key(ref): before_ms for ref, before_ms in _sealed(ledger, emissions).items()}
     if sealed:
-        spent = (t.deltas.c.query == bindparam("of")) & (t.deltas.c.slice_start_ms < bindparam("before"))
-        ended = [{"of": query_key(ref), "before": before_ms} for ref, before_ms in sealed.items()]
-        connection.execute(delete(t.deltas).where(spent), ended)
+        gone = (t.deltas.c.query == bindparam("of")) & (t.deltas.c.slice_start_ms < bindparam("before"))
+        ended = [{"of": key, "before": before_ms} for key, before_ms in sealed.items()]
+        connection.execute(delete(t.deltas).where(gone), ended)
+
+
+def _sealed(ledger: Ledger, emissions: Iterable[Emission]) -> dict[QueryRef, int]:
+    """Of the queries with a final answer, event time before which slices have no windows but final ones."""
+    return {e.query: ledger.sealed_before(e.query) for e in emissions if e.phase is Phase.FINAL}
+
+
+def split_spent(
+    ledger: Ledger, emissions: Sequence[Emission], deltas: Iterable[Delta]
+) -> tuple[list[Delta], list[Delta]]:
+    """Splits a batch's deltas into those that later answers need, and those that only its own answers need: they would
+    be stored, read and dropped in one transaction."""
+    sealed = {query_key(ref): before_ms for ref, before_ms in _sealed(ledger, emissions).items()}
+    kept: list[Delta] = []
+    spent: list[Delta] = []
+    for delta in deltas:
+        (spent if delta.slice_start_ms < sealed.get(delta.query, MIN_TIME_MS) else kept).append(delta)
+    return kept, spent
 
 
 def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> dict[str, Any]:
@@ -296,22 +324,43 @@ def _late_now(
     }
 
 
-def _deltas_of(connection: Connection, emissions: Sequence[Emission], max_bytes: int) -> Iterator[list[Delta] | int]:
-    """The deltas of each emission's window, of several windows by one statement; only their size if it is more than
-    `max_bytes`."""
+def _deltas_of(
+    connection: Connection, emissions: Sequence[Emission], spent: Iterable[Delta], max_bytes: int
+) -> Iterator[list[Delta] | int]:
+    """The deltas of each emission's window, stored ones and `spent`, of several windows by one statement; only their
+    size if it is more than `max_bytes`."""
+    unstored: defaultdict[str, list[Delta]] = defaultdict(list)
+    for delta in sorted(spent, key=_place):
+        unstored[delta.query].append(delta)
     for begin in range(0, len(emissions), MAX_GIVEN):
         chunk = emissions[begin : begin + MAX_GIVEN]
         spans = [(n, query_key(e.query), e.slices_from_ms, e.slices_to_ms) for n, e in enumerate(chunk)]
         sizes, _ = _span_statements(given_count(len(spans)))
-        held: dict[int, int] = dict(connection.execute(sizes, _given_spans(spans)).all())
-        for part in _bounded(spans, held):
-            found: dict[int, list[Delta]] = {n: [] for n, *_ in part}
-            wanted = [span for span in part if 0 < held.get(span[0], 0) <= max_bytes]
+        stored: dict[int, int] = dict(connection.execute(sizes, _given_spans(spans)).all())
+        found = {n: _within(unstored.get(key, ()), from_ms, to_ms) for n, key, from_ms, to_ms in spans}
+        held = {n: stored.get(n, 0) + sum(len(d.synopsis) for d in deltas) for n, deltas in found.items()}
+        for part in _bounded(spans, stored):
+            wanted = [span for span in part if stored.get(span[0]) and held[span[0]] <= max_bytes]
             if wanted:
                 _, rows = _span_statements(given_count(len(wanted)))
-                for n, *delta in connection.execute(rows, _given_spans(wanted)):
-                    found[n].append(Delta(*delta))
-            yield from (size if (size := held.get(n, 0)) > max_bytes else found.pop(n) for n, *_ in part)
+                new = {n: found[n] for n, *_ in wanted}
+                found |= {n: [] for n in new}
+                for n, *row in connection.execute(rows, _given_spans(wanted)):
+                    found[n].append(Delta(*row))
+                for n, deltas in new.items():
+                    # In the order in which they would be read if they were stored: floats depend on it.
+                    found[n] = sorted([*found[n], *deltas], key=_place)
+            yield from (held[n] if held[n] > max_bytes else found.pop(n) for n, *_ in part)
+
+
+def _place(delta: Delta) -> tuple[int, int]:
+    return delta.slice_start_ms, delta.shard
+
+
+def _within(deltas: Sequence[Delta], from_ms: int, to_ms: int) -> list[Delta]:
+    """Those of deltas, by slice, in [from_ms, to_ms)."""
+    begin, end = (bisect_left(deltas, at, key=lambda d: d.slice_start_ms) for at in (from_ms, to_ms))
+    return list(deltas[begin:end])
 
 
 def _window(ref: QueryRef, deltas: list[Delta] | int, max_bytes: int) -> tuple[bytes | None, int]:
@@ -319,11 +368,13 @@ def _window(ref: QueryRef, deltas: list[Delta] | int, max_bytes: int) -> tuple[b
     if isinstance(deltas, int):
         size, most = (f"{each / (1 << 20):.1f} MiB" for each in (deltas, max_bytes))
         raise QueryTooLarge(ref, f"an answer is made of {size} of slices; expected at most spark.max_answer, {most}")
+    if len(deltas) < 2:  # takes no longer than its size says
+        return _merged(deltas)
     most_s = MAX_ANSWER_CPU_S * max(1.0, max_bytes / MAX_ANSWER_BYTES)
     for count in (PROBED, len(deltas)) if len(deltas) > 16 * PROBED else (len(deltas),):
         began_s = time.thread_time()
         merged = _merged(deltas[:count])
-        took_s = (time.thread_time() - began_s) * len(deltas) / max(count, 1)
+        took_s = (time.thread_time() - began_s) * len(deltas) / count
         if took_s > most_s:
             raise QueryTooLarge(ref, f"an answer takes {took_s:.1f} s of CPU time: too many slices, groups or measures")
     return merged
@@ -358,9 +409,16 @@ def _bounded(spans: Sequence[_Span], held: Mapping[int, int]) -> Iterator[list[_
 
 
 def _merged(found: Sequence[Delta]) -> tuple[bytes | None, int]:
-    """The merge of a query's deltas (None: there are none), and their bytes. Raises DeltasRefused, QueryFailed."""
+    """The merge of a query's deltas (None: there are none), and their bytes. Raises DeltasRefused, QueryFailed.
+
+    A task has decoded each delta before (`merge_rows`), so that of a single one only the checksum and the structure are
+    checked.
+    """
     size = sum(len(d.synopsis) for d in found)
     try:
+        if len(found) == 1:
+            codec.unseal(found[0].synopsis)
+            return found[0].synopsis, size
         return GroupedAggregate.merge_bytes([d.synopsis for d in found]) if found else None, size
     except MemoryError as exc:  # it says nothing about a single one of them
         raise QueryFailed(query_from_key(found[0].query)) from exc

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.job.coalescing import REMEMBERED_BATCHES, BatchCoalescer
+from center.job.coalescing import MAX_WAIT_MANY_S, QUIET_S, REMEMBERED_BATCHES, BatchCoalescer
 
 ALL = {"a@1": {"jfk", "lga", "ewr"}}
 
@@ -60,6 +60,43 @@ def test_an_edge_that_sends_no_more_is_dropped_after_some_batches() -> None:
         now_s += 1.0
 
     assert not coalescer.should_wait({"a@1": {"jfk", "lga"}}, now_s)
+
+
+def queries(count: int) -> list[str]:
+    return [f"q{n}@1" for n in range(count)]
+
+
+def test_many_queries_are_gathered_until_no_more_come_and_then_until_all_have_that_did_before() -> None:
+    coalescer = BatchCoalescer()
+    for now_s, count in ((0.0, 64), (0.03, 128), (0.06, 500), (0.06 + 0.99 * QUIET_S, 500)):
+        assert coalescer.should_wait_for_queries(queries(count), now_s)
+    assert not coalescer.should_wait_for_queries(queries(500), 0.06 + QUIET_S)
+
+    assert coalescer.should_wait_for_queries(queries(64), 1.0)
+    assert not coalescer.should_wait_for_queries(queries(500), 1.03), "all have"
+    for tick in range(2, 2 + REMEMBERED_BATCHES):
+        assert coalescer.should_wait_for_queries(queries(100), tick)
+        assert not coalescer.should_wait_for_queries(queries(100), tick + 1.01 * QUIET_S)
+    assert not coalescer.should_wait_for_queries(queries(100), 9.0), "no batch of late had more"
+
+
+def test_queries_that_were_late_for_a_batch_of_many_are_waited_for_the_next_time() -> None:
+    coalescer, late = BatchCoalescer(), {"late@1": {"jfk"}}
+    assert coalescer.should_wait_for_queries(queries(100), 0.0)
+    assert not coalescer.should_wait_for_queries(queries(100), 1.01 * QUIET_S)
+    assert not coalescer.should_wait(late, 0.4)
+
+    assert coalescer.should_wait_for_queries(queries(100), 1.0)
+    assert not coalescer.should_wait_for_queries([*queries(100), *late], 1.01)
+    coalescer.keep(queries(100))
+    assert not coalescer.should_wait_for_queries(queries(100), 2.0), "it is gone"
+
+
+def test_queries_that_never_cease_to_come_delay_a_batch_no_longer_than_its_bound() -> None:
+    coalescer, held = BatchCoalescer(), 0
+    while coalescer.should_wait_for_queries(queries(32 + held), 1.0 + held * 0.01):
+        held += 1
+    assert held * 0.01 <= MAX_WAIT_MANY_S + 0.01
 
 
 def test_a_query_that_is_gone_is_dropped() -> None:

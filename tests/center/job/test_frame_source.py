@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMinRows
 
 from center.job.admission import BatchLimits
+from center.job.coalescing import MANY_QUERIES
 from center.job.frame_source import WARM_UP, WARM_UP_BATCHES, FramePartition, FrameReader, SourceOptions, divide
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
@@ -94,6 +95,21 @@ def test_a_batch_waits_a_moment_for_an_edge_that_spoke_before_and_then_goes_on_w
     world.ship(world.edges[0], ref, FrameBody(5))
 
     assert reader.latestOffset(first, ReadMaxBytes(1 << 30)) == world.catalog.last_positions()
+
+
+def test_the_next_group_commit_of_many_queries_that_close_together_is_in_the_same_batch(
+    reader: FrameReader, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = world.register(*(f"q{n:02}" for n in range(MANY_QUERIES + 8)))
+    commits, polled = [refs[:MANY_QUERIES], refs[MANY_QUERIES:]], reader._catalog.last_positions
+
+    def next_commit() -> dict[str, int]:
+        for ref in commits.pop(0) if commits else ():
+            world.ship(world.edges[0], ref, FrameBody(5))
+        return polled()
+
+    monkeypatch.setattr(reader._catalog, "last_positions", next_commit)
+    assert len(reader.latestOffset({}, ReadMaxBytes(1 << 30))) == len(refs)
 
 
 def test_an_offset_has_its_keys_in_order_whatever_comes_new(reader: FrameReader, world: Any) -> None:
