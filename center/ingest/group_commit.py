@@ -60,6 +60,10 @@ class ReceivedFrame:
         return self.stored.frame.wire_bytes
 
 
+OnOutcome = Callable[[IndexOutcome | Exception], None]
+_Submitted = tuple[ReceivedFrame, OnOutcome]
+
+
 class GroupCommit:
     """Makes frames durable, in the order in which they were submitted.
 
@@ -93,7 +97,7 @@ class GroupCommit:
         self._read_plan = read_plan
         self._on_stall = on_stall
         self._wait = wait_exponential(multiplier=retry_ms / 1000, max=retry_max_ms / 1000)
-        self._pending: deque[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]] = deque()
+        self._pending: deque[_Submitted] = deque()
         self._pending_bytes = 0
         self._stopped: WeakSet[object] = WeakSet()
         self._arrived = asyncio.Event()
@@ -115,13 +119,11 @@ class GroupCommit:
         """Takes back a `reserve` of a frame that is not submitted."""
         self._count(-size)
 
-    def submit(self, received: ReceivedFrame) -> asyncio.Future[IndexOutcome]:
-        """Queues a frame for which `reserve` was called. The future holds its outcome."""
-        outcome: asyncio.Future[IndexOutcome] = asyncio.get_running_loop().create_future()
-        self._pending.append((received, outcome))
+    def submit(self, received: ReceivedFrame, on_outcome: OnOutcome) -> None:
+        """Queues a frame for which `reserve` was called. `on_outcome` is called once, in the order of frames."""
+        self._pending.append((received, on_outcome))
         self._metrics.bytes.inc(received.wire_bytes)
         self._arrived.set()
-        return outcome
 
     async def run(self) -> None:
         """Commits until `close` was called and the queue is empty."""
@@ -143,20 +145,12 @@ class GroupCommit:
             self._resolve(batch, outcomes)
             self._count(-sum(received.size for received, _ in batch))
 
-    def _resolve(
-        self,
-        batch: Sequence[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]],
-        outcomes: Sequence[IndexOutcome] | Exception,
-    ) -> None:
-        for i, (received, future) in enumerate(batch):
-            if isinstance(outcomes, Exception) or not outcomes[i].acknowledged:
+    def _resolve(self, batch: Sequence[_Submitted], outcomes: Sequence[IndexOutcome] | Exception) -> None:
+        for i, (received, on_outcome) in enumerate(batch):
+            outcome = outcomes if isinstance(outcomes, Exception) else outcomes[i]
+            if isinstance(outcome, Exception) or not outcome.acknowledged:
                 self._stopped.add(received.session)
-            if future.done():
-                continue
-            if isinstance(outcomes, Exception):
-                future.set_exception(outcomes)
-            else:
-                future.set_result(outcomes[i])
+            _call(on_outcome, outcome)
 
     def close(self) -> None:
         """Makes `run` return once all pending frames are committed."""
@@ -169,17 +163,17 @@ class GroupCommit:
             self._room.set()
         self._metrics.pending.set(self._pending_bytes)
 
-    def _take(self) -> list[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]]:
+    def _take(self) -> list[_Submitted]:
         """Takes the next batch; frames of stopped sessions are not acknowledged."""
-        batch, size = [], 0
+        batch: list[_Submitted] = []
+        size = 0
         while self._pending and size < MAX_BATCH_BYTES:
-            received, future = self._pending.popleft()
+            received, on_outcome = self._pending.popleft()
             if received.session in self._stopped:
                 self._count(-received.size)
-                if not future.done():
-                    future.set_result(IndexOutcome.OUT_OF_SEQUENCE)
+                _call(on_outcome, IndexOutcome.OUT_OF_SEQUENCE)
                 continue
-            batch.append((received, future))
+            batch.append((received, on_outcome))
             size += received.size
         return batch
 
@@ -268,3 +262,10 @@ class GroupCommit:
             logger.error("frames cannot be made durable and are not acknowledged until they can: %s", exc)
         self.stalled = str(exc)
         self._on_stall()
+
+
+def _call(on_outcome: OnOutcome, outcome: IndexOutcome | Exception) -> None:
+    try:
+        on_outcome(outcome)
+    except Exception:  # a bug of one session must not stop the acknowledgements of all others
+        logger.exception("a session failed at the outcome of a frame")

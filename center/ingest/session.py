@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from center.catalog import HeartbeatRecord, IndexOutcome, QueryStatusRecord, query_key
@@ -57,6 +58,9 @@ def clock_differs(edge: EdgeId, most_ms: int) -> str:
     )
 
 
+_ACK = ("ack",)
+
+
 class ConflatingQueue:
     """Messages to an edge, conflated: a newer message replaces a pending one of its kind.
 
@@ -64,7 +68,7 @@ class ConflatingQueue:
     """
 
     def __init__(self) -> None:
-        self._pending: dict[tuple[str, ...], pb.ToEdge] = {}
+        self._pending: dict[tuple[str, ...], pb.ToEdge | int] = {}
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -75,6 +79,12 @@ class ConflatingQueue:
         self._pending[kind] = message
         self._changed.set()
 
+    def put_ack(self, through: int) -> None:
+        """Adds an acknowledgement, after the pending messages; the message is made when it is sent."""
+        self._pending.pop(_ACK, None)
+        self._pending[_ACK] = through
+        self._changed.set()
+
     def close(self) -> None:
         """Ends the iteration once all pending messages have been taken."""
         self._closed = True
@@ -83,7 +93,8 @@ class ConflatingQueue:
     async def __aiter__(self) -> AsyncIterator[pb.ToEdge]:
         while True:
             while self._pending:
-                yield self._pending.pop(next(iter(self._pending)))
+                message = self._pending.pop(next(iter(self._pending)))
+                yield pb.ToEdge(ack=pb.Ack(through=message)) if isinstance(message, int) else message
             if self._closed:
                 return
             self._changed.clear()
@@ -321,8 +332,7 @@ class GatewaySession:
         stored = StoredFrame(self.edge, self.hello.incarnation, checked.frame)
         redelivered = frame.seq <= self._durable
         received = ReceivedFrame(stored, frame.crc32c, size, received_at_ms, redelivered, checked.work, self)
-        outcome = self._group_commit.submit(received)
-        outcome.add_done_callback(lambda done: self._on_indexed(frame, checked, done))
+        self._group_commit.submit(received, partial(self._on_indexed, frame, checked))
 
     def _count_in_flight(self, frame: Frame, sign: int) -> None:
         self._in_flight += sign
@@ -331,17 +341,12 @@ class GatewaySession:
         if sign < 0:
             self._indexed.set()
 
-    def _on_indexed(self, frame: Frame, checked: CheckedFrame, done: asyncio.Future[IndexOutcome]) -> None:
+    def _on_indexed(self, frame: Frame, checked: CheckedFrame, outcome: IndexOutcome | Exception) -> None:
         self._count_in_flight(frame, -1)
-        if done.cancelled():
-            return
-        error = done.exception()
-        if error is not None:
-            self.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
-            return
-        outcome = done.result()
         who = f"edge {self.edge}, incarnation {self.hello.incarnation}, frame {frame.seq}"
-        if outcome is IndexOutcome.CONFLICT:
+        if isinstance(outcome, Exception):
+            self.fail(outcome)
+        elif outcome is IndexOutcome.CONFLICT:
             message = f"{who}: the log holds it with a checksum other than {frame.crc32c:#010x}"
             self._status.alarm("frame-conflict", message, self.edge, self._now_ms())
             self.fail(Conflict(message))
@@ -354,7 +359,7 @@ class GatewaySession:
                 query = f"query {frame.query.name}@{frame.query.version}"
                 self._refuse(frame, checked.reason, f"edge {self.edge}: {query}: {checked.message}")
             self._acked = frame.seq if self._acked is None else max(self._acked, frame.seq)
-            self.outgoing.put(pb.ToEdge(ack=pb.Ack(through=self._acked)))
+            self.outgoing.put_ack(self._acked)
 
     def _refuse(self, frame: Frame, reason: str, message: str) -> None:
         """Tells the edge, and raises an alarm. The frame is acknowledged after the message, never before it."""
