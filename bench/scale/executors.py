@@ -97,21 +97,10 @@ async def _prepare(directory: Path, windows: int) -> int:
 
 def _merge(directory: Path, executors: int, frames: int) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
-        master, cluster = stack.enter_context(_cluster(directory, executors))
+        master, cluster = stack.enter_context(standalone_cluster(directory, executors))
         config = {
             "data_dir": str(directory),
-            "spark": {
-                "master": master,
-                "driver_memory": DRIVER_MEMORY,
-                "conf": {
-                    "spark.driver.host": "127.0.0.1",
-                    "spark.driver.bindAddress": "127.0.0.1",
-                    "spark.executor.cores": "1",
-                    "spark.executor.memory": EXECUTOR_MEMORY,
-                    "spark.cores.max": str(executors),
-                    "spark.sql.shuffle.partitions": str(2 * executors),
-                },
-            },
+            "spark": spark_settings(master, executors),
         }
         (directory / "center.yaml").write_text(yaml.safe_dump(config))
         command = [sys.executable, "-m", "edgewater", "center", "job", "-c", str(directory / "center.yaml")]
@@ -143,8 +132,24 @@ def _merge(directory: Path, executors: int, frames: int) -> dict[str, Any]:
     }
 
 
+def spark_settings(master: str, executors: int) -> dict[str, Any]:
+    """The settings of a center whose job runs on the cluster."""
+    return {
+        "master": master,
+        "driver_memory": DRIVER_MEMORY,
+        "conf": {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.executor.cores": "1",
+            "spark.executor.memory": EXECUTOR_MEMORY,
+            "spark.cores.max": str(executors),
+            "spark.sql.shuffle.partitions": str(2 * executors),
+        },
+    }
+
+
 @contextlib.contextmanager
-def _cluster(directory: Path, executors: int) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+def standalone_cluster(directory: Path, executors: int) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     """The URL of a master, and its workers, of a core each."""
     jars, port = Path(pyspark.__file__).parent / "jars", free_port()
     java = ["java", "-Xmx256m", "-cp", f"{jars}/*"]

@@ -1,5 +1,5 @@
-"""A driver or a database that is killed, or a driver that is stalled until another has taken over: time until the next
-answer, and that none is wrong.
+"""A driver, gateway, executor or database that is killed, or a driver that is stalled until another has taken over:
+time until the next answer, and that none is wrong.
 
 An edge ships ten windows a second. The time runs from the signal until the live stream delivers the answer of a window
 that was shipped after it.
@@ -15,12 +15,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.first_light.center_rates import FIRST_MS, Load
 from bench.first_light.synthetic_edge import WINDOW_MS, synopsis
-from bench.scale.processes import job_readiness, leading_driver, started
+from bench.scale.executors import spark_settings, standalone_cluster
+from bench.scale.processes import GATEWAY, job_readiness, kind_of, leading_driver, started
 from sim.demo.run import Demo
 from tests.center.postgres import find_binaries, serving_pair
 
@@ -35,23 +39,28 @@ class Case:
     """What happens, and to what.
 
     Attributes:
+        victim: ``driver``: the one that leads; ``database``: it is killed, and its synchronous standby promoted;
+            ``gateway``; ``executor``: one of two of a standalone cluster.
         standby: whether a second driver waits.
-        fault: the signal to the driver that leads; None: the database is killed and its synchronous standby promoted.
+        fault: the signal; to a database always SIGKILL.
         postgres: whether catalog and results are in PostgreSQL.
     """
 
     name: str
-    standby: bool
-    fault: signal.Signals | None
+    victim: str = "driver"
+    standby: bool = False
+    fault: signal.Signals = signal.SIGKILL
     postgres: bool = False
 
 
 CASES = (
-    Case("killed, no standby", False, signal.SIGKILL),
-    Case("killed, standby", True, signal.SIGKILL),
-    Case("stalled, standby", True, signal.SIGSTOP),
-    Case("killed, standby, PostgreSQL", True, signal.SIGKILL, postgres=True),
-    Case("PostgreSQL killed, its standby promoted", False, None, postgres=True),
+    Case("killed, no standby"),
+    Case("killed, standby", standby=True),
+    Case("stalled, standby", standby=True, fault=signal.SIGSTOP),
+    Case("killed, standby, PostgreSQL", standby=True, postgres=True),
+    Case("PostgreSQL killed, its standby promoted", "database", postgres=True),
+    Case("gateway killed", "gateway"),
+    Case("executor killed, of two", "executor"),
 )
 SMOKE = CASES[1]
 
@@ -67,18 +76,39 @@ def measure(smoke: bool) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             settings: dict[str, Any] = {"spark": {"standby": case.standby}}
-            fail_over: Callable[[], object] = lambda: None  # noqa: E731
+            strike: Callable[[Demo], object] = partial(_signal, case)
             if case.postgres and binaries is not None:
                 primary, secondary = stack.enter_context(serving_pair(binaries))
                 settings |= dict.fromkeys(("catalog_url", "results_url"), primary.url_of_pair(secondary))
-                fail_over = lambda p=primary, s=secondary: (p.kill(), s.promote())  # noqa: E731
+                if case.victim == "database":
+                    strike = lambda _, p=primary, s=secondary: (p.kill(), s.promote())  # noqa: E731
+            if case.victim == "executor":
+                (cluster := directory / "cluster").mkdir()
+                master, workers = stack.enter_context(standalone_cluster(cluster, 2))
+                settings["spark"] |= spark_settings(master, 2)
+                strike = lambda _, worker=workers[0].pid: _executor_of(worker).kill()  # noqa: E731
             demo, _ = started(directory, settings)
             stack.callback(demo.stop)
-            rows[case.name] = asyncio.run(_take_over(demo, case, fail_over)) | {"load_average": os.getloadavg()[0]}
+            rows[case.name] = asyncio.run(_take_over(demo, case, strike)) | {"load_average": os.getloadavg()[0]}
     return rows
 
 
-async def _take_over(demo: Demo, case: Case, fail_over: Callable[[], object]) -> dict[str, Any]:
+def _signal(case: Case, demo: Demo) -> None:
+    """Sends the case's signal to the driver that leads, or to the gateway."""
+    if case.victim == "driver":
+        os.kill(leading_driver(demo), case.fault)
+        return
+    children = psutil.Process(demo.processes["center"].pid).children(recursive=True)
+    (gateway,) = (process for process in children if kind_of(process) == GATEWAY)
+    gateway.send_signal(case.fault)
+
+
+def _executor_of(worker: int) -> psutil.Process:
+    children = psutil.Process(worker).children(recursive=True)
+    return next(p for p in children if any("ExecutorBackend" in word for word in p.cmdline()))
+
+
+async def _take_over(demo: Demo, case: Case, strike: Callable[[Demo], object]) -> dict[str, Any]:
     async with asyncio.timeout(120):
         while case.standby and job_readiness(demo)["standbys"] < 1:
             await asyncio.sleep(0.2)
@@ -89,10 +119,7 @@ async def _take_over(demo: Demo, case: Case, fail_over: Callable[[], object]) ->
             await asyncio.sleep(BEFORE_S)
             driver = leading_driver(demo)
             before, at_s = set(sent), time.perf_counter()
-            if case.fault is None:
-                await asyncio.to_thread(fail_over)
-            else:
-                os.kill(driver, case.fault)
+            await asyncio.to_thread(strike, demo)
             async with asyncio.timeout(180):
                 while load.answered_at.keys() <= before:
                     await asyncio.sleep(0.01)

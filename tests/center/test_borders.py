@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from center.catalog import HeartbeatRecord
+from center.catalog import HeartbeatRecord, SessionStart, StreamRecord
 from center.serving import StoredWindows, SynopsisCache
-from edgewater.streams import EdgeId
+from edgewater.streams import LIVE, EdgeId
 from edgewater.wire import FrameBody
-from tests.center.border_world import MINUTE, T0, Border
+from tests.center.border_world import COLUMNS, MINUTE, STREAM, T0, Border
 
 
 @pytest.fixture
@@ -274,6 +274,27 @@ def test_a_window_that_a_retired_edge_had_not_closed_says_so(center: Border) -> 
     assert [v["code"] for v in answer["contract"]["violations"]] == ["left"]
     assert (answer["data"][0]["n"]["lower"], answer["data"][0]["n"]["upper"]) == (1, None)
     assert (later["quality"]["completeness"]["ratio"], later["contract"]["met"]) == (1.0, True)
+
+
+def test_an_edge_that_was_heard_after_its_last_written_heartbeat_has_left_the_windows_until_then(
+    center: Border,
+) -> None:
+    first, gone = center.edge("a"), center.edge("b")
+    center.register()
+    streams = [StreamRecord(STREAM, COLUMNS, LIVE)]
+    hello = SessionStart(EdgeId("b"), gone.durable.incarnation, {}, streams, 1, 1, T0, "s1", gateway="g1")
+    assert center.catalog.begin_sessions([hello]) == [None]
+    center.now_ms = T0 + MINUTE + 10_000
+    gone.accept(T0 + MINUTE + 5_000)  # in its journal, for ever
+    center.catalog.record_silence("g1", {}, silence_ms=25_000, now_ms=center.now_ms)
+    center.catalog.retire(EdgeId("b"))
+    center.writer.advance()
+    center.now_ms = T0 + 3 * MINUTE
+    first.accept(T0 + 5_000, T0 + MINUTE + 5_000, T0 + 2 * MINUTE + 5_000, T0 + 3 * MINUTE)
+    first.ship()
+    answers = [center.answer(T0 + n * MINUTE) for n in range(3)]
+    assert [a["quality"]["completeness"].get("left") for a in answers] == [["b"], ["b"], None]
+    assert [a["contract"]["met"] for a in answers] == [False, False, True]
 
 
 def test_a_retired_edge_that_had_closed_a_window_leaves_it_complete(center: Border) -> None:
