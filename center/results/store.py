@@ -46,15 +46,19 @@ from center.results.writes import (
     drop_deltas,
     late_by_window,
     misshapen,
+    sealed_by,
     set_consumed,
     write_answers,
     write_ledger,
 )
 from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
 from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
+from edgewater.streams import MIN_TIME_MS
 from edgewater.wire import QueryRef
 
 SCHEMA_VERSION = 1
+MAX_NEWEST = 10_000
+"""Answers of which `ResultStore.newest_answers` says the queries."""
 MAX_OPEN_WINDOWS = 500_000
 """Windows of a query that are not final, and lie in the job's memory."""
 
@@ -97,6 +101,19 @@ class AnswerRecord:
     staleness_ms: int
     quality: dict[str, Any]
     synopsis: bytes | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NewestAnswers:
+    """The newest answers.
+
+    Attributes:
+        answer_id: of any query; 0: there is none.
+        by_query: per query with an answer after the one asked about, the id of its newest; None: there are too many.
+    """
+
+    answer_id: int
+    by_query: Mapping[QueryRef, int] | None = None
 
 
 class ResultStore:
@@ -234,9 +251,10 @@ class ResultStore:
             _weigh(ledger, kept)
             emissions = ledger.handle(FramesMerged(tuple(fresh), now_ms))
             _require_bounded(ledger, {f.query for f in fresh})
-            add_deltas(connection, [d.to_row() for d in kept], ledger.on_query)
+            stored, passing = _divided([d.to_row() for d in kept], sealed_by(ledger, emissions))
+            add_deltas(connection, stored, ledger.on_query)
             write_ledger(connection, transaction.changes())
-            write_answers(connection, ledger, emissions, self._max_answer_bytes)
+            write_answers(connection, ledger, emissions, self._max_answer_bytes, passing)
             add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
             set_consumed(connection, {key: position for key, position in through.items() if key in new})
         self._step = step
@@ -475,6 +493,16 @@ class ResultStore:
         with read_transaction(self._engine) as connection:
             return _counter(connection, "answer")
 
+    def newest_answers(self, after: int) -> NewestAnswers:
+        """The newest answer, and those of queries with answers after this one, which is read if they are few."""
+        a = t.answers.c
+        with read_transaction(self._engine) as connection:
+            newest = _counter(connection, "answer")
+            if not 0 < newest - after <= MAX_NEWEST:
+                return NewestAnswers(newest)
+            each = select(a.query, func.max(a.answer_id)).where(a.answer_id > after).group_by(a.query)
+            return NewestAnswers(newest, {query_from_key(key): last for key, last in connection.execute(each)})
+
     def newest(self) -> tuple[int, int]:
         """`last_answer_id`, and a number that increases whenever records come for final windows."""
         with read_transaction(self._engine) as connection:
@@ -602,6 +630,15 @@ def _applicable(
         if not ledger.is_deleted(delta.query) and delta.slice_start_ms >= ledger.sealed_before(delta.query):
             kept.append(delta)
     return kept
+
+
+def _divided(deltas: Iterable[Delta], sealed: Mapping[str, int]) -> tuple[list[Delta], list[Delta]]:
+    """The deltas that windows need after this transaction, and those that its answers use up, which are not stored:
+    most windows close in the batch that has their last partials, and a large one would be written three times."""
+    parts: tuple[list[Delta], list[Delta]] = ([], [])
+    for delta in deltas:
+        parts[delta.slice_start_ms < sealed.get(delta.query, MIN_TIME_MS)].append(delta)
+    return parts
 
 
 def _require_bounded(ledger: Ledger, queries: Iterable[QueryRef]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -81,6 +82,10 @@ class Delta:
 class RefusedDelta:
     delta: Delta
     reason: str
+
+
+_Found = tuple[list[Delta], list[Delta]]
+"""The deltas of a window: stored ones, and the batch's own that are not stored."""
 
 
 class DeltasRefused(Exception):
@@ -235,10 +240,24 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
     return found
 
 
+def sealed_by(ledger: Ledger, emissions: Iterable[Emission]) -> dict[str, int]:
+    """By query key, of queries with a final answer among these: no open window needs slices that start before."""
+    return {query_key(e.query): ledger.sealed_before(e.query) for e in emissions if e.phase is Phase.FINAL}
+
+
 def write_answers(
-    connection: Connection, ledger: Ledger, emissions: Sequence[Emission], max_answer_bytes: int = MAX_ANSWER_BYTES
+    connection: Connection,
+    ledger: Ledger,
+    emissions: Sequence[Emission],
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
+    passing: Sequence[Delta] = (),
 ) -> None:
-    """Writes the answers, and drops the slices that no open window needs. Raises DeltasRefused, QueryFailed."""
+    """Writes the answers, and drops the slices that no open window needs. Raises DeltasRefused, QueryFailed.
+
+    Args:
+        passing: checked deltas of the batch that are not stored, since no window needs them after these answers
+            (`sealed_by`).
+    """
     if not emissions:
         return
     counter = t.counters.c.name == "answer"
@@ -247,16 +266,16 @@ def write_answers(
     first = last - len(emissions) + 1
     late = _late_now(connection, ledger, emissions)
     rows = []
-    for e, deltas in zip(emissions, _deltas_of(connection, emissions, max_answer_bytes), strict=True):
+    found = _deltas_of(connection, emissions, max_answer_bytes, passing)
+    for e, deltas in zip(emissions, found, strict=True):
         ledger.on_query(e.query)
         merged, size = _window(e.query, deltas, max_answer_bytes)
         ledger.weigh(e.query, size)
         rows.append(_answer(e, merged, late.get((e.query, e.window_start_ms), {})))
     connection.execute(insert(t.answers), [{**row, "answer_id": first + i} for i, row in enumerate(rows)])
-    sealed = {e.query: ledger.sealed_before(e.query) for e in emissions if e.phase is Phase.FINAL}
-    if sealed:
+    if sealed := sealed_by(ledger, emissions):
         spent = (t.deltas.c.query == bindparam("of")) & (t.deltas.c.slice_start_ms < bindparam("before"))
-        ended = [{"of": query_key(ref), "before": before_ms} for ref, before_ms in sealed.items()]
+        ended = [{"of": key, "before": before_ms} for key, before_ms in sealed.items()]
         connection.execute(delete(t.deltas).where(spent), ended)
 
 
@@ -296,14 +315,22 @@ def _late_now(
     }
 
 
-def _deltas_of(connection: Connection, emissions: Sequence[Emission], max_bytes: int) -> Iterator[list[Delta] | int]:
-    """The deltas of each emission's window, of several windows by one statement; only their size if it is more than
-    `max_bytes`."""
+def _deltas_of(
+    connection: Connection, emissions: Sequence[Emission], max_bytes: int, passing: Sequence[Delta]
+) -> Iterator[_Found | int]:
+    """The deltas of each emission's window, stored ones of several windows by one statement; only their size if it is
+    more than `max_bytes`."""
+    passing = sorted(passing, key=lambda delta: delta.place)
+    places = [(delta.query, delta.slice_start_ms) for delta in passing]
     for begin in range(0, len(emissions), MAX_GIVEN):
         chunk = emissions[begin : begin + MAX_GIVEN]
         spans = [(n, query_key(e.query), e.slices_from_ms, e.slices_to_ms) for n, e in enumerate(chunk)]
         sizes, _ = _span_statements(given_count(len(spans)))
         held: dict[int, int] = dict(connection.execute(sizes, _given_spans(spans)).all())
+        own = {
+            n: passing[bisect_left(places, (key, begin_ms)) : bisect_left(places, (key, end_ms))]
+            for n, key, begin_ms, end_ms in spans
+        }
         for part in _bounded(spans, held):
             found: dict[int, list[Delta]] = {n: [] for n, *_ in part}
             wanted = [span for span in part if 0 < held.get(span[0], 0) <= max_bytes]
@@ -311,18 +338,23 @@ def _deltas_of(connection: Connection, emissions: Sequence[Emission], max_bytes:
                 _, rows = _span_statements(given_count(len(wanted)))
                 for n, *delta in connection.execute(rows, _given_spans(wanted)):
                     found[n].append(Delta(*delta))
-            yield from (size if (size := held.get(n, 0)) > max_bytes else found.pop(n) for n, *_ in part)
+            for n, *_ in part:
+                size = held.get(n, 0) + sum(len(delta.synopsis) for delta in own[n])
+                yield size if size > max_bytes else (found.pop(n), own[n])
 
 
-def _window(ref: QueryRef, deltas: list[Delta] | int, max_bytes: int) -> tuple[bytes | None, int]:
+def _window(ref: QueryRef, found: _Found | int, max_bytes: int) -> tuple[bytes | None, int]:
     """As `_merged`: a window's slices, or their size. Raises QueryTooLarge: they are not merged, or not written."""
-    if isinstance(deltas, int):
-        size, most = (f"{each / (1 << 20):.1f} MiB" for each in (deltas, max_bytes))
+    if isinstance(found, int):
+        size, most = (f"{each / (1 << 20):.1f} MiB" for each in (found, max_bytes))
         raise QueryTooLarge(ref, f"an answer is made of {size} of slices; expected at most spark.max_answer, {most}")
+    stored, own = found
+    # Of one place, the stored ones came first.
+    deltas = sorted(stored + own, key=lambda delta: delta.place)
     most_s = MAX_ANSWER_CPU_S * max(1.0, max_bytes / MAX_ANSWER_BYTES)
     for count in (PROBED, len(deltas)) if len(deltas) > 16 * PROBED else (len(deltas),):
         began_s = time.thread_time()
-        merged = _merged(deltas[:count])
+        merged = _merged(deltas[:count], are_checked=not stored)
         took_s = (time.thread_time() - began_s) * len(deltas) / max(count, 1)
         if took_s > most_s:
             raise QueryTooLarge(ref, f"an answer takes {took_s:.1f} s of CPU time: too many slices, groups or measures")
@@ -357,9 +389,15 @@ def _bounded(spans: Sequence[_Span], held: Mapping[int, int]) -> Iterator[list[_
         yield part
 
 
-def _merged(found: Sequence[Delta]) -> tuple[bytes | None, int]:
-    """The merge of a query's deltas (None: there are none), and their bytes. Raises DeltasRefused, QueryFailed."""
+def _merged(found: Sequence[Delta], *, are_checked: bool = False) -> tuple[bytes | None, int]:
+    """The merge of a query's deltas (None: there are none), and their bytes. Raises DeltasRefused, QueryFailed.
+
+    Args:
+        are_checked: they were decoded by the task that has merged them, so that a single one is not decoded again.
+    """
     size = sum(len(d.synopsis) for d in found)
+    if are_checked and len(found) == 1:
+        return found[0].synopsis, size
     try:
         return GroupedAggregate.merge_bytes([d.synopsis for d in found]) if found else None, size
     except MemoryError as exc:  # it says nothing about a single one of them

@@ -77,6 +77,32 @@ def test_the_deltas_of_many_windows_are_read_together_within_a_bound(
     assert sum("given" in sql and "synopsis" in sql for sql in reads) <= most_reads
 
 
+def test_slices_that_a_batch_closes_are_answered_without_being_stored(open_job: OpenJob) -> None:
+    job, written = open_job("a", "b", window={"sliding": "2m", "every": "1m"}), list[int]()
+    event.listen(
+        job.store._engine,
+        "before_execute",
+        lambda _c, clause, multi, *_: written.append(len(multi) or 1) if _is_delta(clause) else None,
+    )
+    job.batch(job.frame("a", MINUTE, m0=1), job.frame("b", 0))
+    assert written == [1], "b's part of the window may follow"
+    job.batch(job.frame("b", 4 * MINUTE, m0=2, m1=4, m3=16), job.frame("a", 4 * MINUTE, m1=8, m3=32))
+    assert written == [1, 1], "only the last slice belongs to a window that is open"
+    job.batch(job.frame("a", 9 * MINUTE), job.frame("b", 9 * MINUTE))
+    found = job.store.windows(REF, None, None, 100)[0]
+    assert [(r.window_start_ms // MINUTE, total(r.synopsis)) for r in found] == [
+        (-1, 3),
+        (0, 15),
+        (1, 12),
+        (2, 48),
+        (3, 48),
+    ]
+
+
+def _is_delta(clause: Any) -> bool:
+    return bool(clause.is_insert and clause.table is t.deltas)
+
+
 def test_a_revision_leaves_the_one_before_as_it_was(job: Job) -> None:
     job.batch(job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2))
     first = job.store.answer(REF, 0, 1)
