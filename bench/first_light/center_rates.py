@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import psutil
 
-from bench.first_light.synthetic_edge import WINDOW_MS, SyntheticEdge, spec, synopsis
+from bench.first_light.synthetic_edge import EDGE, WINDOW_MS, SyntheticEdge, spec, synopsis
 from edgewater.wire import PROTOCOL
 from sim.demo.run import Demo
 
@@ -60,21 +60,28 @@ async def steady(demo: Demo, partials_s: float, seconds: float) -> dict[str, Any
     }
 
 
-async def flood(demo: Demo, groups: int, partials_per_frame: int, frames: int) -> dict[str, Any]:
-    """Returns the highest sustained rate, with frames sent as fast as the center accepts them."""
+async def flood(
+    demo: Demo, groups: int, partials_per_frame: int, windows: int, edges: Sequence[str] = (EDGE,)
+) -> dict[str, Any]:
+    """Returns the highest sustained rate, with frames sent as fast as the center accepts them.
+
+    Args:
+        partials_per_frame: of one window; each edge has one frame per window.
+    """
     names = [f"flood{groups}x{i}" for i in range(QUERIES)]
-    async with Load(demo, names) as load:
+    async with Load(demo, names, edges=edges) as load:
         payloads = [synopsis(groups, seed) for seed in range(8)]
-        chosen = [payloads[i % 8] for i in range(partials_per_frame)]
         began = time.perf_counter()
         sent = {}
-        for i in range(frames):
+        for i in range(windows):
             name, start_ms = names[i % QUERIES], FIRST_MS + (i // QUERIES) * WINDOW_MS
-            sent[(name, start_ms)] = load.edge.put(name, start_ms, chosen)
+            for number, edge in enumerate(load.edges):
+                chosen = [payloads[(number + j) % 8] for j in range(partials_per_frame)]
+                sent[(name, start_ms)] = edge.put(name, start_ms, chosen)
         await load.wait_for(sent)
         took = max(load.answered_at[key] for key in sent) - began
-        acked = max(load.edge.acked_at.values()) - began
-    partials = frames * partials_per_frame
+        acked = max(at for edge in load.edges for at in edge.acked_at.values()) - began
+    partials = windows * len(edges) * partials_per_frame
     size = partials * len(payloads[0])
     return {
         "partial_bytes": len(payloads[0]),
@@ -87,27 +94,35 @@ async def flood(demo: Demo, groups: int, partials_per_frame: int, frames: int) -
 
 
 class Load:
-    """A synthetic edge and a live stream of answers, for a measurement.
+    """Synthetic edges and a live stream of answers, for a measurement.
 
     Attributes:
+        edge: the first of `edges`.
         answered_at: time of the first answer of each (query, window start).
     """
 
     def __init__(
-        self, demo: Demo, names: list[str], listened: list[str] | None = None, protocol: int = PROTOCOL
+        self,
+        demo: Demo,
+        names: list[str],
+        listened: list[str] | None = None,
+        protocol: int = PROTOCOL,
+        edges: Sequence[str] = (EDGE,),
     ) -> None:
         """Args: listened: the queries with a live stream; None: all."""
         self.demo, self.names = demo, names
         self._listened = names if listened is None else listened
-        self.edge = SyntheticEdge(f"127.0.0.1:{demo.gateway_port}", protocol=protocol)
+        self.edges = [SyntheticEdge(f"127.0.0.1:{demo.gateway_port}", edge, protocol=protocol) for edge in edges]
+        self.edge = self.edges[0]
         self.answered_at: dict[tuple[str, int], float] = {}
 
     async def __aenter__(self) -> Load:
         for name in self.names:
-            self.demo.client.post("/v1/queries", json=spec(name)).raise_for_status()
-        self._tasks = [asyncio.create_task(self.edge.uplink.run())]
+            document = spec(name, [edge.edge for edge in self.edges])
+            self.demo.client.post("/v1/queries", json=document).raise_for_status()
+        self._tasks = [asyncio.create_task(edge.uplink.run()) for edge in self.edges]
         self._tasks += [asyncio.create_task(self._listen(name)) for name in self._listened]
-        await self._until(lambda: set(self.names) <= set(self.edge.queries))
+        await self._until(lambda: all(set(self.names) <= set(edge.queries) for edge in self.edges))
         return self
 
     async def __aexit__(self, *_: object) -> None:

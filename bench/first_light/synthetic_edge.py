@@ -24,14 +24,14 @@ STREAM = "load"
 WINDOW_MS = 1000
 
 
-def spec(name: str) -> dict[str, object]:
+def spec(name: str, edges: Sequence[str] = (EDGE,)) -> dict[str, object]:
     return {
         "name": name,
         "from": STREAM,
         "group_by": ["key"],
         "measures": {"n": "count()", "total": "sum(value)"},
         "window": {"tumbling": "1s"},
-        "edges": [EDGE],
+        "edges": list(edges),
     }
 
 

@@ -11,23 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from bench.first_light.center_rates import FIRST_MS, GROUPS_4KB, Load, flood
-from bench.first_light.synthetic_edge import WINDOW_MS, synopsis
+from bench.first_light.synthetic_edge import EDGE, WINDOW_MS, synopsis
 from bench.scale.processes import CpuMeter, counters, metered, started
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL
 from sim.demo.run import Demo
 
 LOAD = "load generator"
+SETTINGS: dict[str, Any] = {"api": {"limits": {"changes": "1000/second"}}, "gateway": {"work": 100_000_000}}
+"""By default an edge gets 25,000 units of work a second, which are 1,316 of the small partials: with one edge the
+share is what would be measured."""
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """The rows of one center: partials of 3.6 KB, 32 a window, and of 200 KB, one a window, as fast as it accepts them;
-    and windows that many queries close at the same time."""
+    """The rows of one center: partials of 3.6 KB, 32 a window, of one edge and of 32 edges; partials of 200 KB, one a
+    window; all as fast as it accepts them; and windows that many queries close at the same time."""
     with tempfile.TemporaryDirectory() as directory:
-        demo, start = started(Path(directory), metered({"api": {"limits": {"changes": "1000/second"}}}))
+        demo, start = started(Path(directory), metered(SETTINGS))
         try:
-            asyncio.run(flood(demo, GROUPS_4KB, 1, 20))  # the first batches are slower
+            asyncio.run(flood(demo, GROUPS_4KB, 1, 10 if smoke else 400))  # the first batches are slower
             small = _flood(demo, GROUPS_4KB, 32, 10 if smoke else 1_000)
             large = _flood(demo, 10_000, 1, 10 if smoke else 400)
+            edges = ["e1", "e2"] if smoke else [f"e{i}" for i in range(32)]
+            many = _flood(demo, GROUPS_4KB, 1, 10 if smoke else 200, edges)
             queries = asyncio.run(_close(demo, 20, 2) if smoke else _close(demo, 500, 5))
         finally:
             demo.stop()
@@ -37,13 +42,16 @@ def measure(smoke: bool) -> dict[str, Any]:
         "small": small,
         "large_mb_s": round(large["mb_s"], 2),
         "large": large,
+        "many_edges": many,
         "queries": queries,
     }
 
 
-def _flood(demo: Demo, groups: int, partials_per_frame: int, frames: int) -> dict[str, Any]:
+def _flood(
+    demo: Demo, groups: int, partials_per_frame: int, windows: int, edges: Sequence[str] = (EDGE,)
+) -> dict[str, Any]:
     meter = CpuMeter(demo)
-    done = asyncio.run(flood(demo, groups, partials_per_frame, frames))
+    done = asyncio.run(flood(demo, groups, partials_per_frame, windows, edges))
     used = meter.seconds()
     each = {kind: round(s / done["partials"] * 1e6, 1) for kind, s in used.items() if kind != "wall"}
     center = sum(us for kind, us in each.items() if kind != LOAD)
@@ -56,7 +64,7 @@ def measure_closes(smoke: bool) -> dict[str, Any]:
     counts, windows = ((20,), 1) if smoke else ((100, 500), 5)
     rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as directory:
-        demo, _ = started(Path(directory), metered({"api": {"limits": {"changes": "1000/second"}}}))
+        demo, _ = started(Path(directory), metered(SETTINGS))
         try:
             asyncio.run(_close(demo, 20, 1))
             for count in counts:

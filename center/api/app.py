@@ -131,7 +131,7 @@ def _services(
     progress = EdgeProgress(catalog, now_ms)
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
     feed = LiveFeed(
-        results, progress, renderer, AnswerPoller(results.last_answer_id), config.progress / 1000, monotonic
+        results, progress, renderer, AnswerPoller(results.newest_answers), config.progress / 1000, monotonic
     )
     return Services(
         catalog, results, components, now_ms, renderer, progress, feed, metrics, SynopsisCache(config.cache),

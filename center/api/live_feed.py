@@ -28,9 +28,10 @@ from center.api.edge_progress import EdgeProgress
 from center.api_access import ANYONE, Principal
 from center.catalog import RegisteredQuery
 from center.ledger import Phase
-from center.results import AnswerRecord, ResultStore
+from center.results import AnswerRecord, NewestAnswers, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
 from edgewater.errors import NotFound, StorageError
+from edgewater.wire import QueryRef
 
 PAGE = 100
 """Answers that a stream reads at once; bounds its memory."""
@@ -41,6 +42,8 @@ POLL_S = 0.03
 
 AT_ONCE = 8
 """Clients that are woken per turn of the event loop: each takes about 0.2 ms of it."""
+MAX_POLLED = 10_000
+"""Queries whose newest answers are known apart."""
 SHARED_BYTES = 16 << 20
 """Bytes of the results of shared reads that are kept for clients that ask a moment later."""
 
@@ -56,19 +59,29 @@ async def _wake(waiting: Iterable[asyncio.Future[None]]) -> None:
 
 
 class AnswerPoller:
-    """Notifies all streams of a process of new answers, with one poll for any number of clients.
+    """Notifies the streams of a process of new answers of their queries, with one poll for any number of clients.
 
     Args:
-        last_answer_id: reads the newest answer's id from the store; blocks.
+        read_newest: `ResultStore.newest_answers`; blocks.
+
+    Attributes:
+        newest: the id of the newest answer of any query.
     """
 
-    def __init__(self, last_answer_id: Callable[[], int], poll_s: float = POLL_S) -> None:
-        self._read = last_answer_id
+    def __init__(self, read_newest: Callable[[int], NewestAnswers], poll_s: float = POLL_S) -> None:
+        self._read = read_newest
         self._poll_s = poll_s
         self._wanted = asyncio.Event()
-        self._waiting: dict[asyncio.Future[None], None] = {}
+        self._waiting: dict[asyncio.Future[None], QueryRef | None] = {}
+        self._by_query: dict[QueryRef, int] = {}
+        # Any query may have an answer up to this one.
+        self._floor = 0
         self.newest = 0
         self.ended = False
+
+    def newest_of(self, query: QueryRef | None) -> int:
+        """An id from which on a query (None: any query) has no newer answer."""
+        return self.newest if query is None else max(self._floor, self._by_query.get(query, 0))
 
     def end(self) -> None:
         """Ends all streams: the process stops, and their clients continue at another one, or when it is back."""
@@ -82,21 +95,33 @@ class AnswerPoller:
         while True:
             await self._wanted.wait()
             try:
-                newest = await run_sync(self._read)
+                found = await run_sync(self._read, self.newest)
+                if found.answer_id != self.newest:
+                    await self._notify(found)
             except StorageError as exc:
                 log.warning("cannot poll for new answers: %s", exc)
-                newest = self.newest
-            if newest != self.newest:
-                self.newest = newest
-                await _wake(list(self._waiting))
             await asyncio.sleep(self._poll_s)
 
-    async def wait(self, seen: int, timeout_s: float) -> None:
-        """Returns when there is an answer newer than `seen`, when the process stops, or after `timeout_s`."""
-        if self.newest > seen or self.ended:
+    async def _notify(self, found: NewestAnswers) -> None:
+        # The first poll does not read what there was before it, and a store that was replaced begins again.
+        is_known = found.by_query is not None and 0 < self.newest < found.answer_id
+        self.newest = found.answer_id
+        if not is_known or len(self._by_query) > MAX_POLLED:
+            self._floor, self._by_query = found.answer_id, {}
+        else:
+            self._by_query |= found.by_query or {}
+        concerned = None if self._floor == found.answer_id else found.by_query
+        await _wake(
+            [w for w, query in self._waiting.items() if concerned is None or query is None or query in concerned]
+        )
+
+    async def wait(self, seen: int, timeout_s: float, query: QueryRef | None = None) -> None:
+        """Returns when there may be an answer of the query newer than `seen`, when the process stops, or after
+        `timeout_s`."""
+        if self.newest_of(query) > seen or self.ended:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[waiter] = None
+        self._waiting[waiter] = query
         self._wanted.set()
         try:
             with contextlib.suppress(TimeoutError):
@@ -200,9 +225,13 @@ class LiveStream:
                     yield await self._progress()
                 except NotFound:
                     return
-            await self.feed.changes.wait(self._sent, due_s - self.feed.monotonic())
-            if self.feed.changes.newest > self._sent:
+            await self.feed.changes.wait(self._sent, due_s - self.feed.monotonic(), self._ref)
+            if self.feed.changes.newest_of(self._ref) > self._sent:
                 yield await self._next()
+
+    @property
+    def _ref(self) -> QueryRef | None:
+        return None if self.query is None else self.query.ref
 
     @property
     def _asked(self) -> Hashable:
@@ -234,16 +263,16 @@ class LiveStream:
 
     async def _next(self) -> bytes:
         """The newer answers: shared with all who have the same ones, unless the client is a full page behind."""
+        sent, newest = self._sent, self.feed.changes.newest
         if self._full_pages:
-            return _encoded(await run_sync(self._newer))
-        sent = self._sent
+            return _encoded(await run_sync(self._newer, newest))
 
         def read() -> tuple[bytes, int, int]:
             like = self._like()
             like._sent = sent
-            return _encoded(like._newer()), like._sent, like._full_pages
+            return _encoded(like._newer(newest)), like._sent, like._full_pages
 
-        key = ("next", self._asked, sent, self.feed.changes.newest)
+        key = ("next", self._asked, sent, self.feed.changes.newest_of(self._ref))
         data, self._sent, self._full_pages = await self.feed.shared.read(key, read)
         return bytes(data)
 
@@ -270,12 +299,13 @@ class LiveStream:
             *self._latest(newest),
         ]
 
-    def _newer(self) -> list[ServerSentEvent]:
-        """The next page of newer answers: the newest revision of each window in it."""
-        # Read the id first: later answers have greater ids and belong to the next page.
-        newest = self.feed.results.last_answer_id()
-        ref = self.query.ref if self.query else None
-        records = self.feed.results.answers_after(self._sent, PAGE, ref)
+    def _newer(self, newest: int) -> list[ServerSentEvent]:
+        """The next page of newer answers: the newest revision of each window in it.
+
+        Args:
+            newest: an id of an answer that was visible before; later answers belong to the next page.
+        """
+        records = self.feed.results.answers_after(self._sent, PAGE, self._ref)
         is_full = len(records) == PAGE
         self._full_pages = self._full_pages + 1 if is_full else 0
         if self._full_pages > MAX_PAGES:

@@ -5,7 +5,16 @@
 
 from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
-from center.results.store import AnswerRecord, MergedDelta, ResultStore
+from center.results.store import AnswerRecord, MergedDelta, NewestAnswers, ResultStore
 from center.results.writes import MAX_ANSWER_BYTES
 
-__all__ = ["MAX_ANSWER_BYTES", "AnswerRecord", "Lease", "LeaseLost", "MergedDelta", "ResultStore", "trimming"]
+__all__ = [
+    "MAX_ANSWER_BYTES",
+    "AnswerRecord",
+    "Lease",
+    "LeaseLost",
+    "MergedDelta",
+    "NewestAnswers",
+    "ResultStore",
+    "trimming",
+]

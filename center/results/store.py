@@ -56,6 +56,8 @@ from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
 from edgewater.wire import QueryRef
 
 SCHEMA_VERSION = 1
+MAX_NEWEST = 10_000
+"""Answers of which `ResultStore.newest_answers` says the queries."""
 MAX_OPEN_WINDOWS = 500_000
 """Windows of a query that are not final, and lie in the job's memory."""
 
@@ -98,6 +100,19 @@ class AnswerRecord:
     staleness_ms: int
     quality: dict[str, Any]
     synopsis: bytes | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NewestAnswers:
+    """The newest answers.
+
+    Attributes:
+        answer_id: of any query; 0: there is none.
+        by_query: per query with an answer after the one asked about, the id of its newest; None: there are too many.
+    """
+
+    answer_id: int
+    by_query: Mapping[QueryRef, int] | None = None
 
 
 class ResultStore:
@@ -476,6 +491,16 @@ class ResultStore:
         """The id of the newest answer; 0: there is none."""
         with read_transaction(self._engine) as connection:
             return _counter(connection, "answer")
+
+    def newest_answers(self, after: int) -> NewestAnswers:
+        """The newest answer, and those of queries with answers after this one, which is read if they are few."""
+        a = t.answers.c
+        with read_transaction(self._engine) as connection:
+            newest = _counter(connection, "answer")
+            if not 0 < newest - after <= MAX_NEWEST:
+                return NewestAnswers(newest)
+            each = select(a.query, func.max(a.answer_id)).where(a.answer_id > after).group_by(a.query)
+            return NewestAnswers(newest, {query_from_key(key): last for key, last in connection.execute(each)})
 
     def newest(self) -> tuple[int, int]:
         """`last_answer_id`, and a number that increases whenever records come for final windows."""

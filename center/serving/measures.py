@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -202,7 +203,7 @@ class MeasureEvaluator:
             return [part]
         if isinstance(stack, SampleStack):
             return self._sample(stack)
-        if isinstance(stack, ItemRanking):
+        if _ranks_items(type(stack)):
             return [self._top(None)]
         if isinstance(stack, EquiWidthStack):
             return self._buckets(stack)
@@ -277,6 +278,12 @@ class MeasureEvaluator:
         )
         groups = np.repeat(np.arange(len(stack)), len(each))
         return ListPart("boundaries", groups, {}, Estimates(value, lower, upper, each[0].confidence, each[0].basis))
+
+
+@cache
+def _ranks_items(kind: type[Stack]) -> bool:
+    """Whether stacks of a kind are an `ItemRanking`, which takes as long to find out as to evaluate a small stack."""
+    return issubclass(kind, ItemRanking)
 
 
 def _nans(stack: Stack) -> list[CellPart]:

@@ -222,7 +222,7 @@ def merged_data(record: AnswerRecord) -> GroupedAggregate | None:
     """The merged data of an answer, with a row for each group that has a prediction only; None: nothing has arrived."""
     if record.synopsis is None:
         return None
-    aggregate = GroupedAggregate.from_bytes(record.synopsis)
+    aggregate = GroupedAggregate.from_bytes(record.synopsis, are_distinct=True)  # the job has read or written them
     _add_expected(aggregate, record.quality.get("prediction") or {})
     return aggregate
 

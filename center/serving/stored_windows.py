@@ -113,7 +113,7 @@ class StoredWindows:
         )
         synopsis = record.synopsis
         if synopsis is not None:
-            self._synopses.get(window.key, lambda: GroupedAggregate.from_bytes(synopsis))
+            self._synopses.get(window.key, lambda: GroupedAggregate.from_bytes(synopsis, are_distinct=True))
         return window
 
     def aggregate(self, window: WindowAnswer) -> GroupedAggregate | None:
@@ -121,4 +121,4 @@ class StoredWindows:
 
     def _read(self, window: WindowAnswer) -> GroupedAggregate | None:
         record = self._results.answer(self._query.ref, window.start_ms, window.revision)
-        return None if record.synopsis is None else GroupedAggregate.from_bytes(record.synopsis)
+        return None if record.synopsis is None else GroupedAggregate.from_bytes(record.synopsis, are_distinct=True)

@@ -242,8 +242,12 @@ class GroupedAggregate:
         return keys, names
 
     @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        """Raises CorruptSynopsis or UnsupportedVersion."""
+    def from_message(cls, message: SynopsisMessage, *, are_distinct: bool = False) -> Self:
+        """Raises CorruptSynopsis or UnsupportedVersion.
+
+        Args:
+            are_distinct: these bytes were read before, so that no two groups have the same key.
+        """
         keys, names = cls._open(message)
         # First the number of groups, which is last: all keys have as many.
         layout = _layout(tuple(keys))
@@ -257,7 +261,7 @@ class GroupedAggregate:
         result = cls(keys, stacks)
         if any(len(c) != groups for c in columns) or any(len(s) != groups for s in stacks.values()):
             raise CorruptSynopsis(f"{cls.kind}: columns of unequal length for {groups} groups")
-        table = KeyTable.of_distinct(tuple(keys.values()), columns, groups)
+        table = KeyTable.of_distinct(tuple(keys.values()), columns, groups, checked=are_distinct)
         if table is None:
             raise CorruptSynopsis(f"{cls.kind}: two groups have the same key")
         result._table = table
@@ -265,8 +269,9 @@ class GroupedAggregate:
         return result
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        return cls.from_message(codec.unseal(data))
+    def from_bytes(cls, data: bytes, *, are_distinct: bool = False) -> Self:
+        """As `from_message`."""
+        return cls.from_message(codec.unseal(data), are_distinct=are_distinct)
 
     @classmethod
     def merge_bytes(cls, partials: Sequence[bytes]) -> bytes:

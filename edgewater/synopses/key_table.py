@@ -150,12 +150,14 @@ class KeyTable:
         return self._lookup(distinct)[inverse]
 
     @classmethod
-    def of_distinct(cls, types: tuple[pa.DataType, ...], columns: list[pa.Array], rows: int) -> Self | None:
-        """Makes a table of distinct rows, numbered in their order; None if two are equal.
+    def of_distinct(
+        cls, types: tuple[pa.DataType, ...], columns: list[pa.Array], rows: int, *, checked: bool = False
+    ) -> Self | None:
+        """Makes a table of distinct rows, numbered in their order; None if two are equal, unless it was checked before.
 
         The first `encode` builds the index. A table that is only read or merged into another never needs it.
         """
-        if rows > 1 and (not columns or len(_distinct(columns)[1][0]) != rows):
+        if not checked and rows > 1 and (not columns or len(_distinct(columns)[1][0]) != rows):
             return None
         result = cls(types)
         result._length = rows

@@ -15,8 +15,10 @@ import pytest
 
 from center.api.edge_progress import EdgeProgress
 from center.api.live_feed import AnswerPoller, LiveStream, SharedReads, newest_revisions
+from center.results import NewestAnswers
 from center.serving import render
 from edgewater.errors import StorageError
+from edgewater.wire import QueryRef
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -144,9 +146,9 @@ def test_a_client_that_was_slow_gets_the_newest_revision_of_each_window_and_no_q
     stream._begin()
     for flights in range(1, 6):  # five revisions while nobody reads
         desk.report(query, "lga", T0 + HOUR, {"UA": flights}, closed=False)
-    (event,) = stream._newer()
+    (event,) = stream._newer(desk.results.last_answer_id())
     assert json.loads(event.data)["revision"] == 6
-    assert stream._newer() == []
+    assert stream._newer(desk.results.last_answer_id()) == []
 
 
 def test_clients_that_ask_the_same_share_one_read_one_rendering_and_one_encoding(two_hours):
@@ -207,12 +209,14 @@ def test_a_client_that_is_too_far_behind_gets_a_gap_and_the_newest(two_hours, mo
     assert stream._begin() == []
     for _ in range(4):
         desk.report(query, "lga", T0 + HOUR, {"UA": 1}, closed=False)
-    assert [e.event for e in stream._newer()] == ["answer"]  # a page of two revisions of one window
-    gap, answer = stream._newer()
+    assert [e.event for e in stream._newer(desk.results.last_answer_id())] == [
+        "answer"
+    ]  # a page of two revisions of one window
+    gap, answer = stream._newer(desk.results.last_answer_id())
     assert gap.event == "gap"
     assert json.loads(gap.data)["through"] == desk.results.last_answer_id()
     assert answer.id == str(desk.results.latest(query.ref).answer_id)
-    assert stream._newer() == []
+    assert stream._newer(desk.results.last_answer_id()) == []
 
 
 def test_a_client_far_behind_reads_page_after_page_and_misses_no_window(two_hours, monkeypatch):
@@ -257,7 +261,7 @@ def test_the_stream_of_all_queries_includes_one_younger_than_its_catalog_view(tw
     young = desk.register(name="young")
     desk.report(young, "jfk", T0, {"UA": 1})
     desk.report(young, "lga", T0, {"UA": 1})
-    assert [json.loads(event.data)["query"] for event in stream._newer()] == ["young"]
+    assert [json.loads(event.data)["query"] for event in stream._newer(desk.results.last_answer_id())] == ["young"]
     assert feed.progress.view().queries == tuple(desk.catalog.queries()), "and others need not read it again"
     other = desk.register(name="other")
     desk.report(other, "jfk", T0, {"UA": 1})
@@ -293,12 +297,13 @@ def test_an_invalid_last_event_id_is_refused(two_hours, last):
     assert refused.json()["field"] == "Last-Event-ID"
 
 
-def test_a_new_answer_wakes_waiting_streams_and_the_store_is_polled_only_meanwhile():
+def test_a_new_answer_wakes_the_streams_of_its_query_and_the_store_is_polled_only_meanwhile():
     asked: list[int] = []
-    newest = [0]
+    newest = [NewestAnswers(0)]
+    one, other = QueryRef("one", 1), QueryRef("other", 1)
 
-    def read() -> int:
-        asked.append(newest[0])
+    def read(after: int) -> NewestAnswers:
+        asked.append(after)
         return newest[0]
 
     async def scenario() -> None:
@@ -306,12 +311,21 @@ def test_a_new_answer_wakes_waiting_streams_and_the_store_is_polled_only_meanwhi
         polling = asyncio.create_task(changes.run())
         await changes.wait(0, 0.01)  # nothing is new: it ends by its time
         assert changes.newest == 0
-        waiting = asyncio.create_task(changes.wait(0, WAIT_S))
-        newest[0] = 7
+        waiting = asyncio.create_task(changes.wait(0, WAIT_S, one))
+        newest[0] = NewestAnswers(7)  # of any query
         await asyncio.wait_for(waiting, WAIT_S)
-        assert changes.newest == 7
+        assert changes.newest == changes.newest_of(one) == 7
         await changes.wait(6, WAIT_S)  # known already: returns at once
+        waits = [asyncio.create_task(changes.wait(7, WAIT_S, query)) for query in (one, other, None)]
+        await asyncio.sleep(0)
+        newest[0] = NewestAnswers(9, {other: 9})
+        await asyncio.wait_for(asyncio.gather(*waits[1:]), WAIT_S)
+        assert not waits[0].done()
+        assert [changes.newest_of(query) for query in (one, other, None)] == [7, 9, 9]
+        newest[0] = NewestAnswers(3, {other: 3})  # another store
+        await asyncio.wait_for(waits[0], WAIT_S)
+        assert [changes.newest_of(query) for query in (one, other, None)] == [3, 3, 3]
         polling.cancel()
 
     asyncio.run(scenario())
-    assert asked[-1] == 7
+    assert asked[0] == 0 and asked[-1] in (7, 9, 3)
