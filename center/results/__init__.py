@@ -3,9 +3,10 @@
 `center.job` writes; `center.serving` and `center.api` read. What is answered, and when, is decided by `center.ledger`.
 """
 
+from center.results.answers import AnswerRecord, NewestAnswers
 from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
-from center.results.store import AnswerRecord, MergedDelta, NewestAnswers, ResultStore
+from center.results.store import MergedDelta, ResultStore
 from center.results.writes import MAX_ANSWER_BYTES
 
 __all__ = [

@@ -7,14 +7,12 @@ consumed and changes nothing.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, Row, Select, case, delete, func, insert, null, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from center.catalog import query_from_key, query_key
 from center.ledger import (
@@ -24,16 +22,15 @@ from center.ledger import (
     Ledger,
     LedgerEvent,
     LedgerTransaction,
-    Phase,
     QueryTooLarge,
     SlicesRefused,
     TimeAdvanced,
     pack_state,
     state_refusal,
-    with_late_records,
 )
 from center.results import lease as leases
 from center.results import schema as t
+from center.results.answers import AnswerReader, read_counter
 from center.results.lease import Lease
 from center.results.writes import (
     MAX_ANSWER_BYTES,
@@ -44,7 +41,6 @@ from center.results.writes import (
     add_shipped,
     drop_answers,
     drop_deltas,
-    late_by_window,
     misshapen,
     set_consumed,
     split_spent,
@@ -52,12 +48,10 @@ from center.results.writes import (
     write_ledger,
 )
 from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
-from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
+from edgewater.errors import Conflict, StorageError
 from edgewater.wire import QueryRef
 
 SCHEMA_VERSION = 1
-MAX_NEWEST = 10_000
-"""Answers of which `ResultStore.newest_answers` says the queries."""
 MAX_OPEN_WINDOWS = 500_000
 """Windows of a query that are not final, and lie in the job's memory."""
 
@@ -80,42 +74,7 @@ class MergedDelta:
         return Delta(query_key(self.query), self.slice_start_ms, self.shard, self.synopsis)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerRecord:
-    """A stored answer. Immutable, but for `quality`, which states what is known when it is read.
-
-    Attributes:
-        answer_id: increases with each answer of any query, in the order in which answers become visible.
-        quality: `Quality.to_mapping()`; of a final answer, with the records that have come since (`with_late_records`).
-        synopsis: the window's merged `GroupedAggregate` as bytes; None: no edge had data.
-    """
-
-    answer_id: int
-    query: QueryRef
-    window_start_ms: int
-    window_end_ms: int
-    revision: int
-    phase: Phase
-    answered_at_ms: int
-    staleness_ms: int
-    quality: dict[str, Any]
-    synopsis: bytes | None = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class NewestAnswers:
-    """The newest answers.
-
-    Attributes:
-        answer_id: of any query; 0: there is none.
-        by_query: per query with an answer after the one asked about, the id of its newest; None: there are too many.
-    """
-
-    answer_id: int
-    by_query: Mapping[QueryRef, int] | None = None
-
-
-class ResultStore:
+class ResultStore(AnswerReader):
     """Opens the store and creates its tables if they are missing.
 
     Every method is one transaction and blocks. Only the job calls `apply`, `tick` and `load_ledger`, from one thread at
@@ -131,7 +90,7 @@ class ResultStore:
     """
 
     def __init__(self, url: str, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
-        self._engine = open_engine(url)
+        super().__init__(open_engine(url))
         self._max_answer_bytes = max_answer_bytes
         # The step that the ledger in memory corresponds to; None: the ledger must be loaded before it is used.
         self._step: int | None = None
@@ -191,7 +150,7 @@ class ResultStore:
         """Replaces the ledger's state by the one of the last committed transaction."""
         queries, entries = t.ledger_queries.c, t.ledger_entries.c
         with read_transaction(self._engine) as connection:
-            step = _counter(connection, "step")
+            step = read_counter(connection, "step")
             states = connection.execute(select(queries.query, queries.state)).all()
             by_query: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
             columns = select(entries.query, entries.kind, entries.start_ms, entries.state)
@@ -375,7 +334,7 @@ class ResultStore:
         starts = t.counters.c.name == "starts"
         with write_transaction(self._engine) as connection:
             connection.execute(update(t.counters).where(starts).values(value=t.counters.c.value + 1))
-            return _counter(connection, "starts")
+            return read_counter(connection, "starts")
 
     def reset_starts(self) -> None:
         """Frames were applied, or none is left."""
@@ -390,208 +349,6 @@ class ResultStore:
                 rows = [dict(r._mapping) for r in connection.execute(select(table).where(table.c.query == key))]
                 if rows:
                     target.execute(insert(table), rows)
-
-    # Read by any process
-
-    # Lists leave out sessions that were merged into others: their windows are empty and have no data. Such a session is
-    # found by its start; its last revision names the session that has its records.
-
-    # `min_phase` leaves out windows whose newest answer has not reached a phase.
-
-    def latest(self, ref: QueryRef, min_phase: Phase = Phase.EARLY) -> AnswerRecord | None:
-        """The newest revision of the query's last window."""
-        newest = _newest_revisions(ref, min_phase).order_by(t.answers.c.window_start_ms.desc()).limit(1)
-        return next(iter(self._newest(ref, newest)), None)
-
-    def last(self, ref: QueryRef, count: int) -> int | None:
-        """Start of the earliest of the query's last `count` windows; None: no window has an answer."""
-        newest = _newest_revisions(ref).order_by(t.answers.c.window_start_ms.desc()).limit(count).subquery()
-        with read_transaction(self._engine) as connection:
-            start: int | None = connection.execute(select(func.min(newest.c.window_start_ms))).scalar_one()
-        return start
-
-    def windows(
-        self,
-        ref: QueryRef,
-        start_ms: int | None,
-        end_ms: int | None,
-        limit: int,
-        cursor: str | None = None,
-        min_phase: Phase = Phase.EARLY,
-    ) -> tuple[list[AnswerRecord], str | None]:
-        """The newest revision of each window that starts in [start_ms, end_ms), ascending.
-
-        Args:
-            cursor: the cursor of the previous page.
-
-        Returns:
-            At most `limit` answers, and the cursor of the next page; None: there is none.
-
-        Raises:
-            InvalidRequest: not a cursor.
-        """
-        starts = t.answers.c.window_start_ms
-        newest = _in_range(_newest_revisions(ref, min_phase), start_ms, end_ms)
-        if cursor is not None:
-            newest = newest.where(starts > _read_cursor(cursor))
-        found = self._newest(ref, newest.order_by(starts).limit(limit + 1))
-        if len(found) <= limit:
-            return found, None
-        return found[:limit], str(found[limit - 1].window_start_ms)
-
-    def last_windows(
-        self, ref: QueryRef, start_ms: int | None, end_ms: int | None, limit: int
-    ) -> tuple[list[AnswerRecord], bool]:
-        """The last windows that start in [start_ms, end_ms), ascending, without their synopses; and whether the range
-        has earlier ones too."""
-        newest = _in_range(_newest_revisions(ref), start_ms, end_ms)
-        last = newest.order_by(t.answers.c.window_start_ms.desc()).limit(limit + 1)
-        columns = [null().label("synopsis") if c.name == "synopsis" else c for c in t.answers.c]
-        found = self._newest(ref, last, columns)
-        return found[-limit:], len(found) > limit
-
-    def at(self, ref: QueryRef, time_ms: int, min_phase: Phase = Phase.EARLY) -> list[AnswerRecord]:
-        """The newest revision of each window that contains the event time, ascending."""
-        starts, ends = t.answers.c.window_start_ms, t.answers.c.window_end_ms
-        begun = _newest_revisions(ref, min_phase).where(starts <= time_ms)
-        # Windows of a query have one size or do not overlap, so the last window that starts by then bounds where the
-        # windows that contain `time_ms` start.
-        last = begun.with_only_columns(func.max(ends) - starts).order_by(starts.desc()).limit(1)
-        found = self._newest(ref, begun.where(starts > time_ms - last.scalar_subquery()))
-        return [r for r in found if r.window_end_ms > time_ms]
-
-    def answer(self, ref: QueryRef, window_start_ms: int, revision: int) -> AnswerRecord:
-        """Raises NotFound."""
-        rows = select(t.answers).where(
-            t.answers.c.query == query_key(ref),
-            t.answers.c.window_start_ms == window_start_ms,
-            t.answers.c.revision == revision,
-        )
-        found = self._answers(rows)
-        if not found:
-            raise NotFound(f"query {query_key(ref)}: no revision {revision} of the window at {window_start_ms} ms")
-        return found[0]
-
-    def revisions(self, ref: QueryRef, window_start_ms: int) -> list[int]:
-        """The revisions of a window, ascending; empty if it has no answer."""
-        rows = select(t.answers.c.revision).where(
-            t.answers.c.query == query_key(ref), t.answers.c.window_start_ms == window_start_ms
-        )
-        with read_transaction(self._engine) as connection:
-            return list(connection.execute(rows.order_by(t.answers.c.revision)).scalars())
-
-    def answers_after(self, answer_id: int, limit: int, query: QueryRef | None = None) -> list[AnswerRecord]:
-        """Answers with a greater id, ascending; of one query or of all."""
-        rows = select(t.answers).where(t.answers.c.answer_id > answer_id)
-        if query is not None:
-            rows = rows.where(t.answers.c.query == query_key(query))
-        return self._answers(rows.order_by(t.answers.c.answer_id).limit(limit))
-
-    def last_answer_id(self) -> int:
-        """The id of the newest answer; 0: there is none."""
-        with read_transaction(self._engine) as connection:
-            return _counter(connection, "answer")
-
-    def newest_answers(self, after: int) -> NewestAnswers:
-        """The newest answer, and those of queries with answers after this one, which is read if they are few."""
-        a = t.answers.c
-        with read_transaction(self._engine) as connection:
-            newest = _counter(connection, "answer")
-            if not 0 < newest - after <= MAX_NEWEST:
-                return NewestAnswers(newest)
-            each = select(a.query, func.max(a.answer_id)).where(a.answer_id > after).group_by(a.query)
-            return NewestAnswers(newest, {query_from_key(key): last for key, last in connection.execute(each)})
-
-    def newest(self) -> tuple[int, int]:
-        """`last_answer_id`, and a number that increases whenever records come for final windows."""
-        with read_transaction(self._engine) as connection:
-            return _counter(connection, "answer"), _counter(connection, "late")
-
-    def shipped(self, ref: QueryRef) -> dict[str, dict[str, int]]:
-        """Per edge, the applied ``frames`` and ``wire_bytes``."""
-        rows = select(t.shipped.c.edge, t.shipped.c.frames, t.shipped.c.wire_bytes)
-        rows = rows.where(t.shipped.c.query == query_key(ref)).order_by(t.shipped.c.edge)
-        with read_transaction(self._engine) as connection:
-            return {edge: {"frames": n, "wire_bytes": size} for edge, n, size in connection.execute(rows)}
-
-    def late_records(self, ref: QueryRef | None = None) -> dict[tuple[QueryRef, str, str], int]:
-        """By query, edge and reason, the number of records that came for windows when these were final."""
-        rows = select(t.late_records)
-        if ref is not None:
-            rows = rows.where(t.late_records.c.query == query_key(ref))
-        with read_transaction(self._engine) as connection:
-            return {(query_from_key(r.query), r.edge, r.reason): r.records for r in connection.execute(rows)}
-
-    def _newest(self, ref: QueryRef, newest: Any, columns: Sequence[Any] = (t.answers,)) -> list[AnswerRecord]:
-        """The answers whose (window_start_ms, revision) `newest` selects."""
-        chosen = newest.subquery()
-        here = (
-            (t.answers.c.query == query_key(ref))
-            & (t.answers.c.window_start_ms == chosen.c.window_start_ms)
-            & (t.answers.c.revision == chosen.c.revision)
-        )
-        rows = select(*columns).select_from(t.answers).join(chosen, here)
-        return self._answers(rows.order_by(t.answers.c.window_start_ms))
-
-    def _answers(self, rows: Any) -> list[AnswerRecord]:
-        with read_transaction(self._engine) as connection:
-            return _with_late_records(connection, [_record(row) for row in connection.execute(rows)])
-
-
-def _newest_revisions(ref: QueryRef, min_phase: Phase = Phase.EARLY) -> Select[Any]:
-    """(window_start_ms, revision) of the newest answer of each window, without windows that are empty now.
-
-    A window's phase never moves back, so the newest answer is among those of the phases asked for, or none is.
-    """
-    answers = t.answers.c
-    not_empty = case((answers.window_end_ms > answers.window_start_ms, answers.revision))
-    newest = select(answers.window_start_ms, func.max(answers.revision).label("revision"))
-    newest = newest.where(answers.query == query_key(ref)).group_by(answers.window_start_ms)
-    if min_phase is not Phase.EARLY:
-        newest = newest.where(answers.phase.in_([p.value for p in Phase if p.rank >= min_phase.rank]))
-    return newest.having(func.max(answers.revision) == func.max(not_empty))
-
-
-def _in_range(rows: Select[Any], start_ms: int | None, end_ms: int | None) -> Select[Any]:
-    """Those of windows that start in [start_ms, end_ms)."""
-    starts = t.answers.c.window_start_ms
-    if start_ms is not None:
-        rows = rows.where(starts >= start_ms)
-    return rows if end_ms is None else rows.where(starts < end_ms)
-
-
-def _record(row: Row[Any]) -> AnswerRecord:
-    return AnswerRecord(
-        answer_id=row.answer_id,
-        query=query_from_key(row.query),
-        window_start_ms=row.window_start_ms,
-        window_end_ms=row.window_end_ms,
-        revision=row.revision,
-        phase=Phase(row.phase),
-        answered_at_ms=row.answered_at_ms,
-        staleness_ms=row.staleness_ms,
-        quality=json.loads(row.quality),
-        synopsis=row.synopsis,
-    )
-
-
-def _with_late_records(connection: Connection, records: list[AnswerRecord]) -> list[AnswerRecord]:
-    """The final answers among them state the records that have come since; no revision can hold them."""
-    windows: defaultdict[QueryRef, list[tuple[int, int]]] = defaultdict(list)
-    for r in records:
-        if r.phase is Phase.FINAL:
-            windows[r.query].append((r.window_start_ms, r.window_end_ms))
-    late = {ref: late_by_window(connection, query_key(ref), each) for ref, each in windows.items()}
-    return [
-        replace(r, quality=with_late_records(r.quality, counts))
-        if r.phase is Phase.FINAL and (counts := late[r.query].get(r.window_start_ms))
-        else r
-        for r in records
-    ]
-
-
-def _counter(connection: Connection, name: str) -> int:
-    return int(connection.execute(select(t.counters.c.value).where(t.counters.c.name == name)).scalar_one())
 
 
 def _positions(connection: Connection) -> dict[str, int]:
@@ -663,10 +420,3 @@ def _without(
         else:
             kept.append(delta)
     return kept
-
-
-def _read_cursor(cursor: str) -> int:
-    try:
-        return int(cursor)
-    except ValueError as exc:
-        raise InvalidRequest("cursor", cursor, "the next_cursor of an earlier page") from exc
