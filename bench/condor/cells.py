@@ -33,6 +33,8 @@ from edgewater.windows import SlidingWindow, TumblingWindow
 
 T = TypeVar("T")
 REPEATS = 3
+WARM_UPS = 60
+"""Builds of few records before `cost` measures: the JVM compiles the code that plans and starts jobs meanwhile."""
 SYNOPSES: dict[str, tuple[Callable[[], Any], str]] = {
     "count-min": (lambda: CountMin(2048, 5), "key"),
     "hyperloglog": (lambda: HyperLogLog(14), "key"),
@@ -179,10 +181,12 @@ def evaluation(spark: Any, directory: Path, size: CondorSize) -> dict[str, float
 
 
 def cost(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
-    """Returns records/s on Spark, from `build` on, and with one thread, without windows, on the same files."""
-    path = synthetic(directory, size.rows, zipf=True)
-    df = spark.read.parquet(str(path))
+    """Returns records/s of a warm session, from `build` on, and of one thread, without windows, on the same files."""
+    path, few = (synthetic(directory, rows, zipf=True) for rows in (size.rows, SMOKE.rows))
+    df, small = (spark.read.parquet(str(p)) for p in (path, few))
     result = {}
+    for _ in range(WARM_UPS if size.repeats else 0):
+        consume(build(small, HyperLogLog(14), of="key", time="ts"))
     for name, (make, column) in size.some(SYNOPSES.items()):
         ways: dict[str, Callable[[], Any]] = {
             "spark": lambda m=make, c=column: consume(build(df, m(), of=c, time="ts")),

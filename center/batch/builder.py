@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from center.batch.compute_phase import BatchJob, Compute
 from center.batch.file_scan import ScanAndCompute, file_scan
@@ -169,17 +170,16 @@ def _compute(divided: tuple[DataFrame, BatchJob], job: BatchJob) -> DataFrame:
     records, job = divided
     scan = file_scan(records)
     if scan is None:
-        return records.mapInArrow(Compute(job), job.layout.partial_ddl)
+        return records.mapInArrow(Compute(job), from_arrow_schema(job.layout.partial_schema))
     partitions = len(scan.plan.partitions)
     numbers = records.sparkSession.range(partitions, numPartitions=partitions)
-    return numbers.mapInArrow(ScanAndCompute(job, scan), job.layout.partial_ddl)
+    return numbers.mapInArrow(ScanAndCompute(job, scan), from_arrow_schema(job.layout.partial_schema))
 
 
 def _merge(partials: DataFrame, job: BatchJob, chosen: Strategy) -> DataFrame:
     layout = job.layout
     tasks = chosen.partitions or _default_partitions(partials)
-    keys = [F.col(k) for k in layout.keys]
-    order = [*keys, F.col("block"), F.col("slice_start"), F.col("part")]
+    keys, order = list(layout.keys), [*layout.keys, "block", "slice_start", "part"]
     for level in range(1, chosen.depth):
         # Each level reduces the number of parts to the next root, the last one to 1.
         parts = 1 << (8 * (chosen.depth - level) // chosen.depth)
@@ -188,12 +188,14 @@ def _merge(partials: DataFrame, job: BatchJob, chosen: Strategy) -> DataFrame:
         partials = (
             placed.withColumn("part", among)
             .sortWithinPartitions(*order)
-            .mapInArrow(CombineLevel(job), layout.partial_ddl)
+            .mapInArrow(CombineLevel(job), from_arrow_schema(layout.partial_schema))
         )
-    if not layout.strata and job.family in (Family.GLOBAL, Family.SESSION):
-        tasks = 1  # there is a single key
-    placed = partials.repartition(tasks, *keys, "block").sortWithinPartitions(*order)
-    return placed.mapInArrow(FinishLevel(job), layout.result_ddl)
+    if not layout.strata and job.family is Family.GLOBAL:
+        placed = partials.repartition(1)  # rows of a single slice, which the task itself sorts: Spark need not plan it
+    else:
+        tasks = 1 if not layout.strata and job.family is Family.SESSION else tasks  # a single key
+        placed = partials.repartition(tasks, *keys, "block").sortWithinPartitions(*order)
+    return placed.mapInArrow(FinishLevel(job), from_arrow_schema(layout.result_schema))
 
 
 def _named(result: DataFrame, job: BatchJob) -> DataFrame:

@@ -60,23 +60,11 @@ class RecordLayout:
         return pa.schema([*fields, pa.field("synopsis", pa.binary()), pa.field("event_time", TIMESTAMP)])
 
     @property
-    def partial_ddl(self) -> str:
-        fields = [f"{k} {SPARK_TYPES[t]}" for k, (_, t) in zip(self.keys, self.strata, strict=True)]
-        fields += [f"{n} {SPARK_TYPES[t]}" for n, t in _PARTIAL.items()]
-        return ", ".join([*fields, "synopsis binary", "event_time timestamp"])
-
-    @property
     def result_schema(self) -> pa.Schema:
         fields = [pa.field(k, t) for k, t in zip(self.keys, self.stratum_types, strict=True)]
         fields += [pa.field("window_start", TIMESTAMP), pa.field("window_end", TIMESTAMP)]
         fields += [pa.field("synopsis", pa.binary())]
         return pa.schema([*fields, *(pa.field(n, pa.int64()) for n in ("records", "nulls", "revision", "late"))])
-
-    @property
-    def result_ddl(self) -> str:
-        fields = [f"{k} {SPARK_TYPES[t]}" for k, (_, t) in zip(self.keys, self.strata, strict=True)]
-        fields += ["window_start timestamp", "window_end timestamp", "synopsis binary"]
-        return ", ".join([*fields, "records bigint", "nulls bigint", "revision bigint", "late bigint"])
 
 
 def timestamp(millis: int | None) -> int | None:

@@ -17,6 +17,7 @@ from center.batch.compute_phase import BatchJob
 from center.batch.layout import timestamp
 from center.batch.pattern import merged
 from center.batch.slice_states import ROWS_BYTES, RowBuffer
+from center.batch.windows import Family
 from center.spark.workers import settle
 from edgewater.synopses import from_bytes
 from edgewater.windows import SessionWindow, SlidingWindow, sessions_of
@@ -226,13 +227,15 @@ class CombineLevel(MergeLevel):
 
 
 class FinishLevel(MergeLevel):
-    """The last level: windows, as in `build`'s result."""
+    """The last level: windows, as in `build`'s result. Parts of one synopsis over everything need not be sorted."""
 
     @property
     def _schema(self) -> pa.Schema:
         return self._job.layout.result_schema
 
     def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        if self._job.family is Family.GLOBAL and not self._job.layout.strata:
+            parts = iter(sorted(parts, key=lambda r: r[1]["part"]))
         for (key, block), same in groupby(parts, lambda r: (r[0], r[1]["block"])):
             pieces = (piece for _, _, piece in same)
             slices = (union(alike) for _, alike in groupby(pieces, lambda p: p.start))

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from center.batch.compute_phase import BatchJob, millis_of
 from center.batch.inputs import BatchInput
@@ -48,10 +49,10 @@ def build_ordered(job_input: BatchInput, job: BatchJob, chosen: Strategy) -> Dat
     place = [*keys, F.col("_slice"), F.col("_p")]
     placed = dealt.repartition(tasks, *place).sortWithinPartitions(*place, F.col("_n"))
     columns = placed.select(*keys, "_slice", "_p", "_n", "_t", "_v0")
-    partials = columns.mapInArrow(_PartBuilder(job), layout.partial_ddl)
+    partials = columns.mapInArrow(_PartBuilder(job), from_arrow_schema(layout.partial_schema))
     order = [*keys, F.col("block"), F.col("slice_start"), F.col("part")]
     gathered = partials.repartition(tasks, *keys, "block").sortWithinPartitions(*order)
-    return gathered.mapInArrow(_ManagerBuilder(job, parts), layout.result_ddl)
+    return gathered.mapInArrow(_ManagerBuilder(job, parts), from_arrow_schema(layout.result_schema))
 
 
 def _sliced(job_input: BatchInput, job: BatchJob, keys: list[Column]) -> DataFrame:

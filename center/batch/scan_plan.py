@@ -8,8 +8,12 @@ operators, casts that are not exact, partition columns, catalog tables, files th
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +34,8 @@ _COMPARISONS = {
     "GreaterThan": pc.greater,
     "GreaterThanOrEqual": pc.greater_equal,
 }
+_FILE_RANGE = re.compile(r"path: (file:/\S*), range: (\d+)-(\d+), partition values: \[empty row\]")
+"""A range in the text of Spark's `PartitionedFile`; the path is encoded as in a URI."""
 _MUST_BE_FALSE = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 
 
@@ -100,12 +106,12 @@ def scan_plan(records: DataFrame) -> ScanPlan | None:
     if frame is None or records.isStreaming or any(conf.get(n, "false") != "false" for n in _MUST_BE_FALSE):
         return None
     try:
-        return _plan_of(frame.queryExecution())
-    except (Py4JError, PySparkException):
+        return _plan_of(frame.queryExecution(), records.sparkSession._jvm)
+    except (OSError, Py4JError, PySparkException):
         return None  # Spark says what is wrong when it reads, such as a file that is gone
 
 
-def _plan_of(execution: Any) -> ScanPlan | None:
+def _plan_of(execution: Any, jvm: Any) -> ScanPlan | None:
     plan, outputs, conditions = execution.optimizedPlan(), None, []
     if _name(plan) == "Project":
         outputs, plan = _listed(plan.projectList()), plan.child()
@@ -117,8 +123,8 @@ def _plan_of(execution: Any) -> ScanPlan | None:
     leaves = _listed(execution.executedPlan().collectLeaves())
     if [_name(leaf) for leaf in leaves] != ["FileSourceScanExec"]:
         return None
-    partitions = [_ranges(partition) for partition in leaves[0].inputRDD().partitions()]
-    if None in partitions or not columns:
+    partitions = _partitions(leaves[0], jvm)
+    if partitions is None or not columns:
         return None
     relation = plan.relation()
     options = relation.options()
@@ -130,7 +136,7 @@ def _plan_of(execution: Any) -> ScanPlan | None:
         tuple((field.name, field.dataType.simpleString()) for field in schema),
         tuple(name for name in columns if name is not None),
         tuple(c for c in conditions if c is not None),
-        tuple(part for part in partitions if part is not None),
+        partitions,
     )
     known = [name for name, _ in found.fields]
     named = all(known.count(name) == 1 for name in (*found.columns, *(c.column for c in found.conditions)))
@@ -189,12 +195,21 @@ def _is_plain(node: Any) -> bool:
     )
 
 
-def _ranges(partition: Any) -> tuple[FileRange, ...] | None:
-    """Returns the ranges of a partition; None: they are not in local files."""
-    found = []
-    for file in partition.files():
-        uri = file.filePath().toUri()
-        if uri.getScheme() != "file":
+def _partitions(scan: Any, jvm: Any) -> tuple[tuple[FileRange, ...], ...] | None:
+    """Returns the ranges of each partition; None: they are not all of local files that are as Spark listed them."""
+    text_of = getattr(jvm, "scala.runtime.ScalaRunTime").stringOf
+    found: list[list[tuple[str, int, int]]] = []
+    covered: Counter[str] = Counter()
+    for partition in scan.inputRDD().partitions():
+        files = partition.files()
+        # A call to the JVM per partition: to ask each file for its fields takes ten per file.
+        ranges = _FILE_RANGE.findall(text_of(files))
+        if len(ranges) != len(files):
             return None
-        found.append(FileRange(str(uri.getPath()), int(file.start()), int(file.length()), int(file.fileSize())))
-    return tuple(found)
+        found.append([(unquote(urlsplit(uri).path), int(start), int(end)) for uri, start, end in ranges])
+        for path, start, end in found[-1]:
+            covered[path] += end - start
+    sizes = {path: Path(path).stat().st_size for path in covered}
+    if sizes != covered:
+        return None
+    return tuple(tuple(FileRange(path, a, b - a, sizes[path]) for path, a, b in ranges) for ranges in found)

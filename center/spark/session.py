@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 import pyspark
+from py4j.java_gateway import java_import
 from pyspark.sql import SparkSession
 
 from edgewater.errors import InvalidConfig
@@ -281,6 +282,10 @@ def start_session(config: SessionConfig) -> SparkSession:
             builder = builder.config(name, value)
     with off_the_command_line(secrets):
         spark = builder.getOrCreate()
+    # PySpark imports whole packages: at each use of a name, the JVM looks for such a class in all of those before its
+    # own, through all jars.
+    for name in ("PythonUtils", "SimplePythonFunction"):
+        java_import(spark._jvm, f"org.apache.spark.api.python.{name}")
     hadoop = spark._jsc.hadoopConfiguration()
     spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(hadoop).setWriteChecksum(False)
     return spark

@@ -454,7 +454,7 @@ class DDSketch(SingleSynopsis[DDSketchStack]):
 def _summed_runs(runs: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
     """Adds up runs of distinct, ascending cells; returns distinct, ascending cells and their counts.
 
-    Sketches of one stream use the same cells, or a subset, after a while: their counts are added in place.
+    Sketches of one stream use the same cells after a while: their counts are added in place.
     """
     cells, total = max(runs, key=lambda run: len(run[0]))
     total, others, first = total.copy(), [], True
@@ -463,8 +463,6 @@ def _summed_runs(runs: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, I
             first = False
         elif len(run) == len(cells) and (run == cells).all():
             total += counts
-        elif len(run) and run[-1] <= cells[-1] and (cells[at := np.searchsorted(cells, run)] == run).all():
-            total[at] += counts
         else:
             others.append((run, counts))
     if not others:

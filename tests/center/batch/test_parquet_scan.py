@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("of") / "a folder%20"
     path.mkdir()
     for seed in (1, 2):
-        pq.write_table(columns(seed), path / f"{seed}.parquet", row_group_size=1700)
+        pq.write_table(columns(seed), path / f"{seed}, ä.parquet", row_group_size=1700)
     return path
 
 
@@ -169,8 +169,10 @@ def test_whatever_may_be_read_otherwise_is_left_to_spark(spark: Any, folder: Pat
 
 def test_a_file_that_changes_before_the_job_runs_is_refused(spark: Any, tmp_path: Path) -> None:
     pq.write_table(columns(1).select(["size"]), tmp_path / "1.parquet")
-    out = build(spark.read.parquet(str(tmp_path)), CountMin(64, 3), of="size")
+    listed = spark.read.parquet(str(tmp_path))
+    out = build(listed, CountMin(64, 3), of="size")
     # Row groups beyond the planned ranges would be lost.
     pq.write_table(pa.concat_tables([columns(1).select(["size"])] * 2), tmp_path / "1.parquet")
     with pytest.raises(Exception, match="the file has changed"):
         out.collect()
+    assert file_scan(listed) is None, "Spark cuts files as they were when it listed them"
