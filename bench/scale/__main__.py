@@ -49,12 +49,13 @@ def main(only: tuple[str, ...], as_json: bool, smoke: bool) -> None:
     """Measure what one center takes. CPU seconds are by kind of process, the load generator's apart."""
     file = OUT / ("smoke.json" if smoke else "scale.json")
     rows: dict[str, Any] = json.loads(file.read_text())["rows"] if only and file.exists() else {}
+    OUT.mkdir(parents=True, exist_ok=True)
+    document: dict[str, Any] = {}
     for part in only or PARTS:
         rows[part] = PARTS[part](smoke)
         click.echo(f"{part}: {json.dumps(rows[part])}", err=as_json)
-    document = {name: _at(rows, path) for name, path in HEADLINES.items() if path[0] in rows} | {"rows": rows}
-    OUT.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(document, indent=2) + "\n")
+        document = {name: _at(rows, path) for name, path in HEADLINES.items() if path[0] in rows} | {"rows": rows}
+        file.write_text(json.dumps(document, indent=2) + "\n")  # a later part may fail
     if as_json:
         click.echo(json.dumps(document))
 
