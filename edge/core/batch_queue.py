@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-TAKEN_ROWS = 32_768
-"""Most records that a query processes as one batch. Larger ones seemed to cost more per record in one of two
-passes (`docs/decisions/0029-queues-on-a-real-agent.md`)."""
+JOINED_ROWS = 32_768
+"""Most records of batches that a query processes as one. Of more, copying takes what fewer batches save
+(`docs/decisions/0041-large-batches-in-queues.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class BatchQueue:
         self.batches.append(batch)
 
     def take(self, through: int, joins: Callable[[int, int], bool] | None = None) -> Iterator[QueuedBatch]:
-        """Removes the records before number `through`; yields them by batch, of `TAKEN_ROWS` at most.
+        """Removes the records before number `through`; yields them by batch, or joined.
 
         Args:
             joins: whether batches may be processed as one that were ingested at these two watermarks: each batch costs
@@ -86,7 +86,7 @@ class BatchQueue:
         while self.batches and self.done < through and self.batches[0].first < through:
             head = self.batches[0]
             begin = max(head.first, self.done)
-            end = min(head.end, through, begin + TAKEN_ROWS)
+            end = min(head.end, through)
             part = replace(head, batch=head.batch.slice(begin - head.first, end - begin), first=begin)
             self.done = end
             if end == head.end:
@@ -95,7 +95,7 @@ class BatchQueue:
             if last is None or (
                 joins is not None
                 and last.end == begin
-                and end - parts[0].first <= TAKEN_ROWS
+                and end - parts[0].first <= JOINED_ROWS
                 and last.batch.schema == part.batch.schema
                 and joins(parts[0].watermark_ms, part.watermark_ms)
             ):
