@@ -83,9 +83,9 @@ def cells(parts: Sequence[str], size: Size) -> list[Cell]:
                         ("klink", True, True),
                     ]
                 ]
-    if "nodes" in parts:
-        load = _of(replace(base, costs="mixed"), 80)
-        found += [Cell("nodes", Experiment(load, p, n), size.seeds) for n in size.nodes for p in size.policies]
+        if "nodes" in parts:
+            load = _of(replace(base, benchmark=benchmark, costs="mixed"), 80)
+            found += [Cell("nodes", Experiment(load, p, n), size.seeds) for n in size.nodes for p in size.policies]
     if "cycles" in parts:
         load = _of(replace(base, costs="mixed"), 60)
         found += [Cell("cycles", Experiment(load, "klink", cycle_ms=c), size.seeds) for c in size.cycles_ms]

@@ -43,7 +43,9 @@ def _load(rows: Sequence[Row]) -> list[str]:
 
 
 def _nodes(rows: Sequence[Row]) -> list[str]:
-    return _crossed(rows, lambda r: f"{r['nodes']} ({r['load']:.0%})", _pair, "nodes (load): s, mean / p99")
+    return _crossed(
+        rows, lambda r: f"{r['benchmark']}, {r['nodes']} ({r['load']:.0%})", _pair, "nodes (load): s, mean / p99"
+    )
 
 
 def _memory(rows: Sequence[Row]) -> list[str]:
