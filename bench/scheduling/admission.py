@@ -94,8 +94,10 @@ def _frames(
             arrivals += [(int(at), f"edge{edge}", -1) for at in filled]
             arrivals.append((end_ms + int(rng.integers(20, 400)), f"edge{edge}", window))
     arrivals.sort()
+    through_ms = [offset_ms + (window + 1) * STEP_MS if window >= 0 else 0 for _, _, window in arrivals]
     frames = [
-        PendingFrame(n, max(1, int(rng.gamma(4, size / 4))), at, edge) for n, (at, edge, _) in enumerate(arrivals, 1)
+        PendingFrame(n, max(1, int(rng.gamma(4, size / 4))), at, edge, through_ms[n - 1])
+        for n, (at, edge, _) in enumerate(arrivals, 1)
     ]
     closing = {window: n for n, (_, _, window) in enumerate(arrivals, 1) if window >= 0}
     return frames, sorted(closing.values())

@@ -91,6 +91,7 @@ class Center:
         self._start = self._reader.initialOffset()
         self._closing: dict[QueryRef, dict[int, float]] = {ref: {} for ref in self._refs}
         self._positions: dict[QueryRef, int] = dict.fromkeys(self._refs, 0)
+        self._through_ms: dict[tuple[int, int], int] = {}
         self.clock_ms = float(BEGIN_MS)
         self.batches = 0
         self.slowness = 1.0
@@ -107,7 +108,9 @@ class Center:
             spec, ref, edge = self._specs[send.query], self._refs[send.query], self._edges[send.edge]
             start_ms = BEGIN_MS + self.offsets_ms[send.query] + send.window * STEP_MS
             closes = (SliceClose(start_ms, PARTS, 0),) if send.part == PARTS - 1 else ()
-            through_ms = start_ms + STEP_MS if closes else start_ms
+            # A frame of the next window may come before the one that closes this.
+            through_ms = start_ms + STEP_MS if closes else self._through_ms.get((send.query, send.edge), BEGIN_MS)
+            self._through_ms[send.query, send.edge] = through_ms
             body = FrameBody(through_ms, (Partial(start_ms, 0, self._partial),), closes)
             frame = Frame.pack(self._seqs[edge], ref, body)
             self._seqs[edge] += 1
@@ -117,11 +120,13 @@ class Center:
             stored.append(StoredFrame(edge, "i", frame))
             work = FrameWork.of(spec)
             work.add_slice(start_ms, work.of_partial(len(self._partial)) + work.of_close(0) * len(closes))
-            rows.append((ref, edge, frame, work.units, int(send.at_ms)))
+            rows.append((ref, edge, frame, work.units, through_ms, int(send.at_ms)))
         locations = self._log.append(stored)
         self._catalog.index([
-            UnindexedFrame(ref, edge, "i", f.seq, f.crc32c, f.wire_bytes, at_ms, location, f.raw_bytes, units)
-            for (ref, edge, f, units, at_ms), location in zip(rows, locations, strict=True)
+            UnindexedFrame(
+                ref, edge, "i", f.seq, f.crc32c, f.wire_bytes, at_ms, location, f.raw_bytes, units, through_ms
+            )
+            for (ref, edge, f, units, through_ms, at_ms), location in zip(rows, locations, strict=True)
         ])  # fmt: skip
 
     def batch(self) -> list[float]:

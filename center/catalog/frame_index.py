@@ -76,6 +76,7 @@ class UnindexedFrame:
             unknown or deleted, or because it is refused.
         plain_bytes: of the body before compression.
         work: the job's work with it, as a number of slices.
+        through_ms: event time up to which its edge has answered the query with it.
         refused: its edge does not contribute to its query.
     """
 
@@ -89,6 +90,7 @@ class UnindexedFrame:
     location: FrameLocation | None
     plain_bytes: int = 0
     work: int = 0
+    through_ms: int = 0
     refused: bool = False
 
 
@@ -241,6 +243,7 @@ def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
         "received_at_ms": frame.received_at_ms,
         "plain_bytes": max(frame.plain_bytes, frame.wire_bytes),
         "work": frame.work,
+        "through_ms": frame.through_ms,
     }
 
 
@@ -298,6 +301,7 @@ def entry_of(row: Row[Any]) -> FrameEntry:
         received_at_ms=row.received_at_ms,
         plain_bytes=max(row.plain_bytes, row.wire_bytes),
         work=row.work,
+        through_ms=row.through_ms,
     )
 
 

@@ -125,6 +125,7 @@ frames = Table(
     Column("received_at_ms", BigInteger, nullable=False),
     Column("plain_bytes", BigInteger, nullable=False, server_default="0"),
     Column("work", BigInteger, nullable=False, server_default="0"),
+    Column("through_ms", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("edge", "incarnation", "seq", name="frame_identity"),
 )
 Index("frames_by_segment", frames.c.segment)

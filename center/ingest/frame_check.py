@@ -56,12 +56,14 @@ class CheckedFrame:
     Attributes:
         reason, message: what was refused of it; None: nothing.
         work: the job's work with it (`FrameWork`).
+        through_ms: event time up to which its edge has answered the query with it.
     """
 
     frame: Frame
     reason: str | None = None
     message: str = ""
     work: int = 0
+    through_ms: int = MIN_TIME_MS
 
 
 @dataclass(slots=True)
@@ -128,10 +130,10 @@ class FrameCheck:
         work = FrameWork.of(self._spec)
         faults = self._take_out(body, latest_ms, work, too_open)
         if not faults.count:
-            return CheckedFrame(frame, work=work.units)
+            return CheckedFrame(frame, work=work.units, through_ms=body.through_ms)
         kept = Frame.pack(frame.seq, frame.query, body_from_wire(body))
         more = f", and {faults.count - 1} more" if faults.count > 1 else ""
-        return CheckedFrame(kept, faults.reason, faults.first + more, work.units)
+        return CheckedFrame(kept, faults.reason, faults.first + more, work.units, body.through_ms)
 
     def _take_out(self, body: pb.FrameBody, latest_ms: int, work: FrameWork, too_open: TooOpen | None) -> _Faults:
         """Removes invalid parts from a body, and adds the losses that this causes. Adds up the work of the others."""

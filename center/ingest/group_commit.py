@@ -43,7 +43,7 @@ class ReceivedFrame:
         crc32c: of the frame as it was delivered; that of `stored` differs if parts were refused.
         size: what it counts against the bound of pending frames, bytes.
         redelivered: the center has acknowledged this seq before, so it need not be written again.
-        work: as in `CheckedFrame`.
+        work, through_ms: as in `CheckedFrame`.
         session: its session. Once a frame of a session is not acknowledged, later ones are not either.
     """
 
@@ -53,6 +53,7 @@ class ReceivedFrame:
     received_at_ms: int
     redelivered: bool
     work: int
+    through_ms: int
     session: object
 
     @property
@@ -248,6 +249,7 @@ class GroupCommit:
                     location=location,
                     plain_bytes=a.size,
                     work=a.work,
+                    through_ms=a.through_ms,
                     refused=is_refused,
                 )
                 for a, location, is_refused in zip(batch, located, refused, strict=True)

@@ -331,7 +331,9 @@ class GatewaySession:
             return
         stored = StoredFrame(self.edge, self.hello.incarnation, checked.frame)
         redelivered = frame.seq <= self._durable
-        received = ReceivedFrame(stored, frame.crc32c, size, received_at_ms, redelivered, checked.work, self)
+        received = ReceivedFrame(
+            stored, frame.crc32c, size, received_at_ms, redelivered, checked.work, checked.through_ms, self
+        )
         self._group_commit.submit(received, partial(self._on_indexed, frame, checked))
 
     def _count_in_flight(self, frame: Frame, sign: int) -> None:

@@ -38,12 +38,14 @@ class PendingFrame(NamedTuple):
         size: its bytes; a frame that makes more work than bytes of its number do counts as more
             (`edgewater.frame_work`).
         received_at_ms: at the gateway; `edge`: of which edge.
+        through_ms: event time up to which its edge has answered the query with it.
     """
 
     position: int
     size: int
     received_at_ms: int = 0
     edge: str = ""
+    through_ms: int = 0
 
 
 PendingFrames = Callable[[str, int, int], Sequence[PendingFrame]]
@@ -138,12 +140,16 @@ class _Windows:
 
     def __init__(self, step_ms: int, offset_ms: int, delays_ms: Mapping[str, float]) -> None:
         self._step_ms, self._offset_ms, self._delays_ms = step_ms, offset_ms, delays_ms
+        self._swept: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._history = IngestionHistory()
 
     def closed_by(self, frame: PendingFrame) -> bool:
-        """Whether a frame is the first of its edge after a window's end, so that it closes the window there."""
-        return frame.received_at_ms >= self._ends.get(frame.edge, 0)
+        """Whether a frame is the first of its edge that answers up to a window's end, so that it closes the window."""
+        return frame.edge not in self._swept or self._steps(frame.through_ms) > self._swept[frame.edge]
+
+    def _steps(self, time_ms: int) -> int:
+        return (time_ms - self._offset_ms) // self._step_ms
 
     def expected_ms(self, now_ms: int) -> float:
         """When the first of the edges is expected to close its window."""
@@ -161,18 +167,19 @@ class _Windows:
                 continue
             if frame.edge in self._ends:
                 self._history.observe(frame.received_at_ms - self._ends[frame.edge])
-            steps = (frame.received_at_ms - self._offset_ms) // self._step_ms + 1
-            self._ends[frame.edge] = self._offset_ms + steps * self._step_ms
+            self._swept[frame.edge] = self._steps(frame.through_ms)
+            self._ends[frame.edge] = self._offset_ms + (self._steps(frame.received_at_ms) + 1) * self._step_ms
         newest_ms = max(self._ends.values(), default=0)
         # An edge that sends no more is not awaited for ever.
         self._ends = {edge: end for edge, end in self._ends.items() if end > newest_ms - KEPT_STEPS * self._step_ms}
+        self._swept = {edge: steps for edge, steps in self._swept.items() if edge in self._ends}
 
 
 class LeastSlack:
     """Admits everything that fits, as `RoundRobin` does; otherwise queries in the order of their slack.
 
-    The first frame that arrives after a window's end closes the window at its edge, and the answer needs it: it is the
-    query's sweeping watermark. Queries that have such a frame pending are due, and come first, in the order of its
+    The first frame of an edge that answers up to a window's end closes the window there, and the answer needs it: it is
+    the query's sweeping watermark. Queries that have such a frame pending are due, and come first, in the order of its
     arrival plus `PATIENCE` times the work of the backlog. Then come those that expect one, by expected slack. A query
     whose frames have waited for `FLOOR_MS` comes before all.
 

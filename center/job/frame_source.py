@@ -263,7 +263,9 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
     def _pending(self, key: str, after: int, through: int) -> Sequence[PendingFrame]:
         """The frames with their sizes as admission counts them: their bytes, or what their work would be in bytes."""
         return [
-            PendingFrame(e.position, max(e.plain_bytes, e.work * BYTES_PER_UNIT), e.received_at_ms, e.edge)
+            PendingFrame(
+                e.position, max(e.plain_bytes, e.work * BYTES_PER_UNIT), e.received_at_ms, e.edge, e.through_ms
+            )
             for e in self._frames(key, after, through)
         ]
 

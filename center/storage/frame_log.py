@@ -62,6 +62,7 @@ class FrameEntry:
         crc32c: of the frame as it was delivered. The one in the log has another if the gateway refused parts of it.
         plain_bytes: of its body before compression, or of the frame on the wire if that is longer.
         work: the job's work with it, as a number of slices that it has partials or closes of.
+        through_ms: event time up to which its edge has answered the query with it; 0: a frame of an earlier release.
     """
 
     query: QueryRef
@@ -77,6 +78,7 @@ class FrameEntry:
     received_at_ms: int
     plain_bytes: int = 0
     work: int = 0
+    through_ms: int = 0
 
 
 class FrameLog:

@@ -67,7 +67,7 @@ def test_what_an_edge_ships_is_kept_byte_for_byte() -> None:
     ):
         frame = Frame.pack(3, MILES, body)
         result = FrameCheck(spec()).check(frame, NOW_MS)
-        assert result == CheckedFrame(frame, work=result.work)
+        assert result == CheckedFrame(frame, work=result.work, through_ms=body.through_ms)
 
 
 @pytest.mark.parametrize(

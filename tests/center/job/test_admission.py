@@ -27,9 +27,13 @@ class Log:
         self.start: dict[str, int] = {}
         self.admission = LeastSlack(lambda key: None if key == "unknown@1" else (SECOND, 0), lambda: self.now_s)
 
-    def add(self, key: str, received_at_ms: int, size: int = MB, edge: str = "a") -> None:
+    def add(
+        self, key: str, received_at_ms: int, size: int = MB, edge: str = "a", through_ms: int | None = None
+    ) -> None:
+        """Adds a frame that answers up to when it was received, if nothing else is given."""
         queue = self.frames.setdefault(key, [])
-        queue.append(PendingFrame(len(queue) + 1, size, received_at_ms, edge))
+        through_ms = received_at_ms if through_ms is None else through_ms
+        queue.append(PendingFrame(len(queue) + 1, size, received_at_ms, edge, through_ms))
 
     def pending(self, key: str, after: int, through: int) -> Sequence[PendingFrame]:
         return self.frames[key][after:through]
@@ -181,6 +185,19 @@ def test_each_edge_closes_its_windows_itself() -> None:
     assert log.batch(tight) == {"q@1": 1}
     log.add("q@1", 1_030, edge="b")
     assert log.batch(tight) == {"q@1": 1}, "the window of q has been closed by one edge, and needs the other"
+    assert log.batch(tight) == {"other@1": 1}
+
+
+def test_a_frame_of_the_next_window_does_not_close_the_one_before() -> None:
+    log, tight = Log(), BatchLimits(bytes=2 * MB)
+    for key in ("other@1", "q@1"):
+        for received_at_ms in (100, 200, 300):
+            log.add(key, received_at_ms)
+    while log.batch(tight):
+        pass
+    for key, received_at_ms, through_ms in (("other@1", 1_005, 900), ("q@1", 1_006, 900), ("q@1", 1_080, 1_000)):
+        log.add(key, received_at_ms, through_ms=through_ms)
+    assert log.batch(tight) == {"q@1": 2}, "what closes a window, with all before it"
     assert log.batch(tight) == {"other@1": 1}
 
 
