@@ -206,7 +206,7 @@ class Attacker:
 KINDS = {
     "gateway": "center gateway ",
     "api": "center api ",
-    "python workers": "pyspark.daemon",
+    "python workers": "spark.daemon",
     "jvm": "org.apache.spark.deploy.SparkSubmit",
     "job": "center job ",
 }

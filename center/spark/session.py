@@ -183,6 +183,8 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
         settings["spark.python.worker.idleTimeoutSeconds"] = str(WORKER_TIMEOUT_S)
         settings["spark.python.worker.killOnIdleTimeout"] = "true"
         settings["spark.python.authenticate.socketTimeout"] = f"{WORKER_TIMEOUT_S}s"
+        if config.is_local and sys.platform == "linux":
+            settings["spark.python.daemon.module"] = "center.spark.daemon"
         # What Spark keeps of past jobs, also without its UI, is a tenth of the live heap by default.
         settings |= dict.fromkeys(_HISTORIES, str(KEPT_JOBS))
         # Between two full collections the old generation grows, and its memory stays with the process.

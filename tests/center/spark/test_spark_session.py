@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 
+from center.spark.daemon import Acknowledged
 from center.spark.session import (
     MAX_SOCKET_DIRECTORY,
     SessionConfig,
@@ -75,6 +78,7 @@ def test_the_shuffle_is_as_wide_as_the_master(master: str, cores: int, local: bo
 
     assert settings["spark.sql.shuffle.partitions"] == str(cores)
     assert ("spark.driver.bindAddress" in settings) == local
+    assert (settings.get("spark.python.daemon.module") == "center.spark.daemon") == local
 
 
 def test_bulk_work_is_compiled_well_and_comes_in_large_batches() -> None:
@@ -105,6 +109,23 @@ def test_workers_are_reached_over_sockets_if_a_path_of_theirs_fits() -> None:
 
     assert socket_settings(directory)["spark.python.unix.domain.socket.dir"] == str(directory)
     assert socket_settings(Path(f"{directory}d")) == {}
+
+
+def test_what_a_worker_reads_is_acknowledged_before_it_waits_for_more() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as jvm,
+        listener.accept()[0] as connection,
+        cast(io.BufferedReader, connection.makefile("rb")) as received,
+    ):
+        file = io.BufferedReader(Acknowledged(received, connection))
+        for piece in (b"a task", b"and its records"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+            jvm.sendall(piece)
+            assert file.read(len(piece)) == piece
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 1
+        jvm.shutdown(socket.SHUT_WR)
+        assert file.read() == b""
 
 
 def test_a_users_settings_win() -> None:
