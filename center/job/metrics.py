@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
 from center.ledger import Emission, FrameSummary, Phase
 from edgewater.wire import QueryRef
@@ -46,11 +46,18 @@ class JobMetrics:
             buckets=STAGE_BUCKETS_S,
             registry=self.registry,
         )
-        self.first_answer = Histogram(
+        # By query only sum and count: buckets of hundreds of queries make a scrape take seconds of the job's CPU.
+        self.first_answer = Summary(
             f"{name}_first_answer_seconds",
             "From a window's end until its first answer is in the store, by stage: until its last frame was at the "
             "gateway (arrive), until its batch began (wait), merging (merge), transaction (apply).",
             ["query", "stage"],
+            registry=self.registry,
+        )
+        self.first_answer_stage = Histogram(
+            f"{name}_first_answer_stage_seconds",
+            "The same, of all queries.",
+            ["stage"],
             buckets=STAGE_BUCKETS_S,
             registry=self.registry,
         )
@@ -163,6 +170,7 @@ class JobMetrics:
             }
             for stage, ms in stages.items():
                 self.first_answer.labels(emission.query.name, stage).observe(max(0, ms) / 1000)
+                self.first_answer_stage.labels(stage).observe(max(0, ms) / 1000)
             logger.debug(
                 "%s: window to %d %s, ms after its end by stage: %s",
                 emission.query.name, emission.window_end_ms, emission.phase, stages,

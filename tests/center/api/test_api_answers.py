@@ -336,10 +336,10 @@ def test_a_window_whose_data_cannot_be_evaluated_costs_no_other_window(two_hours
     record = desk.results.latest(query.ref)
     read = GroupedAggregate.from_bytes
 
-    def faulty(data: bytes) -> GroupedAggregate:
+    def faulty(data: bytes, **options: bool) -> GroupedAggregate:
         if data == record.synopsis:
             raise ZeroDivisionError("no evaluator foresees this")
-        return read(data)
+        return read(data, **options)
 
     monkeypatch.setattr(GroupedAggregate, "from_bytes", staticmethod(faulty))
     listed = desk.get(f"/v1/queries/{query.ref.name}/windows", headers={"accept": accept})

@@ -422,6 +422,7 @@ async def test_absurd_delays_of_an_edge_are_bounded_and_counted_and_its_costs_ar
         ((ref, (found,)),) = c.catalog.query_delays().items()
         assert (ref, found.mean_ms, found.latest_ms, found.queued_ms, found.late_ms) == (MILES, 0, 0, 0, 5)
         assert found.refused == 3
+        await eventually(lambda: c.gateway._budget_sync.snapshot.processing_delay_ms)
         await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=2, scheduling=pb.Scheduling())))
         cost = (await edge.until("cost")).cost
         assert (cost.query, cost.answer_ms) == ("miles", 60_000)

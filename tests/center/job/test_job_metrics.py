@@ -13,11 +13,12 @@ from center.ledger import FrameSummary, Ledger, Phase, Violation
 from edgewater.wire import Arrivals, SliceClose
 
 ENDED_MS = 1_001_000
+FIRST = "edgewater_job_first_answer"
 STAGES = ("arrive", "wait", "merge", "apply")
 
 
 def parts_ms(metrics: JobMetrics, query: str) -> dict[str, float]:
-    name = "edgewater_job_first_answer_seconds_sum"
+    name = f"{FIRST}_seconds_sum"
     values = {p: metrics.registry.get_sample_value(name, {"query": query, "stage": p}) for p in STAGES}
     return {part: round(1000 * value) for part, value in values.items() if value is not None}
 
@@ -62,6 +63,8 @@ def test_the_parts_of_a_first_answers_age_add_up_and_later_answers_are_not_count
     metrics.observe_batch(later, writer.apply([], later, {"a@1": 4}), ENDED_MS + 950, ENDED_MS + 960, ENDED_MS + 970)
 
     assert sum(parts_ms(metrics, "a").values()) == 185
+    stages = {s: metrics.registry.get_sample_value(f"{FIRST}_stage_seconds_count", {"stage": s}) for s in STAGES}
+    assert stages == dict.fromkeys(STAGES, 1.0)
 
 
 def test_how_late_edges_tell_is_measured_from_the_moment_they_tell_of(
