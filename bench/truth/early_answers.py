@@ -94,7 +94,7 @@ DATA = (
     _Data("95 % zeros sampled", "exponential", 3_000, "zeros", rate=0.1),
     _Data("99.5 % zeros sampled", "exponential", 3_000, "99.5 % zeros", rate=0.1),
     _Data("one outlier sampled", "exponential", 3_000, "one outlier", rate=0.1, listed=("steady",)),
-    _Data("outages of cells", "exponential", 4_000, event="outages", listed=("cold",)),
+    _Data("outages of cells", "exponential", 4_000, event="outages"),
     _Data("batches", "exponential", 3_500, event="batches"),
     _Data(
         "flipping correlation",

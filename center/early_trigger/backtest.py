@@ -26,11 +26,12 @@ SETTLED_SHARE = 0.9995
 """Share of a slot's events that must have arrived for its count to be the truth that predictions are compared with."""
 
 
-def advance_slot(triggers: Sequence[EarlyTrigger], model: StragglerModel) -> None:
-    """Completes a slot that the model's triangle has advanced by.
+def advance_slot(triggers: Sequence[EarlyTrigger], model: StragglerModel, arrived: FloatArray) -> None:
+    """Completes a slot by which the model's triangle has advanced with `arrived`.
 
     All triggers began at ends of sub-streams, so their slots are in phase.
     """
+    model.on_slot(arrived, triggers[0].slot)
     for trigger in triggers:
         trigger.slot += 1
     slot, substream = triggers[0].slot, triggers[0].grid.substream_slots

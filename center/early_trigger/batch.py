@@ -39,7 +39,7 @@ class TriggerBatch:
     def advance(self, arrived: FloatArray, reporting: BoolArray) -> None:
         """Does `EarlyTrigger.on_slot` for all; arguments are over the sources of all triggers, in order."""
         self.triangle.advance(arrived, reporting)
-        advance_slot(self.triggers, self.model)
+        advance_slot(self.triggers, self.model, arrived)
 
     def window_models(self, offset: int, sample: WindowSample) -> tuple[StragglersByTrigger, WindowModel]:
         """Returns `EarlyTrigger.window_model` for all; a column of `sample` and of the result is one trigger."""
@@ -91,14 +91,19 @@ def window_models(
         ratio = late.ratio(stragglers.by_lag, sample.by_lag)
     history = first.history if count == 1 else ValueHistory.join([t.history for t in triggers])
     spread = history.spread(sample, sample.means(history.mean))
-    alarms = zip(triggers, stragglers.alarm.tolist(), strict=True)
+    alarms = list(zip(triggers, stragglers.alarm.tolist(), strict=True))
     factor = [t.calibration.factor(offset, alarm, t.policy.straggler_confidence) for t, alarm in alarms]
     quantile = np.array([t.quantile for t in triggers])
     # Backtests cover reporting sources only: how well silent ones are predicted is not known.
     silent = model.triangle.silent_slots.reshape(count, -1).T > 0
     factors = np.where(silent, np.maximum(DEFAULT_FACTOR, quantile), np.array(factor))
-    expected, deviation = (x.reshape(count, -1).T for x in (stragglers.expected, stragglers.deviation))
+    expected, half_width = (x.reshape(count, -1).T for x in (stragglers.expected, stragglers.deviation))
+    half_width = factors * half_width
+    tested = [t.calibration.is_tested(offset, alarm) for t, alarm in alarms]
+    if not all(tested):
+        untested = DEFAULT_FACTOR * stragglers.untested.reshape(count, -1).T
+        half_width = np.where(tested, half_width, np.maximum(half_width, untested))
     return stragglers, model_window(
-        first.measure, sample, expected, factors * deviation, ratio, spread, history.mean,
+        first.measure, sample, expected, half_width, ratio, spread, history.mean,
         first.quantile if count == 1 else quantile, history.range, history.effective_windows,
     )  # fmt: skip

@@ -8,12 +8,13 @@ in the past (credibility; the Bornhuetter–Ferguson estimator is the limit).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from center.early_trigger.named_arrays import ArrayState
+from center.early_trigger.named_arrays import Arrays, ArrayState
 from center.early_trigger.triangle import LONG, SHORT, ArrivalTriangle
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 
@@ -35,6 +36,19 @@ MIN_EVENTS = 30
 SILENT_SUBSTREAMS = 5
 """Sub-streams from which the variation of a silent source's rate is known; with fewer, the source is unknown. With four
 differences, Student's quantile at 98 % (3.7) is below `calibration.DEFAULT_FACTOR`."""
+LATE_SHARE = 0.8
+"""Arrivals with a lag above this quantile of the delays are late. The clumps of late records do not show among all."""
+
+BLOCKS = 5
+"""Parts of a sub-stream whose late arrivals are compared. A reader that polls more often makes no clumps of them."""
+
+CLUMP_DECAY = math.exp(-1 / 50)
+"""Per sub-stream."""
+
+LIKELY_CLUMPS = 0.04
+"""Expected clumps from which an interval of `calibration.DEFAULT_FACTOR` standard errors has to contain two. One is
+contained from a quarter of that on, 0.01: of such windows 1 % have one."""
+
 _MIN_SHARE = 1e-3
 
 
@@ -46,6 +60,7 @@ class Stragglers:
         arrived: events of the window so far.
         expected: events still to arrive.
         deviation: standard error of `expected` according to the model, before `calibration.py` scales it.
+        untested: the same with the clumps in which late records arrive, for where past errors do not show them yet.
         by_lag: `expected` by the lag at which they will arrive, (sources, lags).
         rate: events per slot at the window's end.
         known: every source has been observed for the longest lag that can occur and a window more, and, if it is
@@ -58,6 +73,7 @@ class Stragglers:
     arrived: FloatArray
     expected: FloatArray
     deviation: FloatArray
+    untested: FloatArray
     by_lag: FloatArray
     rate: FloatArray
     known: bool
@@ -76,6 +92,7 @@ class StragglersByTrigger:
     arrived: FloatArray
     expected: FloatArray
     deviation: FloatArray
+    untested: FloatArray
     by_lag: FloatArray
     rate: FloatArray
     known: BoolArray
@@ -86,9 +103,12 @@ class StragglersByTrigger:
         sources = len(self.expected) // len(self.known)
         rows = slice(trigger * sources, (trigger + 1) * sources)
         return Stragglers(
-            self.arrived[rows], self.expected[rows], self.deviation[rows], self.by_lag[rows], self.rate[rows],
-            bool(self.known[trigger]), float(self.drift[trigger]), float(self.alarm[trigger]),
+            self.arrived[rows], self.expected[rows], self.deviation[rows], self.untested[rows], self.by_lag[rows],
+            self.rate[rows], bool(self.known[trigger]), float(self.drift[trigger]), float(self.alarm[trigger]),
         )  # fmt: skip
+
+
+_LATE = ("late", "uneven", "block", "last_block", "late_from")
 
 
 class StragglerModel(ArrayState):
@@ -102,9 +122,14 @@ class StragglerModel(ArrayState):
         rate_variance: mean squared relative difference of a sub-stream's events from the usual.
         usual_rate: events per slot over about the last `USUAL_SUBSTREAMS`; a silent source is expected to go on at it.
         weight: sub-streams learned from.
+        late, uneven: decayed sums per trigger over blocks, the `BLOCKS` of a sub-stream: late arrivals, and half of
+            the squared difference of their number from that of the block before. The quotient is 1 if they arrive one
+            by one (Poisson), and the size of a clump if they arrive in clumps.
+        block, last_block: late arrivals of the block, and of the one before, per trigger.
+        late_from: the least lag of late arrivals, per source.
     """
 
-    STATE = ("dispersion", "rate_variance", "usual_rate", "weight")
+    STATE = ("dispersion", "rate_variance", "usual_rate", "weight", *_LATE)
 
     def __init__(self, triangle: ArrivalTriangle, triggers: int = 1) -> None:
         self.triangle, self.triggers = triangle, triggers
@@ -112,22 +137,65 @@ class StragglerModel(ArrayState):
         self.rate_variance: FloatArray = np.zeros(triangle.sources)
         self.usual_rate: FloatArray = np.zeros(triangle.sources)
         self.weight: FloatArray = np.zeros(triangle.sources)
+        self.late: FloatArray = np.zeros(triggers)
+        self.uneven: FloatArray = np.zeros(triggers)
+        self.block: FloatArray = np.zeros(triggers)
+        self.last_block: FloatArray = np.zeros(triggers)
+        self.late_from: IntArray = np.full(triangle.sources, triangle.grid.lags, np.int64)
+        self._is_late: FloatArray | None = None
 
     @classmethod
     def join(cls, triangle: ArrivalTriangle, models: Sequence[StragglerModel]) -> StragglerModel:
         """Returns one model over the joined triangle (`ArrivalTriangle.join`) that shares its memory with `models`."""
         result = cls(triangle, len(models))
-        sources = triangle.sources // len(models)
         for name in cls.STATE:
             whole = np.concatenate([getattr(m, name) for m in models])
             setattr(result, name, whole)
+            length = len(whole) // len(models)
             for i, model in enumerate(models):
-                setattr(model, name, whole[i * sources : (i + 1) * sources])
+                setattr(model, name, whole[i * length : (i + 1) * length])
+        for model in models:
+            model._is_late = None  # the result changes `late_from`
         return result
+
+    def inherit(self, late: float, uneven: float) -> None:
+        """Takes the sums of late arrivals of another query of the same records; for one trigger, unless it has more."""
+        if late > self.late[0]:
+            self.late[0], self.uneven[0] = late, uneven
+
+    def restore(self, arrays: Arrays) -> None:
+        """Restores `to_state`, or what it was before late arrivals were learnt from."""
+        super().restore({name: getattr(self, name) for name in _LATE} | arrays)
+        self._is_late = None
+
+    def on_slot(self, arrived: FloatArray, slot: int) -> None:
+        """Learns in what clumps late events arrive; called after each slot, before `on_substream`.
+
+        What has arrived from a source while it was silent is left out.
+
+        Args:
+            arrived: events that arrived in the slot, [source, lag].
+            slot: number of slots before it, in phase with the sub-streams.
+        """
+        if self._is_late is None:
+            self._is_late = (np.arange(self.triangle.grid.lags) >= self.late_from[:, None]).astype(np.float64)
+        late = np.vecdot(arrived, self._is_late)
+        late[self.triangle.silent_slots > 0] = 0.0
+        self.block += self._per_trigger(late)
+        slots = self.triangle.grid.substream_slots
+        if slot * BLOCKS // slots != (slot + 1) * BLOCKS // slots:
+            self.late += self.block
+            self.uneven += (self.block - self.last_block) ** 2 / 2
+            self.last_block[:] = self.block
+            self.block[:] = 0.0
 
     def on_substream(self) -> None:
         """Learns how evenly events arrive; called at the end of each sub-stream."""
         triangle, slots = self.triangle, self.triangle.grid.substream_slots
+        self.late *= CLUMP_DECAY
+        self.uneven *= CLUMP_DECAY
+        self.late_from[:] = (triangle.distributions()[LONG] < LATE_SHARE).sum(axis=1)
+        self._is_late = None
         if triangle.grid.lags < 2 * slots + 2 * _NEIGHBOURS + 2:
             return  # SlotGrid.of makes no such grid
         share = triangle.distributions()[LONG]
@@ -241,12 +309,24 @@ class StragglerModel(ArrayState):
             arrived=arrived.sum(axis=1),
             expected=mixed,
             deviation=np.sqrt(variance),
+            untested=np.sqrt(variance + self._clump_variance(mixed)),
             by_lag=by_lag,
             rate=trust * rate[SHORT] + (1 - trust) * rate[LONG],
             known=np.asarray(known.reshape(self.triggers, -1).all(axis=1)),
             drift=np.asarray(drift),
             alarm=np.maximum(drift, jump),
         )
+
+    def _clump_variance(self, expected: FloatArray) -> FloatArray:
+        """Variance of the number of stragglers because they arrive in clumps, [source].
+
+        The end of an outage releases all late records, of all sources, at once. The standard deviation of a rare clump
+        does not contain it, so the variance is (size/2)² while one is likely.
+        """
+        sources = len(expected) // self.triggers
+        size = np.where(self.late > MIN_EVENTS, self.uneven / np.maximum(self.late, 1.0), 0.0)
+        likely = np.minimum(self._per_trigger(expected), LIKELY_CLUMPS * size) / LIKELY_CLUMPS
+        return np.asarray(np.repeat(likely * size / (4 * sources), sources))
 
     def _batch_variance(self, rate: FloatArray, first_lag: int, slots: int) -> FloatArray:
         """Variance of the number of stragglers because events arrive in batches, as of a reader that polls, [source].

@@ -139,7 +139,7 @@ class EarlyTrigger:
             reporting: mask of the sources that have reported; default all.
         """
         self.triangle.advance(arrived, reporting)
-        advance_slot([self], self.model)
+        advance_slot([self], self.model, arrived)
 
     def rates(self, stragglers: Stragglers | None = None) -> FloatArray:
         """Returns the sampling rates that the window that begins now needs, [source, 1], in [0, 1].

@@ -18,7 +18,7 @@ import base64
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,13 +52,25 @@ RETIRED_EDGES = "the window contains records from retired edges; the estimate ex
 
 Change = list[Any]
 
-Delays = tuple[int, NDArray[np.float32]]
-"""Of an edge's records: the slots for which they have been observed, and the `sums` of the `ArrivalTriangle`, [arrivals
-or at risk, memory, lag]."""
 _Inherited = Sequence[Any]
-"""`Delays`, with the sums as base64."""
+"""`Delays`, with the sums as base64; in logs of earlier releases without `late` and `uneven`."""
 
 _UNKNOWN_SLOT = -(1 << 62)
+
+
+class Delays(NamedTuple):
+    """What is known of the delays of an edge's records.
+
+    Attributes:
+        slots: for which they have been observed.
+        sums: of the `ArrivalTriangle`, float32 [arrivals or at risk, memory, lag].
+        late, uneven: of the `StragglerModel`, of all edges.
+    """
+
+    slots: int
+    sums: NDArray[np.float32]
+    late: float
+    uneven: float
 
 
 @dataclass(slots=True)
@@ -182,10 +194,10 @@ class EarlyAnswerEstimator:
         """Returns what is known of the delays of edges that report now; nothing with groups."""
         if self.accuracy.scope is not None or not len(self._groups):
             return {}
-        triangle = next(iter(self._groups)).trigger.triangle
-        observed = triangle.observed.tolist()
+        trigger = next(iter(self._groups)).trigger
+        observed, sums, model = trigger.triangle.observed.tolist(), trigger.triangle.sums, trigger.model
         return {
-            name: (observed[i], np.asarray(triangle.sums[:, :, i]))
+            name: Delays(observed[i], np.asarray(sums[:, :, i]), float(model.late[0]), float(model.uneven[0]))
             for i, (name, edge) in enumerate(self._edges.items())
             if edge.applied is not None and not edge.silent_slots and not edge.unread
         }
@@ -196,7 +208,7 @@ class EarlyAnswerEstimator:
         It counts from an edge's first report on.
         """
         if delays:
-            encoded = {edge: [slots, *_to_base64([sums.tobytes()])] for edge, (slots, sums) in delays.items()}
+            encoded = {e: [d.slots, *_to_base64([d.sums.tobytes()]), d.late, d.uneven] for e, d in delays.items()}
             self.apply(["inherit", encoded])
 
     def advance(self, now_ms: int, *, force: bool = False) -> None:
@@ -534,8 +546,8 @@ class EarlyAnswerEstimator:
             self._remap_sources([None if name in joining else i for i, name in enumerate(self._edges)])
             for i, name in enumerate(self._edges):
                 if name in joining and name in self._inherited:
-                    slots, sums = self._inherited.pop(name)
-                    self._groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots)
+                    slots, sums, *clumps = self._inherited.pop(name)
+                    self._groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots, *clumps)
         if self._groups.overflow_until is not None and target >= self._groups.overflow_until:
             self._stop_counting(target)
             self._groups.clear()

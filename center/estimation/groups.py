@@ -73,10 +73,16 @@ class Groups:
             group = self._add(key, slot, np.ones(sources, bool))
             group.counts = counts.get(key, group.counts)
 
-    def inherit(self, source: int, sums: NDArray[np.float32], slots: int) -> None:
-        """Sets the delays of a source of a query without groups (`ArrivalTriangle.inherit`)."""
-        triangle = self._groups[ALL].trigger.triangle
-        triangle.inherit(source, sums.reshape(triangle.sums[:, :, source].shape), slots)
+    def inherit(
+        self, source: int, sums: NDArray[np.float32], slots: int, late: float = 0.0, uneven: float = 0.0
+    ) -> None:
+        """Sets what another query knows of the delays of a source, for a query without groups.
+
+        Arguments are those of `ArrivalTriangle.inherit` and `StragglerModel.inherit`.
+        """
+        trigger = self._groups[ALL].trigger
+        trigger.triangle.inherit(source, sums.reshape(trigger.triangle.sums[:, :, source].shape), slots)
+        trigger.model.inherit(late, uneven)
 
     def undeclare(self) -> None:
         """From now on, any lag can occur."""

@@ -85,8 +85,8 @@ class EarlyAnswerLedger(TimeWindowLedger):
         known: dict[str, Delays] = {}
         for other in others:
             if other is not self and _counted(other._spec) == _counted(self._spec):
-                for edge, (slots, sums) in other._estimator.delays().items():
-                    known[edge] = max(known.get(edge, (0, sums)), (slots, sums), key=lambda found: found[0])
+                for edge, found in other._estimator.delays().items():
+                    known[edge] = max(known.get(edge, found), found, key=lambda delays: delays.slots)
         self._estimator.inherit(known)
         self._write_log()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from center.early_trigger.calibration import DEFAULT_FACTOR
 from center.early_trigger.source_remap import SourceRemap
 from center.early_trigger.stragglers import StragglerModel
 from center.early_trigger.triangle import ArrivalTriangle
@@ -72,6 +73,7 @@ def test_a_source_that_starts_anew_is_unknown_again_and_one_that_pauses_is_not()
     assert not is_known_after(trigger, KNOWN_AGE - 1, True, True)
     assert is_known_after(trigger, 5 * GRID.substream_slots, True, True)
     anew = SourceRemap(2, [0, None], new).apply(trigger)
+    assert anew.model.late == trigger.model.late and anew.model.late_from[1] == GRID.lags
     assert is_known_after(trigger, WINDOW, True, False)
     assert not is_known_after(anew, KNOWN_AGE - 1, True, True)
     assert is_known_after(anew, 1, True, True)
@@ -107,3 +109,31 @@ def test_backtests_begin_with_the_history_of_the_longest_lag_and_pause_without_e
     assert recorded_after(5 * WINDOW, 0) == 0, "nothing was expected and nothing came"
     assert recorded_after(GRID.lags - 1, 20) == 0, "the delays of the first events are not known yet"
     assert recorded_after(WINDOW, 20) > 0
+
+
+OUTAGE, AFFECTED = 25, 0.2
+"""Slots between two releases, and the part of the records that wait for each."""
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_first_intervals_contain_late_records_of_all_sources_that_are_released_together(together: bool) -> None:
+    rng, slots = np.random.default_rng(20_261_123), KNOWN_AGE + 3 * OUTAGE
+    count = rng.poisson(EVENTS_PER_SLOT, (slots, 2))
+    born, source = np.repeat(np.arange(slots), count.sum(axis=1)), np.repeat(np.tile([0, 1], slots), count.ravel())
+    lag = rng.exponential(MEAN_LAG / 2, len(born)).astype(int)
+    release = OUTAGE - born % OUTAGE if together else rng.integers(0, OUTAGE, len(born))
+    lag = np.where(rng.random(len(born)) < AFFECTED, np.maximum(lag, release), lag)
+    table, on_time = np.zeros((slots, 2, GRID.lags)), born + lag < slots
+    np.add.at(table, ((born + lag)[on_time], source[on_time], lag[on_time]), 1)
+
+    trigger, found = EarlyTrigger(2, GRID, WINDOW, AccuracyTarget(), "count"), []
+    for now, row in enumerate(table):
+        trigger.on_slot(row)
+        if now >= KNOWN_AGE:
+            stragglers = trigger.model.predict(10, WINDOW)
+            late = ((born > now - 10 - WINDOW) & (born <= now - 10) & (born + lag > now)).sum()
+            width = [DEFAULT_FACTOR * np.sqrt((x**2).sum()) for x in (stragglers.untested, stragglers.deviation)]
+            found.append(abs(late - stragglers.expected.sum()) <= width)
+    of_clumps, one_by_one = np.mean(found, axis=0)
+    assert of_clumps == 1
+    assert trigger.model.late[0] > 100 and (one_by_one < 0.8 if together else width[0] < 1.05 * width[1])

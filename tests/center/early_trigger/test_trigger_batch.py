@@ -132,7 +132,7 @@ def compare(sides: Sides, offset: int) -> None:
         alone, its_model = trigger.window_model(offset, sample.of(i))
         mine = stragglers.of(i)
         assert (mine.known, mine.drift, mine.alarm) == pytest.approx((alone.known, alone.drift, alone.alarm))
-        for name in ("arrived", "expected", "deviation", "rate"):
+        for name in ("arrived", "expected", "deviation", "untested", "rate"):
             np.testing.assert_allclose(getattr(mine, name), getattr(alone, name), rtol=1e-9)
         for name in ("estimate", "size", "straggler_width", "population", "spread"):
             np.testing.assert_allclose(getattr(model.of(i), name), getattr(its_model, name), rtol=1e-9)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from center.early_trigger import named_arrays
 from center.early_trigger.estimate import WindowSample
 from center.early_trigger.named_arrays import VERSION
 from center.early_trigger.trigger import STATE_KIND, AnswerNow, EarlyTrigger
@@ -86,6 +87,20 @@ def test_a_restored_trigger_continues_as_the_uninterrupted_one(data):
         again.step()
     assert again.decisions == whole.decisions
     assert again.trigger.to_state() == whole.trigger.to_state()
+
+
+def test_a_state_of_before_late_arrivals_were_learnt_from_is_continued():
+    world = World(EarlyTrigger(2, GRID, SLOTS, AccuracyTarget(), "count"), 1)
+    for _ in range(200):
+        world.step()
+    numbers, arrays = named_arrays.unpack(STATE_KIND, world.trigger.to_state())
+    for name in ("late", "uneven", "block", "last_block", "late_from"):
+        del arrays[f"model.{name}"]
+    world.trigger = EarlyTrigger.from_state(named_arrays.pack(STATE_KIND, numbers, arrays))
+    assert world.trigger.model.late.sum() == 0
+    for _ in range(2 * GRID.substream_slots):
+        world.step()
+    assert world.trigger.model.late.sum() > 0
 
 
 def test_the_state_does_not_grow_with_time():

@@ -153,7 +153,8 @@ def test_a_query_inherits_the_delays_of_one_that_counts_the_same_records(
     watched.ledger.handle(QueryDeleted(ref))
     ledger = loaded._queries[ref]
     assert isinstance(ledger, EarlyAnswerLedger)
-    inherited = {edge: slots for edge, (slots, _) in ledger.estimator._inherited.items()}
-    known = {edge: slots for edge, (slots, _) in watched.estimator().delays().items()}
-    assert inherited == (known if inherits else {}) and all(slots > 50 for slots in known.values())
+    inherited = {edge: (slots, *clumps) for edge, (slots, _, *clumps) in ledger.estimator._inherited.items()}
+    known = {edge: (d.slots, d.late, d.uneven) for edge, d in watched.estimator().delays().items()}
+    assert inherited == (known if inherits else {})
+    assert all(slots > 50 and late > 10 and uneven > 0 for slots, late, uneven in known.values())
     assert known.keys() == {"e0", "e1"}
