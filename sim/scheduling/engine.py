@@ -171,7 +171,7 @@ class _Node:
             taken = self._scheduler.offer(state, arrival.records, now_ms)
         else:
             taken = True
-            self._scheduler.watermark(state, arrival.watermark_ms, now_ms, arrival.number)
+            self._scheduler.watermark(state, arrival.watermark_ms, now_ms, arrival.number, arrival.at_ms)
         outcome.scheduler_s += clock() - began_s
         outcome.clock_calls += 1
         return taken
