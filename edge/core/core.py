@@ -48,6 +48,7 @@ from edge.core.events import (
 from edge.core.memory import HeldMemory
 from edge.core.query import NO_DRAIN_WINDOW, QueryPipeline
 from edge.core.selection import PullResult, RecordedPull
+from edge.core.shared_batch import Records, Sharing
 from edge.core.slices import LinkEstimate
 from edge.core.streams import StreamSpec, StreamState
 from edgewater.errors import InvalidQuery, StorageError
@@ -245,15 +246,15 @@ class EdgeCore:
         effects: list[Effect] = []
         queries = self.queries_of(event.stream)
         queued = self._queued(event, stream, queries)
+        sharing = Sharing.among((pipeline.reading for pipeline in queries), event.batch)
+        records = Records.numbered(event.batch, stream.records, sharing)
         if self.cost_meter is not None:
             self.cost_meter.begin()
         for pipeline in queries:
             if (event.queued or pipeline.queue) and event.batch.num_rows:
                 pipeline.queue.append(queued)
             else:
-                effects += self._ingest(
-                    pipeline, event.batch, stream, stream.records, event.arrival_ms, stream.watermark_ms
-                )
+                effects += self._ingest(pipeline, records, stream, event.arrival_ms, stream.watermark_ms)
         stream.advance(event.source, event.batch, event.arrival_ms)
         return effects
 
@@ -274,15 +275,15 @@ class EdgeCore:
         joins = pipeline.decides_alike if pipeline.monitor is None else None
         for part in pipeline.queue.take(event.through, joins):
             self._batch_number += 1
-            effects += self._ingest(pipeline, part.batch, stream, part.first, part.arrival_ms, part.watermark_ms)
+            records = Records.numbered(part.batch, part.first)
+            effects += self._ingest(pipeline, records, stream, part.arrival_ms, part.watermark_ms)
         return effects
 
     def _ingest(
         self,
         pipeline: QueryPipeline,
-        batch: pa.RecordBatch,
+        records: Records,
         stream: StreamState,
-        first: int,
         arrival_ms: int,
         watermark_ms: int,
     ) -> list[Effect]:
@@ -290,11 +291,11 @@ class EdgeCore:
         event_ms = clock.to_event_ms(arrival_ms) if clock is not None else MIN_TIME_MS
         if pipeline.backfill is not None:
             watermark_ms = min(watermark_ms, pipeline.backfill.watermark_ms)
-        dropped = pipeline.ingest(batch, watermark_ms, self._batch_number, first, event_ms)
+        dropped = pipeline.ingest(records, watermark_ms, self._batch_number, event_ms)
         pipeline.unreported_drops.begin(arrival_ms)
         failed = pipeline.bound.failures.take()
         if self.cost_meter is not None:
-            self.cost_meter.end(pipeline.ref, batch.num_rows)
+            self.cost_meter.end(pipeline.ref, len(records))
         return [
             *(Dropped(pipeline.ref, reason, count) for reason, count in dropped.items()),
             *(FunctionFailed(pipeline.ref, f.function, f.reason, f.detail, f.calls) for f in failed),
@@ -317,7 +318,8 @@ class EdgeCore:
         stream = self.streams[pipeline.spec.stream]
         if self.cost_meter is not None:
             self.cost_meter.begin()
-        effects = self._ingest(pipeline, batch, stream, first, event.arrival_ms, self._watermark_ms(pipeline))
+        records = Records.numbered(batch, first)
+        effects = self._ingest(pipeline, records, stream, event.arrival_ms, self._watermark_ms(pipeline))
         pipeline.backfill.read(event.source, times)
         return effects
 
