@@ -48,7 +48,7 @@ from edge.core.events import (
 from edge.core.memory import HeldMemory
 from edge.core.query import NO_DRAIN_WINDOW, QueryPipeline
 from edge.core.selection import PullResult, RecordedPull
-from edge.core.shared_batch import Records, Sharing
+from edge.core.shared_batch import QueuedRecords, Records, Sharing
 from edge.core.slices import LinkEstimate
 from edge.core.streams import StreamSpec, StreamState
 from edgewater.errors import InvalidQuery, StorageError
@@ -68,6 +68,8 @@ EMPTY_PULL_WAIT_FRACTION = 0.02
 EMPTY_PULL_WAIT_MIN_MS = 20
 REPORT_DROPS_MS = 1_000
 """Wall time after which records that came too late are reported, if no other frame has taken the report with it."""
+MOST_SHARED = 2
+"""What queries share of queued batches takes at most so many times the size of the queues."""
 MIN_DRAIN_MS = 20
 """Pending values that can be sent in less time are sent when their slice closes: earlier, many would be sent twice."""
 _KIND = "edge-core"
@@ -118,6 +120,7 @@ class EdgeCore:
         self.next_seq = 1
         self.unacked: deque[Frame] = deque()
         self.cost_meter: CostMeter | None = None
+        self._queued_records = QueuedRecords()
         self._batch_number = 0
         self._max_state_bytes: int | None = None
         self._columns: dict[str, dict[str, str]] = {}
@@ -273,10 +276,15 @@ class EdgeCore:
         if self.cost_meter is not None:
             self.cost_meter.begin()
         joins = pipeline.decides_alike if pipeline.monitor is None else None
-        for part in pipeline.queue.take(event.through, joins):
+        name = pipeline.spec.stream
+        most_bytes = MOST_SHARED * shared_bytes(each.queue for each in self.queries_of(name))
+        queries = [(each.queue, each.reading) for each in self.queries_of(name)]
+        for parts in pipeline.queue.take(event.through, joins):
             self._batch_number += 1
-            records = Records.numbered(part.batch, part.first)
-            effects += self._ingest(pipeline, records, stream, part.arrival_ms, part.watermark_ms)
+            records = self._queued_records.of(name, parts, queries, most_bytes)
+            effects += self._ingest(pipeline, records, stream, parts[0].arrival_ms, parts[0].watermark_ms)
+        if not any(each.queue for each in self.queries.values()):
+            self._queued_records.clear()
         return effects
 
     def _ingest(
@@ -595,10 +603,12 @@ class EdgeCore:
 
     @property
     def queued_bytes(self) -> int:
-        """Memory of the batches that queries have not processed; those that several queries wait for count once."""
+        """Memory of the batches that queries have not processed, and of what these share of them; a batch that several
+        queries wait for counts once."""
         if not any(p.queue for p in self.queries.values()):
             return 0
-        return sum(shared_bytes(p.queue for p in self.queries_of(name)) for name in self.streams)
+        batches = sum(shared_bytes(p.queue for p in self.queries_of(name)) for name in self.streams)
+        return batches + self._queued_records.nbytes
 
     def watermark_ms(self, stream: str) -> int:
         """Returns the event time before which no query of the stream expects more records."""

@@ -7,18 +7,21 @@ queries (`docs/decisions/0046-what-queries-share.md`). What a query gets is the 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
+from edge.core.batch_queue import BatchQueue, QueuedBatch, joined
 from edgewater.query import BoundQuery
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import BoolArray, EncodedKeys, IntArray
-from edgewater.syntax import called_names, parse_sql
+from edgewater.syntax import called_names, column_names, parse_sql
 from edgewater.windows import SlicedWindow
 
 MOST_KEPT = 4
@@ -33,11 +36,13 @@ class Reading:
         condition: equal for queries whose conditions keep the same records; None: all records.
         slicing: equal for queries whose slices have the same borders.
         group_by: its key columns.
+        columns: all columns that it reads of the records that fulfil its condition.
     """
 
     condition: Hashable
     slicing: Hashable
     group_by: tuple[str, ...]
+    columns: tuple[str, ...]
 
     @classmethod
     def of(cls, bound: BoundQuery, query: Hashable) -> Reading:
@@ -45,31 +50,40 @@ class Reading:
         spec = bound.spec
         calls = spec.where is not None and called_names(parse_sql(spec.where, "where"))
         slicing = spec.window.slice_ms, spec.window.origin_ms % spec.window.slice_ms
-        return cls((spec.where, query) if calls else spec.where, slicing, spec.group_by)
+        arguments = [column_names(parse_sql(m.argument, "")) for m in spec.measures if m.argument is not None]
+        columns = dict.fromkeys([TIME_COLUMN, *spec.group_by, *chain.from_iterable(arguments)])
+        return cls((spec.where, query) if calls else spec.where, slicing, spec.group_by, tuple(columns))
 
 
 @dataclass(slots=True)
 class Sharing:
-    """Which results are kept, as several queries need them, and the bytes that are left for it."""
+    """Which results are kept, as several queries need them, and the bytes that they may take and take."""
 
     readers: Counter[Hashable] = field(default_factory=Counter)
-    left_bytes: int = 0
+    columns: dict[Hashable, dict[str, None]] = field(default_factory=dict)
+    most_bytes: int = 0
+    kept_bytes: int = 0
 
     @classmethod
     def among(cls, readings: Iterable[Reading], batch: pa.RecordBatch) -> Sharing:
         """Returns what these queries share of a batch."""
-        readers = Counter[Hashable]()
+        readers, columns = Counter[Hashable](), dict[Hashable, dict[str, None]]()
         for reading in readings:
+            columns.setdefault(reading.condition, {}).update(dict.fromkeys(reading.columns))
             readers[reading.condition] += 1
             readers[reading.condition, reading.slicing] += 1
             readers[reading.condition, reading.group_by] += 1
-        return cls(readers, MOST_KEPT * int(batch.nbytes))
+        return cls(readers, columns, MOST_KEPT * int(batch.nbytes))
+
+    def columns_of(self, reading: Reading) -> list[str]:
+        """Returns the columns that queries with its condition read; copying others would be in vain."""
+        return list(self.columns.get(reading.condition, reading.columns))
 
     def keeps(self, result: Hashable, nbytes: int) -> bool:
         """Returns whether a result is kept, and counts its size then."""
-        if self.readers[result] < 2 or nbytes > self.left_bytes:
+        if self.readers[result] < 2 or self.kept_bytes + nbytes > self.most_bytes:
             return False
-        self.left_bytes -= nbytes
+        self.kept_bytes += nbytes
         return True
 
 
@@ -126,17 +140,21 @@ class Records:
             return self
         found = self._matching.get(reading.condition)
         if found is None:
-            found = self._filtered(bound.where.array(self.batch), self._sharing, reading.condition)
+            columns = self.batch.select(self._sharing.columns_of(reading))
+            found = self._filtered(columns, bound.where.array(self.batch), self._sharing, reading.condition)
             if self._sharing.keeps(reading.condition, int(found.batch.nbytes)):
                 self._matching[reading.condition] = found
         return found
 
     def filtered(self, kept: BoolArray) -> Records:
         """Returns the `kept` records; nothing of them is shared."""
-        return self._filtered(pa.array(kept), None, None)
+        return self._filtered(self.batch, pa.array(kept), None, None)
 
-    def _filtered(self, mask: pa.BooleanArray, sharing: Sharing | None, condition: Hashable) -> Records:
-        return Records(self.batch.filter(mask), lambda: pa.array(self.ids).filter(mask).to_numpy(), sharing, condition)
+    def _filtered(
+        self, columns: pa.RecordBatch, mask: pa.BooleanArray, sharing: Sharing | None, condition: Hashable
+    ) -> Records:
+        ids: Callable[[], IntArray] = lambda: pa.array(self.ids).filter(mask).to_numpy()  # noqa: E731
+        return Records(columns.filter(mask), ids, sharing, condition)
 
     def by_slice(self, window: SlicedWindow, reading: Reading) -> list[tuple[int, Records]]:
         """Returns the records by slice: the start of each slice, ascending, and its records, at least one."""
@@ -147,13 +165,16 @@ class Records:
         found = self._slices.get(reading.slicing)
         if found is None:
             starts = window.slice_starts(self.times)
-            found = [(start, self._taken(np.flatnonzero(starts == start))) for start in np.unique(starts).tolist()]
-            if self._sharing.keeps((self._condition, reading.slicing), int(self.batch.nbytes)):
+            columns = self.batch.select(self._sharing.columns_of(reading))
+            rows = [(start, np.flatnonzero(starts == start)) for start in np.unique(starts).tolist()]
+            found = [(start, self._taken(columns, at)) for start, at in rows]
+            size = sum(int(records.batch.nbytes) for _, records in found)
+            if self._sharing.keeps((self._condition, reading.slicing), size):
                 self._slices[reading.slicing] = found
         return found
 
-    def _taken(self, rows: IntArray) -> Records:
-        return Records(self.batch.take(pa.array(rows)), lambda: self.ids[rows], self._sharing, self._condition)
+    def _taken(self, columns: pa.RecordBatch, rows: IntArray) -> Records:
+        return Records(columns.take(pa.array(rows)), lambda: self.ids[rows], self._sharing, self._condition)
 
     def keys(self, group_by: tuple[str, ...]) -> EncodedKeys:
         """Returns the keys of the records."""
@@ -163,3 +184,41 @@ class Records:
             if self._sharing.keeps((self._condition, group_by), found.nbytes):
                 self._keys[group_by] = found
         return found
+
+
+class QueuedRecords:
+    """The records of queued batches: queries process them one after the other and share what they compute."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int, int], tuple[Records, Sharing, int]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Size of what is kept, without the batches as they were queued."""
+        return sum(copied + sharing.kept_bytes for _, sharing, copied in self._held.values())
+
+    def of(
+        self, stream: str, parts: Sequence[QueuedBatch], queries: Sequence[tuple[BatchQueue, Reading]], most_bytes: int
+    ) -> Records:
+        """Returns the records of adjacent parts of a stream as one batch.
+
+        Args:
+            queries: the queues of the stream's queries, and what these read.
+            most_bytes: what more would take is not kept. Queries go through the same batches in turn, so to forget the
+                oldest for the newest would leave each query with what it does not need next.
+        """
+        key = stream, parts[0].first, parts[-1].end
+        if (held := self._held.get(key)) is not None:
+            return held[0]
+        needed = min((queue.next for queue, _ in queries if queue), default=math.inf)
+        self._held = {key: held for key, held in self._held.items() if key[0] != stream or key[2] > needed}
+        batch = joined(parts)
+        if self.nbytes >= most_bytes or needed >= key[2]:
+            return Records.numbered(batch, key[1])
+        sharing = Sharing.among((reading for _, reading in queries), batch)
+        records = Records.numbered(batch, parts[0].first, sharing)
+        self._held[key] = records, sharing, int(batch.nbytes) if len(parts) > 1 else 0
+        return records
+
+    def clear(self) -> None:
+        self._held.clear()
