@@ -104,6 +104,11 @@ def _admission(rows: Sequence[Row]) -> list[str]:
     return _crossed(rows, case, figures, "load: s, mean / p90 / p99")
 
 
+def _core(rows: Sequence[Row]) -> list[str]:
+    lines = ["| queries | records a batch | CPU, µs per record |", "|---|---|---|"]
+    return lines + [f"| {r['queries']}, {r['workload']} | {r['batch']:,} | {r['us']:.2f} |" for r in rows]
+
+
 _TABLES = {
     "load": _load,
     "nodes": _nodes,
@@ -113,5 +118,6 @@ _TABLES = {
     "overhead": _overhead,
     "admission": _admission,
     "center": _admission,
+    "core": _core,
     "edge": _edge,
 }

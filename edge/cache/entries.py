@@ -19,6 +19,7 @@ from edgewater.synopses import (
     BoolArray,
     BoundedError,
     CountStack,
+    EncodedKeys,
     ExtremumStack,
     FloatArray,
     GroupedAggregate,
@@ -220,7 +221,7 @@ class SliceEntries:
 
     def update(
         self,
-        keys: Sequence[pa.Array],
+        keys: Sequence[pa.Array] | EncodedKeys,
         values: Mapping[str, pa.Array | None],
         rows: int,
         times: IntArray,
@@ -232,27 +233,30 @@ class SliceEntries:
         """Adds records.
 
         Args:
-            keys: an Arrow array per key column.
+            keys: an Arrow array per key column, or all of them encoded.
             values: an Arrow array per measure; None: the measure has no argument.
             rows: number of records.
             times: int64 ms, event times.
             batch_number: number of the batch, ascending.
             ids: int64, numbers of the records in their stream, for samples.
             elapsed: the elapsed fraction of the slice, 0 to 1.
-            parts: int64, the part of the slice per record (`parts_of`); None: unknown.
+            parts: int64, the part of the slice per record (`parts_of`), or one part that all are in; None: unknown.
         """
         self.newest_batch = max(self.newest_batch, batch_number)
         known = len(self)
-        codes = self.pending.update(keys, values, rows, times=times, ids=ids)
-        self._changed(codes)
+        encoded = keys if isinstance(keys, EncodedKeys) else EncodedKeys.of(keys, rows)
+        # What is counted per group needs one access per distinct key, not per record.
+        changed, counts = self.pending.look_up(encoded), encoded.counts
+        codes = changed[encoded.inverse]
+        self.pending.update_groups(codes, values, times=times, ids=ids)
+        self._changed(changed)
         groups = len(self)
         self._grow()
-        counts = np.bincount(codes, minlength=groups)
-        self._column("arrivals")[:] += counts.astype(np.int32)
-        self._column("unsent")[:] += counts.astype(np.int32)
+        self._column("arrivals")[changed] += counts.astype(np.int32)
+        self._column("unsent")[changed] += counts.astype(np.int32)
         if parts is not None and len(parts):
-            self._count_parts(codes, counts, parts)
-        self._column("last_batch")[codes] = batch_number
+            self._count_parts(encoded.inverse, changed, counts, parts)
+        self._column("last_batch")[changed] = batch_number
         self._column("first")[known:] = elapsed
         for name in self._bounded:
             kept = self._arrays.get(f"squares:{name}")
@@ -263,13 +267,13 @@ class SliceEntries:
                 squares = kept[:groups] + np.bincount(codes, numbers * numbers, groups)
                 kept[:groups] = np.minimum(squares, MAX_SIZE**2).astype(np.float32)
 
-    def _count_parts(self, codes: IntArray, counts: IntArray, parts: IntArray) -> None:
+    def _count_parts(self, inverse: IntArray, changed: IntArray, counts: IntArray, parts: IntArray) -> None:
         first, last = int(parts.min()), int(parts.max())
         by_part = self._column("parts")
         for part in range(first, last + 1):
             # Nearly every batch lies in one part.
-            here = counts if first == last else np.bincount(codes[parts == part], minlength=len(counts))
-            by_part[:, part] = np.minimum(by_part[:, part] + here, np.iinfo(by_part.dtype).max)
+            here = counts if first == last else np.bincount(inverse[parts == part], minlength=len(counts))
+            by_part[changed, part] = np.minimum(by_part[changed, part] + here, np.iinfo(by_part.dtype).max)
 
     def add_groups(self, keys: Sequence[pa.Array], rows: int, batch_number: int, elapsed: float) -> None:
         """Adds the groups of records that may all be sampled out; each group then has a value to send."""

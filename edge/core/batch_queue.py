@@ -64,6 +64,11 @@ class BatchQueue:
         return self.batches[0]
 
     @property
+    def next(self) -> int:
+        """Number of the first record that the query has not processed; the queue must not be empty."""
+        return max(self.batches[0].first, self.done)
+
+    @property
     def nbytes(self) -> int:
         """Size of its batches, which other queues share."""
         return self.batches[-1].end_bytes - self.batches[0].start_bytes if self.batches else 0
@@ -75,8 +80,8 @@ class BatchQueue:
     def append(self, batch: QueuedBatch) -> None:
         self.batches.append(batch)
 
-    def take(self, through: int, joins: Callable[[int, int], bool] | None = None) -> Iterator[QueuedBatch]:
-        """Removes the records before number `through`; yields them by batch, or joined.
+    def take(self, through: int, joins: Callable[[int, int], bool] | None = None) -> Iterator[list[QueuedBatch]]:
+        """Removes the records before number `through`; yields the parts that are processed as one (`joined`).
 
         Args:
             joins: whether batches may be processed as one that were ingested at these two watermarks: each batch costs
@@ -101,16 +106,15 @@ class BatchQueue:
             ):
                 parts.append(part)
             else:
-                yield _joined(parts)
+                yield parts
                 parts = [part]
         if parts:
-            yield _joined(parts)
+            yield parts
 
 
-def _joined(parts: Sequence[QueuedBatch]) -> QueuedBatch:
-    if len(parts) == 1:
-        return parts[0]
-    return replace(parts[0], batch=pa.concat_batches([part.batch for part in parts]))
+def joined(parts: Sequence[QueuedBatch]) -> pa.RecordBatch:
+    """Returns adjacent parts as one batch; a copy if there are several."""
+    return parts[0].batch if len(parts) == 1 else pa.concat_batches([part.batch for part in parts])
 
 
 def queues_to_state(queues: Mapping[str, BatchQueue]) -> tuple[list[Any], dict[str, bytes]]:

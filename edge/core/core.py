@@ -48,6 +48,7 @@ from edge.core.events import (
 from edge.core.memory import HeldMemory
 from edge.core.query import NO_DRAIN_WINDOW, QueryPipeline
 from edge.core.selection import PullResult, RecordedPull
+from edge.core.shared_batch import QueuedRecords, Records, Sharing
 from edge.core.slices import LinkEstimate
 from edge.core.streams import StreamSpec, StreamState
 from edgewater.errors import InvalidQuery, StorageError
@@ -67,6 +68,8 @@ EMPTY_PULL_WAIT_FRACTION = 0.02
 EMPTY_PULL_WAIT_MIN_MS = 20
 REPORT_DROPS_MS = 1_000
 """Wall time after which records that came too late are reported, if no other frame has taken the report with it."""
+MOST_SHARED = 2
+"""What queries share of queued batches takes at most so many times the size of the queues."""
 MIN_DRAIN_MS = 20
 """Pending values that can be sent in less time are sent when their slice closes: earlier, many would be sent twice."""
 _KIND = "edge-core"
@@ -117,6 +120,7 @@ class EdgeCore:
         self.next_seq = 1
         self.unacked: deque[Frame] = deque()
         self.cost_meter: CostMeter | None = None
+        self._queued_records = QueuedRecords()
         self._batch_number = 0
         self._max_state_bytes: int | None = None
         self._columns: dict[str, dict[str, str]] = {}
@@ -245,15 +249,15 @@ class EdgeCore:
         effects: list[Effect] = []
         queries = self.queries_of(event.stream)
         queued = self._queued(event, stream, queries)
+        sharing = Sharing.among((pipeline.reading for pipeline in queries), event.batch)
+        records = Records.numbered(event.batch, stream.records, sharing)
         if self.cost_meter is not None:
             self.cost_meter.begin()
         for pipeline in queries:
             if (event.queued or pipeline.queue) and event.batch.num_rows:
                 pipeline.queue.append(queued)
             else:
-                effects += self._ingest(
-                    pipeline, event.batch, stream, stream.records, event.arrival_ms, stream.watermark_ms
-                )
+                effects += self._ingest(pipeline, records, stream, event.arrival_ms, stream.watermark_ms)
         stream.advance(event.source, event.batch, event.arrival_ms)
         return effects
 
@@ -272,17 +276,22 @@ class EdgeCore:
         if self.cost_meter is not None:
             self.cost_meter.begin()
         joins = pipeline.decides_alike if pipeline.monitor is None else None
-        for part in pipeline.queue.take(event.through, joins):
+        name = pipeline.spec.stream
+        most_bytes = MOST_SHARED * shared_bytes(each.queue for each in self.queries_of(name))
+        queries = [(each.queue, each.reading) for each in self.queries_of(name)]
+        for parts in pipeline.queue.take(event.through, joins):
             self._batch_number += 1
-            effects += self._ingest(pipeline, part.batch, stream, part.first, part.arrival_ms, part.watermark_ms)
+            records = self._queued_records.of(name, parts, queries, most_bytes)
+            effects += self._ingest(pipeline, records, stream, parts[0].arrival_ms, parts[0].watermark_ms)
+        if not any(each.queue for each in self.queries.values()):
+            self._queued_records.clear()
         return effects
 
     def _ingest(
         self,
         pipeline: QueryPipeline,
-        batch: pa.RecordBatch,
+        records: Records,
         stream: StreamState,
-        first: int,
         arrival_ms: int,
         watermark_ms: int,
     ) -> list[Effect]:
@@ -290,11 +299,11 @@ class EdgeCore:
         event_ms = clock.to_event_ms(arrival_ms) if clock is not None else MIN_TIME_MS
         if pipeline.backfill is not None:
             watermark_ms = min(watermark_ms, pipeline.backfill.watermark_ms)
-        dropped = pipeline.ingest(batch, watermark_ms, self._batch_number, first, event_ms)
+        dropped = pipeline.ingest(records, watermark_ms, self._batch_number, event_ms)
         pipeline.unreported_drops.begin(arrival_ms)
         failed = pipeline.bound.failures.take()
         if self.cost_meter is not None:
-            self.cost_meter.end(pipeline.ref, batch.num_rows)
+            self.cost_meter.end(pipeline.ref, len(records))
         return [
             *(Dropped(pipeline.ref, reason, count) for reason, count in dropped.items()),
             *(FunctionFailed(pipeline.ref, f.function, f.reason, f.detail, f.calls) for f in failed),
@@ -317,7 +326,8 @@ class EdgeCore:
         stream = self.streams[pipeline.spec.stream]
         if self.cost_meter is not None:
             self.cost_meter.begin()
-        effects = self._ingest(pipeline, batch, stream, first, event.arrival_ms, self._watermark_ms(pipeline))
+        records = Records.numbered(batch, first)
+        effects = self._ingest(pipeline, records, stream, event.arrival_ms, self._watermark_ms(pipeline))
         pipeline.backfill.read(event.source, times)
         return effects
 
@@ -593,10 +603,12 @@ class EdgeCore:
 
     @property
     def queued_bytes(self) -> int:
-        """Memory of the batches that queries have not processed; those that several queries wait for count once."""
+        """Memory of the batches that queries have not processed, and of what these share of them; a batch that several
+        queries wait for counts once."""
         if not any(p.queue for p in self.queries.values()):
             return 0
-        return sum(shared_bytes(p.queue for p in self.queries_of(name)) for name in self.streams)
+        batches = sum(shared_bytes(p.queue for p in self.queries_of(name)) for name in self.streams)
+        return batches + self._queued_records.nbytes
 
     def watermark_ms(self, stream: str) -> int:
         """Returns the event time before which no query of the stream expects more records."""

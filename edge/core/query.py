@@ -46,6 +46,7 @@ from edge.core.selection import (
     remaining_slots,
     select_groups,
 )
+from edge.core.shared_batch import Reading, Records
 from edge.core.slices import UNKNOWN_LINK, LinkEstimate, Progress, Slice
 from edge.core.streams import MAX_LOSSES, StreamState, add_loss
 from edgewater.accuracy import report_schedule
@@ -54,7 +55,7 @@ from edgewater.errors import InvalidQuery, StorageError
 from edgewater.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.partial_check import group_bytes, max_groups
 from edgewater.query import BoundQuery, QuerySpec, StalenessBudget
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, type_name
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, type_name
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, count_distinct, is_sampled
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SessionWindow
@@ -85,6 +86,7 @@ class QueryPipeline:
         source: number of this edge; with a record's number in its stream it identifies the record.
         drift: per measure, the sum of `estimate_drift` since this process began.
         accuracy_measure: the measure of the query's accuracy, if it has one.
+        reading: what it computes of a batch, of which it shares what others compute too.
         max_groups: groups that a partial may have.
         max_state_bytes: as in `SourcesOpened`.
         history: the history of groups over closed slices.
@@ -107,6 +109,7 @@ class QueryPipeline:
     progress: Progress = field(default_factory=Progress)
     source: int = 0
     drift: dict[str, float] = field(default_factory=dict)
+    reading: Reading = field(init=False)
     late_record_policy: LateRecordPolicy = field(init=False)
     accuracy_measure: AccuracyMeasure | None = field(init=False)
     max_groups: int = field(init=False)
@@ -126,6 +129,7 @@ class QueryPipeline:
     def __post_init__(self) -> None:
         if self.bounded_measures and not self.history.measures:
             self.history = GroupHistory(self.bounded_measures)
+        self.reading = Reading.of(self.bound, self.ref)
         self.late_record_policy = late_record_policy_of(self.bound.spec)
         clock = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
         if clock is not None and self.monitor is None:
@@ -160,55 +164,44 @@ class QueryPipeline:
         return tuple(m.name for m in self.spec.measures) if may_withhold else ()
 
     def ingest(
-        self, batch: pa.RecordBatch, watermark_ms: int, batch_number: int, first: int = 0, arrival_ms: int = MIN_TIME_MS
+        self, batch: Records, watermark_ms: int, batch_number: int, arrival_ms: int = MIN_TIME_MS
     ) -> dict[str, int]:
         """Updates the slices with a batch; returns the numbers of records that were not counted, by reason.
 
         Args:
             batch_number: ascending over the batches of all streams.
-            first: number in the stream of the batch's first record.
             arrival_ms: event time by the stream's clock at which the batch arrived.
         """
-        ids = np.arange(first, first + batch.num_rows)
-        if self.bound.where is not None:
-            mask = self.bound.where.array(batch)
-            batch, ids = batch.filter(mask), pa.array(ids).filter(mask).to_numpy()
-        if batch.num_rows == 0:
+        matching = batch.matching(self.bound, self.reading)
+        if not len(matching):
             return {}
         dropped: dict[str, int] = {}
-        times = batch.column(TIME_COLUMN).to_numpy()
-        starts = self.spec.window.slice_starts(times)
-        # Nearly every batch lies in one slice, which is cheaper to detect than by sorting.
-        distinct = starts[:1] if (starts == starts[0]).all() else np.unique(starts)
-        for start in distinct.tolist():
-            rows = None if len(distinct) == 1 else np.flatnonzero(starts == start)
-            records = batch if rows is None else batch.take(pa.array(rows))
+        for start, records in matching.by_slice(self.spec.window, self.reading):
             reason = self._drop_reason(start, watermark_ms) or self._too_large(start, records)
             if reason:
-                dropped[reason] = dropped.get(reason, 0) + records.num_rows
-                self.unreported_drops.add(start, reason, records.num_rows)
+                dropped[reason] = dropped.get(reason, 0) + len(records)
+                self.unreported_drops.add(start, reason, len(records))
                 if reason == LossReason.QUERY_MEMORY:
                     self._state_full(start)
                 continue
-            when, numbers = (times, ids) if rows is None else (times[rows], ids[rows])
-            keys = [records.column(name) for name in self.spec.group_by]
-            arguments, kept = MeasureArguments(self.bound, records), None
+            arguments, kept = MeasureArguments(self.bound, records.batch), None
             if self.monitor is not None and self.accuracy_measure is not None:
-                kept = self.monitor.sample(numbers)
+                kept = self.monitor.sample(records.ids)
                 corrected_ms = arrival_ms - self.monitor.sampling.clock_offset_ms
                 observed = self.accuracy_measure.observed(arguments, kept)
+                keys = [records.batch.column(name) for name in self.spec.group_by]
                 self.monitor.observe(
-                    when, corrected_ms, observed.values, kept, keys, observed.population, observed.bounds
+                    records.times, corrected_ms, observed.values, kept, keys, observed.population, observed.bounds
                 )
                 arguments = observed.processed
             elif self.sampling_rate < 1.0 and self._end(start) > watermark_ms:
                 # Late records are not sampled: they would lower the rate of the sample that has been sent already.
-                kept = is_sampled(self.source, numbers, self.sampling_rate)
+                kept = is_sampled(self.source, records.ids, self.sampling_rate)
                 arguments = arguments.filter(kept)
             if kept is not None:
-                sampled_out = records.num_rows - int(kept.sum())
+                sampled_out = len(records) - int(kept.sum())
                 dropped["sampled-out"] = dropped.get("sampled-out", 0) + sampled_out
-            self._update(start, keys, arguments, when, numbers, watermark_ms, batch_number, kept)
+            self._update(start, records, arguments, watermark_ms, batch_number, kept)
             if kept is not None and self.monitor is not None:
                 self.slices[start].unreported_until_ms = self.monitor.last_arrival_ms
         return dropped
@@ -272,20 +265,21 @@ class QueryPipeline:
         is_full = self.full.refuses(start, is_open=self._end(start) > watermark_ms)
         return LossReason.QUERY_MEMORY if is_full else ""
 
-    def _too_large(self, start: int, records: pa.RecordBatch) -> str:
+    def _too_large(self, start: int, records: Records) -> str:
         """Returns the reason not to count these records, if their new groups would take too much memory.
 
         A state of fixed size is up to 3 MiB a measure, so a batch of a few hundred groups may take more than there is.
         """
         size, limit = self._state_bytes + GROUP_BYTES, self.max_state_bytes
-        if limit is None or records.num_rows * size <= limit // 8 or not self.spec.group_by:
+        if limit is None or len(records) * size <= limit // 8 or not self.spec.group_by:
             return ""
-        keys = [records.column(name) for name in self.spec.group_by]
+        keys = records.keys(self.spec.group_by).distinct
+        groups = len(keys[0])
         if start in self.slices:
             known = self.slices[start].entries.pending.rows()
-            keys = [pa.concat_arrays([*pair]) for pair in zip(known, keys, strict=True)]
+            groups = count_distinct([pa.concat_arrays([*pair]) for pair in zip(known, keys, strict=True)])
         others = sum(len(slice_.entries) for other, slice_ in self.slices.items() if other != start)
-        return LossReason.QUERY_MEMORY if (others + count_distinct(keys)) * size > limit else ""
+        return LossReason.QUERY_MEMORY if (others + groups) * size > limit else ""
 
     def held_memory(self, watermark_ms: int) -> HeldMemory:
         """Returns the memory that slices hold, and whether it grows and is limited."""
@@ -363,18 +357,16 @@ class QueryPipeline:
     def _update(
         self,
         start: int,
-        keys: list[pa.Array],
+        records: Records,
         arguments: MeasureArguments,
-        times: IntArray,
-        ids: IntArray,
         watermark_ms: int,
         batch_number: int,
         kept: BoolArray | None,
     ) -> None:
-        """Counts the records, and updates the entries with the `kept` ones (None: all).
+        """Counts the records of a slice, and updates its entries with the `kept` ones (None: all).
 
         Args:
-            arguments: of the kept records; all other arguments are of all records.
+            arguments: of the kept records.
         """
         slice_ = self.slices.get(start)
         if slice_ is None:
@@ -382,10 +374,11 @@ class QueryPipeline:
                 SliceEntries.for_query(self.bound, self.source, self.bounded_measures),
                 *(self.finished.get(start) or ()),
             )
-        slice_.observed += len(times)
-        slice_.first_ms, slice_.last_ms = min(slice_.first_ms, int(times.min())), max(slice_.last_ms, int(times.max()))
+        rows, (first_ms, last_ms) = len(records), records.extent
+        slice_.observed += rows
+        slice_.first_ms, slice_.last_ms = min(slice_.first_ms, first_ms), max(slice_.last_ms, last_ms)
         if self._end(start) <= watermark_ms:
-            slice_.late += len(times)
+            slice_.late += rows
         slice_.close_reported = False
         if self.ships_rows and kept is not None:
             slice_.sampling_rate = min(slice_.sampling_rate, self.sampling_rate)
@@ -393,15 +386,29 @@ class QueryPipeline:
             slice_.entries.set_sampling_rate(slice_.sampling_rate)
         if self.ships_rows and kept is not None:
             # The center must also know the groups of which no row was sampled.
-            slice_.entries.add_groups(keys, len(times), batch_number, self._elapsed(start, int(times.max())))
+            keys = [records.batch.column(name) for name in self.spec.group_by]
+            slice_.entries.add_groups(keys, rows, batch_number, self._elapsed(start, last_ms))
         if kept is not None:
-            times, ids = times[kept], ids[kept]
-            if not len(times):
+            records = records.filtered(kept)
+            if not len(records):
                 return
-            keys = [arguments.records.column(name) for name in self.spec.group_by]
-        elapsed = self._elapsed(start, int(times.max()))
-        parts = parts_of(times, start, self.spec.window.slice_ms)
-        slice_.entries.update(keys, arguments.by_measure(), len(times), times, batch_number, ids, elapsed, parts)
+            first_ms, last_ms = records.extent
+        slice_.entries.update(
+            records.keys(self.spec.group_by),
+            arguments.by_measure(),
+            len(records),
+            records.times,
+            batch_number,
+            records.ids if slice_.entries.pending.samples else None,
+            self._elapsed(start, last_ms),
+            self._parts(start, records),
+        )
+
+    def _parts(self, start: int, records: Records) -> IntArray:
+        """Returns the parts of the slice that the records are in; one, if it is the same for all."""
+        slice_ms = self.spec.window.slice_ms
+        bounds = parts_of(np.array(records.extent), start, slice_ms)
+        return bounds[:1] if bounds[0] == bounds[1] else parts_of(records.times, start, slice_ms)
 
     def _end(self, start: int) -> int:
         return start + self.spec.window.slice_ms

@@ -176,20 +176,31 @@ class Scheduler:
             return sorted(held_since_ms, key=lambda query: policy.room_key(query, now_ms))
         return sorted(held_since_ms, key=held_since_ms.__getitem__)
 
-    def watermark(self, query: QueryState, watermark_ms: float, now_ms: float, number: int = 0) -> bool:
+    def watermark(
+        self,
+        query: QueryState,
+        watermark_ms: float,
+        now_ms: float,
+        number: int = 0,
+        arrived_ms: float = math.inf,
+    ) -> bool:
         """Advances the watermark of an input. Whether it sweeps windows, in which case it is queued behind the records.
 
         Never refused: without it the windows could not fire and give their memory back.
+
+        Args:
+            arrived_ms: when it arrived at a source that was held back; the answer is due since then.
         """
         if self._slots[query.index] is not query:
             return False
         now_ms = self._at(now_ms)
-        if not (firings := query.advance(number, watermark_ms, now_ms)):
+        arrived_ms = min(arrived_ms, now_ms)
+        if not (firings := query.advance(number, watermark_ms, arrived_ms)):
             if query.queue:
                 self._renew(query)
             return False
         end_ms = query.end_ms - query.profile.period_ms
-        query.sweeps.append((end_ms, now_ms))
+        query.sweeps.append((end_ms, arrived_ms))
         cost_ms = min(firings, MAX_COUNTED_FIRINGS) * query.costs.firing_ms
         self._append(query, Item(0.0, now_ms, end_ms=end_ms, firings=firings, cost_ms=cost_ms))
         return True

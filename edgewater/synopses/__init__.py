@@ -41,7 +41,7 @@ from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised, finalised_word, hash_values
 from edgewater.synopses.histograms import EquiDepthHistogram, EquiDepthStack, EquiWidthHistogram, EquiWidthStack
 from edgewater.synopses.intervals import normal_quantile
-from edgewater.synopses.key_table import KeyTable, count_distinct
+from edgewater.synopses.key_table import EncodedKeys, KeyTable, count_distinct
 from edgewater.synopses.manager import GeneralManager, SliceManager
 from edgewater.synopses.membership import BloomFilter, BloomStack, CountingCuckooFilter, CuckooFilter, CuckooStack
 from edgewater.synopses.quantiles import DDSketch, Kll, KllStack
@@ -114,6 +114,7 @@ __all__ = [
     "DDSketch",
     "Distinct",
     "DivisibleSum",
+    "EncodedKeys",
     "EquiDepthHistogram",
     "EquiDepthStack",
     "EquiWidthHistogram",

@@ -21,7 +21,7 @@ from edgewater.synopses.checks import MAX_DENSE_BYTES
 from edgewater.synopses.encoding import codec, stacking
 from edgewater.synopses.encoding.layout import KEYS, Field, Layout, layout_for
 from edgewater.synopses.encoding.stacking import require_stackable
-from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses.key_table import EncodedKeys, KeyTable
 from edgewater.synopses.quantiles.kll import KllStack
 from edgewater.synopses.registry import MAX_STATE_BYTES, kind_named, stack_from_message
 from edgewater.synopses.sampling.sample_stack import SampleStack
@@ -92,7 +92,12 @@ class GroupedAggregate:
 
     def encode(self, keys: Sequence[pa.Array], rows: int) -> IntArray:
         """Returns the group codes (int64, one per row) of rows of keys; new keys become new groups."""
-        codes = self._table.encode(list(keys), rows)
+        encoded = EncodedKeys.of(keys, rows)
+        return self.look_up(encoded)[encoded.inverse]
+
+    def look_up(self, keys: EncodedKeys) -> IntArray:
+        """Returns the group code (int64) of each distinct key; new keys become new groups."""
+        codes = self._table.look_up(keys)
         for stack in self._measures.values():
             stack.grow(len(self._table))
         return codes
@@ -120,10 +125,26 @@ class GroupedAggregate:
             The records' group codes, int64, shape (rows,).
         """
         codes = self.encode(keys, rows)
+        self.update_groups(codes, values, times=times, ids=ids)
+        return codes
+
+    def update_groups(
+        self,
+        codes: IntArray,
+        values: Mapping[str, pa.Array | None],
+        *,
+        times: IntArray | None = None,
+        ids: IntArray | None = None,
+    ) -> None:
+        """Adds a batch of records whose groups have been looked up.
+
+        Args:
+            codes: the records' group codes, int64, shape (rows,), from `encode` or `look_up`.
+            values, times, ids: as of `update`.
+        """
         for name, stack in self._measures.items():
             _update(stack, codes, values[name], times, ids)
-        self.records += rows
-        return codes
+        self.records += len(codes)
 
     @property
     def samples(self) -> bool:

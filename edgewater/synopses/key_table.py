@@ -7,6 +7,8 @@ Memory is the keys themselves plus 12 bytes per group and column, and 16 for int
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
@@ -71,8 +73,9 @@ class _Column:
 
 @cache
 def _empty_array(data_type: pa.DataType) -> pa.Array:
-    """Arrays are immutable, so one serves all: making one from a list takes longer than reading a partial's arrays."""
-    return pa.array([], data_type)
+    """Arrays are immutable, so one serves all: making one takes longer than reading a partial's arrays. Not from a
+    list, for which Arrow imports pandas: 0.4 s of a process, such as the gateway, that needs it for nothing else."""
+    return pa.nulls(0, data_type)
 
 
 class _Pairs:
@@ -111,6 +114,41 @@ class _Pairs:
         return self._sorted.nbytes + self._numbers.nbytes
 
 
+@dataclass(slots=True)
+class EncodedKeys:
+    """Rows of key columns, by their distinct rows: what does not depend on a table, so that several may look them up.
+
+    Attributes:
+        inverse: the position in `distinct` of each row's key, int64, shape (rows,).
+        distinct: the key columns of the distinct rows, in order of first appearance.
+    """
+
+    inverse: IntArray
+    distinct: list[pa.Array]
+    _counts: IntArray | None = None
+
+    @classmethod
+    def of(cls, columns: Sequence[pa.Array], rows: int) -> Self:
+        """Encodes `rows` rows.
+
+        Args:
+            columns: one Arrow array per key column, each of `rows` values; none: all rows have the same key. As in
+                SQL's GROUP BY, all nulls are one key, all NaNs are one key, and -0.0 is 0.0.
+        """
+        return cls(*_distinct(columns)) if columns else cls(np.zeros(rows, np.int64), [])
+
+    @property
+    def counts(self) -> IntArray:
+        """The number of rows of each distinct key, int64."""
+        if self._counts is None:
+            self._counts = np.bincount(self.inverse)
+        return self._counts
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.inverse.nbytes + sum(column.nbytes for column in self.distinct))
+
+
 class KeyTable:
     """Distinct rows of key columns, numbered 0, 1, … in order of first appearance.
 
@@ -135,19 +173,23 @@ class KeyTable:
         ids = 0 if self._loaded is not None else 4 * self._length * len(self._ids)  # int32, one a group and column
         return columns + ids + sum(p.nbytes for p in self._pairs)
 
-    def encode(self, columns: list[pa.Array], rows: int) -> IntArray:
+    def encode(self, columns: Sequence[pa.Array], rows: int) -> IntArray:
         """Returns the group codes of `rows` rows; new keys get new codes.
 
         Args:
-            columns: one Arrow array per key column, each of `rows` values, in the table's types. As in SQL's GROUP
-                BY, all nulls are one key, all NaNs are one key, and -0.0 is 0.0.
+            columns: as of `EncodedKeys.of`, in the table's types.
         """
+        keys = EncodedKeys.of(columns, rows)
+        return self.look_up(keys)[keys.inverse]
+
+    def look_up(self, keys: EncodedKeys) -> IntArray:
+        """Returns the group code of each distinct key; new keys get new codes."""
         if not self.types:
-            self._length = max(self._length, min(rows, 1))
-            return np.zeros(rows, np.int64)
+            groups = min(len(keys.inverse), 1)
+            self._length = max(self._length, groups)
+            return np.zeros(groups, np.int64)
         self._index()
-        inverse, distinct = _distinct(columns)
-        return self._lookup(distinct)[inverse]
+        return self._look_up(keys.distinct)
 
     @classmethod
     def of_distinct(
@@ -168,9 +210,9 @@ class KeyTable:
     def _index(self) -> None:
         if self._loaded is not None:
             columns, self._loaded, self._length = self._loaded, None, 0
-            self._lookup(columns)
+            self._look_up(columns)
 
-    def _lookup(self, keys: list[pa.Array]) -> IntArray:
+    def _look_up(self, keys: list[pa.Array]) -> IntArray:
         """Returns the codes of distinct key rows; adds new ones."""
         ids = []
         for column, key in zip(self._columns, keys, strict=True):
@@ -212,7 +254,7 @@ def _canonical(column: pa.Array) -> pa.Array:
     return pc.add(column, 0.0)  # -0.0 + 0.0 is 0.0
 
 
-def _distinct(columns: list[pa.Array]) -> tuple[IntArray, list[pa.Array]]:
+def _distinct(columns: Sequence[pa.Array]) -> tuple[IntArray, list[pa.Array]]:
     """Returns the number of each row's key, and the key columns of the distinct keys, in order of appearance."""
     encoded = [_canonical(c).dictionary_encode(null_encoding="encode") for c in columns]
     combined = _codes(encoded[0])
@@ -226,7 +268,7 @@ def _distinct(columns: list[pa.Array]) -> tuple[IntArray, list[pa.Array]]:
     return inverse, [e.dictionary.take(e.indices.take(pa.array(first))) for e in encoded]
 
 
-def count_distinct(columns: list[pa.Array]) -> int:
+def count_distinct(columns: Sequence[pa.Array]) -> int:
     """Returns the number of distinct rows of key columns, at least one column."""
     return len(_distinct(columns)[1][0])
 

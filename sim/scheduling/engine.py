@@ -124,16 +124,24 @@ class _Node:
     def run(self, mine: Sequence[Arrival]) -> None:
         scheduler, outcome, clock = self._scheduler, self._outcome, self._clock
         now_ms, at, count = 0.0, 0, len(mine)
+        ended: tuple[Turn, float] | None = None
         while True:
             while at < count and mine[at].at_ms <= now_ms:
                 self._arrive(mine[at])
                 at += 1
+            if ended is not None:
+                # After what has arrived during the turn: the scheduler's clock does not go back.
+                began_s = clock()
+                scheduler.ran(*ended, now_ms)
+                outcome.scheduler_s += clock() - began_s
+                outcome.clock_calls += 1
             if self._held:
                 self._release(now_ms)
             began_s = clock()
             turn = scheduler.next(now_ms)
             outcome.scheduler_s += clock() - began_s
             outcome.clock_calls += 1
+            ended = None
             if turn is None:
                 if at >= count:
                     break
@@ -147,10 +155,7 @@ class _Node:
             now_ms += spent_ms
             outcome.busy_s += spent_ms / 1e3
             outcome.turns += 1
-            began_s = clock()
-            scheduler.ran(turn, spent_ms, now_ms)
-            outcome.scheduler_s += clock() - began_s
-            outcome.clock_calls += 1
+            ended = turn, spent_ms
         assert not self._held, "with empty queues everything fits"
         outcome.memory_peak += scheduler.memory.peak * RECORD_BYTES
         outcome.activations += scheduler.memory.activations
@@ -171,7 +176,7 @@ class _Node:
             taken = self._scheduler.offer(state, arrival.records, now_ms)
         else:
             taken = True
-            self._scheduler.watermark(state, arrival.watermark_ms, now_ms, arrival.number)
+            self._scheduler.watermark(state, arrival.watermark_ms, now_ms, arrival.number, arrival.at_ms)
         outcome.scheduler_s += clock() - began_s
         outcome.clock_calls += 1
         return taken

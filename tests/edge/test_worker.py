@@ -45,9 +45,9 @@ class Shop:
                     shop.order.append((event.query.name, event.through))
                 return super().handle(event)
 
-            def _ingest(self, pipeline, batch, *rest):  # type: ignore[no-untyped-def]
-                shop.now_s += shop.costs.get(pipeline.ref.name, cost_ms) * batch.num_rows / 1000
-                return super()._ingest(pipeline, batch, *rest)
+            def _ingest(self, pipeline, records, *rest):  # type: ignore[no-untyped-def]
+                shop.now_s += shop.costs.get(pipeline.ref.name, cost_ms) * len(records) / 1000
+                return super()._ingest(pipeline, records, *rest)
 
         def no_reread(*_: object) -> pa.RecordBatch:
             raise AssertionError("nothing is read again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from edge.core.batch_queue import JOINED_ROWS, BatchQueue, QueuedBatch
+from edge.core.batch_queue import JOINED_ROWS, BatchQueue, QueuedBatch, joined
 
 
 def parts(sizes: list[int], through: int) -> list[int]:
@@ -13,9 +13,9 @@ def parts(sizes: list[int], through: int) -> list[int]:
         queue.append(QueuedBatch(pa.record_batch({"x": pa.nulls(rows, pa.int64())}), first, 0, 0))
         first += rows
     taken = list(queue.take(through, lambda *_: True))
-    assert taken[0].first == 0 and taken[-1].end == queue.done == through
+    assert taken[0][0].first == 0 and taken[-1][-1].end == queue.done == through
     assert queue.records == sum(sizes) - through
-    return [part.batch.num_rows for part in taken]
+    return [joined(part).num_rows for part in taken]
 
 
 def test_small_batches_are_joined_up_to_a_bound() -> None:

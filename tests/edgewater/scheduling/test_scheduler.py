@@ -390,3 +390,14 @@ def test_a_name_is_taken_once() -> None:
 def test_nonsense_is_refused_by_its_name(make: Callable[[], object], field: str) -> None:
     with pytest.raises(InvalidConfig, match=field):
         make()
+
+
+def test_an_answer_is_due_since_its_watermark_came_even_if_its_source_was_held_back() -> None:
+    scheduler = klink()
+    held, fresh = scheduler.add(profile("held"), 0), scheduler.add(profile("fresh"), 0)
+    for each in (fresh, held):
+        scheduler.offer(each, 100, 1)
+    scheduler.watermark(fresh, 1_000, 5_000)
+    scheduler.watermark(held, 1_000, 6_000, arrived_ms=1_100)
+    assert order(scheduler, 6_001) == ["held", "fresh"]
+    assert held.inputs[0].history.delays_ms == (100,), "waiting for room is no delay of the source"

@@ -1,0 +1,71 @@
+"""What sixty queries cost the edge's core per record, by the size of a batch: CPU time, without sources and frames.
+
+Queries of the workloads `equal` and `staggered` (`bench.scheduling.edge`) have conditions and key columns in common;
+those of `apart` have a condition of their own each, so that nothing of a batch can be shared.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bench.scheduling.edge import QUERIES, specs
+from edge.core import Configured, EdgeCore, Ingested, StreamSpec
+from edgewater.query import QuerySpec
+from edgewater.streams import TIME_COLUMN
+from edgewater.wire import QueryRef
+
+Row = dict[str, Any]
+
+WORKLOADS = ("equal", "staggered", "apart")
+BATCH_ROWS = (4_096, 16_384, 65_536)
+RECORDS = 262_144
+RUNS = 5
+COLUMNS = {"k": pa.string(), "country": pa.string(), "v": pa.int64()}
+_START_MS = 1_800_000_000_000
+
+
+def core_rows(batch_rows: Sequence[int] = BATCH_ROWS, runs: int = RUNS, records: int = RECORDS) -> list[Row]:
+    """Returns a row per workload and size of batches: µs per record, the median of `runs`."""
+    rows = []
+    for workload in WORKLOADS:
+        queries = _apart() if workload == "apart" else specs(workload, QUERIES)
+        for size in batch_rows:
+            spent_s = [_spent_s(queries, size, records) for _ in range(runs + 1)][1:]
+            cost_us = 1e6 * statistics.median(spent_s) / records
+            rows.append({"part": "core", "workload": workload, "batch": size, "queries": QUERIES, "us": cost_us})
+    return rows
+
+
+def _apart() -> tuple[tuple[QueryRef, QuerySpec], ...]:
+    given = specs("staggered", QUERIES)
+    return tuple(
+        (ref, QuerySpec.from_mapping({**spec.to_mapping(), "where": f"v > {i}"})) for i, (ref, spec) in enumerate(given)
+    )
+
+
+def _spent_s(queries: tuple[tuple[QueryRef, QuerySpec], ...], size: int, records: int) -> float:
+    core = EdgeCore({"events": StreamSpec(COLUMNS)})
+    core.handle(Configured(queries))
+    core.handle(Ingested("events", "file", _batch(0, 1_000), _START_MS))
+    batches = [_batch(at, min(size, records - at)) for at in range(0, records, size)]
+    began_s = time.process_time()
+    for batch in batches:
+        core.handle(Ingested("events", "file", batch, _START_MS))
+    return time.process_time() - began_s
+
+
+def _batch(first: int, rows: int) -> pa.RecordBatch:
+    numbers = np.arange(first, first + rows)
+    columns = {
+        "k": pa.array([f"key{i}" for i in (numbers * 7919 % 1000).tolist()]),
+        "country": pa.array([f"c{i}" for i in (numbers % 10).tolist()]),
+        "v": pa.array(numbers * 31 % 1000),
+        TIME_COLUMN: pa.array(np.full(rows, _START_MS + 1_500)),
+    }
+    return pa.record_batch(columns)

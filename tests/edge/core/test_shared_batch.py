@@ -1,0 +1,137 @@
+"""Queries share what they compute of a batch, and each builds the frames that it would build alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from edge.core import Configured, EdgeCore, FrameBuilt, FunctionFailed, Ingested, PullEvent, StreamSpec
+from edge.core.batch_queue import BatchQueue, QueuedBatch
+from edge.core.shared_batch import MOST_KEPT, QueuedRecords, Reading, Records, Sharing
+from edgewater.query import BoundQuery, QuerySpec
+from edgewater.streams import LIVE, TIME_COLUMN
+from edgewater.synopses import EncodedKeys
+from edgewater.wire import QueryRef
+from tests.edgewater.functions_world import Counting, install_functions
+
+COLUMNS = {"k": pa.string(), "x": pa.float64()}
+SECONDS: dict[str, object] = {"tumbling": "1s"}
+SLIDING: dict[str, object] = {"sliding": "2s", "every": "500ms", "offset": "200ms"}
+SPECS: list[dict[str, object]] = [
+    {**where, "group_by": keys, "window": window}
+    for where in ({}, {"where": "x > 0"})
+    for keys, window in ((["k"], SECONDS), (["k"], SLIDING), (["x", "k"], SECONDS))
+]
+
+
+def spec(number: int, **parts: object) -> tuple[QueryRef, QuerySpec]:
+    given = {"name": f"q{number}", "from": "s", "measures": {"n": "count()", "s": "sum(x)"}, "window": SECONDS}
+    return QueryRef(f"q{number}", 1), QuerySpec.from_mapping({**given, **parts})
+
+
+def batch(rows: int, seed: int, until_ms: int = 5_000) -> pa.RecordBatch:
+    rng = np.random.default_rng(seed)
+    keys = pa.array([f"k{i}" for i in rng.integers(0, 30, rows)], mask=rng.random(rows) < 0.1)
+    values = rng.choice([-0.0, 0.0, 1.5, 2.5, np.nan, -1.0], rows)
+    return pa.record_batch({"k": keys, "x": values, TIME_COLUMN: rng.integers(until_ms - 1_500, until_ms, rows)})
+
+
+def frames(queries: Sequence[tuple[QueryRef, QuerySpec]]) -> dict[QueryRef, list[bytes]]:
+    edge = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 200)}, source=3)
+    edge.handle(Configured(tuple(queries)))
+    built: dict[QueryRef, list[bytes]] = {ref: [] for ref, _ in queries}
+    for number in range(4):
+        at_ms = 5_000 + 900 * number
+        edge.handle(Ingested("s", "f", batch(400, number, at_ms), at_ms))
+        pull = PullEvent(1 << 30, edge.drain_windows(1e9, at_ms), max_frames=len(queries))
+        for effect in edge.handle(pull):
+            if isinstance(effect, FrameBuilt):
+                built[effect.frame.query].append(effect.frame.body)
+    return built
+
+
+def test_what_is_shared_changes_no_frame() -> None:
+    queries = [spec(number, **parts) for number, parts in enumerate(SPECS)]
+    together = frames(queries)
+    assert all(len(bodies) > 1 for bodies in together.values())
+    for query in queries:
+        assert frames([query])[query[0]] == together[query[0]]
+
+
+def records(bound: Sequence[BoundQuery], rows: int = 100) -> tuple[Records, list[Reading]]:
+    readings = [Reading.of(each, number) for number, each in enumerate(bound)]
+    given = batch(rows, 1)
+    return Records.numbered(given, 7, Sharing.among(readings, given)), readings
+
+
+def test_only_what_several_queries_need_is_kept() -> None:
+    queries = [
+        spec(0, where="x > 0", group_by=["k"]),
+        spec(1, where="x > 0", group_by=["k"]),
+        spec(2, where="x < 0", group_by=["x"]),
+    ]
+    first, second, other = bound = [query.bind(COLUMNS) for _, query in queries]
+    all_, readings = records(bound)
+    matching = all_.matching(first, readings[0])
+    assert all_.matching(second, readings[1]) is matching
+    assert matching.keys(("k",)) is matching.keys(("k",)) and matching.keys(("x",)) is not matching.keys(("x",))
+    assert all_.matching(other, readings[2]) is not all_.matching(other, readings[2])
+    assert matching.ids.tolist() == (7 + np.flatnonzero(all_.batch.column("x").to_numpy() > 0)).tolist()
+
+
+def test_what_is_kept_is_bounded_by_the_size_of_the_batch() -> None:
+    queries = [spec(2 * i + j, where=f"x > {-10 - i}", group_by=["k"]) for i in range(20) for j in range(2)]
+    bound = [query.bind(COLUMNS) for _, query in queries]
+    all_, readings = records(bound)
+    found = [all_.matching(each, reading) for each, reading in zip(bound, readings, strict=True)]
+    kept = {id(each): each for each in found[1::2] if any(each is other for other in found[::2])}
+    assert 0 < sum(each.batch.nbytes for each in kept.values()) <= MOST_KEPT * all_.batch.nbytes
+    assert [len(each) for each in found[::2]] == [len(each) for each in found[1::2]]
+
+
+def test_a_condition_that_calls_a_users_function_is_not_shared_as_failures_count_by_query(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(x: float) -> float:
+        raise ValueError("no")
+
+    install_functions(monkeypatch, Counting(fail).named("broken"))
+    edge = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 200)})
+    edge.handle(Configured((spec(0, where="broken(x) > 0"), spec(1, where="broken(x) > 0"))))
+    effects = edge.handle(Ingested("s", "f", batch(10, 1), 5_000))
+    failed = [effect.query.name for effect in effects if isinstance(effect, FunctionFailed)]
+    assert failed == ["q0", "q1"]
+
+
+def test_keys_that_were_encoded_once_are_looked_up_in_any_table() -> None:
+    columns = [pa.array(["b", None, "a", "b"]), pa.array([1.0, float("nan"), -0.0, 1.0])]
+    keys = EncodedKeys.of(columns, 4)
+    assert keys.inverse.tolist() == [0, 1, 2, 0] and keys.counts.tolist() == [2, 1, 1]
+    assert keys.distinct[0].to_pylist() == ["b", None, "a"]
+
+
+def test_queued_batches_share_until_all_queries_have_processed_them_within_a_bound() -> None:
+    _, query = spec(0, where="x > 0", group_by=["k"])
+    bound, reading = query.bind(COLUMNS), Reading.of(query.bind(COLUMNS), 0)
+    parts = [QueuedBatch(batch(100, number), 100 * number, 0, 0) for number in range(3)]
+    early, late = BatchQueue(deque(parts)), BatchQueue(deque(parts))
+    queries, held = [(early, reading), (late, reading)], QueuedRecords()
+    most_bytes = 2 * parts[0].batch.nbytes
+
+    def process(queue: BatchQueue, part: list[QueuedBatch]) -> Records:
+        records = held.of("s", part, queries, most_bytes)
+        assert records.matching(bound, reading).keys(("k",)).inverse is not None
+        return records
+
+    (first,) = [process(early, part) for part in early.take(100)]
+    assert held.nbytes > 0
+    assert [process(late, part) for part in late.take(100)] == [first]
+    joined_part = [process(early, part) for part in early.take(300, lambda *_: True)]
+    assert len(joined_part) == 1 and len(joined_part[0]) == 200, "two batches as one"
+    assert held.nbytes > most_bytes, "so what follows is not kept"
+    assert [len(process(late, part)) for part in late.take(300)] == [100, 100]
+    assert held.nbytes == 0, "both have processed all"
