@@ -335,6 +335,8 @@ class StragglerModel(ArrayState):
         process, the pause says nothing. How far the mean pause exceeds that of such a process tells them apart.
         """
         triangle = self.triangle
+        if not self.weight.all():  # between the first batches, the youngest slots seem to have no events
+            rate = np.maximum(rate, triangle.total(0) / np.maximum(triangle.age, 1))
         rate = np.where(self.weight > 0, self.usual_rate, rate)
         arrivals = -np.expm1(-np.maximum(rate, 1e-3))
         batched = np.clip(1 - (1 - arrivals) / arrivals / np.maximum(triangle.mean_pause(), 1e-9), 0.0, 1.0)
