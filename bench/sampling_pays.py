@@ -297,7 +297,7 @@ def main(windows: int, rate: int, error: float, seed: int, smoke: bool, as_json:
     record_functions.INSTALLED = RecordFunctions(lambda: [point])
     with tempfile.TemporaryDirectory() as scratch:
         if smoke:
-            windows, rate, logs = 5, 300, made_downloads(Path(scratch), 10_000, days=1)
+            windows, rate, logs = 4, 300, made_downloads(Path(scratch), 10_000, days=1)
         else:
             logs = existing(DOWNLOADS_WEEK)
         trace = PackageTrace.read(logs, windows, rate, seed)

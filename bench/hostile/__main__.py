@@ -187,7 +187,7 @@ def main(
             target.run(bytes.fromhex(replay.read_text()))
         return
     if smoke:
-        mutants, measure = 3, 3
+        mutants, measure = 1, 1
     outcomes = {}
     for number, (name, target) in enumerate(targets.items(), 1):
         outcomes[name] = fuzz(target, seed, seconds / len(targets), mutants, measure)

@@ -226,6 +226,10 @@ class LedgerWriter:
         if not events:
             return []
         emissions = self._tick(events, now_ms)
+        self._metrics.keep_only(
+            {e.query.ref.name for e in events if isinstance(e, QueryRegistered)},
+            {edge.edge for e in events if isinstance(e, EdgesChanged) for edge in e.edges if not edge.retired},
+        )
         self._catalog_events.acknowledge(version)
         return emissions
 

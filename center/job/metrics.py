@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
@@ -125,6 +126,24 @@ class JobMetrics:
             registry=self.registry,
         )  # fmt: skip
         self.failures = Counter(f"{name}_failures", "Failures that are retried.", ["where"], registry=self.registry)
+        self._by_query = (
+            self.missed, self.first_answer, self.coverage, self.confidence, self.final_answers, self.verified,
+            self.chosen_wait, self.straggler_share, self.needed_rate,
+        )  # fmt: skip
+        self._queries: AbstractSet[str] = frozenset()
+        self._edges: AbstractSet[str] = frozenset()
+
+    def keep_only(self, queries: AbstractSet[str], edges: AbstractSet[str]) -> None:
+        """Removes what was said of queries that have been deleted, and of edges that have been retired.
+
+        Otherwise a deleted query's last coverage would be reported, and would alert, until the job ends.
+        """
+        for name in self._queries - queries:
+            for metric in self._by_query:
+                metric.remove_by_labels({"query": name})
+        for edge in self._edges - edges:
+            self.needed_rate.remove_by_labels({"edge": edge})
+        self._queries, self._edges = queries, edges
 
     def observe_accuracy(self, emission: Emission) -> None:
         """Observes an answer's wait, stragglers and interval coverage, if its query has an accuracy."""

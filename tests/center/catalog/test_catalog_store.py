@@ -337,7 +337,9 @@ def _register(url: str, number: int) -> int:
 
 @pytest.mark.slow
 def test_processes_that_open_a_new_catalog_at_once_agree(url: str) -> None:
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["center.catalog"])
+    with processes.Pool(4) as pool:
         assert pool.starmap(_register, [(url, n) for n in range(8)]) == [1] * 8
     catalog = Catalog(url)
     assert [q.ref.name for q in catalog.queries()] == ["miles_0", "miles_1"]

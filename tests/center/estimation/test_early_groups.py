@@ -82,7 +82,7 @@ def test_intervals_of_groups_with_delays_of_their_own_hold_within_the_binomial_b
     measure: str, scope: str, error: str
 ) -> None:
     windows, kind = 30, measure.partition("(")[0]
-    world = World(grouped(measure, scope, error), sites(2, windows + 4, rate=700.0))
+    world = World(grouped(measure, scope, error), sites(2, windows + 4, rate=700.0), step_ms=40)
     world.run(windows + 3)
     answers = early(world)
     assert len(answers) >= windows - 2
@@ -205,7 +205,8 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
     runs: list[list[Emission]] = []
     for size in (group_module.BATCH_SIZE, 2, 1):
         monkeypatch.setattr(group_module, "BATCH_SIZE", size)
-        world = World(grouped(scope=scope), sites(seconds=10, shares=(1, 1, 0.05, 1, 0.5), slower=(0.5, 1, 2, 1, 3)))
+        parts = sites(seconds=10, shares=(1, 1, 0.05, 1, 0.5), slower=(0.5, 1, 2, 1, 3))
+        world = World(grouped(scope=scope), parts, step_ms=40)
         for site in world.sites:  # a group that appears late
             site.group[(site.group == 3) & (site.born < BEGIN_MS + 3_300)] = 0
         world.sites[1].cut = (BEGIN_MS + 5_000, BEGIN_MS + 7_500)

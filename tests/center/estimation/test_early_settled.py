@@ -59,7 +59,8 @@ def are_scaled_up(world: World, answers: list[Emission]) -> None:
 
 
 def test_with_an_edge_that_falls_silent_with_unread_input_no_answer_meets_the_accuracy() -> None:
-    world = World(spec(lateness="8s"), [Site.make(f"e{i}", i, 14, exponential(60.0)) for i in range(3)])
+    sites = [Site.make(f"e{i}", i, 14, exponential(60.0)) for i in range(3)]
+    world = World(spec(lateness="8s"), sites, step_ms=40)
     first = world.sites[0]
     first.slow, first.reads = (BEGIN_MS + 5_000, BEGIN_MS + 9_000), 4
     first.cut = (BEGIN_MS + 7_000, BEGIN_MS + 20_000)

@@ -75,18 +75,23 @@ async def test_a_body_that_cannot_be_decompressed_is_refused_before_it_is_acknow
         assert c.entries() == []
 
 
+@pytest.mark.parametrize("seq", [0, 1])
 @on_a_loop
-async def test_a_frame_whose_checksum_is_wrong_is_refused_by_name(tmp_path: Path) -> None:
+async def test_a_frame_whose_checksum_is_wrong_is_refused_by_name(tmp_path: Path, seq: int) -> None:
+    """A thread checks the first frame of a query, the event loop later ones."""
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.register(spec(), 1)
         await edge.hello()
-        damaged = frame(0).to_wire()
+        for whole in range(seq):
+            await edge.send(frame(whole))
+            await edge.acked(whole)
+        damaged = frame(seq).to_wire()
         damaged.body = damaged.body[:-1] + bytes([damaged.body[-1] ^ 1])
         await edge.call.write(pb.FromEdge(frame=damaged))
         status, code, message = await edge.refusal()
         assert (status, code) == (grpc.StatusCode.DATA_LOSS, "corrupt-frame")
-        assert "edge jfk, incarnation i1: frame 0: " in message
-        assert c.entries() == []
+        assert f"edge jfk, incarnation i1: frame {seq}: " in message
+        assert c.entries() == [("jfk", whole) for whole in range(seq)]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -12,13 +14,15 @@ import pytest
 from center.catalog import Catalog, QueryStatusRecord
 from center.config import TlsSection
 from center.ingest import limits
+from center.ingest.frame_check import CheckedFrame
+from center.ingest.frame_validator import LOOP_BYTES, FrameValidator
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import MAX_STATUSES, StatusWriter
 from edgewater.frame_work import MAX_FRAME_WORK
 from edgewater.streams import EdgeId
-from edgewater.wire import Frame, FrameBody, QueryRef, SliceClose, uplink_pb2_grpc
+from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import Center, RawEdge, center, eventually, frame, on_a_loop, spec, tokens
+from tests.center.gateway_world import MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, tokens
 from tests.certificates import make_certificates
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
@@ -195,3 +199,28 @@ async def test_an_edge_that_makes_too_much_work_waits_and_nobody_else_does(tmp_p
         assert c.gateway.metrics.delayed_seconds._value.get() > 10_000
         # Frames of ended sessions do not stay.
         await eventually(lambda: c.gateway.metrics.pending._value.get() == 0)
+
+
+@on_a_loop
+async def test_the_event_loop_checks_small_frames_until_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_loop: list[bool] = []
+    check = FrameValidator.check
+
+    def noted(*args: Any) -> CheckedFrame:
+        on_the_loop.append(threading.current_thread() is threading.main_thread())
+        return check(*args)
+
+    monkeypatch.setattr(FrameValidator, "check", noted)
+    async with center(tmp_path, max_frame_bytes=1 << 20) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        await edge.until("queries")
+        refused = Frame.pack(3, MILES, FrameBody(1_003, (Partial(0, 0, b"no synopsis"),)))
+        frames = [frame(0), frame(1), frame(2, content=bytes(LOOP_BYTES)), refused, frame(4)]
+        for seq, each in enumerate(frames):
+            await edge.send(each)
+            await edge.acked(seq)
+        assert len(c.entries()) == len(frames)
+    assert on_the_loop == [False, True, False, True, False]

@@ -95,3 +95,22 @@ def test_final_answers_are_counted_by_whether_they_meet_their_contract(
     }
     before = 1.0 if emission.phase is Phase.FINAL and not emission.quality.violations else 0.0
     assert counted == {"met": 2.0 + before, "not-met": 1.0}
+
+
+def test_nothing_is_said_of_deleted_queries_and_retired_edges(
+    world: Any, writer: LedgerWriter, metrics: JobMetrics
+) -> None:
+    for ref in world.register("a", "b"):
+        facts = closing_frames(world, ref)
+        metrics.observe_batch(facts, writer.apply([], facts, {f"{ref.name}@1": 3}), ENDED_MS, ENDED_MS, ENDED_MS)
+        for gauge in (metrics.coverage, metrics.confidence, metrics.straggler_share):
+            gauge.labels(ref.name).set(0.5)
+        for edge in world.edges:
+            metrics.needed_rate.labels(ref.name, edge).set(0.1)
+    world.catalog.delete("a", world.now)
+    world.catalog.retire(world.edges[0])
+    writer.advance()
+    samples = [s.labels for family in metrics.registry.collect() for s in family.samples if "query" in s.labels]
+    assert {labels["query"] for labels in samples} == {"b"}
+    assert {labels["edge"] for labels in samples if "edge" in labels} == set(world.edges[1:])
+    assert parts_ms(metrics, "b").keys() == set(STAGES)

@@ -173,7 +173,7 @@ def seeds(quick: int, usual: int, full: int) -> list[Any]:
     return [*range(quick), *(pytest.param(s, marks=mark) for s, mark in enumerate(marks, quick))]
 
 
-@pytest.mark.parametrize("seed", seeds(6, 12, 120))
+@pytest.mark.parametrize("seed", seeds(6, 8, 120))
 def test_any_interleaving_with_crashes_gives_the_totals_of_a_query_that_was_there_before(
     tmp_path: Path, seed: int
 ) -> None:

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 N, PARTIALS, SLICES = 12_000, 256, 24
 WINDOW = slice(6, 18)
-TRIALS, MERGED_TRIALS = 100, 40
+TRIALS, MERGED_TRIALS = 60, 30
 
 Truths = list[tuple[Question, float]]
 

@@ -18,7 +18,7 @@ from sim.early_answers.workload import DELAYS, SCENARIOS, SyntheticWorkload, Wor
 
 pytestmark = pytest.mark.slow
 
-WINDOWS, COLD_WINDOWS = 40, 10
+WINDOWS, COLD_WINDOWS = 30, 10
 LEAST = 33 / 40
 
 

@@ -103,7 +103,7 @@ TRIALS = 100
 @pytest.mark.parametrize(
     "data",
     [
-        name if name in ("normal", "zipf", "duplicates") else pytest.param(name, marks=pytest.mark.full)
+        name if name in ("normal", "zipf") else pytest.param(name, marks=pytest.mark.full)
         for name in zoo(np.random.default_rng(SEED), 10)
     ],
 )
