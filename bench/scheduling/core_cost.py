@@ -2,6 +2,9 @@
 
 Queries of the workloads `equal` and `staggered` (`bench.scheduling.edge`) have conditions and key columns in common;
 those of `apart` have a condition of their own each, so that nothing of a batch can be shared.
+
+What a second core would bring: the wall time of one thread with all queries by that of two threads with a core of half
+of the queries each, the best of the runs. Decoding is not part of it.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,7 @@ from edgewater.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
 
 Row = dict[str, Any]
+Queries = tuple[tuple[QueryRef, QuerySpec], ...]
 
 WORKLOADS = ("equal", "staggered", "apart")
 BATCH_ROWS = (4_096, 16_384, 65_536)
@@ -31,33 +36,57 @@ _START_MS = 1_800_000_000_000
 
 
 def core_rows(batch_rows: Sequence[int] = BATCH_ROWS, runs: int = RUNS, records: int = RECORDS) -> list[Row]:
-    """Returns a row per workload and size of batches: µs per record, the median of `runs`."""
+    """Returns a row per workload and size of batches: µs of CPU per record, and what a second core brings."""
     rows = []
     for workload in WORKLOADS:
         queries = _apart() if workload == "apart" else specs(workload, QUERIES)
         for size in batch_rows:
             spent_s = [_spent_s(queries, size, records) for _ in range(runs + 1)][1:]
-            cost_us = 1e6 * statistics.median(spent_s) / records
-            rows.append({"part": "core", "workload": workload, "batch": size, "queries": QUERIES, "us": cost_us})
+            alone_s = min(_wall_s([queries], size, records) for _ in range(runs))
+            halves_s = min(_wall_s([queries[::2], queries[1::2]], size, records) for _ in range(runs))
+            rows.append({
+                "part": "core", "workload": workload, "batch": size, "queries": QUERIES,
+                "us": 1e6 * statistics.median(spent_s) / records, "second_core": alone_s / halves_s,
+            })  # fmt: skip
     return rows
 
 
-def _apart() -> tuple[tuple[QueryRef, QuerySpec], ...]:
+def _apart() -> Queries:
     given = specs("staggered", QUERIES)
     return tuple(
         (ref, QuerySpec.from_mapping({**spec.to_mapping(), "where": f"v > {i}"})) for i, (ref, spec) in enumerate(given)
     )
 
 
-def _spent_s(queries: tuple[tuple[QueryRef, QuerySpec], ...], size: int, records: int) -> float:
+def _spent_s(queries: Queries, size: int, records: int) -> float:
+    core, batches = _core(queries), _batches(size, records)
+    began_s = time.process_time()
+    _run(core, batches)
+    return time.process_time() - began_s
+
+
+def _wall_s(parts: Sequence[Queries], size: int, records: int) -> float:
+    cores, batches = [_core(queries) for queries in parts], _batches(size, records)
+    with ThreadPoolExecutor(len(cores)) as threads:
+        began_s = time.perf_counter()
+        list(threads.map(_run, cores, [batches] * len(cores)))
+        return time.perf_counter() - began_s
+
+
+def _run(core: EdgeCore, batches: Sequence[pa.RecordBatch]) -> None:
+    for batch in batches:
+        core.handle(Ingested("events", "file", batch, _START_MS))
+
+
+def _core(queries: Queries) -> EdgeCore:
     core = EdgeCore({"events": StreamSpec(COLUMNS)})
     core.handle(Configured(queries))
     core.handle(Ingested("events", "file", _batch(0, 1_000), _START_MS))
-    batches = [_batch(at, min(size, records - at)) for at in range(0, records, size)]
-    began_s = time.process_time()
-    for batch in batches:
-        core.handle(Ingested("events", "file", batch, _START_MS))
-    return time.process_time() - began_s
+    return core
+
+
+def _batches(size: int, records: int) -> list[pa.RecordBatch]:
+    return [_batch(at, min(size, records - at)) for at in range(0, records, size)]
 
 
 def _batch(first: int, rows: int) -> pa.RecordBatch:
