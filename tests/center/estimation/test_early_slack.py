@@ -35,7 +35,7 @@ class QueuedSite(Site):
 
         def costly(pipeline: Any, batch: Any, *rest: Any) -> Any:
             cost_ms = 0.1 + 0.4 * pipeline.monitor.sampling.rate
-            self.used_s += batch.num_rows * cost_ms * (4 if self.now_s > (BEGIN_MS + SLOW_MS) / 1000 else 1) / 1000
+            self.used_s += len(batch) * cost_ms * (4 if self.now_s > (BEGIN_MS + SLOW_MS) / 1000 else 1) / 1000
             return process(pipeline, batch, *rest)
 
         self.core._ingest = costly  # type: ignore[method-assign, assignment]
