@@ -26,6 +26,7 @@ import pyspark
 from py4j.java_gateway import java_import
 from pyspark.sql import SparkSession
 
+from center.spark.fork_server import SINGLE_THREADED
 from edgewater.errors import InvalidConfig
 
 JAVA_MIN = 17
@@ -40,8 +41,9 @@ SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
 """Names of Spark properties whose values are secret: Spark's own rule (`spark.redaction.regex`)."""
 _INTERPRETER = """#!/bin/sh
 export PYTHONPATH="${{PYTHONPATH#*/pyspark.zip:}}"
-exec {python} "$@"
+exec {python} -IS {client} {socket} {python} "$@"
 """
+_FORK_CLIENT = Path(__file__).with_name("fork_client.py")
 KEPT_JOBS = 20
 _HISTORIES = (
     "spark.ui.retainedJobs",
@@ -245,7 +247,7 @@ def socket_settings(directory: Path) -> dict[str, str]:
 
 @functools.cache
 def local_interpreter() -> str:
-    """Returns a command that runs this interpreter with the installed PySpark.
+    """Returns a command that runs this interpreter with the installed PySpark, by fork if there is a server.
 
     Spark puts a zipped copy first on the path of its Python processes, and each of them compiles it anew: 0.4 s of CPU
     in each of the six that a start of the job waits for.
@@ -254,9 +256,26 @@ def local_interpreter() -> str:
     if Path(os.environ.get("SPARK_HOME", installed)) != installed:
         return sys.executable  # it may have another PySpark
     command = _private_directory() / "python"
-    command.write_text(_INTERPRETER.format(python=shlex.quote(sys.executable)))
+    words = {"python": sys.executable, "client": str(_FORK_CLIENT), "socket": str(_fork_socket())}
+    command.write_text(_INTERPRETER.format(**{name: shlex.quote(word) for name, word in words.items()}))
     command.chmod(0o700)
     return str(command) if os.access(command, os.X_OK) else sys.executable  # directories may be mounted noexec
+
+
+def _fork_socket() -> Path:
+    return _private_directory() / "fork"
+
+
+@functools.cache
+def _start_fork_server() -> None:
+    """Starts `center.spark.fork_server`, once; it ends with this process. Without it each process loads its modules."""
+    if len(os.fsencode(_fork_socket().parent)) > MAX_SOCKET_DIRECTORY:
+        return
+    # Spark gives its workers this seed, so that the same text has the same hash in all of them.
+    environment = {"PYTHONHASHSEED": "0"} | os.environ | SINGLE_THREADED
+    command = [sys.executable, "-m", "center.spark.fork_server", str(_fork_socket())]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+    atexit.register(server.communicate)
 
 
 def start_session(config: SessionConfig) -> SparkSession:
@@ -267,6 +286,8 @@ def start_session(config: SessionConfig) -> SparkSession:
     Raises:
         InvalidConfig: Java is missing or too old.
     """
+    if config.is_local and config.work == "micro_batches" and sys.platform == "linux":
+        _start_fork_server()  # it loads its modules while the JVM starts
     require_java(os.environ)
     # Executors must run this interpreter: another has other packages.
     for name in {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"} - os.environ.keys():
