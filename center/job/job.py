@@ -45,6 +45,8 @@ from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)
 
+PYTHON_MODULES = ("center.catalog", "center.results", "center.job.warm_up")
+"""What the stream's reader and the workers load."""
 STOP_POLL_S = 0.2
 CHECK_S = 5.0
 """Interval of looking into the catalog for frames that wait, and for queries that an operator has resumed."""
@@ -230,7 +232,7 @@ class Job:
             self._leave_cpu_to_leader(stop)
             if stop.is_set():
                 return
-            spark = start_session(self._config.session)
+            spark = start_session(self._config.session, PYTHON_MODULES)
             stack.callback(_stop_quietly, spark.stop)
             spark.dataSource.register(FrameSource)
             logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)

@@ -1,8 +1,8 @@
 """The interpreter that Spark starts: ``fork_client.py SOCKET PYTHON [argument…]``; it has the server fork the process.
 
-Its standard files and environment are the process's own, and it ends as the process does. If there is no server, this
-process becomes the interpreter PYTHON. It runs as a file, without `site`, and imports nothing of the center: all that it
-loads is added to the start of each of Spark's processes.
+The process gets the standard files and the environment of this one, which waits and ends as it does. Without a server
+this process becomes the interpreter PYTHON. It is run as a file, without `site`, and imports nothing of the center: all
+of Spark's processes wait for it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import struct
 import sys
 
 
-def main(path: str, interpreter: str, arguments: list[str]) -> int:
-    """Returns the exit code of the process, or does not return."""
+def main(path: str, interpreter: str, arguments: list[str]) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         if arguments[:1] == ["-m"] and _is_started(server, path, arguments):
             code = server.recv(4)
-            return struct.unpack("!i", code)[0] & 0xFF if len(code) == 4 else 1
+            sys.exit(struct.unpack("!i", code)[0] & 0xFF if code else "the server of Python processes has ended")
     os.execv(interpreter, [interpreter, *arguments])
 
 
@@ -35,4 +34,4 @@ def _is_started(server: socket.socket, path: str, arguments: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

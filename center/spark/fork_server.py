@@ -1,7 +1,7 @@
 """Starts Spark's Python processes by fork, from one process that has loaded what they need.
 
-Before a stream runs, Spark starts five Python processes one after the other: to look for data sources, to create one, to
-plan, to read, and for its workers. Each would load PySpark, Arrow and the center's modules for itself.
+Before a stream runs, Spark starts five Python processes one after the other: to look for data sources, to create one,
+to plan, to read, and for its workers. Each would load PySpark, Arrow and the center's modules for itself.
 `center.spark.session` starts this server beside the JVM; the interpreter that Spark starts is `fork_client.py`.
 
 A process with threads must not fork. NumPy and Arrow start one each unless `SINGLE_THREADED` is in the environment. If
@@ -23,13 +23,11 @@ import socket
 import struct
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import NoReturn
 
 SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-LOADED = (
-    "center.catalog",
-    "center.job.warm_up",
-    "center.results",
+SPARKS_MODULES = (
     "center.spark.daemon",
     "pyspark.sql.streaming.python_streaming_source_runner",
     "pyspark.sql.worker.create_data_source",
@@ -42,13 +40,17 @@ STARTED = b"+"
 _LENGTH, _CODE = struct.Struct("!I"), struct.Struct("!i")
 
 
-def serve(path: str) -> None:
-    """Serves clients at the Unix socket `path` until standard input ends; returns early if it cannot fork safely."""
+def serve(path: str, modules: Iterable[str] = ()) -> None:
+    """Serves clients at the Unix socket `path` until standard input ends; returns early if it cannot fork safely.
+
+    Args:
+        modules: loaded first, with those that Spark's own processes need.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends this process
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
         listener.bind(path)
         listener.listen()  # a client may wait already while modules are loaded
-        for name in LOADED:
+        for name in (*SPARKS_MODULES, *modules):
             importlib.import_module(name)
         if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
             return
@@ -86,6 +88,7 @@ def _start(connection: socket.socket, selector: selectors.BaseSelector) -> int:
             for key in selector.get_map().values():
                 if key.fileobj is not sys.stdin:
                     os.close(key.fd)
+            selector.close()
             connection.close()
             _become(arguments, environment, files)
     finally:
@@ -103,6 +106,8 @@ def _become(arguments: list[str], environment: dict[str, str], files: list[int])
             os.close(file)
         os.environ.clear()
         os.environ.update(environment)
+        path = environment.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[1:1] = [directory for directory in path if directory and directory not in sys.path]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # it has loaded the module
         sys.argv = arguments[1:]
@@ -110,6 +115,8 @@ def _become(arguments: list[str], environment: dict[str, str], files: list[int])
         code = 0
     except SystemExit as exc:
         code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+        if not isinstance(exc.code, int | None):
+            sys.stderr.write(f"{exc.code}\n")
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -143,4 +150,4 @@ def _close(connection: socket.socket, selector: selectors.BaseSelector) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2:])

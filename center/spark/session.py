@@ -267,27 +267,30 @@ def _fork_socket() -> Path:
 
 
 @functools.cache
-def _start_fork_server() -> None:
-    """Starts `center.spark.fork_server`, once; it ends with this process. Without it each process loads its modules."""
-    if len(os.fsencode(_fork_socket().parent)) > MAX_SOCKET_DIRECTORY:
+def _start_fork_server(modules: tuple[str, ...]) -> None:
+    """Starts `center.spark.fork_server`, which ends with this process; without it each process loads the modules."""
+    if sys.platform != "linux" or len(os.fsencode(_fork_socket().parent)) > MAX_SOCKET_DIRECTORY:
         return
     # Spark gives its workers this seed, so that the same text has the same hash in all of them.
     environment = {"PYTHONHASHSEED": "0"} | os.environ | SINGLE_THREADED
-    command = [sys.executable, "-m", "center.spark.fork_server", str(_fork_socket())]
+    command = [sys.executable, "-u", "-m", "center.spark.fork_server", str(_fork_socket()), *modules]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
     atexit.register(server.communicate)
 
 
-def start_session(config: SessionConfig) -> SparkSession:
+def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> SparkSession:
     """Starts the JVM and returns its session. Takes seconds; call `session.stop()` when done.
 
     The JVM ends with this process, however it ends: it reads a pipe that only this process holds open.
 
+    Args:
+        modules: what the Python processes of a local session load. It is loaded once, while the JVM starts.
+
     Raises:
         InvalidConfig: Java is missing or too old.
     """
-    if config.is_local and config.work == "micro_batches" and sys.platform == "linux":
-        _start_fork_server()  # it loads its modules while the JVM starts
+    if config.is_local and modules:
+        _start_fork_server(modules)
     require_java(os.environ)
     # Executors must run this interpreter: another has other packages.
     for name in {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"} - os.environ.keys():
