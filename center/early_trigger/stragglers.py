@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from center.early_trigger.calibration import DEFAULT_FACTOR
 from center.early_trigger.named_arrays import Arrays, ArrayState
 from center.early_trigger.triangle import LONG, SHORT, ArrivalTriangle
 from edgewater.synopses import BoolArray, FloatArray, IntArray
@@ -48,6 +49,10 @@ CLUMP_DECAY = math.exp(-1 / 50)
 LIKELY_CLUMPS = 0.04
 """Expected clumps from which an interval of `calibration.DEFAULT_FACTOR` standard errors has to contain two. One is
 contained from a quarter of that on, 0.01: of such windows 1 % have one."""
+
+LIKELY_PAUSE = 7.0
+"""Events that would have come in a pause at a source's mean rate. A Poisson process has none of more of them with a
+probability of less than 0.001."""
 
 _MIN_SHARE = 1e-3
 
@@ -274,7 +279,7 @@ class StragglerModel(ArrayState):
         prior_weight = np.where(silent, 1.0, prior / np.maximum(recent.complete_slots[LONG] + prior, _MIN_SHARE))
         horizon = self.triangle.horizon
         known = (self.triangle.observed >= horizon + slots) & (self.triangle.age >= min(first_lag, horizon) + slots)
-        known &= ~silent | (self.weight >= SILENT_SUBSTREAMS)
+        known &= (~silent | (self.weight >= SILENT_SUBSTREAMS)) & self._shows_rate()
         window = slice(first_lag, last)
         share, arrived = shares[:, :, window], seen[:, window]
         alive = born[:, : last - first_lag]
@@ -293,29 +298,44 @@ class StragglerModel(ArrayState):
         gap = np.abs(expected[SHORT] - expected[LONG])
         trust = gap**2 / (gap**2 + imprecision[SHORT] + 1e-9)  # weight of the short memory
         mixed = trust * expected[SHORT] + (1 - trust) * expected[LONG]
+        batched = self._batched_rate(rate[LONG])
         variance = (
             mixed * np.clip(self.dispersion, 0.3, None)
             + mixed**2 * (1 / np.maximum(counted, 1.0) + prior_weight**2 * self.rate_variance)
             + trust * imprecision[SHORT]
             + (1 - trust) * imprecision[LONG]
             + trust * (1 - trust) * gap**2
-            + self._batch_variance(rate[LONG], first_lag, slots)
+            + (batched * np.clip(self.triangle.pause - first_lag, 0, slots)) ** 2
         )
         difference = self._per_trigger(expected[SHORT] - expected[LONG])
         drift = np.abs(difference) / np.sqrt(self._per_trigger(imprecision[LONG] + imprecision[SHORT]) + 1.0)
         jump = np.abs(self._per_trigger(recent.change)) / np.sqrt(self._per_trigger(recent.change_variance) + 1e-9)
+        clumped = self._clump_variance(mixed) + self._pause_variance(batched, shares[LONG], window)
         by_lag = _by_lag(per_slot, shares, first_lag, trust) if lags_wanted else np.zeros((len(seen), 0))
         return StragglersByTrigger(
             arrived=arrived.sum(axis=1),
             expected=mixed,
             deviation=np.sqrt(variance),
-            untested=np.sqrt(variance + self._clump_variance(mixed)),
+            untested=np.sqrt(variance + clumped),
             by_lag=by_lag,
             rate=trust * rate[SHORT] + (1 - trust) * rate[LONG],
             known=np.asarray(known.reshape(self.triggers, -1).all(axis=1)),
             drift=np.asarray(drift),
             alarm=np.maximum(drift, jump),
         )
+
+    def _shows_rate(self) -> BoolArray:
+        """Whether the arrivals of each source tell its rate, [source].
+
+        A new query that inherits delays is old enough for an interval at its first window's end. Between the first two
+        batches of a source the youngest slots seem to have no events then, and before the first one none has.
+        """
+        triangle, learnt = self.triangle, self.weight > 0
+        if learnt.all():
+            return learnt
+        arrived = triangle.total(0)
+        paused = arrived / np.maximum(triangle.age - triangle.pause, 1.0) * triangle.pause
+        return np.asarray(learnt | (arrived > 0) & (paused <= LIKELY_PAUSE))
 
     def _clump_variance(self, expected: FloatArray) -> FloatArray:
         """Variance of the number of stragglers because they arrive in clumps, [source].
@@ -328,8 +348,8 @@ class StragglerModel(ArrayState):
         likely = np.minimum(self._per_trigger(expected), LIKELY_CLUMPS * size) / LIKELY_CLUMPS
         return np.asarray(np.repeat(likely * size / (4 * sources), sources))
 
-    def _batch_variance(self, rate: FloatArray, first_lag: int, slots: int) -> FloatArray:
-        """Variance of the number of stragglers because events arrive in batches, as of a reader that polls, [source].
+    def _batched_rate(self, rate: FloatArray) -> FloatArray:
+        """Events per slot that arrive in batches, as of a reader that polls, [source].
 
         Between two batches all events are missing, whatever their age: as many as are born in the pause. Of a Poisson
         process, the pause says nothing. How far the mean pause exceeds that of such a process tells them apart.
@@ -340,8 +360,27 @@ class StragglerModel(ArrayState):
         rate = np.where(self.weight > 0, self.usual_rate, rate)
         arrivals = -np.expm1(-np.maximum(rate, 1e-3))
         batched = np.clip(1 - (1 - arrivals) / arrivals / np.maximum(triangle.mean_pause(), 1e-9), 0.0, 1.0)
-        missing = np.clip(triangle.pause - first_lag, 0, slots)
-        return np.asarray(np.where(triangle.silent_slots > 0, 0.0, rate * batched * missing) ** 2)
+        return np.asarray(np.where(triangle.silent_slots > 0, 0.0, rate * batched))
+
+    def _pause_variance(self, rate: FloatArray, share: FloatArray, window: slice) -> FloatArray:
+        """Variance of the number of stragglers because a batch is due, [source].
+
+        The delays of batches are known on average over their phases. So in a pause, of the events that were born before
+        it, those are missing too that usually arrive in as long a time. `calibration.DEFAULT_FACTOR` standard errors
+        contain them, of all sources together.
+
+        Args:
+            rate: of the events that come in batches.
+            share: by [source, lag].
+            window: its lags.
+        """
+        sources = len(rate) // self.triggers
+        if not (rate * self.triangle.pause).any():
+            return np.zeros(len(rate))
+        at = np.arange(window.start, window.stop) - self.triangle.pause.astype(np.int64)[:, None]
+        before = np.where(at >= 0, np.take_along_axis(share, np.maximum(at, 0), axis=1), 0.0)
+        missing = self._per_trigger(rate * (share[:, window] - before).sum(axis=1))
+        return np.asarray(np.repeat((missing / DEFAULT_FACTOR) ** 2 / sources, sources))
 
     def _per_trigger(self, by_source: FloatArray) -> FloatArray:
         return np.asarray(by_source.reshape(self.triggers, -1).sum(axis=1))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -137,3 +139,41 @@ def test_first_intervals_contain_late_records_of_all_sources_that_are_released_t
     of_clumps, one_by_one = np.mean(found, axis=0)
     assert of_clumps == 1
     assert trigger.model.late[0] > 100 and (one_by_one < 0.8 if together else width[0] < 1.05 * width[1])
+
+
+POLL = 6
+"""Slots between two batches: just as long as the blocks by which clumps of late records are learnt, which show none."""
+POLLED = SlotGrid(slot_ms=20, substream_slots=5 * POLL, lags=120)
+
+
+def polled(trigger: EarlyTrigger, slots: int) -> Iterator[tuple[int, int]]:
+    """Advances the trigger by batches of 20 records per slot; yields time, and what is missing of the window that
+    ended a batch before."""
+    rng = np.random.default_rng(20_261_123)
+    born = np.repeat(np.arange(slots), EVENTS_PER_SLOT)
+    arrives = -(-(born + rng.exponential(MEAN_LAG, len(born))).astype(int) // POLL) * POLL
+    lag, table = arrives - born, np.zeros((slots, 1, POLLED.lags))
+    on_time = arrives < slots
+    np.add.at(table, (arrives[on_time], 0, lag[on_time]), 1)
+    for now, row in enumerate(table):
+        trigger.on_slot(row)
+        yield now, int(((born > now - POLL - WINDOW) & (born <= now - POLL) & (arrives > now)).sum())
+
+
+def test_first_intervals_hold_between_the_batches_of_a_reader_that_polls() -> None:
+    trigger = EarlyTrigger(1, POLLED, WINDOW, AccuracyTarget(), "count")
+    found = []
+    for now, late in polled(trigger, POLLED.lags + 2 * WINDOW):
+        if now >= POLLED.lags + WINDOW and now % POLL > 1:
+            stragglers = trigger.model.predict(POLL, WINDOW)
+            widths = np.array([stragglers.untested[0], stragglers.deviation[0]])
+            found.append(abs(late - stragglers.expected[0]) <= DEFAULT_FACTOR * widths)
+    with_pauses, without = np.mean(found, axis=0)
+    assert with_pauses == 1 and without < 0.8
+
+
+def test_inherited_delays_give_an_interval_with_a_batch_and_none_in_the_pauses_before_a_rate_is_learnt() -> None:
+    trigger = EarlyTrigger(1, POLLED, WINDOW, AccuracyTarget(), "count")
+    trigger.triangle.inherit(0, np.ones((2, 2, POLLED.lags), np.float32), POLLED.lags)
+    known = {now: trigger.model.predict(0, WINDOW).known for now, _ in polled(trigger, 2 * WINDOW)}
+    assert known == {now: now >= WINDOW and now % POLL == 0 for now in known}
