@@ -38,6 +38,8 @@ TRACES = ("zipf", "rhythm", "cran", "flights")
 @click.option("--windows", type=click.IntRange(1), help="Number of windows after the warm-up.  [default: 25]")
 @click.option("--seed", default=1, show_default=True, help="Seed of the generated traces.")
 @click.option("--records", default=100_000, show_default=True, help="Records per window of the generated traces.")
+@click.option("--error", "errors", multiple=True, type=float, help="Error budgets, as shares of the largest value.")
+@click.option("--staleness", multiple=True, type=float, help="Staleness budgets, in windows.")
 @click.option("--processes", default=2, show_default=True)
 def main(
     only: tuple[str, ...],
@@ -47,6 +49,8 @@ def main(
     windows: int | None,
     seed: int,
     records: int,
+    errors: tuple[float, ...],
+    staleness: tuple[float, ...],
     processes: int,
 ) -> None:
     """Measure the policies under budgets, and the distance of the default policy from the optimum."""
@@ -59,13 +63,9 @@ def main(
             without = "leave it out with --trace zipf, or run --smoke on generated data"
             downloads = existing(DOWNLOADS_WEEK, without) if "cran" in traces else DOWNLOADS_WEEK
             size = BudgetsSize(windows, seed, records, downloads)
-        _run(
-            tuple(p for p in PARTS if p in only or not only),
-            traces,
-            size,
-            processes,
-            SMOKE if smoke else QUICK if quick else BUDGETS,
-        )
+        usual = SMOKE if smoke else QUICK if quick else BUDGETS
+        budgets = {"error": errors, "staleness": staleness} if errors or staleness else usual
+        _run(tuple(p for p in PARTS if p in only or not only), traces, size, processes, budgets)
         if BOUND in only or not only:
             text = bound_table(size, quick=quick or smoke)
             (OUT / "budgets-bound.md").write_text(text)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 Row = dict[str, Any]
-NEARLY_NOTHING = 1e-3
-"""Below this staleness (in windows), ratios are meaningless and the difference is reported."""
+FRESH = 2e-3
+"""Staleness of the optimum, in windows, above which the goal is `GOAL` times it; below, a few sends decide."""
+GOAL, GOAL_WHERE_FRESH = 1.5, 3.0
 
 
 def figure_of(kind: str) -> str:
@@ -31,7 +32,7 @@ def _table(key: tuple[str, ...], rows: Sequence[Row]) -> list[str]:
     names = list(dict.fromkeys(r["label"] for r in rows))
     figure = figure_of(key[-1])
     lines = ["", f"**{', '.join(key)} budget: {figure}, {rows[0]['windows']} windows**", ""]
-    lines += [f"| budget | {' | '.join(names)} | gain / optimal | gap |", "|" + "---|" * (len(names) + 3)]
+    lines += [f"| budget | {' | '.join(names)} | gain / optimal | gap | goal |", "|" + "---|" * (len(names) + 4)]
     for budget in dict.fromkeys(r["budget"] for r in rows):
         by = {r["label"]: r for r in rows if r["budget"] == budget}
         shown = [f"{by[n][figure]:.3g} ({by[n]['updates_per_window']:.0f})" if n in by else "" for n in names]
@@ -39,9 +40,12 @@ def _table(key: tuple[str, ...], rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _distance(by: dict[str, Row], figure: str) -> tuple[str, str]:
+def _distance(by: dict[str, Row], figure: str) -> tuple[str, str, str]:
     if "optimal" not in by or "gain" not in by:
-        return "", ""
+        return "", "", ""
     best, ours = by["optimal"][figure], by["gain"][figure]
-    tiny = best <= 0.0 or (figure == "staleness_p95" and best < NEARLY_NOTHING)
-    return "–" if tiny else f"{ours / best:.2f}", f"{ours - best:.2g}"
+    goal = ""
+    if figure == "staleness_p95":
+        factor = GOAL if best > FRESH else GOAL_WHERE_FRESH
+        goal = "met" if ours <= factor * best else f"missed (at most {factor:g})"
+    return f"{ours / best:.2f}" if best > 0.0 else "–", f"{ours - best:.2g}", goal
