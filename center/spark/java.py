@@ -36,7 +36,7 @@ def java_version(env: Mapping[str, str]) -> int | None:
 
 
 def require_java(env: Mapping[str, str]) -> int:
-    """Returns the version of Spark's Java. Raises InvalidConfig, saying what to install, if it is missing or too old."""
+    """Returns the version of Spark's Java; raises InvalidConfig, with what to install, if it is missing or too old."""
     version = java_version(env)
     if version is None:
         raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, "Spark needs Java, and none can be run")
