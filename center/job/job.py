@@ -37,7 +37,8 @@ from center.job.microbatch import BatchProcessor
 from center.job.warm_up import warm_up
 from center.ledger import Ledger
 from center.results import MAX_ANSWER_BYTES, ResultStore
-from center.spark.session import SessionConfig, require_java, start_session
+from center.spark.java import require_java
+from center.spark.session import SessionConfig, start_session
 from center.storage.progress import Progress, Track
 from edgewater.errors import StorageError
 from edgewater.health import health_server

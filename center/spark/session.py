@@ -27,13 +27,8 @@ from py4j.java_gateway import java_import
 from pyspark.sql import SparkSession
 
 from center.spark.fork_server import SINGLE_THREADED
-from edgewater.errors import InvalidConfig
+from center.spark.java import require_java
 
-JAVA_MIN = 17
-JAVA_ACCEPTED = (
-    f"Java {JAVA_MIN} or newer: install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
-)
-JAVA_TIMEOUT_S = 30
 WORKER_TIMEOUT_S = 60
 """How long a Python worker may take for its part of a micro-batch, and to connect: a second is usual, and Spark's 15 s
 for connecting are not enough on a starved machine."""
@@ -98,38 +93,12 @@ class SessionConfig:
         return 1 if self.master == "local" else 8
 
 
-def java_version(env: Mapping[str, str]) -> int | None:
-    """The major version of the Java that Spark would use, or None if none can be run."""
-    home = env.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=env.get("PATH", os.defpath))
-    if java is None:
-        return None
-    try:
-        answer = subprocess.run(
-            [java, "-version"], env=dict(env), capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    # `openjdk version "17.0.15" 2025-04-15`; before Java 9 it read `java version "1.8.0_402"`.
-    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    return int(match[1]) if match else None
-
-
 def class_archive() -> Path:
     """The file of Spark's loaded classes (Java's application class data sharing) beside this installation.
 
     Java ignores a file of another Java or of other jars. `edgewater center prepare` writes it.
     """
     return Path(sys.prefix, "share", "edgewater", f"spark-{pyspark.__version__}.jsa")
-
-
-def require_java(env: Mapping[str, str]) -> None:
-    """Raises InvalidConfig, saying what to install, if Spark's Java is missing or too old."""
-    version = java_version(env)
-    if version is None:
-        raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, "Spark needs Java, and none can be run")
-    if version < JAVA_MIN:
-        raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, f"this is Java {version}")
 
 
 def spark_settings(config: SessionConfig) -> dict[str, str]:
