@@ -23,6 +23,7 @@ Position = dict[str, Any]
 MAX_EXAMPLE_CHARACTERS = 200
 MAX_CHUNK_ROWS = 65_536
 BLOCK_BYTES = 1 << 22
+FULL_READ_BYTES = BLOCK_BYTES - (BLOCK_BYTES >> 3)
 SHORT_READ_BYTES = 1 << 16
 """A read shorter than this has reached the end of input that is still being written: the capacity of a pipe."""
 COALESCE_S = 0.02
@@ -134,6 +135,11 @@ class Chunk:
     nbytes: int
     losses: tuple[str, ...] = ()
     input_gone: bool = False
+
+    @property
+    def is_full_read(self) -> bool:
+        """Whether it is as large as the source reads at once, so that there is probably more to read."""
+        return self.nbytes >= FULL_READ_BYTES or self.batch.num_rows >= MAX_CHUNK_ROWS
 
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
         """Returns the first `rows` records and the rest as two chunks, each with its own positions.
