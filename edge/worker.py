@@ -3,8 +3,12 @@
 An edge that keeps up has no queues: each batch is processed by all queries at once, in the order of arrival. A batch is
 queued when it would hold the event loop for longer than `BLOCK_MS`, or when several queries share a source that has not
 been idle for a cycle: the edge is short of CPU then, and the order decides whose answer is late. The worker runs the
-queries by `edgewater.scheduling`, in pieces of about `PIECE_MS`, between which the loop serves heartbeats, pushes and
-the link. What it decides is journaled (`Ran`), so that recovery repeats it without measuring anything.
+queries by `edgewater.scheduling`, in pieces of about `PIECE_MS`, and every `TURN_MS` lets the loop serve heartbeats,
+pushes and the link. What it decides is journaled (`Ran`), so that recovery repeats it without measuring anything.
+
+Meanwhile the source waits, so batches become as large as without queues, and cost as little per record: those queries
+that are due come first, then the others, then the next batch. A source that is behind by more than it reads at once has
+no use for an order: all queries process such a batch at once, as without queues.
 
 Sources are held back only when the queues have reached their limit; from `MemoryLimits.threshold` on, the query that
 is furthest behind runs, since a batch takes memory until the last query has processed it.
@@ -31,15 +35,18 @@ BLOCK_MS = 50.0
 """A batch that takes longer is queued."""
 BUSY_MS = 120.0
 """A source that has not been idle for longer has more input than the edge keeps up with."""
-PIECE_MS = 20.0
-"""The estimated time for which the worker keeps the event loop. A record cannot be divided."""
+TURN_MS = 20.0
+"""The worker lets the event loop run after this time."""
+PIECE_MS = 50.0
+"""The estimated time of a piece of a batch; the last one may take half as much more. A record cannot be divided, and
+what queries share of a whole batch is computed anew for each piece."""
 FOLD_S = 1.0
 """Measurements are added to the cost estimates after this time, or when the queries are scheduled."""
 DIRECT_MS = 500.0
 """A full read that takes less is processed by all queries at once: its source is behind by more than a batch, so every
 answer waits for input, whatever the order of the queries."""
-FRAME_PIECE_MS = 2.0
-"""The same as `PIECE_MS` for the first `FRAME_TURNS` after windows have ended: a frame takes so many turns of the event
+FRAME_TURN_MS = 2.0
+"""The same as `TURN_MS` for the first `FRAME_TURNS` after windows have ended: a frame takes so many turns of the event
 loop until it is durable."""
 FRAME_TURNS = 6
 WAKE_MS = 250.0
@@ -192,6 +199,9 @@ class Worker:
     def ingest(self, event: Ingested, append: Callable[[Ingested], object], *, is_full_read: bool = False) -> bool:
         """Passes a batch to the core by `append`, to be processed at once or queued.
 
+        Args:
+            is_full_read: as `Chunk.is_full_read`.
+
         Returns: whether it was queued. No query has more to send then; `changed` is called when one has run.
         """
         self._follow_queries()
@@ -269,7 +279,7 @@ class Worker:
             took_ms = 1000.0 * (self._clock() - began_s)
             spent_ms += took_ms
             self._held_ms += took_ms
-            if self._held_ms >= (FRAME_PIECE_MS if self._frame_turns else PIECE_MS):
+            if self._held_ms >= (FRAME_TURN_MS if self._frame_turns else TURN_MS):
                 await self._release()
         if self._clock() - self._folded_s >= FOLD_S or ref not in self._costed:
             self._fold()
@@ -311,7 +321,7 @@ class Worker:
                     break
                 end, records = item.payload, int(item.records)
                 assert isinstance(end, int)
-                taken = min(records, room)
+                taken = records if 2 * records <= 3 * room else room
                 through, room = end - (records - taken), room - taken
                 if taken < records:
                     self._scheduler.shrink(query, item, taken)

@@ -282,13 +282,15 @@ class EdgeCore:
         name = pipeline.spec.stream
         for parts in pipeline.queue.take(event.through, joins):
             self._batch_number += 1
-            records = self._queued_records.get(name, parts) or self._shared_records(name, parts)
+            records = self._queued_records.get(name, parts)
+            if records is None:
+                records = self._share_queued(name, parts)
             effects += self._ingest(pipeline, records, stream, parts[0].arrival_ms, parts[0].watermark_ms)
         if not pipeline.queue and not any(each.queue for each in self.queries.values()):
             self._queued_records.clear()
         return effects
 
-    def _shared_records(self, stream: str, parts: Sequence[QueuedBatch]) -> Records:
+    def _share_queued(self, stream: str, parts: Sequence[QueuedBatch]) -> Records:
         queries = [(each.queue, each.reading) for each in self.queries_of(stream)]
         return self._queued_records.of(stream, parts, queries, MOST_SHARED * shared_bytes(q for q, _ in queries))
 

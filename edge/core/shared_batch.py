@@ -205,7 +205,7 @@ class QueuedRecords:
     def of(
         self, stream: str, parts: Sequence[QueuedBatch], queries: Sequence[tuple[BatchQueue, Reading]], most_bytes: int
     ) -> Records:
-        """Returns the records of adjacent parts of a stream as one batch.
+        """Returns the records of adjacent parts of a stream, which are not kept yet, as one batch.
 
         Args:
             queries: the queues of the stream's queries, and what these read.

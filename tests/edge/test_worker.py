@@ -146,8 +146,8 @@ def test_a_slow_query_holds_an_answer_up_for_no_more_than_its_cycle(tmp_path: Pa
 
 def test_a_query_that_always_overruns_its_cycle_delays_each_of_the_others_by_one_record_at_most(tmp_path: Path) -> None:
     shop = Shop(tmp_path, "a", "b", "slow")
-    shop.learn()
     shop.costs["slow"] = 500.0  # four cycles, and a record cannot be divided
+    shop.learn()
     shop.ingest(300, 3000)
     shop.ingest(10, 10_500)
     began_s = shop.now_s
@@ -178,9 +178,9 @@ def test_an_edge_is_short_of_cpu_while_a_due_query_is_late_and_no_longer(tmp_pat
     assert 0.0 < share < 1.0
     shop.now_s += 10
     assert shop.worker.take_short_share() == 0.0
-    shop.ingest(int(READ_EVERY_MS / 2), 15_000)
+    shop.ingest(int(READ_EVERY_MS), 15_000)
     while shop.worker.may_read.is_set():
-        shop.ingest(int(READ_EVERY_MS / 2), 15_000)
+        shop.ingest(int(READ_EVERY_MS), 15_000)
     shop.worker.take_short_share()
     shop.now_s += 1
     assert shop.worker.take_short_share() == 1.0, "the queues are full"
