@@ -206,7 +206,7 @@ class Attacker:
 KINDS = {
     "gateway": "center gateway ",
     "api": "center api ",
-    "python workers": "spark.daemon",
+    "python workers": "center.spark",
     "jvm": "org.apache.spark.deploy.SparkSubmit",
     "job": "center job ",
 }

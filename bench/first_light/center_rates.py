@@ -177,7 +177,7 @@ def resident(demo: Demo) -> dict[str, float]:
         if process.status() == psutil.STATUS_ZOMBIE:
             continue
         command = " ".join(process.cmdline())
-        kind = "jvm" if "java" in command.split(" ")[0] else "python worker" if "spark.daemon" in command else ""
+        kind = "jvm" if "java" in command.split(" ")[0] else "python worker" if "center.spark" in command else ""
         kind = kind or next((p for p in ("gateway", "job", "api") if f"center {p}" in command), "other")
         result[kind] = max(result.get(kind, 0.0), process.memory_info().rss / 2**20)
     return result

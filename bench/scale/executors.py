@@ -29,7 +29,7 @@ from bench.first_light.synthetic_edge import WINDOW_MS, SyntheticEdge, spec, syn
 from bench.scale.sessions import start_gateway
 from center.catalog import Catalog
 from center.results import ResultStore
-from center.spark.session import require_java
+from center.spark.java import require_java
 from edge.process import now_ms
 from edgewater.query import QuerySpec
 from sim.demo.run import free_port

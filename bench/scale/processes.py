@@ -24,7 +24,7 @@ def kind_of(process: psutil.Process) -> str:
     command = process.cmdline()
     if command and "java" in command[0]:
         return "jvm"
-    if any("pyspark" in word for word in command):
+    if any("pyspark" in word or "center.spark" in word for word in command):
         return "python workers"
     return next((part for part in (GATEWAY, JOB, API) if part in command), "supervisor")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,8 @@ MAX_INCARNATIONS = 500
 REMEMBER_MS = 86_400_000
 Refusal = tuple[str, ProtocolError]
 """An alarm's kind, and the error whose message it has."""
+MAX_NAMED = 500
+"""Edges that one query names; to read all takes less time than to name more of them."""
 FIRST_SEQ = 1
 """The first frame of an incarnation."""
 MAX_FORMER_STREAMS = 64
@@ -45,16 +47,16 @@ def count_rows(connection: Connection, table: Table) -> int:
     return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
 
 
-def select_edges(connection: Connection, edge: str | None = None) -> list[EdgeRecord]:
-    """All edges by id, or only `edge`."""
+def select_edges(connection: Connection, only: Collection[str] | None = None) -> list[EdgeRecord]:
+    """All edges by id, or those of `only`."""
     counts = select(t.incarnations.c.edge, func.count()).group_by(t.incarnations.c.edge)
     lost = select(t.lost_states.c.edge, t.lost_states.c.lost_at_ms)
     columns = [c for c in t.edges.c if c is not t.edges.c.streams]
     rows: Select[Any] = select(*columns, cast(t.edges.c.streams, Text).label("streams")).order_by(t.edges.c.edge)
-    if edge is not None:
-        counts = counts.where(t.incarnations.c.edge == edge)
-        lost = lost.where(t.lost_states.c.edge == edge)
-        rows = rows.where(t.edges.c.edge == edge)
+    if only is not None:
+        counts = counts.where(t.incarnations.c.edge.in_(only))
+        lost = lost.where(t.lost_states.c.edge.in_(only))
+        rows = rows.where(t.edges.c.edge.in_(only))
     incarnations: dict[str, int] = dict(connection.execute(counts).all())
     lost_at_ms: dict[str, int] = dict(connection.execute(lost).all())
     gateways = {r.gateway: (r.beat_at_ms, r.silence_ms) for r in connection.execute(select(t.gateways))}
@@ -62,6 +64,22 @@ def select_edges(connection: Connection, edge: str | None = None) -> list[EdgeRe
         edge_from_row(r, served_streams(r.streams), incarnations.get(r.edge, 0), lost_at_ms.get(r.edge), gateways)
         for r in connection.execute(rows)
     ]
+
+
+def select_changed(connection: Connection, known: Mapping[EdgeId, EdgeRecord]) -> list[EdgeRecord]:
+    """All edges by id. Those that are not retired and whose streams are as in `known` are the ones in it."""
+    streams = cast(t.edges.c.streams, Text).label("streams")
+    rows = connection.execute(select(t.edges.c.edge, t.edges.c.retired, streams).order_by(t.edges.c.edge)).all()
+    same = {}
+    for row in rows:
+        record = None if row.retired else known.get(row.edge)
+        if record and not record.retired and (record.streams, record.former_streams) == served_streams(row.streams):
+            same[row.edge] = record
+    changed = [row.edge for row in rows if row.edge not in same]
+    if len(changed) > MAX_NAMED:
+        return select_edges(connection)
+    read = {record.edge: record for record in select_edges(connection, changed)} if changed else {}
+    return [same.get(row.edge) or read[row.edge] for row in rows]
 
 
 def select_shapes(connection: Connection) -> dict[str, set[EdgeId]]:

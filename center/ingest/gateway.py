@@ -506,7 +506,8 @@ class Gateway:
         if version == current.version:
             return current
         catalog = self._catalog
-        return AssignmentPlan.of(version, catalog.queries(), catalog.edges(), catalog.declared_streams(), current)
+        edges, declared = catalog.edges(current.edges), catalog.declared_streams()
+        return AssignmentPlan.of(version, catalog.queries(), edges, declared, current)
 
     def _sweep(self) -> None:
         """Removes segments that retention misses: left by a crash, or of deleted queries and never indexed."""

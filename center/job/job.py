@@ -37,7 +37,8 @@ from center.job.microbatch import BatchProcessor
 from center.job.warm_up import warm_up
 from center.ledger import Ledger
 from center.results import MAX_ANSWER_BYTES, ResultStore
-from center.spark.session import SessionConfig, require_java, start_session
+from center.spark.java import require_java
+from center.spark.session import SessionConfig, start_session
 from center.storage.progress import Progress, Track
 from edgewater.errors import StorageError
 from edgewater.health import health_server
@@ -45,6 +46,8 @@ from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)
 
+PYTHON_MODULES = ("center.catalog", "center.results", "center.job.warm_up")
+"""What the stream's reader and the workers load."""
 STOP_POLL_S = 0.2
 CHECK_S = 5.0
 """Interval of looking into the catalog for frames that wait, and for queries that an operator has resumed."""
@@ -230,7 +233,7 @@ class Job:
             self._leave_cpu_to_leader(stop)
             if stop.is_set():
                 return
-            spark = start_session(self._config.session)
+            spark = start_session(self._config.session, PYTHON_MODULES)
             stack.callback(_stop_quietly, spark.stop)
             spark.dataSource.register(FrameSource)
             logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)

@@ -46,10 +46,9 @@ def _result(name: str, run: Callable[[], str]) -> CheckResult:
 
 
 def _java(environment: Mapping[str, str]) -> str:
-    from center.spark.session import java_version, require_java
+    from center.spark.java import require_java
 
-    require_java(environment)
-    return f"Java {java_version(environment)}"
+    return f"Java {require_java(environment)}"
 
 
 def _free(address: str, field: str) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 from pyspark import SparkContext
 
 from center.job.job import Job, JobConfig
-from center.spark.session import SessionConfig, class_archive, require_java
+from center.spark.java import require_java
+from center.spark.session import SessionConfig, class_archive
 from edgewater.errors import StorageError
 
 TIMEOUT_S = 300

@@ -37,7 +37,7 @@ from edgewater.health import bound_address, health_server, listen
 
 if TYPE_CHECKING:  # imported when a component runs: the API must not load Spark, nor the gateway
     from center.catalog import Catalog, Component, HeartbeatThread
-    from center.ingest import GatewayConfig
+    from center.ingest.gateway import GatewayConfig
     from center.job.job import JobConfig
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ def _relax_collection() -> None:
 
 
 async def _gateway(config: CenterConfig, catalog: Catalog) -> None:
-    from center.ingest import Gateway
+    from center.ingest.gateway import Gateway
     from center.storage.frame_log import FrameLog
 
     stop = asyncio.Event()
@@ -209,7 +209,7 @@ def run_job(config: CenterConfig) -> None:
 
 def gateway_config(config: CenterConfig) -> GatewayConfig:
     """The gateway's configuration."""
-    from center.ingest import GatewayConfig
+    from center.ingest.gateway import GatewayConfig
 
     return GatewayConfig(
         tokens=config.tokens,

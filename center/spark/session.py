@@ -26,13 +26,9 @@ import pyspark
 from py4j.java_gateway import java_import
 from pyspark.sql import SparkSession
 
-from edgewater.errors import InvalidConfig
+from center.spark.fork_server import SINGLE_THREADED
+from center.spark.java import require_java
 
-JAVA_MIN = 17
-JAVA_ACCEPTED = (
-    f"Java {JAVA_MIN} or newer: install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
-)
-JAVA_TIMEOUT_S = 30
 WORKER_TIMEOUT_S = 60
 """How long a Python worker may take for its part of a micro-batch, and to connect: a second is usual, and Spark's 15 s
 for connecting are not enough on a starved machine."""
@@ -40,8 +36,9 @@ SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
 """Names of Spark properties whose values are secret: Spark's own rule (`spark.redaction.regex`)."""
 _INTERPRETER = """#!/bin/sh
 export PYTHONPATH="${{PYTHONPATH#*/pyspark.zip:}}"
-exec {python} "$@"
+exec {python} -IS {client} {socket} {python} "$@"
 """
+_FORK_CLIENT = Path(__file__).with_name("fork_client.py")
 KEPT_JOBS = 20
 _HISTORIES = (
     "spark.ui.retainedJobs",
@@ -96,38 +93,12 @@ class SessionConfig:
         return 1 if self.master == "local" else 8
 
 
-def java_version(env: Mapping[str, str]) -> int | None:
-    """The major version of the Java that Spark would use, or None if none can be run."""
-    home = env.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=env.get("PATH", os.defpath))
-    if java is None:
-        return None
-    try:
-        answer = subprocess.run(
-            [java, "-version"], env=dict(env), capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    # `openjdk version "17.0.15" 2025-04-15`; before Java 9 it read `java version "1.8.0_402"`.
-    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    return int(match[1]) if match else None
-
-
 def class_archive() -> Path:
     """The file of Spark's loaded classes (Java's application class data sharing) beside this installation.
 
     Java ignores a file of another Java or of other jars. `edgewater center prepare` writes it.
     """
     return Path(sys.prefix, "share", "edgewater", f"spark-{pyspark.__version__}.jsa")
-
-
-def require_java(env: Mapping[str, str]) -> None:
-    """Raises InvalidConfig, saying what to install, if Spark's Java is missing or too old."""
-    version = java_version(env)
-    if version is None:
-        raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, "Spark needs Java, and none can be run")
-    if version < JAVA_MIN:
-        raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, f"this is Java {version}")
 
 
 def spark_settings(config: SessionConfig) -> dict[str, str]:
@@ -245,7 +216,7 @@ def socket_settings(directory: Path) -> dict[str, str]:
 
 @functools.cache
 def local_interpreter() -> str:
-    """Returns a command that runs this interpreter with the installed PySpark.
+    """Returns a command that runs this interpreter with the installed PySpark, by fork if there is a server.
 
     Spark puts a zipped copy first on the path of its Python processes, and each of them compiles it anew: 0.4 s of CPU
     in each of the six that a start of the job waits for.
@@ -254,19 +225,41 @@ def local_interpreter() -> str:
     if Path(os.environ.get("SPARK_HOME", installed)) != installed:
         return sys.executable  # it may have another PySpark
     command = _private_directory() / "python"
-    command.write_text(_INTERPRETER.format(python=shlex.quote(sys.executable)))
+    words = {"python": sys.executable, "client": str(_FORK_CLIENT), "socket": str(_fork_socket())}
+    command.write_text(_INTERPRETER.format(**{name: shlex.quote(word) for name, word in words.items()}))
     command.chmod(0o700)
     return str(command) if os.access(command, os.X_OK) else sys.executable  # directories may be mounted noexec
 
 
-def start_session(config: SessionConfig) -> SparkSession:
+def _fork_socket() -> Path:
+    return _private_directory() / "fork"
+
+
+@functools.cache
+def _start_fork_server(modules: tuple[str, ...]) -> None:
+    """Starts `center.spark.fork_server`, which ends with this process; without it each process loads the modules."""
+    if sys.platform != "linux" or len(os.fsencode(_fork_socket().parent)) > MAX_SOCKET_DIRECTORY:
+        return
+    # Spark gives its workers this seed, so that the same text has the same hash in all of them.
+    environment = {"PYTHONHASHSEED": "0"} | os.environ | SINGLE_THREADED
+    command = [sys.executable, "-u", "-m", "center.spark.fork_server", str(_fork_socket()), *modules]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+    atexit.register(server.communicate)
+
+
+def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> SparkSession:
     """Starts the JVM and returns its session. Takes seconds; call `session.stop()` when done.
 
     The JVM ends with this process, however it ends: it reads a pipe that only this process holds open.
 
+    Args:
+        modules: what the Python processes of a local session load. It is loaded once, while the JVM starts.
+
     Raises:
         InvalidConfig: Java is missing or too old.
     """
+    if config.is_local and modules:
+        _start_fork_server(modules)
     require_java(os.environ)
     # Executors must run this interpreter: another has other packages.
     for name in {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"} - os.environ.keys():

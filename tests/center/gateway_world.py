@@ -18,7 +18,7 @@ import pytest
 from center.catalog import Catalog, IndexOutcome, UnindexedFrame
 from center.config import Columns
 from center.edge_access import EdgeAccess
-from center.ingest import Gateway, GatewayConfig
+from center.ingest.gateway import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from center.storage.segments import SegmentDirectory
 from edgewater.errors import StorageError

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from center.catalog import Catalog
-from center.ingest import Gateway, GatewayConfig
+from center.ingest.gateway import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLog
 from edge.agent import RETIRED, Agent, open_agent
 from edge.config import parse_config

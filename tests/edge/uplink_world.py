@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 
 from center.catalog import Catalog
-from center.ingest import Gateway, GatewayConfig
+from center.ingest.gateway import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLog
 from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import edge.agent
 from center.catalog import Catalog
-from center.ingest import Gateway, GatewayConfig
+from center.ingest.gateway import Gateway, GatewayConfig
 from center.job.frame_source import FrameReader, SourceOptions
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics

@@ -154,6 +154,32 @@ def test_expected_are_the_edges_a_query_names_or_those_that_serve_its_stream(cat
         catalog.retire(EdgeId("bos"))
 
 
+def test_known_edges_are_read_again_if_they_have_changed_their_streams_or_are_retired(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ewr, bos = EdgeId("ewr"), EdgeId("bos")
+    for most in (500, 1):  # few changed edges are read by name, many with all others
+        monkeypatch.setattr("center.catalog.edge_rows.MAX_NAMED", most)
+        for edge in (JFK, LGA, ewr):
+            hello(catalog, edge, incarnation=f"i{most}")
+        known = {edge.edge: edge for edge in catalog.edges()}
+        watermark_ms = {"flights": 99 + most}
+        for edge in (JFK, LGA):
+            catalog.record_heartbeats([HeartbeatRecord(edge, watermark_ms, {}, {}, 0, 0, 0, 0, 1_500)])
+        catalog.retire(LGA)
+        hello(catalog, ewr, streams=())
+        hello(catalog, bos)
+        again = {edge.edge: edge for edge in catalog.edges(known)}
+        fresh = {edge.edge: edge for edge in catalog.edges()}
+        assert list(again) == [bos, ewr, JFK, LGA]
+        assert {edge for edge in again if again[edge] == fresh[edge]} >= {bos, ewr, LGA}
+        assert (again[JFK] is known[JFK]) == (most == 500) and again[JFK].streams == fresh[JFK].streams
+        catalog.record_heartbeats([HeartbeatRecord(LGA, {"flights": 7}, {}, {}, 0, 0, 0, 0, 1_600)])
+        assert catalog.edges(again)[3].watermarks == {"flights": 7}, "a retired edge is always read"
+        catalog.reinstate(LGA)
+        assert not catalog.edges(again)[3].retired
+
+
 def test_the_last_word_of_an_edge_on_a_query_stands(catalog: Catalog) -> None:
     ref = catalog.register(spec(), 1).ref
     catalog.record_query_status(JFK, ref, False, "invalid-query", "no such column")

@@ -13,7 +13,7 @@ import pytest
 from starlette.applications import Starlette
 
 from center.catalog import Catalog
-from center.ingest import Gateway, GatewayConfig
+from center.ingest.gateway import Gateway, GatewayConfig
 from center.ingest.group_commit import LAG_MS
 from center.storage.frame_log import FrameLog
 from edgewater.errors import InvalidConfig, StorageError

@@ -12,14 +12,13 @@ from typing import Literal, cast
 import pytest
 
 from center.spark.daemon import Acknowledged
+from center.spark.java import java_version, require_java
 from center.spark.session import (
     MAX_SOCKET_DIRECTORY,
     SessionConfig,
     class_archive,
-    java_version,
     local_interpreter,
     off_the_command_line,
-    require_java,
     socket_settings,
     spark_settings,
 )

@@ -1,0 +1,45 @@
+"""The Java that Spark needs. Read by checks that must not take the time to load PySpark."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgewater.errors import InvalidConfig
+
+JAVA_MIN = 17
+JAVA_ACCEPTED = (
+    f"Java {JAVA_MIN} or newer: install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+)
+JAVA_TIMEOUT_S = 30
+
+
+def java_version(env: Mapping[str, str]) -> int | None:
+    """The major version of the Java that Spark would use, or None if none can be run."""
+    home = env.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=env.get("PATH", os.defpath))
+    if java is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [java, "-version"], env=dict(env), capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # `openjdk version "17.0.15" 2025-04-15`; before Java 9 it read `java version "1.8.0_402"`.
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(match[1]) if match else None
+
+
+def require_java(env: Mapping[str, str]) -> int:
+    """Returns the version of Spark's Java; raises InvalidConfig, with what to install, if it is missing or too old."""
+    version = java_version(env)
+    if version is None:
+        raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, "Spark needs Java, and none can be run")
+    if version < JAVA_MIN:
+        raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, f"this is Java {version}")
+    return version
