@@ -322,7 +322,8 @@ class Agent:
                 self.durable.handle(InputLost(source.stream, source.name, reason, event.arrival_ms))
             queued = False
             if source.replayable and chunk.end is not None:
-                queued = self.worker.ingest(event, partial(self.durable.ingest_range, start=chunk.start, end=chunk.end))
+                append = partial(self.durable.ingest_range, start=chunk.start, end=chunk.end)
+                queued = self.worker.ingest(event, append, is_full_read=chunk.is_full_read)
             elif chunk.batch.num_rows:
                 queued = self.worker.ingest(event, self.durable.ingest_payload)
             if source.delivery is Delivery.AT_MOST_ONCE:

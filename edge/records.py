@@ -23,6 +23,7 @@ Position = dict[str, Any]
 MAX_EXAMPLE_CHARACTERS = 200
 MAX_CHUNK_ROWS = 65_536
 BLOCK_BYTES = 1 << 22
+FULL_READ_BYTES = BLOCK_BYTES - (BLOCK_BYTES >> 3)
 SHORT_READ_BYTES = 1 << 16
 """A read shorter than this has reached the end of input that is still being written: the capacity of a pipe."""
 COALESCE_S = 0.02
@@ -135,6 +136,11 @@ class Chunk:
     losses: tuple[str, ...] = ()
     input_gone: bool = False
 
+    @property
+    def is_full_read(self) -> bool:
+        """Whether it is as large as the source reads at once, so that there is probably more to read."""
+        return self.nbytes >= FULL_READ_BYTES or self.batch.num_rows >= MAX_CHUNK_ROWS
+
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
         """Returns the first `rows` records and the rest as two chunks, each with its own positions.
 
@@ -168,9 +174,12 @@ def position_inside(start: Position, end: Position, rows: int) -> Position:
 
 
 def split_rows(chunk: Chunk, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
-    """Splits a chunk into chunks of at most `rows` records."""
+    """Splits a chunk into chunks of `rows` records; the last one has at most half as many more.
+
+    A small rest would cost each query a fixed time.
+    """
     pieces = []
-    while chunk.batch.num_rows > rows:
+    while 2 * chunk.batch.num_rows > 3 * rows:
         head, chunk = chunk.split(rows)
         pieces.append(head)
     return [*pieces, chunk]

@@ -3,8 +3,12 @@
 An edge that keeps up has no queues: each batch is processed by all queries at once, in the order of arrival. A batch is
 queued when it would hold the event loop for longer than `BLOCK_MS`, or when several queries share a source that has not
 been idle for a cycle: the edge is short of CPU then, and the order decides whose answer is late. The worker runs the
-queries by `edgewater.scheduling`, in pieces of about `PIECE_MS`, between which the loop serves heartbeats, pushes and
-the link. What it decides is journaled (`Ran`), so that recovery repeats it without measuring anything.
+queries by `edgewater.scheduling`, in pieces of about `PIECE_MS`, and every `TURN_MS` lets the loop serve heartbeats,
+pushes and the link. What it decides is journaled (`Ran`), so that recovery repeats it without measuring anything.
+
+Meanwhile the source waits, so batches become as large as without queues, and cost as little per record: those queries
+that are due come first, then the others, then the next batch. A source that is behind by more than it reads at once has
+no use for an order: all queries process such a batch at once, as without queues.
 
 Sources are held back only when the queues have reached their limit; from `MemoryLimits.threshold` on, the query that
 is furthest behind runs, since a batch takes memory until the last query has processed it.
@@ -31,20 +35,34 @@ BLOCK_MS = 50.0
 """A batch that takes longer is queued."""
 BUSY_MS = 120.0
 """A source that has not been idle for longer has more input than the edge keeps up with."""
-PIECE_MS = 20.0
-"""The estimated time for which the worker keeps the event loop. A record cannot be divided."""
+TURN_MS = 20.0
+"""The worker lets the event loop run after this time."""
+PIECE_MS = 50.0
+"""The estimated time of a piece of a batch; the last one may take half as much more. A record cannot be divided, and
+what queries share of a whole batch is computed anew for each piece."""
 FOLD_S = 1.0
 """Measurements are added to the cost estimates after this time, or when the queries are scheduled."""
-WAKE_MS = 50.0
+DIRECT_MS = 500.0
+"""A full read that takes less is processed by all queries at once: its source is behind by more than a batch, so every
+answer waits for input, whatever the order of the queries."""
+FRAME_TURN_MS = 2.0
+"""The same as `TURN_MS` for the first `FRAME_TURNS` after windows have ended: a frame takes so many turns of the event
+loop until it is durable."""
+FRAME_TURNS = 6
+WAKE_MS = 250.0
 """While no window ends, the link is told of changes after this time. It examines every query for what is to be sent,
 which takes as long as thousands of records."""
 READ_AHEAD_MS = 1000.0
 """Sources read on while less work is queued. With more, what they read would come in more and smaller batches, each of
 which costs every query a fixed time."""
-READ_EVERY_MS = 100.0
-"""While batches are queued, a source that has read less work than this waits for so long, for the same reason."""
+READ_EVERY_MS = 500.0
+"""While batches are queued, a source that has read less work than this waits, at most so long: all queries then process
+one batch after the other, as large as without queues, and share what they compute of it."""
 FIRST_ROWS = 64
 """Records of the first piece of a query of which nothing has been measured."""
+FIRST_BATCH_ROWS = 8_192
+"""Until something has been measured, a batch of so many records is not queued: pieces that grow from the smallest cost
+more than they measure."""
 MAX_LAPS = 10_000
 """Measurements that are kept until then."""
 OFF = "off"
@@ -124,7 +142,9 @@ class Worker:
         self._watched_ms = self._asked_ms = now_ms()
         self._short_ms, self._is_short = 0.0, False
         self._queued = 0
-        self._told_ms = 0
+        self._told_ms = -math.inf
+        self._held_ms, self._has_swept, self._frame_turns = 0.0, False, 0
+        self._was_full_read = False
         self._read_ms, self._read_little, self._is_full = 0, False, False
         self._work = asyncio.Event()
         self.has_room = asyncio.Event()
@@ -176,15 +196,19 @@ class Worker:
 
     # Input
 
-    def ingest(self, event: Ingested, append: Callable[[Ingested], object]) -> bool:
+    def ingest(self, event: Ingested, append: Callable[[Ingested], object], *, is_full_read: bool = False) -> bool:
         """Passes a batch to the core by `append`, to be processed at once or queued.
+
+        Args:
+            is_full_read: as `Chunk.is_full_read`.
 
         Returns: whether it was queued. No query has more to send then; `changed` is called when one has run.
         """
         self._follow_queries()
-        if self._clock() - self._folded_s >= FOLD_S or len(self._laps) >= MAX_LAPS:
+        if self._clock() - self._folded_s >= FOLD_S or len(self._laps) >= MAX_LAPS or not self._costed:
             self._fold()
-        queued = bool(event.batch.num_rows) and self._is_on and self._defers(event)
+        queued = bool(event.batch.num_rows) and self._is_on and self._defers(event, is_full_read or self._was_full_read)
+        self._was_full_read = is_full_read
         append(replace(event, queued=True) if queued else event)
         if queued or self._queued:
             end = self._core.streams[event.stream].records
@@ -197,11 +221,16 @@ class Worker:
         self.advance(event.stream)
         return queued
 
-    def _defers(self, event: Ingested) -> bool:
+    def _defers(self, event: Ingested, is_full_read: bool) -> bool:
         if self._queued:
             return True  # otherwise queries without a queue would run before those with less slack
+        if not self._costed and event.batch.num_rows <= FIRST_BATCH_ROWS:
+            return False
         queries = self._core.queries_of(event.stream)
-        if event.batch.num_rows * self._cost_ms.get(event.stream, 0.0) > BLOCK_MS:
+        work_ms = event.batch.num_rows * self._cost_ms.get(event.stream, 0.0)
+        if is_full_read and len(queries) > 1 and work_ms < DIRECT_MS:
+            return False
+        if work_ms > BLOCK_MS:
             return True
         return len(queries) > 1 and 1000.0 * self._busy_s(event.source) > BUSY_MS
 
@@ -235,7 +264,6 @@ class Worker:
         while True:
             await self._work.wait()
             self._follow_queries()
-            self._watch_slack()
             turn = self._scheduler.next(self._now_ms())
             if turn is None:
                 self._work.clear()
@@ -248,16 +276,37 @@ class Worker:
         while query.queue and spent_ms < turn.limit_ms:  # the queue of a deleted query is empty
             began_s = self._clock()
             self._run_piece(ref, query)
-            spent_ms += 1000.0 * (self._clock() - began_s)
-            await self._pause(0)
-            self._follow_queries()
+            took_ms = 1000.0 * (self._clock() - began_s)
+            spent_ms += took_ms
+            self._held_ms += took_ms
+            if self._held_ms >= (FRAME_TURN_MS if self._frame_turns else TURN_MS):
+                await self._release()
         if self._clock() - self._folded_s >= FOLD_S or ref not in self._costed:
             self._fold()
+        self._scheduler.ran(turn, spent_ms, self._now_ms())
+        self._has_swept |= query.swept > swept
+        if not self._queued or self._has_frames():
+            await self._release()
+
+    async def _release(self) -> None:
+        """Lets the event loop run, and tells the link if a query may have more to send."""
         now_ms = self._now_ms()
-        self._scheduler.ran(turn, spent_ms, now_ms)
-        if query.swept > swept or not self._queued or not 0 <= now_ms - self._told_ms < WAKE_MS:
+        self._update_memory()
+        self._watch_slack()
+        self._frame_turns = max(self._frame_turns - 1, 0)
+        if self._has_frames():
+            self._frame_turns, self._has_swept = FRAME_TURNS, False
+            self._told_ms = -math.inf
+        if not self._queued or not 0 <= now_ms - self._told_ms < WAKE_MS:
             self._told_ms = now_ms
             self._changed()
+        self._held_ms = 0.0
+        await self._pause(0)
+        self._follow_queries()
+
+    def _has_frames(self) -> bool:
+        """Whether all queries that were due have run: one pull builds the frames of all their windows."""
+        return self._has_swept and not any(state.sweeps for state in self._states.values())
 
     def _run_piece(self, ref: QueryRef, query: QueryState) -> None:
         """Processes records at the head of the queue, as many as are expected to take `PIECE_MS`, at least one."""
@@ -272,7 +321,7 @@ class Worker:
                     break
                 end, records = item.payload, int(item.records)
                 assert isinstance(end, int)
-                taken = min(records, room)
+                taken = records if 2 * records <= 3 * room else room
                 through, room = end - (records - taken), room - taken
                 if taken < records:
                     self._scheduler.shrink(query, item, taken)
@@ -287,7 +336,6 @@ class Worker:
             processed, took_ms = offered - room, 1000.0 * (self._clock() - began_s)
             fitting = processed * PIECE_MS / took_ms if took_ms > 0 else math.inf
             self._piece_rows[ref] = min(max(fitting, rows / 8), max(2 * processed, rows))
-        self._update_memory()
 
     def _update_memory(self) -> None:
         used = self._core.queued_bytes if self._queued else 0

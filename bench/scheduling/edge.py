@@ -1,7 +1,8 @@
 """Sixty queries on one real edge agent that has one core: which order answers sooner, at which load.
 
 Workloads: `equal`: windows of 4 s that all end together, queries that cost the same; `staggered`: windows of 4 s that
-end one after the other, three kinds of queries; `mixed`: these kinds with windows of 2, 5, 10 and 20 s.
+end one after the other, three kinds of queries; `mixed`: these kinds with windows of 2, 5, 10 and 20 s; `costs`: as
+`staggered`, but every tenth query costs many times as much.
 
 The agent runs as in production (file source, journal, worker), pinned to a core, in a process of its own. Frames are
 taken from its outbox and acknowledged at once, in the place of a link and a center. The load is what is offered by what
@@ -35,8 +36,8 @@ from edgewater.wire import QueryRef
 Row = dict[str, Any]
 
 POLICIES = ("klink", "fair", "off")
-LOADS = (0.7, 0.95, 1.2)
-WORKLOADS = {"equal": (4_000,), "staggered": (4_000,), "mixed": (2_000, 5_000, 10_000, 20_000)}
+LOADS = (0.7, 0.95, 1.2, 1.5)
+WORKLOADS = {"equal": (4_000,), "staggered": (4_000,), "mixed": (2_000, 5_000, 10_000, 20_000), "costs": (4_000,)}
 """The lengths of the windows in ms."""
 QUERIES, STEP_S = 60, 0.05
 UNJUDGED_MS = 2_000
@@ -90,6 +91,8 @@ def specs(workload: str, queries: int) -> tuple[tuple[QueryRef, QuerySpec], ...]
     for i in range(queries):
         size_ms, offset_ms = window_of(workload, i, queries)
         kind = kinds[0 if workload == "equal" else i % len(kinds)]
+        if workload == "costs" and i % 10 == 9:
+            kind = {"group_by": ["k"], "measures": {"q": "quantiles(v)", "u": "kll(v)", "d": "distinct(country)"}}
         window = {"tumbling": f"{size_ms}ms", "offset": f"{offset_ms}ms"}
         spec = QuerySpec.from_mapping({"name": f"q{i}", "from": "events", "window": window, **kind})
         found.append((QueryRef(f"q{i}", 1), spec))

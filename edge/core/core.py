@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import singledispatchmethod
 from typing import Any, Protocol
 
@@ -66,9 +66,12 @@ DRAIN_SAFETY = 2.0
 EMPTY_PULL_WAIT_FRACTION = 0.02
 """After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
 EMPTY_PULL_WAIT_MIN_MS = 20
+QUEUED_PULL_WAIT_MS = 250
+"""The least wait while queries have queued records: a pull looks for early sends in all open slices, which with 60
+queries takes as long as thousands of records."""
 REPORT_DROPS_MS = 1_000
 """Wall time after which records that came too late are reported, if no other frame has taken the report with it."""
-MOST_SHARED = 2
+MOST_SHARED = 4
 """What queries share of queued batches takes at most so many times the size of the queues."""
 MIN_DRAIN_MS = 20
 """Pending values that can be sent in less time are sent when their slice closes: earlier, many would be sent twice."""
@@ -277,15 +280,19 @@ class EdgeCore:
             self.cost_meter.begin()
         joins = pipeline.decides_alike if pipeline.monitor is None else None
         name = pipeline.spec.stream
-        most_bytes = MOST_SHARED * shared_bytes(each.queue for each in self.queries_of(name))
-        queries = [(each.queue, each.reading) for each in self.queries_of(name)]
         for parts in pipeline.queue.take(event.through, joins):
             self._batch_number += 1
-            records = self._queued_records.of(name, parts, queries, most_bytes)
+            records = self._queued_records.get(name, parts)
+            if records is None:
+                records = self._share_queued(name, parts)
             effects += self._ingest(pipeline, records, stream, parts[0].arrival_ms, parts[0].watermark_ms)
-        if not any(each.queue for each in self.queries.values()):
+        if not pipeline.queue and not any(each.queue for each in self.queries.values()):
             self._queued_records.clear()
         return effects
+
+    def _share_queued(self, stream: str, parts: Sequence[QueuedBatch]) -> Records:
+        queries = [(each.queue, each.reading) for each in self.queries_of(stream)]
+        return self._queued_records.of(stream, parts, queries, MOST_SHARED * shared_bytes(q for q, _ in queries))
 
     def _ingest(
         self,
@@ -450,12 +457,11 @@ class EdgeCore:
 
     def _defer_next_pull(self, event: PullEvent) -> None:
         """Sets when the next pull may be made, after one that sent nothing."""
+        least_ms = QUEUED_PULL_WAIT_MS if any(p.queue for p in self.queries.values()) else EMPTY_PULL_WAIT_MIN_MS
         for stream, (after_ms, _) in event.drain_windows.items():
             ends = [p.spec.window.slice_start(after_ms) + p.spec.window.slice_ms for p in self.queries_of(stream)]
             left_ms = max(min(ends, default=after_ms) - after_ms, 0)
-            self._no_pull_before_ms[stream] = after_ms + max(
-                int(EMPTY_PULL_WAIT_FRACTION * left_ms), EMPTY_PULL_WAIT_MIN_MS
-            )
+            self._no_pull_before_ms[stream] = after_ms + max(int(EMPTY_PULL_WAIT_FRACTION * left_ms), least_ms)
 
     def _link_estimate(self, stream: str, bandwidth_bytes_s: float, path_delay_ms: int) -> LinkEstimate:
         """Returns the link in the stream's event time, in which slices end."""

@@ -197,10 +197,15 @@ class QueuedRecords:
         """Size of what is kept, without the batches as they were queued."""
         return sum(copied + sharing.kept_bytes for _, sharing, copied in self._held.values())
 
+    def get(self, stream: str, parts: Sequence[QueuedBatch]) -> Records | None:
+        """Returns the records of these parts if they are kept."""
+        held = self._held.get((stream, parts[0].first, parts[-1].end))
+        return None if held is None else held[0]
+
     def of(
         self, stream: str, parts: Sequence[QueuedBatch], queries: Sequence[tuple[BatchQueue, Reading]], most_bytes: int
     ) -> Records:
-        """Returns the records of adjacent parts of a stream as one batch.
+        """Returns the records of adjacent parts of a stream, which are not kept yet, as one batch.
 
         Args:
             queries: the queues of the stream's queries, and what these read.
@@ -208,8 +213,6 @@ class QueuedRecords:
                 oldest for the newest would leave each query with what it does not need next.
         """
         key = stream, parts[0].first, parts[-1].end
-        if (held := self._held.get(key)) is not None:
-            return held[0]
         needed = min((queue.next for queue, _ in queries if queue), default=math.inf)
         self._held = {key: held for key, held in self._held.items() if key[0] != stream or key[2] > needed}
         batch = joined(parts)

@@ -92,6 +92,7 @@ KIND_NAMES = {
 }  # fmt: skip
 
 
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for each record
 RUNS_PER_LIMIT = 16
 """The memory of all queries is checked after so many runs of single ones."""
 _LIMITED = {
@@ -215,6 +216,8 @@ class DurableCore:
         self._number = 0
         self._now_ms = now_ms
         self._runs = 0
+        self._sizes: dict[QueryRef, int] = {}
+        self._suspends = False
         self._memory = memory
         self._has_lost = False
         self._lost_records: dict[str, tuple[int, str]] = {}
@@ -254,12 +257,7 @@ class DurableCore:
         """Lets a query process records of its queue."""
         self._segment.append(_encode(event))
         effects = self._apply(event)
-        # All queries are looked at, which takes as long as the records of a few.
-        self._runs += 1
-        pipeline, limits = self.core.queries.get(event.query), self._memory
-        grown = pipeline is not None and limits is not None and pipeline.nbytes > limits.query_bytes
-        if grown or self._runs % RUNS_PER_LIMIT == 0:
-            self._limit_memory()
+        self._limit_memory(event.query)
         return effects
 
     def _apply_batch(self, event: Ingested | BackfillIngested) -> list[Effect]:
@@ -268,15 +266,30 @@ class DurableCore:
             self._limit_memory()
         return effects
 
-    def _limit_memory(self) -> None:
-        """Journals and applies what the bounds of open slices' memory require."""
+    def _limit_memory(self, ran: QueryRef | None = None) -> None:
+        """Journals and applies what the bounds of open slices' memory require.
+
+        Args:
+            ran: the only query that has grown since the last call; None: all may have.
+        """
         core, limits = self.core, self._memory
-        if limits is None or not (
-            core.pending_bytes > limits.query_bytes or any(p.full.suspended for p in core.queries.values())
-        ):
+        if limits is None:
             return
+        if ran is None or ran not in self._sizes or ran not in core.queries:
+            self._sizes = {ref: pipeline.nbytes for ref, pipeline in core.queries.items()}
+            self._suspends = any(pipeline.full.suspended for pipeline in core.queries.values())
+        else:
+            self._sizes[ran] = core.queries[ran].nbytes
+        if not self._suspends and sum(self._sizes.values()) <= limits.query_bytes:
+            return
+        if ran is not None:
+            # All queries are examined, which takes as long as thousands of records of one.
+            self._runs += 1
+            if self._sizes.get(ran, 0) <= limits.query_bytes and self._runs % RUNS_PER_LIMIT:
+                return
         while (found := next_limit(core.held_memory(), limits)) is not None:
             self.handle(MemoryLimited(*found))
+            self._suspends = True
 
     def _apply(self, event: Event) -> list[Effect]:
         effects = self.core.handle(event)
@@ -554,7 +567,7 @@ def _time_range(batch: pa.RecordBatch) -> tuple[int | None, int | None]:
 
 
 def _json(kind: int, document: Mapping[str, Any]) -> Record:
-    return Record(kind, json.dumps(document, separators=(",", ":")).encode())
+    return Record(kind, _encode_json(document).encode())
 
 
 def _encode(event: Event) -> Record:

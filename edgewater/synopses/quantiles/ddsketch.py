@@ -145,9 +145,13 @@ class DDSketchStack(ArrayStack):
         nonzero = values != 0
         signed = values[nonzero]
         bins = self._bins.find(np.abs(signed)) + np.int32(OFFSET)
+        # The bins of values of common sizes lie thousands of cells from that of zero. Without this gap the cells of
+        # both lie closely enough to be counted by an array.
+        gap = int(bins.min()) - 1 if len(bins) else 0
+        bins -= np.int32(gap)
         cells = np.zeros(len(values), np.int32)
         cells[nonzero] = np.where(signed < 0, -bins, bins)
-        return self._count_bins(codes, cells)
+        return self._count_bins(codes, cells, gap)
 
     def _count_nonfinite(self, codes: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
         """Counts NaN and infinities, and returns the finite values."""
@@ -170,8 +174,12 @@ class DDSketchStack(ArrayStack):
         np.minimum.at(self._view("min"), codes, values)
         np.maximum.at(self._view("max"), codes, values)
 
-    def _count_bins(self, codes: IntArray, cells: npt.NDArray[np.int32]) -> None:
-        """Adds one to each (group, cell). `cells` are relative to the cell of zero; the array is overwritten."""
+    def _count_bins(self, codes: IntArray, cells: npt.NDArray[np.int32], gap: int = 0) -> None:
+        """Adds one to each (group, cell). `cells` are relative to the cell of zero; the array is overwritten.
+
+        Args:
+            gap: by how much the cells on both sides of zero are too near to it.
+        """
         least = int(cells.min())
         span = int(cells.max()) - least + 1
         cells -= np.int32(least)
@@ -183,7 +191,8 @@ class DDSketchStack(ArrayStack):
         else:
             used, counts = np.unique(keys, return_counts=True)
         groups, within = np.divmod(used.astype(np.int64), span)
-        self._add_cells(groups, ZERO + least + within, counts)
+        found_cells = least + within
+        self._add_cells(groups, ZERO + found_cells + gap * np.sign(found_cells), counts)
 
     def _add_cells(self, groups: IntArray, cells: IntArray, counts: IntArray) -> None:
         """Adds cells of level 0 to groups of any level."""

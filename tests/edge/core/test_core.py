@@ -312,6 +312,16 @@ def test_open_slices_are_sent_early_only_if_draining_them_takes_long() -> None:
     assert drained - now > 1_000, "what there is would take more than a second"
 
 
+@pytest.mark.parametrize(("queued", "least_ms"), [(False, 20), (True, 250)])
+def test_an_empty_pull_is_repeated_later_while_queries_have_queued_records(queued: bool, least_ms: int) -> None:
+    core = make_core(StreamSpec(COLUMNS, clock=StreamClock(0, 1_000_000, 1.0)), QUERIES[:1])
+    ingest(core, *[(f"c{i}", 100, 9_500) for i in range(1000)], arrival_ms=1_009_500)
+    if queued:
+        core.handle(Ingested("flights", "a", batch(("UA", 100, 9_500)), 1_009_500, queued=True))
+    pull_all(core, drain_windows={"flights": (9_500, 9_500)})
+    assert core.next_pull_ms(20_000.0, 1_009_500) == 1_009_500 + least_ms
+
+
 def test_an_open_slice_that_the_clock_has_passed_waits_for_its_records() -> None:
     backfill = make_core(StreamSpec(COLUMNS, clock=StreamClock(0, 0, 1.0)), QUERIES[:1])
     ingest(backfill, ("UA", 1, 1_000))

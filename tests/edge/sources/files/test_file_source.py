@@ -106,11 +106,11 @@ def test_a_block_left_midway_is_judged_by_its_first_arrival(world: Any, read: An
 
 
 def test_short_records_come_in_chunks_of_bounded_rows(world: Any, read: Any) -> None:
-    rows = MAX_CHUNK_ROWS + 10
+    rows = 2 * MAX_CHUNK_ROWS + MAX_CHUNK_ROWS // 2 - 1
     world.write("a.csv", "t,carrier,distance,delay,late\n" + "1700000000000,,,,\n" * rows)
     source = world.source("a.csv")
     chunks = read(source)
-    assert max(chunk.batch.num_rows for chunk in chunks) <= MAX_CHUNK_ROWS
+    assert [chunk.batch.num_rows for chunk in chunks] == [MAX_CHUNK_ROWS, rows - MAX_CHUNK_ROWS], "no small rest"
     assert sum(chunk.batch.num_rows for chunk in chunks) == rows
     every_position_gives_the_same_batch(source, chunks)
 
