@@ -163,7 +163,7 @@ class EdgeProgram:
     def _run_short_of_cpu(self, piece_s: float) -> None:
         """Makes the worker queue each batch, and run a few records of a query at a time with pauses between."""
         worker, rng = self.agent.worker, self.process.rng
-        worker._defers = lambda event: True  # type: ignore[method-assign]
+        worker._defers = lambda event, is_full_read: True  # type: ignore[method-assign]
         worker._pause = lambda _: asyncio.sleep(rng.expovariate(1 / piece_s))
         worker._is_on = True
 
