@@ -14,10 +14,14 @@ from hypothesis import HealthCheck, settings
 # and half as many as usual; `make test-all` draws others.
 UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("edgewater", **UNTIMED, derandomize=True, max_examples=50)
+settings.register_profile("quick", **UNTIMED, derandomize=True, max_examples=10)
 settings.register_profile("full", **UNTIMED)
 
 MARKED_LANES = ("data", "e2e", "spark")
 """Markers that make a lane; tests without any of them are the lane `units`."""
+
+SLOW = ("e2e", "slow", "spark")
+"""Markers of tests that `make quick` leaves out."""
 
 CHUNK = 8
 """The most tests of one file that a worker gets at once. For each test that ends, pytest-xdist walks through all chunks
@@ -28,10 +32,11 @@ OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="every law, data set and statistical cell (make test-all)")
+    parser.addoption("--quick", action="store_true", help="one cell of each fast test, few examples (make quick)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("full" if config.getoption("--full") else "edgewater")
+    settings.load_profile(next((name for name in ("full", "quick") if config.getoption(name)), "edgewater"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -47,15 +52,19 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves tests marked `full` to `make test-all`.
+    """Leaves tests marked `full` to `make test-all`; `make quick` has one cell of each test without a marker of `SLOW`.
 
     One worker runs everything that starts a JVM or processes: the tests share one Spark session, and processes of one
     test do not compete with those of another for two cores. The other tests are given out in chunks.
     """
-    if not config.getoption("--full"):
-        left_out = [item for item in items if item.get_closest_marker("full")]
+    left_out = set() if config.getoption("--full") else {item for item in items if item.get_closest_marker("full")}
+    if config.getoption("--quick"):
+        left_out |= {item for item in items if any(map(item.get_closest_marker, SLOW))}
+        cells = {item.nodeid.partition("[")[0]: item for item in reversed(items) if item not in left_out}
+        left_out |= set(items).difference(cells.values())
+    if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        items[:] = [item for item in items if item not in left_out]
     in_file = Counter(item.path for item in items)
     seen = Counter[Path]()
     for item in items:
