@@ -2,13 +2,14 @@
 
 An edge that keeps up has no queues: each batch is processed by all queries at once, in the order of arrival. A batch is
 queued when it would hold the event loop for longer than `BLOCK_MS`, or when several queries share a source that has not
-been idle for a cycle: the edge is short of CPU then, and the order decides whose answer is late. The worker runs the
-queries by `edgewater.scheduling`, in pieces of about `PIECE_MS`, and every `TURN_MS` lets the loop serve heartbeats,
-pushes and the link. What it decides is journaled (`Ran`), so that recovery repeats it without measuring anything.
+been idle for a cycle: the edge is short of CPU then, and the order decides whose answer is late. The queries that are
+due process it first, and the loop ships their frames; then all others process it together, which costs what it costs
+without queues. A query that takes longer than a piece runs alone, as `edgewater.scheduling` decides, and the loop
+serves heartbeats, pushes and the link after each of its pieces. What the worker decides is journaled (`Ran`), so that
+recovery repeats it without measuring anything.
 
-Meanwhile the source waits, so batches become as large as without queues, and cost as little per record: those queries
-that are due come first, then the others, then the next batch. A source that is behind by more than it reads at once has
-no use for an order: all queries process such a batch at once, as without queues.
+Meanwhile the source waits, so batches become as large as without queues. A source that is behind by more than it reads
+at once has no use for an order: all queries process such a batch at once, as without queues.
 
 Sources are held back only when the queues have reached their limit; from `MemoryLimits.threshold` on, the query that
 is furthest behind runs, since a batch takes memory until the last query has processed it.
@@ -19,8 +20,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from edge.core import Ingested, Ran
 from edge.durability import DurableCore
@@ -35,19 +37,16 @@ BLOCK_MS = 50.0
 """A batch that takes longer is queued."""
 BUSY_MS = 120.0
 """A source that has not been idle for longer has more input than the edge keeps up with."""
-TURN_MS = 20.0
-"""The worker lets the event loop run after this time."""
-PIECE_MS = 50.0
-"""The estimated time of a piece of a batch; the last one may take half as much more. A record cannot be divided, and
-what queries share of a whole batch is computed anew for each piece."""
+TOGETHER_MS = 500.0
+"""Queries process their queues together if they are expected to take no longer: the event loop waits for them."""
+PIECE_MS, MAX_PIECE_MS = 50.0, 75.0
+"""The estimated time of a piece of a batch, and of the last one at most. A record cannot be divided, and what queries
+share of a whole batch is computed anew for each piece."""
 FOLD_S = 1.0
 """Measurements are added to the cost estimates after this time, or when the queries are scheduled."""
-DIRECT_MS = 500.0
-"""A full read that takes less is processed by all queries at once: its source is behind by more than a batch, so every
-answer waits for input, whatever the order of the queries."""
 FRAME_TURN_MS = 2.0
-"""The same as `TURN_MS` for the first `FRAME_TURNS` after windows have ended: a frame takes so many turns of the event
-loop until it is durable."""
+"""The same as `TOGETHER_MS` for the queries that are not due, for the first `FRAME_TURNS` after windows have ended: a
+frame takes so many turns of the event loop until it is durable."""
 FRAME_TURNS = 6
 WAKE_MS = 250.0
 """While no window ends, the link is told of changes after this time. It examines every query for what is to be sent,
@@ -143,7 +142,7 @@ class Worker:
         self._short_ms, self._is_short = 0.0, False
         self._queued = 0
         self._told_ms = -math.inf
-        self._held_ms, self._has_swept, self._frame_turns = 0.0, False, 0
+        self._has_swept, self._frame_turns = False, 0
         self._was_full_read = False
         self._read_ms, self._read_little, self._is_full = 0, False, False
         self._work = asyncio.Event()
@@ -169,14 +168,7 @@ class Worker:
     def _fold(self) -> None:
         """Adds the measurements to the estimates."""
         self._folded_s = self._clock()
-        measured: dict[QueryRef, list[float]] = {}
-        began_s: float | None = None
-        for ref, records, at_s in self._laps:
-            if ref is not None and began_s is not None:
-                total = measured.setdefault(ref, [0.0, 0.0])
-                total[0] += records
-                total[1] += 1000.0 * (at_s - began_s)
-            began_s = at_s
+        measured = _measured(self._laps)
         self._laps.clear()
         for ref, (count, spent_ms) in measured.items():
             state = self._states.get(ref)
@@ -228,8 +220,8 @@ class Worker:
             return False
         queries = self._core.queries_of(event.stream)
         work_ms = event.batch.num_rows * self._cost_ms.get(event.stream, 0.0)
-        if is_full_read and len(queries) > 1 and work_ms < DIRECT_MS:
-            return False
+        if is_full_read and len(queries) > 1 and work_ms < TOGETHER_MS:
+            return False  # its source is behind by more than a batch: every answer waits for input, whatever the order
         if work_ms > BLOCK_MS:
             return True
         return len(queries) > 1 and 1000.0 * self._busy_s(event.source) > BUSY_MS
@@ -271,22 +263,63 @@ class Worker:
             await self._run(turn)
 
     async def _run(self, turn: Turn) -> None:
+        if together := self._together(turn.query):
+            self._run_together(together)
+            await self._release()
+            return
         query, spent_ms, swept = turn.query, 0.0, turn.query.swept
         ref = self._refs[query.profile.name]
         while query.queue and spent_ms < turn.limit_ms:  # the queue of a deleted query is empty
             began_s = self._clock()
             self._run_piece(ref, query)
-            took_ms = 1000.0 * (self._clock() - began_s)
-            spent_ms += took_ms
-            self._held_ms += took_ms
-            if self._held_ms >= (FRAME_TURN_MS if self._frame_turns else TURN_MS):
+            spent_ms += 1000.0 * (self._clock() - began_s)
+            self._has_swept |= query.swept > swept
+            if query.queue:
                 await self._release()
         if self._clock() - self._folded_s >= FOLD_S or ref not in self._costed:
             self._fold()
         self._scheduler.ran(turn, spent_ms, self._now_ms())
-        self._has_swept |= query.swept > swept
-        if not self._queued or self._has_frames():
-            await self._release()
+        await self._release()
+
+    def _together(self, first: QueryState) -> list[QueryState]:
+        """Returns the queries that process their queues with `first` before the event loop runs again.
+
+        They are due if it is. One that takes longer than a piece, or of which nothing has been measured, runs alone.
+        """
+        room_ms = FRAME_TURN_MS if self._frame_turns and not first.sweeps else TOGETHER_MS
+        stream, found = self._stream_of(first), list[QueryState]()
+        for state in [first, *(each for each in self._scheduler.waiting() if each is not first)]:
+            if (
+                bool(state.sweeps) == bool(first.sweeps)
+                and state.queued_ms <= MAX_PIECE_MS
+                and self._refs[state.profile.name] in self._costed
+                and (state is first or (state.debt_ms <= 0 and self._stream_of(state) == stream))
+            ):
+                room_ms -= state.queued_ms
+                if room_ms < 0 and found:
+                    break
+                found.append(state)
+            elif state is first:
+                break
+        return found
+
+    def _stream_of(self, state: QueryState) -> str:
+        return self._core.queries[self._refs[state.profile.name]].spec.stream
+
+    def _run_together(self, states: Sequence[QueryState]) -> None:
+        refs = tuple(self._refs[state.profile.name] for state in states)
+        if self._clock() - self._folded_s >= FOLD_S:
+            self._fold()
+        known = len(self._laps)
+        self._durable.run(Ran(refs, self._core.streams[self._core.queries[refs[0]].spec.stream].records))
+        spent = _measured(islice(self._laps, known, None))
+        now_ms = self._now_ms()
+        for ref, state in zip(refs, states, strict=True):
+            self._has_swept |= bool(state.sweeps)
+            while state.queue:
+                self._scheduler.complete(state, state.queue[0])
+                self._queued -= 1
+            self._scheduler.ran(Turn(state, 1, 0.0), spent.get(ref, (0.0, 0.0))[1], now_ms)
 
     async def _release(self) -> None:
         """Lets the event loop run, and tells the link if a query may have more to send."""
@@ -300,7 +333,6 @@ class Worker:
         if not self._queued or not 0 <= now_ms - self._told_ms < WAKE_MS:
             self._told_ms = now_ms
             self._changed()
-        self._held_ms = 0.0
         await self._pause(0)
         self._follow_queries()
 
@@ -330,7 +362,7 @@ class Worker:
             self._queued -= 1
         if through is not None:
             began_s = self._clock()
-            self._durable.run(Ran(ref, through))
+            self._durable.run(Ran((ref,), through))
             # The next piece by this one's time, and not by the cost per record: a small piece takes longer per record,
             # so the pieces would become smaller and smaller.
             processed, took_ms = offered - room, 1000.0 * (self._clock() - began_s)
@@ -429,6 +461,18 @@ class Worker:
             )
             for ref, pipeline in self._core.queries.items()
         }
+
+
+def _measured(laps: Iterable[tuple[QueryRef | None, int, float]]) -> dict[QueryRef, tuple[int, float]]:
+    """Returns how many records each query has processed, and the time in ms that it took."""
+    measured: dict[QueryRef, tuple[int, float]] = {}
+    began_s = 0.0
+    for ref, records, at_s in laps:
+        if ref is not None:
+            count, spent_ms = measured.get(ref, (0, 0.0))
+            measured[ref] = count + records, spent_ms + 1000.0 * (at_s - began_s)
+        began_s = at_s
+    return measured
 
 
 def _profile(ref: QueryRef, spec: QuerySpec, clock: StreamClock) -> QueryProfile:

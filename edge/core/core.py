@@ -272,22 +272,25 @@ class EdgeCore:
 
     @_handle.register
     def _(self, event: Ran) -> list[Effect]:
-        pipeline = self.queries.get(event.query)
-        if pipeline is None:
-            return []
-        stream, effects = self.streams[pipeline.spec.stream], list[Effect]()
+        effects = list[Effect]()
         if self.cost_meter is not None:
             self.cost_meter.begin()
+        for ref in event.queries:
+            if (pipeline := self.queries.get(ref)) is not None:
+                effects += self._run(pipeline, event.through)
+        if not any(each.queue for each in self.queries.values()):
+            self._queued_records.clear()
+        return effects
+
+    def _run(self, pipeline: QueryPipeline, through: int) -> list[Effect]:
+        name, effects = pipeline.spec.stream, list[Effect]()
         joins = pipeline.decides_alike if pipeline.monitor is None else None
-        name = pipeline.spec.stream
-        for parts in pipeline.queue.take(event.through, joins):
+        for parts in pipeline.queue.take(through, joins):
             self._batch_number += 1
             records = self._queued_records.get(name, parts)
             if records is None:
                 records = self._share_queued(name, parts)
-            effects += self._ingest(pipeline, records, stream, parts[0].arrival_ms, parts[0].watermark_ms)
-        if not pipeline.queue and not any(each.queue for each in self.queries.values()):
-            self._queued_records.clear()
+            effects += self._ingest(pipeline, records, self.streams[name], parts[0].arrival_ms, parts[0].watermark_ms)
         return effects
 
     def _share_queued(self, stream: str, parts: Sequence[QueuedBatch]) -> Records:

@@ -60,13 +60,13 @@ class Ingested:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A query processes the records of its queue whose number in the stream is below `through`.
+    """Queries of a stream process, one after the other, the records of their queues whose number is below `through`.
 
-    The shell decides by measured times which query runs and how far. The event records the decision, so that a replay
+    The shell decides by measured times which queries run and how far. The event records the decision, so that a replay
     asks no scheduler.
     """
 
-    query: QueryRef
+    queries: tuple[QueryRef, ...]
     through: int
 
 

@@ -83,12 +83,12 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 _CHECKPOINT = "edge-checkpoint"
 # Kinds of journal records. Numbers are never reused.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
-BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, PULL_FRAMES = range(12, 17)
+BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, PULL_FRAMES, RAN_TOGETHER = range(12, 18)
 KIND_NAMES = {
     CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
     SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
     LOST: "lost", BACKFILL: "backfill", BACKFILL_ENDED: "backfill-ended", MEMORY_LIMITED: "memory-limited",
-    RAN: "ran", PULL_FRAMES: "pull-frames",
+    RAN: "ran", PULL_FRAMES: "pull-frames", RAN_TOGETHER: "ran-together",
 }  # fmt: skip
 
 
@@ -254,10 +254,10 @@ class DurableCore:
         return self._apply_batch(event)
 
     def run(self, event: Ran) -> list[Effect]:
-        """Lets a query process records of its queue."""
+        """Lets queries process records of their queues."""
         self._segment.append(_encode(event))
         effects = self._apply(event)
-        self._limit_memory(event.query)
+        self._limit_memory(event.queries)
         return effects
 
     def _apply_batch(self, event: Ingested | BackfillIngested) -> list[Effect]:
@@ -266,27 +266,28 @@ class DurableCore:
             self._limit_memory()
         return effects
 
-    def _limit_memory(self, ran: QueryRef | None = None) -> None:
+    def _limit_memory(self, ran: Sequence[QueryRef] | None = None) -> None:
         """Journals and applies what the bounds of open slices' memory require.
 
         Args:
-            ran: the only query that has grown since the last call; None: all may have.
+            ran: the only queries that have grown since the last call; None: all may have.
         """
         core, limits = self.core, self._memory
         if limits is None:
             return
-        if ran is None or ran not in self._sizes or ran not in core.queries:
+        if ran is None or not all(ref in self._sizes and ref in core.queries for ref in ran):
             self._sizes = {ref: pipeline.nbytes for ref, pipeline in core.queries.items()}
             self._suspends = any(pipeline.full.suspended for pipeline in core.queries.values())
         else:
-            self._sizes[ran] = core.queries[ran].nbytes
+            self._sizes |= {ref: core.queries[ref].nbytes for ref in ran}
         if not self._suspends and sum(self._sizes.values()) <= limits.query_bytes:
             return
         if ran is not None:
             # All queries are examined, which takes as long as thousands of records of one.
-            self._runs += 1
-            if self._sizes.get(ran, 0) <= limits.query_bytes and self._runs % RUNS_PER_LIMIT:
+            self._runs += len(ran)
+            if self._runs < RUNS_PER_LIMIT and all(self._sizes.get(ref, 0) <= limits.query_bytes for ref in ran):
                 return
+            self._runs = 0
         while (found := next_limit(core.held_memory(), limits)) is not None:
             self.handle(MemoryLimited(*found))
             self._suspends = True
@@ -592,8 +593,8 @@ def _encode(event: Event) -> Record:
             return _json(SAMPLING, {"query": [ref.name, ref.version], **sampling})
         case InputLost():
             return _json(LOST, asdict(event))
-        case Ran(ref, through):
-            return _json(RAN, {"query": [ref.name, ref.version], "through": through})
+        case Ran(queries, through):
+            return _json(RAN_TOGETHER, {"queries": [[r.name, r.version] for r in queries], "through": through})
         case MemoryLimited(ref, action):
             return _json(MEMORY_LIMITED, {"query": [ref.name, ref.version], "action": action})
         case PullEvent() | PullReplayed():
@@ -625,7 +626,8 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
             fields["clock_offset_ms"],
             SamplingReason.from_number(fields["reason"]),
         ),
-        RAN: lambda: Ran(QueryRef(*fields["query"]), fields["through"]),
+        RAN: lambda: Ran((QueryRef(*fields["query"]),), fields["through"]),  # of an earlier release
+        RAN_TOGETHER: lambda: Ran(tuple(QueryRef(*ref) for ref in fields["queries"]), fields["through"]),
         MEMORY_LIMITED: lambda: MemoryLimited(QueryRef(*fields["query"]), MemoryAction(fields["action"])),
     }
     return readers[kind]()

@@ -238,6 +238,11 @@ class Scheduler:
             self._current = (first, first.swept)
         return self._begin(first, len(first.profile.operators))
 
+    def waiting(self) -> list[QueryState]:
+        """The queries with a queue, in the order of the policy: the first would run next."""
+        order = np.argsort(self._keys, kind="stable").tolist()
+        return [state for index in order if (state := self._slots[index]) is not None and state.queue]
+
     def complete(self, query: QueryState, item: Item, through: int | None = None) -> None:
         """The worker has processed an item of its turn, through all operators or as many as the turn has.
 

@@ -54,6 +54,7 @@ BUDGETED = QuerySpec.from_mapping(
     }
 )
 QUERIES = ((QueryRef("exact", 1), EXACT), (QueryRef("budgeted", 1), BUDGETED))
+BOTH = len(QUERIES)
 SHARE = 2000.0
 
 
@@ -156,11 +157,11 @@ class World:
             self.edge.ingest_range(event, {"row": start}, {"row": end})
 
     def run(self, number: int, rows: int) -> None:
-        """One of the queries processes that many records of its queue, if it has any."""
-        ref = self.queries[number][0]
-        queue = self.edge.core.queries[ref].queue
-        if queue:
-            self.edge.run(Ran(ref, max(queue.done, queue.first.first) + rows))
+        """A query, or each with `BOTH`, processes its queue until the first has processed that many records."""
+        refs = tuple(ref for i, (ref, _) in enumerate(self.queries) if number in (i, BOTH))
+        queues = [queue for ref in refs if (queue := self.edge.core.queries[ref].queue)]
+        if queues:
+            self.edge.run(Ran(refs, min(queue.next for queue in queues) + rows))
 
     def pull(self, capacity: int = 400, max_frames: int = 64) -> None:
         self.edge.handle(PullEvent(capacity, {"flights": (-(1 << 61), 1 << 61)}, max_frames=max_frames))

@@ -12,8 +12,8 @@ import pytest
 
 from edge.core import Configured, EdgeCore, Ingested, Ran, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, journal
-from edge.durability.durable_core import RAN
-from edge.worker import BLOCK_MS, OFF, PIECE_MS, READ_EVERY_MS, Worker
+from edge.durability.durable_core import RAN_TOGETHER
+from edge.worker import BLOCK_MS, FRAME_TURNS, OFF, PIECE_MS, READ_EVERY_MS, Worker
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
@@ -44,7 +44,7 @@ class Shop:
         class Costly(EdgeCore):
             def handle(self, event):  # type: ignore[no-untyped-def]
                 if isinstance(event, Ran):
-                    shop.order.append((event.query.name, event.through))
+                    shop.order.extend((ref.name, event.through) for ref in event.queries)
                 return super().handle(event)
 
             def _ingest(self, pipeline, records, *rest):  # type: ignore[no-untyped-def]
@@ -115,7 +115,7 @@ def test_an_edge_that_keeps_up_queues_nothing(tmp_path: Path) -> None:
     assert not any(p.queue for p in shop.core.queries.values())
     shop.durable.sync()
     (path,) = tmp_path.glob("journal-*.log")
-    assert RAN not in {record.kind for record in journal.scan(path.read_bytes()).records}
+    assert RAN_TOGETHER not in {record.kind for record in journal.scan(path.read_bytes()).records}
 
 
 def test_a_long_batch_is_processed_in_pieces(tmp_path: Path) -> None:
@@ -259,21 +259,27 @@ def test_queries_of_a_source_that_is_behind_by_more_than_a_read_process_it_at_on
     assert shop.counted("a") == shop.counted("b") == 5040
 
 
-def test_queries_that_are_not_due_run_together_and_the_link_is_told_once_of_all_that_are(tmp_path: Path) -> None:
-    names = [f"q{i}" for i in range(20)]
-    shop = Shop(tmp_path, *names, cost_ms=0.01)
+def test_queries_that_are_due_run_together_first_and_then_all_others(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, cost_ms=0.01)
+    due, later = [f"due{i}" for i in range(3)], [f"later{i}" for i in range(60)]
+    shop.answer_delay_ms |= dict.fromkeys((*due, *later, "slow"), 0.0)
+    queries = [*(query(name, "1h") for name in later), *(query(name) for name in due), query("slow", "1h")]
+    shop.durable.handle(Configured(tuple(queries)))
+    shop.costs["slow"] = 10.0
     shop.learn()
     shop.busy_s = 1.0
     pauses, told = list[int](), list[int]()
     shop.on_pause = lambda: pauses.append(len(shop.order))
     shop.on_changed = lambda: told.append(len(shop.order))
-    shop.ingest(100, 3_000)
-    shop.work()
-    assert len(shop.order) == 20 and pauses == [20], "20 ms in all"
     shop.ingest(100, 10_500)
     shop.work()
-    assert len(shop.order) == 40
-    assert told == [20, 40]
+    assert {name for name, _ in shop.order[:3]} == set(due) and pauses[0] == told[0] == 3
+    others = [name for name, _ in shop.order[3:] if name != "slow"]
+    assert sorted(others) == sorted(later), "each once"
+    turns = np.diff(pauses)
+    assert turns[: FRAME_TURNS - 1].max() <= 2, "2 ms each while the frames are under way"
+    assert turns.max() >= 40, "then all that are left in one turn"
+    assert shop.counted("slow") == shop.counted("due0") == 120
 
 
 def test_no_batch_is_queued_if_scheduling_is_off(tmp_path: Path) -> None:

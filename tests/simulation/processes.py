@@ -161,7 +161,7 @@ class EdgeProgram:
             process.spawn(loop, plan.name)
 
     def _run_short_of_cpu(self, piece_s: float) -> None:
-        """Makes the worker queue each batch, and run a few records of a query at a time with pauses between."""
+        """Makes the worker queue each batch, and run queries together, or a few records of one, with pauses between."""
         worker, rng = self.agent.worker, self.process.rng
         worker._defers = lambda event, is_full_read: True  # type: ignore[method-assign]
         worker._pause = lambda _: asyncio.sleep(rng.expovariate(1 / piece_s))
@@ -172,6 +172,8 @@ class EdgeProgram:
                 return rng.choice((1, 3, 20))
 
         worker._piece_rows = Pieces()
+        together = worker._together
+        worker._together = lambda first: together(first) if rng.random() < 0.5 else []  # type: ignore[method-assign]
 
     async def push(self, row: int) -> None:
         """Pushes a record once; no reply if the process is killed meanwhile."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.core import Configured
-from edge.durability import journal
-from edge.durability.durable_core import PAYLOAD, RANGE
+from edge.core import Configured, Event, Ran
+from edge.durability import durable_core, journal
+from edge.durability.durable_core import PAYLOAD, RAN, RANGE
+from edge.durability.journal import Record
 from edge.records import InputGone, Position
-from tests.edge.recovery_world import BUDGETED, EXACT, QUERIES, SHARE, Center, World, flights, truth
+from tests.edge.recovery_world import BOTH, BUDGETED, EXACT, QUERIES, SHARE, Center, World, flights, truth
 
 DATA = flights(160, seed=1, disorder_ms=2000)  # the watermark is 2 s behind: no record is late
 Step = tuple[str, int, int]
@@ -54,7 +56,7 @@ def check(center: Center) -> None:
 SCRIPT: list[Step] = [
     ("queue", 0, 25), ("pull", 0, 0), ("run", 0, 10), ("ship", 0, 0), ("queue", 0, 17), ("checkpoint", 0, 0),
     ("run", 1, 30), ("ingest", 0, 31), ("pull", 0, 0), ("run", 0, 60), ("ship", 0, 0), ("ingest", 0, 9),
-    ("run", 1, 1000), ("pull", 0, 0), ("run", 0, 1000), ("pull", 0, 0), ("ship", 0, 0),
+    ("run", BOTH, 40), ("pull", 0, 0), ("run", BOTH, 1000), ("pull", 0, 0), ("ship", 0, 0),
 ]  # fmt: skip
 
 
@@ -73,7 +75,7 @@ def test_a_crash_after_any_step_changes_no_answer(tmp_path: Path, steps: int) ->
 
 steps = st.one_of(
     st.tuples(st.sampled_from(["queue", "queue", "ingest"]), st.just(0), st.integers(1, 40)),
-    st.tuples(st.just("run"), st.integers(0, 1), st.integers(1, 80)),
+    st.tuples(st.just("run"), st.integers(0, BOTH), st.integers(1, 80)),
     st.tuples(st.sampled_from(["pull", "pull", "ship", "checkpoint", "crash"]), st.just(0), st.just(0)),
 )
 
@@ -127,6 +129,26 @@ def test_recovery_restores_the_identical_queues(tmp_path: Path) -> None:
     queues = {ref: pipeline.queue for ref, pipeline in world.edge.core.queries.items()}
     assert any(queues.values())
     assert {ref: p.queue for ref, p in again.edge.core.queries.items()} == queues
+
+
+def test_runs_that_an_earlier_release_journaled_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One query a run, in a record of another kind."""
+
+    def as_before(event: Event) -> Record:
+        if not isinstance(event, Ran):
+            return encode(event)
+        (ref,) = event.queries
+        return Record(RAN, json.dumps({"query": [ref.name, ref.version], "through": event.through}).encode())
+
+    encode = durable_core._encode
+    with monkeypatch.context() as earlier:
+        earlier.setattr(durable_core, "_encode", as_before)
+        world = World(tmp_path, DATA, Center())
+        world.configure()
+        for step in SCRIPT[:8]:
+            act(world, step)
+        world.edge.sync()
+    assert World(tmp_path, DATA, Center()).edge.core.to_state() == world.edge.core.to_state()
 
 
 def test_a_deleted_query_takes_its_queue_with_it(tmp_path: Path) -> None:
