@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
@@ -10,6 +10,7 @@ from edgewater.synopses import Count, Distinct, Kll, Maximum, Minimum, Quantile,
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.quantiles.kll import KllStack
 from tests.edgewater.synopses.interval_coverage import least_hits, zoo
+from tests.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +90,7 @@ def test_its_size_grows_with_the_logarithm_of_the_number_of_values() -> None:
 finite = st.floats(allow_nan=False)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(finite, min_size=1, max_size=80), st.floats(0, 1))
 def test_few_values_are_exact(values: list[float], q: float) -> None:
     sketch, ordered = sketch_of(values, 64), np.sort(np.array(values))
