@@ -27,7 +27,7 @@ ON_ALL_DATA = {
 OTHER = {"string": "words", "int64": "huge", "float64": "with NaN", "bool": "all false"}
 """A data set of a few hundred unusual values, by the type of values."""
 
-DAMAGES = 60
+DAMAGES = 20
 """Damaged messages per stack; `--full` reads as many as a `Subject` has by default."""
 
 

@@ -9,7 +9,7 @@ from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidReque
 from edgewater.synopses import Count, Distinct, Kll, Maximum, Minimum, Quantile, Rank, Synopsis, from_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.quantiles.kll import KllStack
-from tests.edgewater.synopses.interval_coverage import least_hits, zoo
+from tests.edgewater.synopses.interval_coverage import each_of, least_hits, zoo
 from tests.examples import examples
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ def sketch_of(values: object, k: int = 200, parts: int = 1, **given: int) -> Kll
     return found[0].merge_many(found[1:])
 
 
-@pytest.mark.parametrize("data", zoo(np.random.default_rng(SEED), 10))
+@pytest.mark.parametrize("data", each_of(zoo(np.random.default_rng(SEED), 10)))
 @pytest.mark.parametrize("parts", [1, 64])
 def test_intervals_contain_the_true_value_as_often_as_stated(data: str, parts: int) -> None:
     n, trials = 4000, 60
