@@ -371,6 +371,7 @@ def test_a_tick_that_changes_nothing_writes_nothing(job: Job) -> None:
     assert job.contents() == before
 
 
+@pytest.mark.slow
 def test_a_batch_writes_no_more_of_the_ledger_than_it_touches(open_job: OpenJob) -> None:
     job = open_job("a", lateness="1d")
     for minute in range(100):

@@ -90,6 +90,7 @@ def test_an_example_is_cut_to_a_line_of_readable_length() -> None:
     assert len(rejection.example) == 200
 
 
+@pytest.mark.slow
 def test_a_first_line_null_does_not_crash_the_process() -> None:
     """Arrow 26 does, when it sees one first (apache/arrow#47409)."""
     program = (
