@@ -61,8 +61,8 @@ SEEDS ?= 0..1000
 simulate: $(STAMP)dev ## the whole system in virtual time, killed at every step, checked against the truth; SEEDS=A..B
 	@$(PY) -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
-quick: $(STAMP)dev ## one cell of each fast test: no JVM, no processes; about two minutes
-	@$(PYTEST) --quick $(ARGS)
+quick: $(STAMP)dev ## one cell of each fast test: no JVM, no processes; about a minute
+	@$(PYTEST) -n 2 --quick $(ARGS)
 
 check: $(STAMP)dev ## lint, format, types, import rules, generated code up to date
 	$(VENV)/bin/ruff check .

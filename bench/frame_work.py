@@ -234,7 +234,7 @@ def main(smoke: bool) -> None:
         with tempfile.TemporaryDirectory(prefix="edgewater-frame-work-") as directory:
             frames[kind] = cost(kind, Path(directory))
     click.echo(table(frames))
-    for kind in ("tumbling, few groups",) if smoke else ANSWERS:
+    for kind in ("tumbling, 200,000 groups",) if smoke else ANSWERS:
         with tempfile.TemporaryDirectory(prefix="edgewater-frame-work-") as directory:
             answers[kind] = answers_cost(kind, Path(directory))
     click.echo(answers_table(answers))

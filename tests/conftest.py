@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.examples import FULL
+
 # Limits of time fail on a machine that does something else meanwhile. By default the examples are the same in each run,
-# and half as many as usual; `make test-all` draws others.
+# and a quarter of them; `make test-all` draws others.
 UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("edgewater", **UNTIMED, derandomize=True, max_examples=50)
-settings.register_profile("quick", **UNTIMED, derandomize=True, max_examples=10)
-settings.register_profile("full", **UNTIMED)
+settings.register_profile("edgewater", **UNTIMED, derandomize=True, max_examples=FULL // 4)
+settings.register_profile("quick", **UNTIMED, derandomize=True, max_examples=FULL // 10)
+settings.register_profile("full", **UNTIMED, max_examples=FULL)
 
 MARKED_LANES = ("data", "e2e", "spark")
 """Markers that make a lane; tests without any of them are the lane `units`."""

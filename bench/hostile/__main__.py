@@ -55,11 +55,11 @@ class Outcome:
 
 
 def fuzz(target: Target, seed: int, seconds: float, mutants: int | None, measure: int) -> Outcome:
-    """Runs mutants of a target for some time, or a number of them."""
+    """Runs mutants of a target for some time, or a number of them and of the inputs that they are made from."""
     signal.signal(signal.SIGPROF, _on_alarm)
     rng = np.random.default_rng([seed, zlib.crc32(target.name.encode())])
     corpus = target.corpus()
-    for data in corpus:
+    for data in corpus[:mutants]:
         target.run(data)
     grown: list[bytes] = []
     outcome = Outcome()

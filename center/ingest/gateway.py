@@ -69,10 +69,10 @@ STATUS_OF_CODE = {
 STOP_GRACE_S = 2.0
 ASSIGNED_AT_ONCE = 200
 """Sessions that get their assignments in one turn of the event loop."""
-HEARTBEATS_PER_S = 1_000
+HEARTBEATS_PER_S = 500
 """Heartbeats of all sessions; with more sessions than that the gateway asks for longer intervals."""
 FASTEST_HEARTBEAT_MS = 1_000
-SLOWEST_HEARTBEAT_MS = 10_000
+SLOWEST_HEARTBEAT_MS = 20_000
 """An edge agrees to no more."""
 _ENVELOPE_BYTES = 64 << 10
 logger = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 MAX_STATUSES = 2_000
 """The most statuses in one write, which takes 45 ms of CPU."""
 MAX_HEARTBEATS = 1_000
-"""The most heartbeats in one write, which takes 15 ms: of 10,000 edges, each one's is written every 10 s."""
+"""The most heartbeats in one write, which takes 15 ms."""
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from edgewater.wire import uplink_pb2 as pb
 MESSAGE_OVERHEAD_BYTES = 32
 """Wire bytes of a message besides its body: the headers of gRPC, and of its first HTTP/2 frame and TLS record."""
 HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES = 16 << 10, 9
-LONGEST_HEARTBEAT_S = 10.0
+LONGEST_HEARTBEAT_S = 20.0
 """The longest interval of heartbeats that a center may ask for."""
 
 _AIO: Any = grpc.aio  # its type stubs lack EOF

@@ -15,7 +15,7 @@ E2E, SPARK, FULL = pytest.mark.e2e, pytest.mark.spark, pytest.mark.full
 
 # Module -> what it shows, and the lane that it belongs to.
 BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
-    "attack": (("p99_ratio", '"windows_wrong_or_incomplete": 0', "partial-refused"), E2E),
+    "attack": (("p99_ratio", '"windows_wrong_or_incomplete": 0', "partial-refused"), FULL),
     "backfill": (("p95_ratio", "records_per_s"), None),
     "budgets": (
         ("## policies", "zipf, sum, low, error budget", "cran, sum, low, staleness budget", "bound / optimum"),

@@ -176,6 +176,7 @@ def _last(lines: list[str], word: str) -> str:
     return [line for line in lines if line.startswith(f"{word} ")][-1].removeprefix(f"{word} ")
 
 
+@pytest.mark.slow
 def test_every_command_that_is_deployed_exists_and_takes_its_arguments(every_rendered: list[Any], root: Path) -> None:
     deployed = commands(root, every_rendered)
     assert {c[1:3] for c in deployed} >= {

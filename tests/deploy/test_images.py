@@ -140,6 +140,7 @@ def test_a_wheel_of_what_the_edge_image_copies_holds_the_agent_and_asks_for_no_s
     assert not [r for r in required if r.lower().startswith(NOT_ON_AN_EDGE)]
 
 
+@pytest.mark.slow
 def test_the_agent_can_be_imported_where_nothing_of_the_center_is_installed() -> None:
     program = (
         "import sys\n"

@@ -15,6 +15,7 @@ OLDEST_KUBERNETES = "1.30"
 """The oldest release that docs/how-to/deploy-kubernetes.md promises."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [OLDEST_KUBERNETES, kubernetes_validate.latest_version()])
 def test_every_document_is_valid_without_unknown_fields(every_rendered: list[Any], version: str) -> None:
     # Overlays share most documents, and each validation reads a large schema.

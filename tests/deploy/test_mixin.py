@@ -78,6 +78,7 @@ def promtool(*arguments: str, cwd: Path = MIXIN) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_promtool_accepts_the_rules_and_each_alert_fires_and_is_quiet() -> None:
     promtool("check", "rules", "rules.yml", "alerts.yml")
     promtool("test", "rules", "tests.yml")

@@ -7,8 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("edgewater", "edge", "center", "sim")
 FOLDERS = (*PACKAGES, "tests", "bench", "docs", "deploy", "k8s", "proto", "examples")
@@ -40,11 +38,14 @@ def _exists(dotted: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("path", _documents(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_cited_files_and_modules_exist(path: Path) -> None:
+def _missing(path: Path) -> list[str]:
     prose = _prose(path)
     cited = {m for m in _PATH.findall(prose) if not m.startswith(_NOT_PATHS)}
-    missing = sorted(c for c in cited if not list(ROOT.glob(c.rstrip("/"))) and not (path.parent / c).exists())
+    missing = sorted(c for c in cited if not (ROOT / c).exists() and not (path.parent / c).exists())
     modules = {m for m in _MODULE.findall(prose) if not _NOT_MODULES.fullmatch(m)}
-    missing += sorted(m for m in modules if not _exists(m))
-    assert not missing, f"{path.relative_to(ROOT)} cites what is not there: {missing}"
+    return missing + sorted(m for m in modules if not _exists(m))
+
+
+def test_cited_files_and_modules_exist() -> None:
+    missing = {str(path.relative_to(ROOT)): _missing(path) for path in _documents()}
+    assert not {path: names for path, names in missing.items() if names}

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import httpx
+import pytest
 
 from edge.agent import open_agent
 from edge.config import EdgeConfig, parse_config
@@ -51,6 +52,7 @@ def losses(center: Center) -> dict[str, list[InputLoss]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_query_that_fills_its_memory_stops_no_push_and_no_other_query(tmp_path: Path) -> None:
     async def test(center: Center) -> None:
         config = settings(tmp_path, center)

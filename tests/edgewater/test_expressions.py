@@ -7,12 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import InvalidQuery
 from edgewater.expressions import BoundExpression, _Binder, bind, bind_condition
 from edgewater.syntax import MAX_DEPTH, column_names, parse_sql
+from tests.examples import examples
 
 COLUMNS = {"i": pa.int64(), "j": pa.int64(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_(), "c": pa.bool_()}
 LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
@@ -59,7 +60,7 @@ EXACT: dict[str, Callable[[int, int], int | None]] = {
 }
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.sampled_from(sorted(EXACT)), st.lists(st.tuples(INTEGERS, INTEGERS), min_size=1, max_size=8))
 def test_integer_arithmetic_is_exact_and_null_beyond_64_bits(text: str, rows: list[tuple[Any, Any]]) -> None:
     expected = [None if a is None or b is None else EXACT[text](a, b) for a, b in rows]
@@ -331,7 +332,7 @@ def test_columns_are_listed_once_in_order_of_appearance() -> None:
     assert column_names(parse_sql("j > 0 AND i IN (1) OR upper(s) = 'x' AND j < 3", "")) == ["j", "i", "s"]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.text(max_size=25) | st.text("ijfsb()+-*/<>='\" ANDORSTNULL1.,", max_size=25))
 def test_any_text_is_bound_or_refused(text: str) -> None:
     try:
@@ -357,7 +358,7 @@ NUMBERS = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(NUMBERS)
 def test_the_canonical_text_means_the_same(text: str) -> None:
     columns = {

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from edgewater import record_functions
@@ -29,6 +29,7 @@ from edgewater.record_functions import (
 )
 from edgewater.syntax import null_rejecting_columns, parse_sql
 from tests.edgewater.functions_world import Counting, install_functions
+from tests.examples import examples
 
 Install = Callable[[str, str], None]
 COLUMNS = {"i": pa.int64(), "f": pa.float64(), "g": pa.float64(), "s": pa.string(), "b": pa.bool_()}
@@ -194,9 +195,7 @@ def test_calls_nest_widen_integers_and_take_literals(known: object) -> None:
 cells = st.lists(st.tuples(st.none() | st.text(max_size=3), st.none() | st.integers(-9, 9)), max_size=12)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(rows=cells)
 def test_records_with_a_null_argument_are_not_evaluated_and_the_others_keep_their_order(
     known: object, rows: list[tuple[str | None, int | None]]

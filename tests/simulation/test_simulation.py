@@ -11,6 +11,7 @@ from tests.simulation.world import run_seed
 SEEDS = 10
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_statement_is_true() -> None:
     false = []
@@ -20,6 +21,7 @@ def test_every_statement_is_true() -> None:
     assert not false, "\n".join(false)
 
 
+@pytest.mark.slow
 def test_a_seed_replays() -> None:
     """The same seed gives the same events, faults and answers."""
     lines: list[list[str]] = []

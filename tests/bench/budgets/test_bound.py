@@ -26,6 +26,7 @@ def test_without_a_link_every_group_above_the_limit_is_left() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_bound_falls_with_the_bandwidth_and_with_the_limit() -> None:
     bounds = [relaxation(EXACT, slots).best(60) for slots in (0.0, 20.0, 60.0, 2000.0)]
     assert bounds == sorted(bounds, reverse=True) and bounds[-1] < 2.0 < bounds[1]

@@ -42,6 +42,7 @@ def test_nothing_is_claimed_of_values_before_a_window_has_shown_those_of_late_re
     assert not (first.early and first.met)
 
 
+@pytest.mark.slow
 def test_queries_over_the_same_edges_have_the_answers_that_each_has_alone() -> None:
     queries: list[tuple[AccuracyTarget, MeasureKind]] = [
         (AccuracyTarget(confidence=0.68), "sum"), (AccuracyTarget(), "mean"),

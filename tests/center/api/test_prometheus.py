@@ -175,6 +175,7 @@ def told(path: str, body: dict[str, Any]) -> Any:
     return sorted(data, key=repr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["GET", pytest.param("POST", marks=pytest.mark.full)])
 def test_answers_are_those_of_prometheus_on_the_same_samples(peers, method):
     desk, address = peers

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from center.batch import Strategy, plan
@@ -29,6 +29,7 @@ from edgewater.synopses import (
     function_named,
 )
 from edgewater.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
+from tests.examples import examples
 
 
 class Noted:
@@ -49,7 +50,7 @@ def piece(start: int, first_ms: int | None = None, last_ms: int | None = None) -
     return SlicePartial(start, first_ms, first_ms if last_ms is None else last_ms, 1, 0, held=Noted(start))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.sets(st.integers(-40, 60)), st.integers(1, 12), st.integers(1, 12), st.integers(0, 5), st.data())
 def test_sliding_windows_hold_their_slices_in_order_whatever_is_missing(
     numbers: set[int], size: int, every: int, offset: int, data: Any
@@ -81,6 +82,7 @@ def test_a_session_is_cut_where_the_gap_is_reached_or_it_would_be_too_long() -> 
     assert found == [((0, 10, 20), 3, 30), ((30,), 30, 40), ((50,), 51, 65), ((60,), 65, 75)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_windows", [False, True], ids=["slicing", "bucketing"])
 def test_a_task_with_little_memory_emits_early_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, by_windows: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -19,6 +19,7 @@ from center.budgets import (
 )
 from edgewater.streams import EdgeId
 from tests.center.share_world import EAGER, SLICE_MS, ShareWorld
+from tests.examples import examples
 
 A, B, C = EdgeId("a"), EdgeId("b"), EdgeId("c")
 E = 1000.0
@@ -205,7 +206,7 @@ def test_a_budget_of_zero_grants_zero() -> None:
     assert set(world.shares().values()) == {0.0}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(drifts=st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6), crash_at=st.integers(0, 12), sent=st.booleans())
 def test_a_center_that_crashes_at_any_step_neither_exceeds_the_budget_nor_forgets_to_go_on(
     drifts: list[float], crash_at: int, sent: bool
@@ -302,4 +303,4 @@ class Trouble(RuleBasedStateMachine):
 
 
 TestTrouble = Trouble.TestCase
-TestTrouble.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTrouble.settings = examples(60, stateful_step_count=40)

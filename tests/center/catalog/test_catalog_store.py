@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from center.catalog import (
@@ -28,6 +28,7 @@ from edgewater.streams import LIVE, EdgeId, StreamClock
 from edgewater.synopses import registry
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec
+from tests.examples import examples
 
 
 def test_a_registered_query_comes_back_as_it_was_given(catalog: Catalog) -> None:
@@ -318,9 +319,7 @@ def test_a_catalog_of_a_newer_release_is_refused(url: str) -> None:
         Catalog(url)
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(sent=st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=8))
 def test_whatever_is_re_sent_each_frame_is_indexed_once_and_in_order(
     new_database: Callable[[], str], sent: list[list[int]]

@@ -148,6 +148,7 @@ class Wide(SampleFunction):
         return np.zeros(3)
 
 
+@pytest.mark.slow
 def test_intervals_of_a_user_defined_function_hold() -> None:
     held = np.zeros(2)
     for window in range(WINDOWS):

@@ -103,6 +103,7 @@ class Sides:
                 np.testing.assert_allclose(joint[name], array, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", MEASURES)
 def test_a_batch_updates_each_trigger_as_if_alone_through_drift_and_silence(measure: MeasureKind) -> None:
     sides = Sides(measure)
@@ -114,6 +115,7 @@ def test_a_batch_updates_each_trigger_as_if_alone_through_drift_and_silence(meas
     sides.assert_same()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", MEASURES)
 def test_a_batch_models_windows_as_each_trigger_would(measure: MeasureKind) -> None:
     sides, at = Sides(measure), 0

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from center.early_trigger import named_arrays
@@ -13,6 +13,7 @@ from edgewater.accuracy import MEASURES, AccuracyTarget
 from edgewater.arrivals import SlotGrid
 from edgewater.errors import CorruptSynopsis, UnsupportedVersion
 from edgewater.synopses.encoding import codec
+from tests.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +66,7 @@ class World:
             trigger.on_answered(sample, decision, (by_lag, 3 * by_lag, 12 * by_lag))
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(st.data())
 def test_a_restored_trigger_continues_as_the_uninterrupted_one(data):
     seed = data.draw(st.integers(0, 2**32 - 1), "seed")
@@ -115,7 +116,7 @@ def test_the_state_does_not_grow_with_time():
     assert sizes[-1] < 1.1 * sizes[-2]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data())
 def test_damaged_state_is_refused(data):
     state = bytearray(EarlyTrigger(2, GRID, SLOTS, AccuracyTarget(), "sum").to_state())

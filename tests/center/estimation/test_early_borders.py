@@ -127,6 +127,7 @@ def test_a_fast_replay_of_shuffled_records_states_no_interval_that_was_not_earne
     assert len(unstated) >= 3 * replays and {p.reason for p in unstated} <= {TOO_FEW, BEYOND_LAGS, ZERO_ESTIMATE}
 
 
+@pytest.mark.slow
 def test_an_edge_is_silent_by_the_streams_clock_before_a_restart_as_after_it() -> None:
     world = replay(3)
     timeout_ms = world.estimator().silence_timeout_ms
@@ -154,6 +155,7 @@ def cut_world(from_ms: int, *cut: int, **parts: object) -> World:
 STALENESS = {"budget": {"staleness": "1s"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cut", "parts"),
     [((1,), {}), ((1,), STALENESS), ((0, 1), STALENESS)],
@@ -170,6 +172,7 @@ def test_edges_that_were_heard_for_a_moment_and_are_silent_bound_nothing(
     assert UNKNOWN_SILENCE in {prediction(a).reason for a in predicted}
 
 
+@pytest.mark.slow
 def test_an_edge_with_a_history_that_is_silent_is_bounded_by_it() -> None:
     world = cut_world(7_000, 1, accuracy={"error": "20%", "measure": "total", "substream": "500ms"})
     answers = [a for a in early(world) if BEGIN_MS + 8_000 <= a.window_start_ms < BEGIN_MS + 11_000]
@@ -180,6 +183,7 @@ def test_an_edge_with_a_history_that_is_silent_is_bounded_by_it() -> None:
         assert p.lower < world.truth(answer.window_start_ms) < p.upper
 
 
+@pytest.mark.slow
 def test_with_all_edges_silent_no_answer_meets_what_is_not_known() -> None:
     world = cut_world(7_500, 0, 1, **STALENESS)
     late = [a for a in early(world) if a.window_end_ms > BEGIN_MS + 8_500]
@@ -219,6 +223,7 @@ def test_a_zero_estimate_meets_no_relative_error() -> None:
         assert states_nothing(answer) and prediction(answer).reason == ZERO_ESTIMATE
 
 
+@pytest.mark.slow
 def test_an_idle_edge_that_reports_does_not_hinder_the_others() -> None:
     idle = Site.make("e9", 9, 0.0, exponential(80.0))
     world = World(spec(), [*sites(), idle])
@@ -227,6 +232,7 @@ def test_an_idle_edge_that_reports_does_not_hinder_the_others() -> None:
     assert len(answers) >= 2 and not any(a.quality.violations for a in answers)
 
 
+@pytest.mark.slow
 def test_a_prediction_is_refuted_by_more_records_than_it_expects() -> None:
     world = World(spec(), sites())
     world.run(8.1)
@@ -244,6 +250,7 @@ def test_a_prediction_is_refuted_by_more_records_than_it_expects() -> None:
     assert not math.isfinite(refuted.lower) and not math.isfinite(refuted.upper)
 
 
+@pytest.mark.slow
 def test_fewer_expected_than_observed_records_are_never_stated() -> None:
     world = cut_world(7_000, 1)
     for answer in world.answers:

@@ -60,6 +60,7 @@ class LostState(engine.EarlyAnswerSimulation):
         super()._answer(query, emissions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "away_ms", [pytest.param(0, marks=pytest.mark.full), 700, pytest.param(2_500, marks=pytest.mark.full)]
 )

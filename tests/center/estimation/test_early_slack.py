@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from center.sampling import EdgeSamplingController, SamplingRequirement
 from edge.core import Ingested, SamplingSet
 from edge.worker import Worker
@@ -88,6 +90,7 @@ def run(*, samples: bool) -> tuple[World, QueuedSite]:
     return world, site
 
 
+@pytest.mark.slow
 def test_sampling_bounds_the_lateness_of_an_edge_that_is_short_of_cpu_and_its_intervals_are_right() -> None:
     world, site = run(samples=True)
     _, unsampled = run(samples=False)

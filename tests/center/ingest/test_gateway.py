@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
+import pytest
 
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.streams import EdgeId
@@ -364,6 +365,7 @@ async def test_a_gateway_that_stops_acknowledges_what_it_has_read(tmp_path: Path
         await stopping
 
 
+@pytest.mark.slow
 @on_a_loop
 async def test_an_edge_that_sends_more_than_its_credit_is_read_no_further(tmp_path: Path) -> None:
     large = [frame(n, content=os.urandom(8_000)) for n in range(150)]

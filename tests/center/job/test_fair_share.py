@@ -25,6 +25,7 @@ def job(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[MicroBatches]
     job.close()
 
 
+@pytest.mark.slow
 def test_a_frame_that_closes_very_many_windows_delays_no_other_query(world: World, job: MicroBatches) -> None:
     greedy, honest = world.register("a", "b")
     for edge in world.edges:

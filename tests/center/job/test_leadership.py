@@ -162,6 +162,7 @@ def test_a_driver_that_cannot_begin_to_lead_says_why_and_tries_again(
     assert two.leads and not two.leadership.problem
 
 
+@pytest.mark.slow
 def test_an_owner_that_has_ended_on_this_machine_is_known_to_be_gone() -> None:
     mine = new_owner()
     assert not is_gone(mine)

@@ -330,6 +330,7 @@ def test_a_job_is_not_ready_between_two_attempts_at_a_batch(world: World) -> Non
     assert job.has_applied_all()
 
 
+@pytest.mark.slow
 def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
     world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +359,7 @@ def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
     }
 
 
+@pytest.mark.slow
 def test_many_poison_frames_do_not_keep_the_other_queries_waiting(
     world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

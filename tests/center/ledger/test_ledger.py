@@ -520,6 +520,7 @@ def test_a_late_record_still_counts_in_those_sliding_windows_that_are_not_final(
     assert [(e.window_start_ms, e.quality.observed) for e in emissions] == [(MINUTE, 6), (2 * MINUTE, 5)]
 
 
+@pytest.mark.slow
 def test_the_state_of_final_windows_is_dropped() -> None:
     center = Center("a")
     for minute in range(10_000):

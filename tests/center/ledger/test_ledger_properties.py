@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
@@ -24,6 +24,7 @@ from center.ledger import (
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import QueryRef, SliceClose, Withheld
+from tests.examples import examples
 
 REF = QueryRef("q", 1)
 NAMES = "abcd"
@@ -122,7 +123,7 @@ def course(spec: QuerySpec, clock: StreamClock, steps: list[tuple[Any, ...]]) ->
 
 
 @given(SPECS, CLOCKS, COURSE)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_restart_after_any_event_changes_no_answer(
     spec: QuerySpec, clock: StreamClock, steps: list[tuple[Any, ...]]
 ) -> None:
@@ -140,7 +141,7 @@ def test_a_restart_after_any_event_changes_no_answer(
 
 
 @given(SPECS, CLOCKS, COURSE)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_failed_attempt_changes_no_answer(spec: QuerySpec, clock: StreamClock, steps: list[tuple[Any, ...]]) -> None:
     steady, shaken = Ledger(), Ledger()
     now_ms = 0
@@ -164,7 +165,7 @@ def test_a_failed_attempt_changes_no_answer(spec: QuerySpec, clock: StreamClock,
 
 
 @given(SPECS, CLOCKS, COURSE)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_every_record_is_in_final_answers_or_counted_after_final(
     spec: QuerySpec, clock: StreamClock, steps: list[tuple[Any, ...]]
 ) -> None:
@@ -188,7 +189,7 @@ def test_every_record_is_in_final_answers_or_counted_after_final(
 
 
 @given(SPECS, CLOCKS, COURSE)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_tick_at_the_deadline_leaves_a_later_one(
     spec: QuerySpec, clock: StreamClock, steps: list[tuple[Any, ...]]
 ) -> None:

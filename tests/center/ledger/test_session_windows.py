@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from center.catalog import RegisteredQuery
@@ -31,6 +31,7 @@ from edgewater.wire import FrameBody, SliceClose
 from tests.center.ledger.test_ledger import Center, told
 from tests.center.results_world import Job, edge_record, total
 from tests.center.session_world import GAP, REF, Edge, brute_force, spec
+from tests.examples import examples
 
 SECONDS = SessionWindow("1s", "3s")
 
@@ -309,7 +310,7 @@ class Course:
     st.booleans(),
     st.lists(STEP, max_size=25),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_final_sessions_are_those_of_all_records_in_any_order_of_arrival(
     window: dict[str, Any], early: bool, steps: list[tuple[Any, ...]]
 ) -> None:
@@ -325,7 +326,7 @@ def test_final_sessions_are_those_of_all_records_in_any_order_of_arrival(
     st.booleans(),
     st.lists(STEP, max_size=25),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_without_lateness_edges_with_ordered_records_lose_nothing(
     window: dict[str, Any], early: bool, steps: list[tuple[Any, ...]]
 ) -> None:
@@ -361,7 +362,7 @@ def check(course: Course) -> None:
 
 
 @given(st.lists(STEP, max_size=15), st.integers(0, 2), st.integers(-4000, 4000))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_one_more_record_revises_only_the_sessions_it_touches(
     steps: list[tuple[Any, ...]], number: int, offset: int
 ) -> None:

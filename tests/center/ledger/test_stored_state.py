@@ -6,7 +6,7 @@ import json
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from center.catalog import RegisteredQuery
@@ -15,6 +15,7 @@ from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId, StreamClock
 from edgewater.wire import SliceClose
 from tests.center.ledger.test_ledger_properties import CLOCKS, COURSE, REF, SPECS, course, record
+from tests.examples import examples
 
 SPEC = QuerySpec.from_mapping(
     {"name": "q", "from": "events", "measures": {"n": "count()"}, "window": {"tumbling": "1s"}, "lateness": "1h"}
@@ -52,7 +53,7 @@ class Rows:
 
 
 @given(SPECS, CLOCKS, COURSE, st.sampled_from([1, 2, 64]), st.data())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_rows_give_the_state_back_after_any_event_and_any_failure(
     spec: QuerySpec, clock: StreamClock, steps: list[tuple[Any, ...]], edges_per_part: int, data: st.DataObject
 ) -> None:

@@ -75,6 +75,7 @@ def poison(world: World, ref: QueryRef, monkeypatch: pytest.MonkeyPatch) -> None
         job.close()
 
 
+@pytest.mark.slow
 def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(
     either: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_an_older_close_of_a_retried_frame_replaces_no_newer_one(world: World, m
     job.close()
 
 
+@pytest.mark.slow
 def test_one_of_many_frames_is_found_by_halving_and_can_be_given_up(
     either: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sqlalchemy import event
 
@@ -21,6 +21,7 @@ from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
 from edgewater.wire import DroppedRecords, DropReason, QueryRef
 from tests.center.results_world import KEY, MINUTE, REF, Job, edge_record, partial, registered, total
+from tests.examples import examples
 
 OpenJob = Callable[..., Job]
 
@@ -370,6 +371,7 @@ def test_a_tick_that_changes_nothing_writes_nothing(job: Job) -> None:
     assert job.contents() == before
 
 
+@pytest.mark.slow
 def test_a_batch_writes_no_more_of_the_ledger_than_it_touches(open_job: OpenJob) -> None:
     job = open_job("a", lateness="1d")
     for minute in range(100):
@@ -395,9 +397,7 @@ COURSE = st.lists(
 
 @pytest.mark.slow
 @given(COURSE)
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_answers_are_exact_however_often_the_job_is_restarted_and_batches_are_repeated(
     new_database: Callable[[], str], course: list[tuple[str, int, int, int, bool]]
 ) -> None:

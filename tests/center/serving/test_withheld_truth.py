@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.center.answer_world import World, query, rows
+from tests.examples import examples
 
 ERROR = 40.0
 EAGER = {"eviction": "mae"}
@@ -84,7 +85,7 @@ def check(function: str, budget: Any, records: Sequence[Record], answer: dict[st
             assert error <= (limit * max(abs(true), 1.0) if isinstance(budget, str) else limit) + 1e-9, shown
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(worlds, st.sampled_from(FUNCTIONS), st.sampled_from([ERROR, "30%"]), st.booleans())
 @example([(0, "a", -500.0), (1, "a", 30.0)], "max", ERROR, False)
 @example([(0, "a", -500.0), (1, "a", 0.0)], "max", ERROR, False)
@@ -97,7 +98,7 @@ def test_what_is_stated_of_values_of_either_sign_is_true(
     check(function, budget, records, world(function, budget, records, pulls))
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(odd_worlds, st.sampled_from(FUNCTIONS), st.sampled_from([ERROR, "30%"]), st.booleans())
 @example([(0, "a", math.inf), (0, "a", -math.inf), (1, "a", 1.0)], "sum", ERROR, False)
 @example([(0, "a", math.inf), (1, "b", 1.0)], "sum", "30%", False)

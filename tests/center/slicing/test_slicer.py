@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from center.slicing import (
@@ -37,6 +37,7 @@ from edgewater.synopses import (
     function_named,
 )
 from tests.center.slicing.naive_windows import Naive
+from tests.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +108,7 @@ def check(result: WindowResult, rows: list, make) -> None:
     assert (result.first_ms, result.last_ms) == (rows[0][0], rows[-1][0])
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(
     st.sampled_from([Slicer, Bucketing]),
     st.sampled_from(sorted(MAKERS)),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from center.ledger.sessionize import connected_slices, session_windows
 from center.slicing import Bucketing, LateCounts, SessionWindow, Slicer, TumblingWindow
 from edgewater.synopses import CountMin
+from tests.examples import examples
 
 
 def count_min() -> CountMin:
@@ -50,7 +51,7 @@ def test_a_record_that_moves_the_beginning_of_a_run_moves_all_its_cuts() -> None
     assert [r.replaces for r in moved] == [((12, 30),), ((30, 50),), ((57, 67),)]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(st.integers(0, 300), min_size=1, max_size=80),
     st.integers(1, 12),

@@ -51,6 +51,7 @@ def setting(engine: Engine, name: str) -> str:
         return str(connection.exec_driver_sql(f"SHOW {name}").scalar_one())
 
 
+@pytest.mark.slow
 def test_of_two_that_drop_frames_of_one_segment_one_returns_it(
     catalog: Catalog, open_catalog: OpenCatalog, ref: QueryRef
 ) -> None:
@@ -69,6 +70,7 @@ def test_of_two_that_drop_frames_of_one_segment_one_returns_it(
     assert dropped == ["miles@1/w-1.frames"]
 
 
+@pytest.mark.slow
 def test_a_frame_that_meets_its_querys_deletion_is_discarded(
     catalog: Catalog, open_catalog: OpenCatalog, ref: QueryRef
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_frame_that_meets_its_querys_deletion_is_discarded(
     assert catalog.last_positions() == {"miles@1": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["INSERT INTO frames", "UPDATE incarnations"])
 def test_a_server_killed_in_mid_transaction_costs_time_and_nothing_else(
     postgres: PostgresServer, catalog: Catalog, open_catalog: OpenCatalog, ref: QueryRef, moment: str

@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.arrivals import SubstreamMonitor
 from edgewater.arrivals import Moments, SlotGrid, SubstreamStatistics, lag_groups
 from edgewater.errors import CorruptSynopsis, InvalidQuery, InvalidRecord, UnsupportedVersion
 from edgewater.synopses.encoding.state import State
+from tests.examples import examples
 
 GRID = SlotGrid(slot_ms=20, substream_slots=30, lags=100)
 
@@ -26,7 +27,7 @@ def same(a, b):
             assert getattr(getattr(a, name), part) == pytest.approx(getattr(getattr(b, name), part), rel=1e-9, abs=1e-6)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 199))
 def test_batches_add_up_to_the_whole(seed, cut):
     born, arrival, value = batch(np.random.default_rng(seed), 200)
@@ -90,7 +91,7 @@ def test_a_clock_that_is_set_back_makes_no_negative_gap():
     assert s.gap.mean == pytest.approx(250 / 3)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 2**32 - 1))
 def test_statistics_are_read_as_they_were_written(seed):
     born, arrival, value = batch(np.random.default_rng(seed), 300)
@@ -102,7 +103,7 @@ def test_statistics_are_read_as_they_were_written(seed):
         assert again.to_state() == s.to_state()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 100, 4_000]), st.integers(1, 300))
 def test_the_range_is_that_of_all_events_whatever_was_sampled_and_however_they_were_batched(seed, spread_ms, cut):
     rng = np.random.default_rng(seed)
@@ -161,7 +162,7 @@ def test_a_state_without_ranges_is_restored_with_unknown_ones():
     assert restored.value.count == 2 and np.isnan([restored.least, restored.greatest]).all()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 def test_damaged_state_is_refused_or_reads_as_statistics(data):
     monitor = SubstreamMonitor(GRID)
@@ -193,7 +194,7 @@ def test_a_substream_that_does_not_divide_the_window_is_refused():
         SlotGrid.of(3000, 700, 6000)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.sampled_from([0.0, 1e6]))
 def test_a_batch_that_arrived_at_once_equals_its_events_one_by_one(seed, size, offset):
     rng = np.random.default_rng(seed)
@@ -234,7 +235,7 @@ def test_the_buffer_between_takes_is_bounded():
     assert most < cells * 16 + (8192 + 20) * 24
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 11), max_size=4))
 def test_reading_or_restoring_the_state_at_any_moment_changes_no_byte_of_the_statistics(seed, moments):
     """A replay of the journal from any checkpoint must build the same frames."""
@@ -301,7 +302,7 @@ def test_events_that_span_hours_are_counted():
         same(a, b)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.integers(-5000, 5000), min_size=1, max_size=40), st.integers(0, 5000))
 def test_clock_jumps_lose_no_event_and_cause_no_negative_delay(steps, first):
     """Each batch comes when its edge's clock says, however that jumps."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.core import (
@@ -26,6 +26,7 @@ from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
 from edgewater.wire import FrameBody, QueryRef
+from tests.examples import examples
 
 REF, GROUPS, EDGES, ERROR = QueryRef("q", 1), 6, 3, 40.0
 SLICES, SLICE_MS = 4, 1000
@@ -106,7 +107,7 @@ def of_either_sign(seed: int, negative: float, count: int = 150) -> list[Records
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32), st.sampled_from([0.3, 0.5, 0.9]), st.sampled_from(["sum", "max", "min"]))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_an_absolute_budget_holds_whatever_signs_the_values_have(seed: int, negative: float, function: str) -> None:
     error, _ = errors(function, ERROR, of_either_sign(seed, negative))
     assert error.max() <= ERROR * (1 + 1e-9)
@@ -114,7 +115,7 @@ def test_an_absolute_budget_holds_whatever_signs_the_values_have(seed: int, nega
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32), st.sampled_from([0.3, 0.5, 0.9]), st.sampled_from(["sum", "max", "min"]))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_a_relative_budget_holds_whatever_signs_the_values_have(seed: int, negative: float, function: str) -> None:
     error, true = errors(function, "30%", of_either_sign(seed, negative))
     assert (error <= 0.3 * np.maximum(true, 1.0) * (1 + 1e-9)).all()

@@ -3,13 +3,14 @@ import io
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.codecs import CsvDialect, EventTime, LineDecoder, RecordSchema, read_header
 from edge.codecs.csv_codec import CsvCodec
 from edge.records import Decoded
 from edgewater.errors import InvalidRecord
+from tests.examples import examples
 
 NOW = 1_700_000_000_000
 SCHEMA = RecordSchema(
@@ -103,7 +104,7 @@ fields = st.sampled_from(
 rows = st.lists(fields, min_size=5, max_size=7)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(rows, max_size=8))
 def test_a_line_is_decoded_the_same_in_any_block(block: list[list[str]]) -> None:
     lines = []

@@ -4,12 +4,13 @@ import sys
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.codecs import EventTime, LineDecoder, RecordSchema
 from edge.codecs.ndjson_codec import NdjsonCodec
 from edge.records import Decoded
+from tests.examples import examples
 
 NOW = 1_700_000_000_000
 SCHEMA = RecordSchema(
@@ -89,6 +90,7 @@ def test_an_example_is_cut_to_a_line_of_readable_length() -> None:
     assert len(rejection.example) == 200
 
 
+@pytest.mark.slow
 def test_a_first_line_null_does_not_crash_the_process() -> None:
     """Arrow 26 does, when it sees one first (apache/arrow#47409)."""
     program = (
@@ -143,7 +145,7 @@ lines = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(lines, max_size=8))
 def test_a_line_is_decoded_the_same_in_any_block(block: list[bytes]) -> None:
     """Together, alone, or beside a line that makes the whole block fail: always the same records."""

@@ -288,6 +288,7 @@ def test_unsent_statistics_are_merged_by_group_while_the_link_is_down() -> None:
     assert sum(int(p.counts.sum()) for p in parts) == 2 * len(range(50, 3_000, 50))
 
 
+@pytest.mark.slow
 def test_a_replay_gives_the_same_statistics_by_group_byte_for_byte(tmp_path: Path) -> None:
     def make() -> EdgeCore:
         return EdgeCore({"s": StreamSpec({**COLUMNS, **KEYS}, LIVE, 10_000)}, source=3)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.core import (
@@ -31,6 +31,7 @@ from edgewater.streams import TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef, Withheld
 from tests.edge.recovery_world import BUDGETED, COLUMNS, EXACT, QUERIES, SHARE, flights, truth, values_of
+from tests.examples import examples
 
 EXACT_REF, BUDGETED_REF = QUERIES[0][0], QUERIES[1][0]
 ALL_OPEN = {"flights": (-(1 << 61), 1 << 61)}
@@ -371,7 +372,7 @@ def test_acknowledged_frames_are_dropped_and_the_others_kept() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     seed=st.integers(0, 1000),
     steps=st.lists(st.tuples(st.sampled_from(["ingest", "pull", "early", "tick"]), st.integers(1, 60)), max_size=30),

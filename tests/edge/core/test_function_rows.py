@@ -96,6 +96,7 @@ def test_a_late_record_does_not_lower_the_rate_of_the_sample() -> None:
     assert rows_of(frames(core, 3_200)) == {"g": (20, 1.0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["exact_quantile(x)", "count()"])
 def test_under_an_accuracy_a_narrow_link_omits_nothing(measure: str) -> None:
     core = core_of(measure, budget={"staleness": "1s"})

@@ -147,6 +147,7 @@ def test_on_a_wide_link_each_group_above_the_share_is_sent_once_and_rounded(colu
             assert keys == sorted(keys)
 
 
+@pytest.mark.slow
 def test_an_error_budget_alone_is_not_rounded_and_spends_the_link_on_freshness() -> None:
     alone, both = Edge(query(None), 20_000.0), Edge(query("2s"), 20_000.0)
     truth = alone.run(2)
@@ -157,6 +158,7 @@ def test_an_error_budget_alone_is_not_rounded_and_spends_the_link_on_freshness()
     assert both.wire_bytes < 0.5 * alone.wire_bytes
 
 
+@pytest.mark.slow
 def test_on_a_narrow_link_only_what_could_not_drain_in_time_is_sent_early() -> None:
     edge = Edge(query("1s"), 600.0)
     truth = edge.run(5)

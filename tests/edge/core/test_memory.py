@@ -122,6 +122,7 @@ def test_a_window_that_began_beside_a_full_one_resumes_when_that_is_gone() -> No
     assert losses(pull_all(core)) == {"hostile": [lost(0, 2 * HOUR_MS)]}
 
 
+@pytest.mark.slow
 def test_closed_slices_that_wait_for_the_link_are_never_limited() -> None:
     core = core_of(query("hostile", "id", "1s"))
     for second in range(200):

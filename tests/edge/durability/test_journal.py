@@ -34,12 +34,12 @@ def test_unsynced_records_are_not_on_disk(tmp_path: Path) -> None:
     assert journal.scan((tmp_path / "j").read_bytes()).records == RECORDS[:1]
 
 
-@pytest.mark.parametrize("cut", range(len(WHOLE)))
-def test_a_segment_cut_anywhere_gives_the_complete_records_before_the_cut(cut: int) -> None:
-    found = journal.scan(WHOLE[:cut])
-    assert found.records == RECORDS[: len(found.records)]
-    assert found.good_bytes + found.torn_bytes == cut
-    assert not found.damaged
+def test_a_segment_cut_anywhere_gives_the_complete_records_before_the_cut() -> None:
+    for cut in range(len(WHOLE)):
+        found = journal.scan(WHOLE[:cut])
+        assert found.records == RECORDS[: len(found.records)]
+        assert found.good_bytes + found.torn_bytes == cut
+        assert not found.damaged
 
 
 @given(st.integers(len(MAGIC), len(WHOLE) - 1), st.integers(1, 255))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.core import Configured
@@ -13,6 +13,7 @@ from edge.durability import journal
 from edge.durability.durable_core import PAYLOAD, RANGE
 from edge.records import InputGone, Position
 from tests.edge.recovery_world import BUDGETED, EXACT, QUERIES, SHARE, Center, World, flights, truth
+from tests.examples import examples
 
 DATA = flights(160, seed=1, disorder_ms=2000)  # the watermark is 2 s behind: no record is late
 Step = tuple[str, int, int]
@@ -78,7 +79,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(script=st.lists(steps, max_size=30))
 def test_no_order_of_the_queries_overtakes_what_one_has_not_processed(
     tmp_path_factory: pytest.TempPathFactory, script: list[Step]

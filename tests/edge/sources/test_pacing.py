@@ -4,7 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.config import ReplayConfig
@@ -12,6 +12,7 @@ from edge.records import Chunk
 from edge.sources import PacedSource, replay_clock
 from edge.sources.pacing import RELEASE_INTERVAL_MS, paced
 from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
+from tests.examples import examples
 
 WALL_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
@@ -97,7 +98,7 @@ def test_chunks_without_records_pass_at_once() -> None:
     assert wall.sleeps == []
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.lists(st.integers(0, 30 * DAY_MS), max_size=20), max_size=4), st.sampled_from([60_000.0, 86_400.0, 1e9])
 )

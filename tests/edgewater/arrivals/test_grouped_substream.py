@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.arrivals import GroupMonitor, SubstreamMonitor
@@ -16,6 +16,7 @@ from edgewater.errors import CorruptSynopsis, InvalidConfig, InvalidRecord, Syno
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.state import State
+from tests.examples import examples
 
 GRID = SlotGrid(10, 10, 64)
 TYPES = (pa.string(), pa.int64())
@@ -55,7 +56,7 @@ def told(parts: list[GroupedSubstream]) -> dict[tuple[object, ...], tuple[IntArr
     return result
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(0, 10_000), st.sampled_from([0, 500_000]))
 def test_the_statistics_of_a_group_equal_those_of_a_separate_monitor(seed: int, spread_ms: int) -> None:
     together, alone = monitor(), [SubstreamMonitor(GRID) for _ in range(5)]

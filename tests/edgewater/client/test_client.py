@@ -108,6 +108,7 @@ def test_an_answer_has_intervals_by_measure_and_group(two_hours):
         assert query.latest(group={"carrier": ["DL", "UA"]})["n"].values == [4, 5]
 
 
+@pytest.mark.slow
 def test_windows_are_one_table_over_all_pages(two_hours, monkeypatch):
     desk, query = two_hours
     for hour in range(2, 5):

@@ -51,6 +51,7 @@ def said(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
+@pytest.mark.slow
 def test_a_query_is_added_listed_shown_followed_and_removed(desk, run, tmp_path):
     desk.connect("jfk")
     file = tmp_path / "q.yaml"
@@ -78,6 +79,7 @@ def test_a_query_is_added_listed_shown_followed_and_removed(desk, run, tmp_path)
         assert query.ref.version == 2
 
 
+@pytest.mark.slow
 def test_answers_are_shown_and_followed_without_control_characters(two_hours, run):
     desk, query = two_hours
     for edge in ("jfk", "lga"):
@@ -99,6 +101,7 @@ def test_answers_are_shown_and_followed_without_control_characters(two_hours, ru
         assert (state["latest"]["rows"], state["status"]["query"]) == ([], "flights")
 
 
+@pytest.mark.slow
 def test_edges_and_streams_are_listed_and_columns_declared(two_hours, run, tmp_path):
     desk, _ = two_hours
     desk.beat("jfk", T0 + HOUR, late=3)

@@ -3,10 +3,11 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.client import Interval, Undecided
+from tests.examples import examples
 
 EXACT = Interval(4, 4, 4, 1.0)
 WIDE = Interval(4, 2, 6, 0.95)
@@ -84,7 +85,7 @@ def test_its_text_shows_what_is_unknown():
 BOUNDED = st.tuples(*[st.integers(-5, 5)] * 2).map(lambda b: Interval(min(b), min(b), max(b)))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(BOUNDED, BOUNDED)
 def test_what_a_comparison_says_holds_for_every_pair_of_values(a, b):
     pairs = [(x, y) for x in range(a.lower, a.upper + 1) for y in range(b.lower, b.upper + 1)]

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
+import pytest
 
 from edgewater.synopses.testing import least_hits
 
-__all__ = ["least_hits", "zoo"]
+__all__ = ["LEFT_OUT", "each_of", "least_hits", "zoo"]
+
+LEFT_OUT = {"uniform", "normal", "reversed", "constant"}
+"""Data sets of the zoo that are left to `make test-all`, since the others are harder."""
+
+
+def each_of(names: Iterable[str]) -> list[Any]:
+    """Returns the parameters of a test of coverage over data sets."""
+    return [pytest.param(name, marks=pytest.mark.full if name in LEFT_OUT else ()) for name in names]
 
 
 def zoo(rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
@@ -18,6 +18,7 @@ from edgewater.synopses import Count, Distinct, GroupedAggregate, Quantile, from
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.key_table import KeyTable
 from edgewater.synopses.registry import function_named
+from tests.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +51,7 @@ def columns(types: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[pa.Arra
     return [pa.array([r[i] for r in rows], COLUMN_TYPES[t]) for i, t in enumerate(types)]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(tables())
 def test_equal_rows_get_equal_codes_in_order_of_first_appearance(given: Any) -> None:
     types, batches = given
@@ -160,7 +161,7 @@ def check(aggregate: GroupedAggregate, model: dict[Any, list[Any]]) -> None:
             assert all(math.isnan(answers[m].value[group]) for m in ("low", "mean", "q"))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(records(), st.integers(0, 4))
 def test_groups_equal_a_dictionary_of_lists(given: Any, cut: int) -> None:
     types, batches = given

@@ -8,7 +8,7 @@ questions, the file fails by chance for one choice of seeds in fifty.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from edgewater.synopses.sampling.reservoir import ReservoirStack
 from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.synopses.testing.subject import pick, to_bytes
 from tests.edgewater.synopses import real_data
-from tests.edgewater.synopses.interval_coverage import least_hits, zoo
+from tests.edgewater.synopses.interval_coverage import LEFT_OUT, least_hits, zoo
 
 pytestmark = pytest.mark.slow
 
@@ -126,8 +126,12 @@ def item_sets() -> dict[str, Any]:
     return made
 
 
+def marks(name: str, real: Container[str]) -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.data,) if name in real else (pytest.mark.full,) if name in LEFT_OUT else ()
+
+
 CASES = [
-    pytest.param(kind, values, id=f"{kind}-{name}", marks=[pytest.mark.data] if name in real else [])
+    pytest.param(kind, values, id=f"{kind}-{name}", marks=marks(name, real))
     for kinds, made, real in (
         (ON_NUMBERS, number_sets(), real_data.NUMBERS),
         (ON_ITEMS, item_sets(), real_data.ITEMS),

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest, SynopsisError
@@ -23,6 +23,7 @@ from edgewater.synopses import (
     from_bytes,
 )
 from edgewater.synopses.encoding import codec
+from tests.examples import examples
 
 SEED = 23
 
@@ -55,7 +56,7 @@ def assert_holds(manager: GeneralManager | SliceManager, signal: np.ndarray) -> 
         assert answer.lower <= math.fsum(signal[first : last + 1]) <= answer.upper
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 5), st.integers(1, 40))
 def test_a_partitioned_signal_answers_as_a_whole(n: int, partitions: int, block: int, coefficients: int) -> None:
     signal = walk(n)
@@ -73,7 +74,7 @@ def test_the_example_of_the_paper_is_routed_as_in_the_paper() -> None:
     assert manager.query(RangeSum(2, 6)).value == 20
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(any))
 def test_slices_are_one_signal_in_the_order_of_their_keys(lengths: list[int]) -> None:
     signal = walk(sum(lengths))

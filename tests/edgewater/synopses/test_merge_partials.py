@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
@@ -47,7 +47,6 @@ def expected(records: Records) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.lists(RECORDS, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_sums_merged_in_any_order_and_grouping_are_the_exact_same_integers(batches: list[Records], rng: object) -> None:
     parts = [partial(records) for records in batches]

@@ -64,6 +64,7 @@ def test_an_incompatible_stack_is_refused_and_both_are_named(make: Any) -> None:
         make().merge_many([make(), stranger, make()])
 
 
+@pytest.mark.slow
 def test_thousands_of_kll_sketches_keep_their_bound() -> None:
     """Rank errors are within the stated ones, at 1 - 1e-6 per rank for 19 ranks."""
     rng = np.random.default_rng(6)

@@ -6,10 +6,11 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.budgets.optimal import Aggregate, WindowTrace, epe, least_error, spef
+from tests.examples import examples
 
 WINDOWS = st.builds(
     lambda rows, aggregate: _window(rows, aggregate),
@@ -56,7 +57,7 @@ def _completion(order: tuple[float, ...], service: float, free: float) -> float:
     return at
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(WINDOWS, st.integers(0, 12), st.sampled_from([1.0, 7.0, 30.0]), st.sampled_from([0.0, 40.0]))
 def test_eager_prefix_error_has_the_least_staleness_of_all_schedules(
     window: WindowTrace, budget: int, service: float, free: float
@@ -67,7 +68,7 @@ def test_eager_prefix_error_has_the_least_staleness_of_all_schedules(
     assert result.error <= budget
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(WINDOWS, st.sampled_from([0.0, 5.0, 45.0]), st.sampled_from([7.0, 30.0]), st.sampled_from([0.0, 40.0]))
 def test_the_least_error_under_a_deadline_is_that_of_brute_force_and_of_spef_and_of_spef_with_early_omissions(
     window: WindowTrace, deadline: float, service: float, free: float

@@ -84,6 +84,7 @@ def test_the_command_prints_a_row_per_policy_and_is_deterministic() -> None:
     assert json.loads(again.stdout) == rows[:1]
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_plots(tmp_path: Path) -> None:
     plot = tmp_path / "p.png"
     result = command("--nodes", "2", "--plot", str(plot))

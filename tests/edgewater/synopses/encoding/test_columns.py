@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
 from edgewater.synopses import Kll, TopK
 from edgewater.synopses.encoding import codec, columns
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+from tests.examples import examples
 
 SHAPES: dict[str, Any] = {"scalar": (1,), "empty": (0,), "few": (5,), "many": (300,), "longer": (20_000,)}
 
@@ -28,7 +29,7 @@ def like(partials: list[bytes]) -> SynopsisMessage:
     return codec.unseal(partials[0])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(*[st.sampled_from([*SHAPES.values()])] * 2, st.sampled_from([1, 300, 1 << 40, -5, 0.5])),
                 min_size=2, max_size=9))  # fmt: skip
 def test_arrays_of_any_length_and_stored_type_equal_those_of_the_parser(batch_shapes: list[Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis
@@ -24,6 +24,7 @@ from edgewater.synopses.exact.aggregates import (
     MeanStack,
     VarianceStack,
 )
+from tests.examples import examples
 
 LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
 floats = st.one_of(
@@ -69,7 +70,7 @@ def check(estimates: Any, true: Fraction) -> None:
         assert math.isinf(rounding) or abs(Fraction(value) - true) <= Fraction(rounding)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(batches)
 @example([[1e16, 1.0, -1e16]])
 @example([[1e16], [1.0], [-1e16]])
@@ -85,7 +86,7 @@ def test_sums_are_those_of_exact_arithmetic_in_any_order(given: list[list[float]
     check(of(MeanStack, given).query(), mean)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(batches)
 @example([[2.0**53, 2.0**53 + 2]])
 @example([[0.1] * 3, [0.1] * 5])
@@ -99,7 +100,7 @@ def test_variances_of_floats_are_within_their_rounding(given: list[list[float]])
             assert (stack.query().value[1] == 0.0) == (len({v for b in given for v in b}) == 1) or variance < 1e-300
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(integer_batches)
 @example([[1 << 53, (1 << 53) + 2]])
 @example([[1 << 53], [(1 << 53) + 1]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import IncompatibleSynopses
@@ -14,6 +14,7 @@ from edgewater.synopses.encoding import codec
 from edgewater.synopses.exact.aggregates import CountStack, IntegerSumStack, wide_sums
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.quantiles.ddsketch import DDSketchStack
+from tests.examples import examples
 
 LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
 extreme = st.one_of(st.integers(LEAST, GREATEST), st.sampled_from([LEAST, GREATEST, -1, 0, 1, LEAST + 1]))
@@ -24,7 +25,7 @@ def exact(low: np.ndarray, carry: np.ndarray) -> list[int]:
     return [int(a) + (int(b) << 64) for a, b in zip(low, carry, strict=True)]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(rows, rows)
 def test_sums_and_their_merges_are_those_of_unbounded_integers(
     left: list[tuple[int, int]], right: list[tuple[int, int]]

@@ -2,12 +2,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import DDSketch, EquiDepthHistogram, Quantile, Range, from_bytes
 from edgewater.synopses.encoding import codec
+from tests.examples import examples
 
 SEED = 15
 
@@ -39,7 +40,7 @@ def test_merged_partials_have_the_boundaries_of_one_pass() -> None:
 numbers = st.floats(allow_nan=False) | st.sampled_from([0.0, 1.0, -1.0, 5e-324, math.inf, -math.inf, 1e308])
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(numbers, max_size=40), numbers, numbers, st.integers(0, 3))
 def test_counts_in_a_range_are_within_their_bounds(values: list[float], low: float, high: float, fold: int) -> None:
     array = np.array(values, float)

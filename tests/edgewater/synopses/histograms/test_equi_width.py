@@ -2,12 +2,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import Count, EquiWidthHistogram, Mean, Quantile, Range, Rank, Synopsis, from_bytes
 from edgewater.synopses.histograms.equi_width import EquiWidthStack
+from tests.examples import examples
 
 SEED = 14
 
@@ -34,7 +35,7 @@ ends = st.floats(-4, 5) | st.sampled_from([-math.inf, math.inf, -2.0, 3.0, 0.0, 
 numbers = st.floats() | st.floats(-2, 3) | st.sampled_from([-2.0, 3.0, 0.5, 2.9999999999999996, math.nan])
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(numbers, max_size=40), ends, ends, st.sampled_from([1, 3, 8, 64]))
 def test_ranges_ranks_and_quantiles_are_within_their_bounds(
     values: list[float], low: float, high: float, bins: int

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
@@ -22,6 +22,7 @@ from edgewater.synopses import (
 )
 from edgewater.synopses.quantiles.ddsketch import MAX_BINS, DDSketchStack
 from edgewater.synopses.quantiles.log_bins import collapsed_accuracy
+from tests.examples import examples
 
 SEED = 5
 QS = (0.0, 0.001, 0.25, 0.5, 0.9, 0.99, 0.9999, 1.0)
@@ -74,7 +75,7 @@ def test_ranks_are_between_their_bounds(name: str) -> None:
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(finite | st.sampled_from([0.0, -0.0, 1.0, 5e-324, 1e308]), min_size=1, max_size=60), st.floats(0, 1))
 def test_any_values_lie_within_bounds(values: list[float], q: float) -> None:
     array, sketch = np.array(values), sketch_of(np.array(values))

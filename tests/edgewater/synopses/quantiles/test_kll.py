@@ -2,14 +2,15 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import Count, Distinct, Kll, Maximum, Minimum, Quantile, Rank, Synopsis, from_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.quantiles.kll import KllStack
-from tests.edgewater.synopses.interval_coverage import least_hits, zoo
+from tests.edgewater.synopses.interval_coverage import each_of, least_hits, zoo
+from tests.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,7 @@ def sketch_of(values: object, k: int = 200, parts: int = 1, **given: int) -> Kll
     return found[0].merge_many(found[1:])
 
 
-@pytest.mark.parametrize("data", zoo(np.random.default_rng(SEED), 10))
+@pytest.mark.parametrize("data", each_of(zoo(np.random.default_rng(SEED), 10)))
 @pytest.mark.parametrize("parts", [1, 64])
 def test_intervals_contain_the_true_value_as_often_as_stated(data: str, parts: int) -> None:
     n, trials = 4000, 60
@@ -89,7 +90,7 @@ def test_its_size_grows_with_the_logarithm_of_the_number_of_values() -> None:
 finite = st.floats(allow_nan=False)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(finite, min_size=1, max_size=80), st.floats(0, 1))
 def test_few_values_are_exact(values: list[float], q: float) -> None:
     sketch, ordered = sketch_of(values, 64), np.sort(np.array(values))

@@ -84,6 +84,7 @@ def test_ranks_of_hundreds_of_merged_sketches_are_within_the_stated_error(ordere
     assert from_bytes(merged.to_bytes()).query(Quantile(0.5)) == merged.query(Quantile(0.5))  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_ranks_after_merging_bytes_are_unbiased_and_their_error_is_well_within_the_stated_one() -> None:
     """6 seeds × 5 ranks: the mean error exceeds 3.3 standard errors for one of a thousand choices of seeds. The stated
     bound at 95 % holds for any data, so it is at least twice the root mean square of normal errors."""

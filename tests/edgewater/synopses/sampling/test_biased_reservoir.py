@@ -5,7 +5,7 @@ from edgewater.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import BiasedReservoir, Count, Mean, Minimum, Quantile, Rank, Since, Sum, from_bytes
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.sampling.sample_rows import record_tags
-from tests.edgewater.synopses.interval_coverage import least_hits, zoo
+from tests.edgewater.synopses.interval_coverage import each_of, least_hits, zoo
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def test_the_inclusion_probability_falls_with_each_later_record() -> None:
     assert np.abs(off).max() < 5 * np.sqrt(0.25 / (trials * 20))
 
 
-@pytest.mark.parametrize("data", zoo(np.random.default_rng(SEED), 10))
+@pytest.mark.parametrize("data", each_of(zoo(np.random.default_rng(SEED), 10)))
 def test_intervals_contain_the_true_value_as_often_as_stated(data: str) -> None:
     n, size, trials = 3000, 200, 100
     values = zoo(np.random.default_rng(SEED), n)[data]

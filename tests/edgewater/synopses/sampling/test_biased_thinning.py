@@ -42,6 +42,7 @@ def test_records_are_sampled_with_the_stated_probability() -> None:
     assert (np.abs(seen.reshape(30, 10).sum(axis=1) / runs - truth) < 4.5 * deviation).all()
 
 
+@pytest.mark.slow
 def test_intervals_since_a_time_contain_the_true_value() -> None:
     """300 seeds; a false alarm has a probability below 1e-4 for a coverage of exactly 95 % (`least_hits`)."""
     runs, n = 300, 4000

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import FifoSample, from_bytes
+from tests.examples import examples
 
 
 def kept(rows: list[tuple[int, int, int]], size: int, quota: int) -> list[tuple[int, int, int]]:
@@ -22,7 +23,7 @@ def sample_of(rows: list[tuple[int, int, int]], size: int, quota: int) -> FifoSa
     return parts[0].merge_many(parts[1:])
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=2, max_size=40),
     st.integers(1, 12),
@@ -39,7 +40,7 @@ def test_any_tree_of_merges_keeps_the_newest_within_the_quotas(drawn, size, quot
     assert from_bytes(merged.to_bytes()).to_bytes() == merged.to_bytes()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=40))
 def test_folded_samples_are_those_of_half_the_size_and_quota(drawn) -> None:
     rows = [(time, source, number) for number, (time, source) in enumerate(drawn)]

@@ -3,12 +3,13 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest, SynopsisError
 from edgewater.synopses import Count, HaarWavelet, Mean, Point, Quantile, RangeSum, Sum, Synopsis, from_bytes
 from edgewater.synopses.encoding import codec
+from tests.examples import examples
 
 SEED = 17
 LENGTHS = (1, 2, 3, 7, 64, 100, 1000, 4096, 5001)
@@ -164,7 +165,7 @@ def test_a_late_record_is_added_at_its_index_and_bounds_hold() -> None:
 values = st.floats(-1e6, 1e6)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(values, min_size=1, max_size=70), st.lists(values, min_size=1, max_size=70), st.integers(1, 12))
 def test_bounds_hold_for_any_signals(one: list[float], two: list[float], coefficients: int) -> None:
     left, right = wavelet_of(one, coefficients), wavelet_of(two, coefficients)

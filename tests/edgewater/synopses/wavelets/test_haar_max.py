@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
 from edgewater.synopses import HaarWavelet, MaxErrorWavelet, Point, RangeSum, from_bytes
+from tests.examples import examples
 
 SEED = 19
 
@@ -31,7 +32,7 @@ def assert_holds(wavelet: MaxErrorWavelet, signal: np.ndarray) -> None:
 numbers = st.lists(st.one_of(st.integers(-3, 3).map(float), st.floats(-1e6, 1e6)), min_size=1, max_size=70)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(numbers, numbers, st.integers(1, 12), st.integers(1, 20))
 def test_the_tracked_bound_of_the_maximum_error_holds(one, two, coefficients, batch) -> None:
     left, right = wavelet_of(one, coefficients, batch), wavelet_of(two, coefficients, batch)
@@ -56,7 +57,7 @@ def test_the_tracked_bound_of_the_maximum_error_holds(one, two, coefficients, ba
     assert_holds(again, np.array([*one, *two, *one]))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.integers(0, 6), st.integers(1, 64), st.integers(1, 9))
 def test_an_appended_signal_is_within_the_bound(blocks: int, length: int, coefficients: int) -> None:
     signal = np.random.default_rng(length).normal(0, 1, blocks * 64 + length)
