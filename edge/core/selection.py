@@ -138,15 +138,19 @@ def select_groups(
                 if slots is None
                 else rank_open_by_deadline(slice_.entries, spec.cache, history, ranking, slots)
             )
-        return slice_.send_queue.draw(slice_.entries, context.max_groups)
+        count = context.max_groups
+        if slots is not None and context.now_ms < context.end_ms:
+            count = min(count, int(min(slots.remaining, count)))  # a send that ends too late would delay the close too
+        return slice_.send_queue.draw(slice_.entries, count)
     if not slice_.learned:
         learn(slice_.entries, history, slots, limits if spec.saves_bytes else None)
         slice_.learned = True
     count = context.max_groups
     if slots is not None:
+        # Less than one send may be left, as one that began before the close takes time; the deadline still holds.
+        slice_.in_time |= slots.remaining > 0.0
         if slice_.in_time and slots.remaining < 1.0:
             return EMPTY_SELECTION  # the other groups are omitted, and reported as withheld
-        slice_.in_time |= slots.remaining >= 1.0
         count = min(count, int(slots.remaining)) if slice_.in_time and slots.remaining < count else count
     if slice_.send_queue.expired_closed(slice_.entries):
         if slots is not None:

@@ -118,6 +118,13 @@ def test_under_a_staleness_budget_the_deadline_is_kept_and_what_is_omitted_is_st
         np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
 
 
+@pytest.mark.parametrize("updates_s", [1.1, 0.8])
+def test_a_deadline_of_about_one_send_is_kept(updates_s: float) -> None:
+    out = run(TRACE, query(staleness="1s"), link(updates_s))
+    assert (out.staleness <= 0.1 + 2e-3).all()
+    np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
+
+
 def test_the_same_run_twice_is_the_same_run() -> None:
     first, second = (run(TRACE, query(staleness="1s"), link(SLOW, jitter_ms=20.0)) for _ in range(2))
     assert first.staleness.tolist() == second.staleness.tolist()
