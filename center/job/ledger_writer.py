@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from center.catalog import Catalog, EdgeRecord, query_key
+from center.catalog import Catalog, query_key
 from center.job.metrics import JobMetrics
 from center.ledger import (
     STALENESS,
@@ -51,7 +51,6 @@ class CatalogEvents:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._acknowledged: int | None = None
-        self._edges: dict[EdgeId, EdgeRecord] = {}
 
     def pending(self) -> tuple[int, list[LedgerEvent]]:
         """The catalog's version and the events that bring the ledger to it; the same again until `acknowledge`.
@@ -62,10 +61,9 @@ class CatalogEvents:
         version = self._catalog.version()
         if version == self._acknowledged:
             return version, []
-        queries, edges = self._catalog.queries(deleted=True), self._catalog.edges(self._edges)
-        self._edges = {edge.edge: edge for edge in edges}
+        queries = self._catalog.queries(deleted=True)
         # A deletion ends all versions up to its own, so it precedes the registration of a later version.
-        events: list[LedgerEvent] = [EdgesChanged(tuple(edges))]
+        events: list[LedgerEvent] = [EdgesChanged(tuple(self._catalog.edges()))]
         events += [QueryDeleted(query.ref) for query in queries if query.deleted_at_ms is not None]
         events += [QueryRegistered(query) for query in queries if query.deleted_at_ms is None]
         return version, events
