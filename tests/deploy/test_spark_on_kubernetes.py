@@ -23,7 +23,7 @@ import pyspark
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.full]
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 180
