@@ -15,7 +15,8 @@ SOURCES, RATE = 3, 600.0
 """Edges, and records per second of each."""
 CELLS, OUTAGE_MS, OUT = 20, 1_500, 0.1
 """Cells of a mobile network; the length of an outage, and the part of the time that a cell is out."""
-POLL_MS = 500
+POLL_MS = {"batches": 500, "polls of 100 ms": 100, "polls of 50 ms": 50}
+"""By event, the interval at which a reader polls."""
 FLIP_WINDOWS, SHIFT_WINDOWS, DAY_WINDOWS = 10, 10, 100
 
 Draw = Callable[[np.random.Generator, int], FloatArray]
@@ -55,9 +56,9 @@ class LateRecords:
 
     Attributes:
         event: what happens besides: "diurnal" (rates ×50 within a day of 100 windows), "outages" (of cells, whose
-            records are released together), "batches" (a reader that polls), "flips" (delays grow with the rank of the
-            value, in every second stretch of windows with that of its negative), "shifts" (delays ×3 in every second
-            stretch).
+            records are released together), those of `POLL_MS` (a reader that polls), "flips" (delays grow with the rank
+            of the value, in every second stretch of windows with that of its negative), "shifts" (delays ×3 in every
+            second stretch).
     """
 
     delays: str
@@ -101,8 +102,8 @@ class LateRecords:
                 delay = delay * 3 * (rank if (index // FLIP_WINDOWS) % 2 == 0 else 1 - rank) ** 2
             case "shifts":
                 delay = delay * (3 if (index // SHIFT_WINDOWS) % 2 else 1)
-            case "batches":
-                delay = np.ceil((born + delay) / POLL_MS) * POLL_MS - born
+            case event if event in POLL_MS:
+                delay = np.ceil((born + delay) / POLL_MS[event]) * POLL_MS[event] - born
             case "outages":
                 cell, period = rng.integers(0, CELLS, len(born)), np.floor(born / OUTAGE_MS).astype(np.int64)
                 first = int(period.min(initial=0))

@@ -96,6 +96,8 @@ DATA = (
     _Data("one outlier sampled", "exponential", 3_000, "one outlier", rate=0.1, listed=("steady",)),
     _Data("outages of cells", "exponential", 4_000, event="outages"),
     _Data("batches", "exponential", 3_500, event="batches"),
+    _Data("polls of 100 ms", "exponential", 3_000, event="polls of 100 ms"),
+    _Data("polls of 50 ms", "exponential", 3_000, event="polls of 50 ms"),
     _Data(
         "flipping correlation",
         "exponential",
