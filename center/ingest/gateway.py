@@ -75,6 +75,8 @@ FASTEST_HEARTBEAT_MS = 1_000
 SLOWEST_HEARTBEAT_MS = 20_000
 """An edge agrees to no more."""
 _ENVELOPE_BYTES = 64 << 10
+MAX_AHEAD_BYTES = 16 << 20
+"""What an edge may have sent that the gateway has not read, at most: memory of gRPC."""
 logger = logging.getLogger(__name__)
 
 
@@ -564,4 +566,8 @@ def _server_options(config: GatewayConfig) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
         ("grpc.http2.max_ping_strikes", 0),
+        # gRPC would measure a connection's delay, with a ping for nearly each message of an edge that sends few, to
+        # choose how much it may send ahead. An edge has at most its credit in flight: that needs no measurement.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", min(config.credit_bytes, MAX_AHEAD_BYTES)),
     ]

@@ -24,6 +24,8 @@ def java_version(env: Mapping[str, str]) -> int | None:
     java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=env.get("PATH", os.defpath))
     if java is None:
         return None
+    if (version := _release(Path(java))) is not None:
+        return version
     try:
         answer = subprocess.run(
             [java, "-version"], env=dict(env), capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True
@@ -32,6 +34,19 @@ def java_version(env: Mapping[str, str]) -> int | None:
         return None
     # `openjdk version "17.0.15" 2025-04-15`; before Java 9 it read `java version "1.8.0_402"`.
     match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(match[1]) if match else None
+
+
+def _release(java: Path) -> int | None:
+    """The version in the file `release` of the installation of `java`. To ask Java itself takes 0.1 s, and a start of
+    a center wants to know three times."""
+    if not os.access(java, os.X_OK):
+        return None
+    try:
+        release = java.resolve().parent.with_name("release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    match = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release, re.MULTILINE)
     return int(match[1]) if match else None
 
 

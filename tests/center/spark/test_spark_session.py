@@ -48,6 +48,34 @@ def test_the_version_is_read_as_java_says_it(tmp_path: Path, answer: str, versio
     assert java_version(java_home(tmp_path / "jdk", answer)) == version
 
 
+@pytest.mark.parametrize(
+    ("release", "version"),
+    [
+        ('IMPLEMENTOR="Debian"\nJAVA_RUNTIME_VERSION="17.0.15+6"\nJAVA_VERSION="17.0.15"\n', 17),
+        ('JAVA_VERSION="1.8.0_402"\n', 8),
+        ('JAVA_VERSION="25"\n', 25),
+        ('IMPLEMENTOR="Debian"\n', 21),
+    ],
+)
+def test_the_file_beside_java_tells_the_version_and_without_it_java_is_asked(
+    tmp_path: Path, release: str, version: int
+) -> None:
+    java_home(tmp_path / "jdk", 'openjdk version "21.0.1"')
+    (tmp_path / "jdk" / "release").write_text(release)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "java").symlink_to(tmp_path / "jdk" / "bin" / "java")
+
+    assert java_version({"PATH": str(tmp_path / "link")}) == version
+
+
+def test_a_file_beside_a_java_that_is_missing_tells_nothing(tmp_path: Path) -> None:
+    environment = java_home(tmp_path / "jdk", "")
+    (tmp_path / "jdk" / "bin" / "java").unlink()
+    (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="17.0.15"\n')
+
+    assert java_version(environment) is None
+
+
 @pytest.mark.parametrize("home", ["nowhere", "broken"])
 def test_a_missing_or_broken_java_is_told_in_one_line_that_says_what_to_install(tmp_path: Path, home: str) -> None:
     java_home(tmp_path / "broken", "Error: could not find libjava.so", code=2)
