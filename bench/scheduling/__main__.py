@@ -68,7 +68,7 @@ def main(
     if "core" in parts:
         rows += core_rows((4_096,), 1, 8_192) if smoke else core_rows()
     if "edge" in parts:
-        rows += edge_rows(0.5, (1.2,), ("klink",), 4, 0, 0.2, ("mixed",)) if smoke else edge_rows()
+        rows += edge_rows(0.5, (1.2,), ("klink",), 4, 0, 0.2, ("mixed",)) if smoke else edge_rows(runs=seeds)
     (OUT / "scheduling.json").write_text(json.dumps(rows) + "\n")
     figures = list(draw(rows, OUT))
     if as_json:

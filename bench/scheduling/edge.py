@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,16 @@ WORKLOADS = {"equal": (4_000,), "staggered": (4_000,), "mixed": (2_000, 5_000, 1
 QUERIES, STEP_S = 60, 0.05
 UNJUDGED_MS = 2_000
 """Windows that end later before the end of a run are left out."""
-WARM_UP_S = 6.0
+WARM_UP_S, SETTLE_S = 6.0, 1.5
+WARM_UP_LOAD = 0.5
+"""The load at most until `SETTLE_S` before the end of the warm-up. Near its capacity an agent hardly makes up for what
+it left unread when it started, and that would decide the latencies."""
 SMOOTHING = 0.05
 """Weight of a step in the moving average of the core's share."""
 CAPACITY_RECORDS = 120_000
 ASSUMED_COST_S = 1e-5
 """CPU time per record if the agent's capacity is not measured, as in a smoke run."""
+MEASURED = ("latency", "records", "core_share", "unread", "queued", "windows")
 _NOT_STARTED_S = 120.0
 
 
@@ -59,8 +63,9 @@ def edge_rows(
     calibration: int = CAPACITY_RECORDS,
     warm_up_s: float = WARM_UP_S,
     workloads: Iterable[str] = WORKLOADS,
+    runs: int = 1,
 ) -> list[Row]:
-    """Returns a row per workload, load and policy.
+    """Returns a row per workload, load and policy: the medians of so many runs, of the policies in turn.
 
     Args:
         calibration: number of records by which the agent's capacity is measured; 0: it is assumed.
@@ -69,8 +74,20 @@ def edge_rows(
     for workload in workloads:
         cost_s = _cost_s(workload, queries, calibration) if calibration else ASSUMED_COST_S
         for load in loads:
-            rows += [_measure(policy, workload, load, cost_s, queries, seconds, warm_up_s) for policy in policies]
+            found: dict[str, list[Row]] = {policy: [] for policy in policies}
+            for number in range(runs):
+                for policy in policies[::-1] if number % 2 else policies:
+                    found[policy].append(_measure(policy, workload, load, cost_s, queries, seconds, warm_up_s))
+            rows += [_median(each) for each in found.values()]
     return rows
+
+
+def _median(runs: Sequence[Row]) -> Row:
+    def over_runs(key: str) -> Any:
+        values = [run[key] for run in runs if run[key] is not None]
+        return (float(np.median(values)) if values else None) if key.startswith(MEASURED) else values[0]
+
+    return {key: over_runs(key) for key in runs[0]} | {"runs": len(runs)}
 
 
 def window_of(workload: str, i: int, queries: int) -> tuple[int, int]:
@@ -120,11 +137,13 @@ def _measure(
         log.touch()
         agent = _Process(directory, policy, workload, queries)
         began_s = at_s = time.monotonic()
-        due, written, share = 0.0, 0, agent.core_share()
+        due, written, before, share = 0.0, 0, 0, agent.core_share()
         while (now_s := time.monotonic()) - began_s < warm_up_s + seconds:
             share += SMOOTHING * (agent.core_share() - share)
-            due += (now_s - at_s) * load * share / cost_s
+            is_warm = now_s - began_s >= warm_up_s - SETTLE_S
+            due += (now_s - at_s) * (load if is_warm else min(load, WARM_UP_LOAD)) * share / cost_s
             at_s = now_s
+            before = written if now_s - began_s < warm_up_s else before
             with log.open("a") as file:
                 file.write(_lines(int(due), now_ms(), written))
             written, due = written + int(due), due - int(due)
@@ -138,7 +157,7 @@ def _measure(
         "windows": len(latency_ms),
         "latency_ms_mean": float(np.mean(latency_ms)) if len(latency_ms) else None,
         "latency_ms_p50": p50, "latency_ms_p99": p99,
-        "records_s": written / (warm_up_s + seconds), "core_share": agent.share,
+        "records_s": (written - before) / seconds, "core_share": agent.share,
         "unread_share": 1.0 - result["records"] / max(written, 1), "queued_peak_bytes": result["queued_peak"],
     }  # fmt: skip
 

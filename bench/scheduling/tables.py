@@ -75,7 +75,7 @@ def _edge(rows: Sequence[Row]) -> list[str]:
          lambda r: f"{_seconds(r['latency_ms_p50'])} / {_seconds(r['latency_ms_p99'])}"),
         ("s, mean", lambda r: _seconds(r["latency_ms_mean"])),
         ("windows; part of the core; MiB queued at most",
-         lambda r: f"{r['windows']}; {r['core_share']:.0%}; {r['queued_peak_bytes'] / 2**20:.1f}"),
+         lambda r: f"{r['windows']:.0f}; {r['core_share']:.0%}; {r['queued_peak_bytes'] / 2**20:.1f}"),
     ):  # fmt: skip
         lines += ["", f"**{title}**", "", *_crossed(rows, case, cell, "workload, load")]
     return lines

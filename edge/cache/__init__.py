@@ -2,8 +2,8 @@
 
 Called by `edge.core`, per query and slice. `entries` holds the groups of a slice; `partition` (error budgets) and
 `sizing` with `error_target` (staleness budgets) decide which are in the primary cache; `eviction` ranks those, from
-the `history` of earlier slices, its `arrival_profile` and a `forecast`; `policy` combines these into a `send_queue`,
-from which pulls are served. Deterministic: no clock, no I/O; times are arguments.
+the `history` of earlier slices, its `arrival_profile` and `timetable`, and a `forecast`; `policy` combines these into
+a `send_queue`, from which pulls are served. Deterministic: no clock, no I/O; times are arguments.
 
 Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Distributed Streaming Analytics"
 (TR 16-003), section 5.
@@ -24,6 +24,7 @@ from edge.cache.policy import (
 )
 from edge.cache.send_queue import EMPTY_SELECTION, Selection, SendQueue, max_entries_per_frame
 from edge.cache.sizing import SendSlots
+from edge.cache.timetable import positions_of
 
 __all__ = [
     "EMPTY_SELECTION",
@@ -37,6 +38,7 @@ __all__ = [
     "learn",
     "max_entries_per_frame",
     "parts_of",
+    "positions_of",
     "primary_mask",
     "rank_closed",
     "rank_closed_by_deadline",

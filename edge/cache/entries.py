@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge.cache.arrival_profile import PARTS
+from edge.cache.timetable import Positions, RecordTimes, most_times
 from edgewater.query import BoundQuery
 from edgewater.synopses import (
     BoolArray,
@@ -63,6 +64,7 @@ class RecallCache:
 
     slices: int = -1
     groups: int = 0
+    _numbers: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     _values: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     _remaining: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((PARTS + 1, 0), np.float32))
 
@@ -76,14 +78,21 @@ class RecallCache:
         """The fraction of the group's records that is to come after each part, [part + 1, group]."""
         return self._remaining[:, : self.groups]
 
+    @property
+    def numbers(self) -> npt.NDArray[np.int32]:
+        """The number of each group in the timetable (`Timetable.numbers_of`)."""
+        return self._numbers[: self.groups]
+
     def grow(self, averages: int, groups: int) -> None:
         """Adds groups, whose values the caller sets."""
         if groups > self._values.shape[1] or averages != len(self._values):
             capacity, known = max(groups, 2 * self.groups), self.groups
             values, remaining = np.empty((averages, capacity), np.float32), np.empty((PARTS + 1, capacity), np.float32)
+            numbers = np.empty(capacity, np.int32)
             if known:
                 values[:, :known], remaining[:, :known] = self.values, self.remaining
-            self._values, self._remaining = values, remaining
+                numbers[:known] = self.numbers
+            self._values, self._remaining, self._numbers = values, remaining, numbers
         self.groups = groups
 
 
@@ -129,6 +138,7 @@ class SliceEntries:
         self._with_error = frozenset(n for n in bounded if isinstance(pending.measures[n], BoundedError))
         self.recall_cache = RecallCache()
         self.newest_batch = 0
+        self._times: list[tuple[npt.NDArray[np.int32], Positions]] | None = []
         self._computed = {n: _Computed() for n in bounded if isinstance(pending.measures[n], SumStack | CountStack)}
 
     @classmethod
@@ -153,7 +163,9 @@ class SliceEntries:
     @property
     def nbytes(self) -> int:
         computed = sum(c.errors.nbytes + c.totals.nbytes for c in self._computed.values())
-        return self.pending.nbytes + self._hashes.nbytes + computed + sum(a.nbytes for a in self._arrays.values())
+        times = sum(8 * len(codes) for codes, _ in self._times or ())
+        arrays = sum(a.nbytes for a in self._arrays.values())
+        return self.pending.nbytes + self._hashes.nbytes + computed + times + arrays
 
     @property
     def bounded(self) -> tuple[str, ...]:
@@ -229,6 +241,7 @@ class SliceEntries:
         ids: IntArray | None = None,
         elapsed: float = 0.0,
         parts: IntArray | None = None,
+        positions: Positions | None = None,
     ) -> None:
         """Adds records.
 
@@ -241,6 +254,7 @@ class SliceEntries:
             ids: int64, numbers of the records in their stream, for samples.
             elapsed: the elapsed fraction of the slice, 0 to 1.
             parts: int64, the part of the slice per record (`parts_of`), or one part that all are in; None: unknown.
+            positions: of each record in the slice; None: unknown.
         """
         self.newest_batch = max(self.newest_batch, batch_number)
         known = len(self)
@@ -256,6 +270,7 @@ class SliceEntries:
         self._column("unsent")[changed] += counts.astype(np.int32)
         if parts is not None and len(parts):
             self._count_parts(encoded.inverse, changed, counts, parts)
+        self._keep_times(codes, positions)
         self._column("last_batch")[changed] = batch_number
         self._column("first")[known:] = elapsed
         for name in self._bounded:
@@ -274,6 +289,28 @@ class SliceEntries:
             # Nearly every batch lies in one part.
             here = counts if first == last else np.bincount(inverse[parts == part], minlength=len(counts))
             by_part[changed, part] = np.minimum(by_part[changed, part] + here, np.iinfo(by_part.dtype).max)
+
+    @property
+    def keeps_times(self) -> bool:
+        """Whether the times of all records so far are kept."""
+        return self._times is not None
+
+    def _keep_times(self, codes: IntArray, positions: Positions | None) -> None:
+        if self._times is None:
+            return
+        if positions is None or sum(len(kept) for kept, _ in self._times) + len(codes) > most_times(len(self)):
+            self._times = None
+        else:
+            self._times.append((codes.astype(np.int32), positions))
+
+    def take_times(self) -> tuple[npt.NDArray[np.int32], RecordTimes] | None:
+        """Returns the groups and times of all records, once; None: they are not known, or too many."""
+        times, self._times = self._times, None
+        if times is None:
+            return None
+        codes = np.concatenate([c for c, _ in times] or [np.zeros(0, np.int32)])
+        positions = np.concatenate([p for _, p in times] or [np.zeros(0, np.uint32)])
+        return codes, RecordTimes(self.hashes()[codes], positions)
 
     def add_groups(self, keys: Sequence[pa.Array], rows: int, batch_number: int, elapsed: float) -> None:
         """Adds the groups of records that may all be sampled out; each group then has a value to send."""
@@ -481,6 +518,9 @@ class SliceEntries:
 
     def to_state(self) -> State:
         arrays = {name: self._column(name) for name in self._arrays}
+        if self._times:
+            for name, parts in zip(("timed", "positions"), zip(*self._times, strict=True), strict=True):
+                arrays[name] = np.concatenate(parts)
         return State(None, {"pending": self.pending.to_bytes(), **arrays})
 
     @classmethod
@@ -490,6 +530,10 @@ class SliceEntries:
         # Checkpoints of 0.1 have no parts.
         result._arrays.setdefault("parts", np.zeros(len(result), _PARTS))
         result.newest_batch = int(result.last_batch.max(initial=0))
+        if "timed" in state.arrays:
+            result._times = [(state.arrays["timed"], state.arrays["positions"])]
+        elif len(result):
+            result._times = None
         return result
 
 

@@ -22,6 +22,9 @@ from edgewater.synopses import CountStack, ExtremumStack, FloatArray, IntArray, 
 COLD_START = 0.02
 """Added to the elapsed fraction of a slice without history, so that its first moments give no extreme rate."""
 
+NEARLY_POISSON = 1e-3
+"""Below this distance of the dispersion from 1 the number of records counts as that of a Poisson process."""
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -32,6 +35,7 @@ class Forecast:
         first, second: per measure, the expected change and second moment per record.
         records: number of records so far, in this slice and the mean of earlier ones.
         extrema: the measures that are minima or maxima, which change only when a new extremum arrives.
+        dispersion: the variance of the number of records to come, divided by its mean; None: 1, a Poisson process.
     """
 
     arrivals: FloatArray
@@ -39,10 +43,16 @@ class Forecast:
     second: Mapping[str, FloatArray]
     records: FloatArray
     extrema: frozenset[str]
+    dispersion: FloatArray | None = None
 
     def any_arrival(self) -> FloatArray:
         """Returns P(at least one more record arrives)."""
-        return np.asarray(-np.expm1(-self.arrivals), np.float64)
+        if self.dispersion is None:
+            return np.asarray(-np.expm1(-self.arrivals), np.float64)
+        excess = self.dispersion - 1.0
+        poisson = np.abs(excess) < NEARLY_POISSON
+        factor = np.where(poisson, 1.0, np.log(self.dispersion) / np.where(poisson, 1.0, excess))
+        return np.asarray(-np.expm1(-self.arrivals * factor), np.float64)
 
     def mean(self, measure: str) -> FloatArray:
         """Returns the expected absolute change until the slice's end."""
@@ -58,7 +68,8 @@ class Forecast:
         """Returns the forecast of the groups at some positions."""
         first = {m: values[positions] for m, values in self.first.items()}
         second = {m: values[positions] for m, values in self.second.items()}
-        return Forecast(self.arrivals[positions], first, second, self.records[positions], self.extrema)
+        spread = None if self.dispersion is None else self.dispersion[positions]
+        return Forecast(self.arrivals[positions], first, second, self.records[positions], self.extrema, spread)
 
     def exceeds(self, measure: str, *thresholds: FloatArray) -> list[FloatArray]:
         """Returns P(the change until the slice's end exceeds a threshold), per threshold and group.
@@ -73,7 +84,10 @@ class Forecast:
         with np.errstate(all="ignore"):
             # Moments of the sum, given that any record arrives.
             mean = self.arrivals * self.first[measure] / any_arrival
-            square = (self.arrivals * self.second[measure] + (self.arrivals * self.first[measure]) ** 2) / any_arrival
+            second = self.second[measure]
+            if self.dispersion is not None:
+                second = np.maximum(second + (self.dispersion - 1.0) * self.first[measure] ** 2, 0.0)
+            square = (self.arrivals * second + (self.arrivals * self.first[measure]) ** 2) / any_arrival
             variance = np.log(np.maximum(square / (mean * mean), 1.0 + 1e-9))
             location, width = np.log(mean) - variance / 2.0, np.sqrt(variance)
             tails = [_upper_tail((np.log(np.maximum(t, 1e-300)) - location) / width) for t in thresholds]
@@ -118,4 +132,5 @@ def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, ela
             mean, square = total.sum() / seen, squares.sum() / seen
             first[name] = (total[groups] + past.totals[name] + population * mean) / weight
             second[name] = (squares[groups] + past.squares[name] + population * square) / weight
-    return Forecast(arrivals, first, second, records, frozenset(extrema))
+    dispersion = history.timetable.dispersion(arrivals) if history.timetable.is_used else None
+    return Forecast(arrivals, first, second, records, frozenset(extrema), dispersion)

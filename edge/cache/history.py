@@ -17,6 +17,7 @@ from edge.cache.arrival_profile import LEARNING_RATE as PROFILE_RATE
 from edge.cache.arrival_profile import MAX_COUNT, PARTS, ArrivalProfile, scale_of
 from edge.cache.entries import RecallCache, SliceEntries
 from edge.cache.error_target import ErrorTarget
+from edge.cache.timetable import CHECKPOINTS, Timetable, position_at
 from edgewater.synopses import BoolArray, FloatArray, IntArray, SumStack
 from edgewater.synopses.encoding.state import State
 
@@ -52,6 +53,7 @@ class GroupHistory:
         max_sends: the largest number of times that any group of the newest slice was sent.
         groups: the number of groups of the newest slice.
         profile: when and how many records arrive.
+        timetable: when the records of the newest slices came.
         needed: under a combined budget, the number of groups that a slice has to send.
     """
 
@@ -67,6 +69,7 @@ class GroupHistory:
     profile: ArrivalProfile = field(default_factory=ArrivalProfile)
     _counts: npt.NDArray[np.float16] = field(default_factory=lambda: np.zeros((0, PARTS), np.float16))
     needed: float = 0.0
+    timetable: Timetable = field(default_factory=Timetable)
 
     def __post_init__(self) -> None:
         if not self._values.size:
@@ -74,7 +77,7 @@ class GroupHistory:
 
     @property
     def nbytes(self) -> int:
-        return int(self._hashes.nbytes + self._values.nbytes + self._counts.nbytes)
+        return int(self._hashes.nbytes + self._values.nbytes + self._counts.nbytes) + self.timetable.nbytes
 
     def averages_of(self, entries: SliceEntries, groups: IntArray) -> GroupAverages:
         """Returns the averages of these groups; zeros for new groups."""
@@ -97,6 +100,7 @@ class GroupHistory:
             fresh = known.values[:, first:]
             fresh[...] = 0.0
             fresh[:, hit] = self._values[:, at]
+            known.numbers[first:] = self.timetable.numbers_of(wanted)
             known.remaining[:, first:] = self.profile.remaining(self._counts_of(len(wanted), hit, at)).T
         return known
 
@@ -121,11 +125,16 @@ class GroupHistory:
             past: `averages_of` these groups.
         """
         known = self._looked_up(entries)
+        arrivals = self._without_times(known, entries.arrivals.astype(np.float64), groups, past, elapsed)
+        return self.timetable.expected(known.numbers[groups], elapsed, arrivals) if self.timetable.is_used else arrivals
+
+    def _without_times(
+        self, known: RecallCache, arrivals: FloatArray, groups: IntArray, past: GroupAverages, elapsed: float
+    ) -> FloatArray:
+        """Returns the profile's forecast of these groups, after `arrivals` records of each group of the slice."""
         part = min(int(elapsed * PARTS), PARTS - 1)
         after = elapsed * PARTS - part
-
         left = ((1.0 - after) * known.remaining[part] + after * known.remaining[part + 1]).astype(np.float64)
-        arrivals = entries.arrivals.astype(np.float64)
         scale = float(scale_of(arrivals, known.values[0].astype(np.float64), left))
         return self.profile.expected(arrivals[groups], past.arrivals, left[groups], scale)
 
@@ -138,6 +147,7 @@ class GroupHistory:
             ],
             np.float32,
         ).reshape(len(self._values), len(entries))
+        self._learn_times(entries)
         self._learn_profile(entries)
         weight = LEARNING_RATE if self.slices else 1.0
         hashes, inverse = np.unique(np.concatenate([self._hashes, entries.hashes()]), return_inverse=True)
@@ -172,6 +182,26 @@ class GroupHistory:
                 records = entries.arrivals.astype(np.float64)
                 self.profile.learn_values(records, entries.size(name), past.arrivals, past.totals[name])
 
+    def _learn_times(self, entries: SliceEntries) -> None:
+        taken = entries.take_times()
+        if taken is None:
+            self.timetable.learn(None)
+            return
+        codes, times = taken
+        if self.slices:
+            every, known = np.arange(len(entries)), self._looked_up(entries)
+            past, arrivals = self.averages_of(entries, every), entries.arrivals.astype(np.float64)
+            later = np.array(
+                [np.bincount(codes[times.positions > position_at(c)], minlength=len(every)) for c in CHECKPOINTS],
+                np.float64,
+            )
+            forecasts = [
+                self._without_times(known, arrivals - after, every, past, elapsed)
+                for elapsed, after in zip(CHECKPOINTS, later, strict=True)
+            ]
+            self.timetable.score(known.numbers, later, np.array(forecasts))
+        self.timetable.learn(times)
+
     def learn_needed(self, groups: int) -> None:
         """Updates `needed` with a slice that had to send this many groups; it falls more slowly than it rises."""
         self.needed = max(float(groups), NEEDED_DECAY * self.needed)
@@ -192,9 +222,8 @@ class GroupHistory:
             numbers.append(self.needed)
         arrays = {"hashes": self._hashes, "values": self._values, "curve": self.curve}
         arrays["counts"] = self._counts.view(np.uint16)
-        return State(
-            numbers, arrays, {"error_target": self.error_target.to_state(), "profile": self.profile.to_state()}
-        )
+        components = {"error_target": self.error_target.to_state(), "profile": self.profile.to_state()}
+        return State(numbers, arrays, {**components, "timetable": self.timetable.to_state()})
 
     @classmethod
     def from_state(cls, state: State) -> GroupHistory:
@@ -207,6 +236,8 @@ class GroupHistory:
             result._counts = state.arrays["counts"].view(np.float16)
         else:  # checkpoints of 0.1 have none
             result._counts = np.zeros((len(hashes), PARTS), np.float16)
+        if "timetable" in state.components:
+            result.timetable = Timetable.from_state(state.components["timetable"])
         result.needed = needed[0] if needed else 0.0
         return result
 

@@ -27,6 +27,7 @@ from edge.cache import (
     SliceEntries,
     max_entries_per_frame,
     parts_of,
+    positions_of,
 )
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings, close_barrier_ms, is_unreported
 from edge.core.backfill import Backfill
@@ -402,6 +403,7 @@ class QueryPipeline:
             records.ids if slice_.entries.pending.samples else None,
             self._elapsed(start, last_ms),
             self._parts(start, records),
+            positions_of(records.times, start, self.spec.window.slice_ms) if slice_.entries.keeps_times else None,
         )
 
     def _parts(self, start: int, records: Records) -> IntArray:

@@ -111,6 +111,7 @@ class UplinkOutbox:
         self.delays: Callable[[], Mapping[QueryRef, QueryDelay]] | None = None
         self._sent_delays: dict[QueryRef, QueryDelay] = {}
         self._delays_at_ms = -math.inf
+        self._was_behind = False
         self._costs_ms: dict[QueryRef, float] = {}
         self.refused_costs = 0
         self.refused_frames: dict[str, int] = {}
@@ -307,17 +308,25 @@ class UplinkOutbox:
         )
 
     def _scheduling(self) -> pb.Scheduling | None:
-        """The delays that have changed since they were sent last; None if this edge does not schedule its queries."""
+        """How queries stand otherwise than was sent last, while any has a queue, and once more when none has.
+
+        None: this edge does not schedule its queries, or keeps up: then their order does not matter, and neither end
+        pays for what concerns it.
+        """
         if self.delays is None:
             return None
         now_ms = self._now_ms()
         if 0 <= now_ms - self._delays_at_ms < DELAYS_EVERY_MS:
-            return pb.Scheduling()
+            return pb.Scheduling() if self._was_behind else None
         delays = self.delays()
+        is_behind = any(delay.queued_ms > 0 or delay.late_ms > 0 for delay in delays.values())
+        if not is_behind and not self._was_behind:
+            return None
+        self._was_behind = True
         changed = {ref: delay for ref, delay in delays.items() if _differs(self._sent_delays.get(ref), delay)}
         sent = dict(islice(changed.items(), MAX_DELAYS))
         if len(sent) == len(changed):
-            self._delays_at_ms = now_ms
+            self._delays_at_ms, self._was_behind = now_ms, is_behind
         self._sent_delays = {ref: d for ref, d in self._sent_delays.items() if ref in delays} | sent
         return pb.Scheduling(
             queries=[
@@ -329,6 +338,5 @@ class UplinkOutbox:
 
 
 def _differs(sent: QueryDelay | None, now: QueryDelay) -> bool:
-    before = astuple(sent) if sent is not None else (0.0,) * 4
-    return any(abs(new - old) > max(MIN_CHANGE_MS, MIN_RELATIVE_CHANGE * old)
-               for old, new in zip(before, astuple(now), strict=True))  # fmt: skip
+    return sent is None or any(abs(new - old) > max(MIN_CHANGE_MS, MIN_RELATIVE_CHANGE * old)
+                               for old, new in zip(astuple(sent), astuple(now), strict=True))  # fmt: skip

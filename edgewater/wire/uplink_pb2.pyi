@@ -753,7 +753,9 @@ class Heartbeat(_message.Message):
 
     @_builtins.property
     def scheduling(self) -> Global___Scheduling:
-        """Present if the edge schedules its queries (limits.scheduling). The center sends Cost to such edges only."""
+        """Present while the edge schedules its queries (limits.scheduling) and any has a queue, and once more when none has.
+        The center sends Cost to such edges only.
+        """
 
     def __init__(
         self,

@@ -45,6 +45,7 @@ def stated(answer: Any) -> tuple[str, int, list[str], bool]:
     return answer["phase"], estimate, answer["quality"]["completeness"]["missing"], answer["contract"]["met"]
 
 
+@pytest.mark.slow
 def test_windows_before_the_registration_are_complete_once_their_records_have_been_read_again(center: Border) -> None:
     site = before_and_after(center)
     site.ship()
@@ -66,6 +67,7 @@ def test_a_window_whose_records_are_gone_says_so(center: Border) -> None:
     assert (loss["edge"], loss["source"], loss["reason"], loss["records"]) == ("a", SOURCE, "before-query", 1)
 
 
+@pytest.mark.slow
 def test_windows_of_a_source_that_cannot_be_read_again_say_so(center: Border) -> None:
     site = before_and_after(center, replayable=False)
     assert not site.durable.backfills

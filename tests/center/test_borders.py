@@ -83,6 +83,7 @@ def test_an_edge_that_restarts_with_its_state_loses_nothing(center: Border) -> N
 # Records that come for final windows
 
 
+@pytest.mark.slow
 def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good(center: Border) -> None:
     first = center.edge("a")
     center.register()

@@ -83,6 +83,7 @@ def test_the_count_of_a_window_of_which_nothing_came_is_not_zero_for_sure(tmp_pa
         assert (row[name]["lower"], row[name]["upper"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_confidence_is_null_beside_unknown_bounds(tmp_path: Path) -> None:
     center = silent_world(tmp_path, measures={"s": "sum(x)", "d": "distinct(x)"})
     assert center.answer()["confidence"] is None

@@ -46,6 +46,7 @@ def test_the_center_accepts_the_config_map_with_the_containers_variables(
         assert url.startswith("postgresql+psycopg://"), "SQLite is not safe between pods"
 
 
+@pytest.mark.slow
 def test_every_port_the_center_listens_on_is_declared_by_its_container(dev: Any, tmp_path: Path) -> None:
     for part, addresses in {
         "gateway": lambda c: [c.gateway.listen, c.gateway.metrics],
@@ -59,6 +60,7 @@ def test_every_port_the_center_listens_on_is_declared_by_its_container(dev: Any,
         assert {int(a.rpartition(":")[2]) for a in listening} == {p["containerPort"] for p in container["ports"]}
 
 
+@pytest.mark.slow
 def test_gateway_job_and_executors_mount_the_frame_log_where_the_configuration_has_it(dev: Any, tmp_path: Path) -> None:
     frames = str(loaded(dev, "job", tmp_path).frames_dir)
     for pod in dev.pods:

@@ -121,6 +121,7 @@ def test_the_development_overlay_starts_without_anything_made_beforehand(dev: An
     assert made_beforehand(dev) == set()
 
 
+@pytest.mark.slow
 def test_what_has_to_be_made_beforehand_is_in_the_how_to(every_rendered: list[Any], root: Path) -> None:
     guide = (root / "docs" / "how-to" / "deploy-kubernetes.md").read_text()
     wanted = {name for rendered in every_rendered for _, name in made_beforehand(rendered)}
@@ -141,6 +142,7 @@ def test_the_secrets_of_the_development_overlay_have_the_keys_that_pods_read(dev
                 assert reference["key"] in dev.find("Secret", reference["name"])["data"]
 
 
+@pytest.mark.slow
 def test_the_frame_log_can_be_mounted_by_many_pods_or_all_pods_run_on_one_node(every_rendered: list[Any]) -> None:
     modes = {r.target: d["spec"]["accessModes"] for r in every_rendered for d in r.of("PersistentVolumeClaim")}
     assert modes == {"base": ["ReadWriteMany"], "overlays/prod": ["ReadWriteMany"], "overlays/dev": ["ReadWriteOnce"]}

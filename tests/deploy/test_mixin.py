@@ -90,6 +90,7 @@ def test_promtool_accepts_every_expression_of_the_dashboard(tmp_path: Path) -> N
     promtool("check", "rules", "panels.yml", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_center_answers_every_expression_of_the_dashboard_of_answers(desk) -> None:
     fill(desk)
     app = desk.app()

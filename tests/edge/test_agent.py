@@ -200,6 +200,7 @@ def test_rejected_records_are_not_in_the_log_unless_it_is_asked_for(
         assert ("Jane Doe" in caplog.text) == (level == logging.DEBUG)
 
 
+@pytest.mark.slow
 def test_a_file_is_shipped_whole_and_bad_lines_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.ndjson").write_text(lines(range(300)) + '{"carrier": "UA", "dist\n' + lines(range(300, 400)))
     (tmp_path / "b.ndjson.gz").write_bytes(gzip.compress(lines(range(400, 500)).encode()))
@@ -262,6 +263,7 @@ def test_an_agent_that_was_stopped_for_a_while_does_not_take_its_sources_for_idl
     run(test, tmp_path)
 
 
+@pytest.mark.slow
 def test_pushed_records_are_counted_once_through_a_restart_without_a_clean_stop(tmp_path: Path) -> None:
     async def test(center: Center) -> None:
         settings = config(tmp_path, center, [{"http": {}}])
@@ -331,6 +333,7 @@ def test_a_file_that_lacks_a_column_stops_its_own_source_only_and_is_named(tmp_p
     run(test, tmp_path)
 
 
+@pytest.mark.slow
 def test_pushes_over_tls_need_a_clients_certificate_and_health_has_an_address_of_its_own(tmp_path: Path) -> None:
     made = make_certificates(tmp_path, {"localhost": "DNS:localhost", "app": "DNS:app"})
     tls = {"cert": "localhost.pem", "key": "localhost.key", "client_ca": "ca.pem"}
@@ -441,6 +444,7 @@ def test_a_page_in_a_browser_of_this_machine_cannot_push_to_an_edge_without_cred
     run(test, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_edge_that_is_retired_while_it_is_connected_accepts_no_more_records(tmp_path: Path) -> None:
     (tmp_path / "live.ndjson").write_text(lines(range(20_000, 20_050)))
 

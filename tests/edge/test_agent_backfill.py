@@ -30,6 +30,7 @@ def bodies(center: Center, query: str) -> list[tuple[str, FrameBody]]:
     return [(name, body) for name, body in center.bodies() if name == query]
 
 
+@pytest.mark.slow
 def test_a_query_registered_after_the_files_were_read_has_their_records(tmp_path: Path) -> None:
     (tmp_path / "a.ndjson").write_text(flights(range(300)))
     (tmp_path / "b.ndjson.gz").write_bytes(gzip.compress(flights(range(300, 500)).encode()))

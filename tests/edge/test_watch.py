@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 from click.testing import CliRunner, Result
 
@@ -23,6 +24,7 @@ def command(*arguments: str) -> Result:
     return CliRunner().invoke(Commands("edgewater", find=lambda: points), ["edge", *arguments])
 
 
+@pytest.mark.slow
 def test_top_and_tap_show_what_an_agent_reads_rejects_and_answers(tmp_path: Path) -> None:
     found: dict[str, Any] = {}
 

@@ -110,6 +110,7 @@ def test_a_given_revision_may_be_cached_for_good_once_the_version_is_in_the_url(
     assert desk.get(f"{path}?revision=1&version=2").status_code == 404
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_current_is_not_sent_again(two_hours):
     desk, query = two_hours
     for path in (f"windows/{T0}?revision=1", f"windows/{T0}", "latest", "windows", f"at?time={T0}"):

@@ -187,6 +187,7 @@ def test_an_internal_error_is_a_problem_without_details(desk):
     assert "42" not in given.text
 
 
+@pytest.mark.slow
 def test_openapi_describes_every_endpoint_with_a_summary_and_problems_only(desk):
     document = desk.get("/openapi.json").json()
     assert set(document["paths"]) == {

@@ -119,6 +119,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
         assert time.monotonic() < end
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_nothing_is_closed_and_its_response_with_it(desk, connect):
     """The body is larger than any buffer between the two: a page of Swagger UI, many times."""
     with desk.served(limits={"body": "150ms", "headers": "150ms"}) as url:
@@ -302,6 +303,7 @@ def test_data_is_neither_framed_nor_sniffed_nor_cached(desk, path):
     assert "server" not in headers and "strict-transport-security" not in headers
 
 
+@pytest.mark.slow
 def test_the_documentation_needs_no_other_origin_and_no_script_in_the_page(desk):
     page = desk.get("/docs")
     assert page.headers["content-security-policy"] == PAGE_POLICY

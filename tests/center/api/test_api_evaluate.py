@@ -65,6 +65,7 @@ def test_without_a_group_each_has_a_row_and_global_merges_them(asked):
     assert distinct["estimate"] == pytest.approx(3, rel=0.01), "a merge of HyperLogLogs, not a sum"
 
 
+@pytest.mark.slow
 def test_the_last_windows_have_a_line_each_or_one_together(asked):
     lines = asked({"latest": 9, "measure": "n", "group": {"carrier": "UA"}})
     assert [line["estimate"] for line in lines] == [5, 6, 7]
@@ -145,6 +146,7 @@ def test_the_withheld_bound_of_a_sum_does_not_bound_the_number_of_missing_record
     assert (count["estimate"], count["lower"], count["upper"]) == (5, bound, bound)
 
 
+@pytest.mark.slow
 def test_the_cache_of_lookups_is_bounded_by_the_windows_in_it(asked, monkeypatch):
     desk = asked.desk
     monkeypatch.setattr("center.serving.stored_windows._CACHED_WINDOWS", 8)
@@ -193,6 +195,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_bad_line_is_answered_by_a_problem_and_the_others_go_on(asked):
     good = {"id": "good", "latest": 1, "measure": "n", "global": True}
     lines = [{"id": 7, **line} if isinstance(line, dict) else line for line, _, _ in BAD_LINES]
@@ -206,6 +209,7 @@ def test_a_bad_line_is_answered_by_a_problem_and_the_others_go_on(asked):
         assert said in problem["detail"], line
 
 
+@pytest.mark.slow
 def test_missing_windows_are_reported_per_line_and_an_unknown_query_at_once(asked):
     lines = asked(
         {"window": 0, "measure": "n"},
@@ -265,6 +269,7 @@ def test_new_answers_are_seen_by_a_stream_that_is_open(asked):
     assert [(b["estimate"], b["revision"]) for b in bodies()] == [(15, 1), (115, 2)]
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_stops_the_work(asked):
     app = asked.desk.app()
     line = b'{"latest":3,"measure":"n"}\n'

@@ -46,6 +46,7 @@ COSTLY: dict[str, tuple[Any, int]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_query_that_is_made_to_cost_is_refused_in_bounded_time(desk):
     for name, (body, status) in COSTLY.items():
         began_s = time.process_time()

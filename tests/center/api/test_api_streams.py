@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from center.catalog import Catalog
 from center.config import CenterConfig
 from tests.center.api.conftest import SPEC, Desk
@@ -41,6 +43,7 @@ def test_edges_that_differ_are_named_and_a_declaration_can_be_taken_back(desk: D
     assert desk.get("/v1/streams").json()["streams"][0]["source"] == "edges"
 
 
+@pytest.mark.slow
 def test_a_declaration_that_cannot_be_used_says_what_is_right(desk: Desk) -> None:
     given = declare(desk, {"carrier": "text"}).json()
     assert (given["status"], given["field"], given["value"]) == (422, "columns.carrier.type", "text")

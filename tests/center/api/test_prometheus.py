@@ -197,6 +197,7 @@ def filled(desk: Desk) -> Desk:
     return fill(desk)
 
 
+@pytest.mark.slow
 def test_what_bounds_cannot_bear_is_refused_with_what_to_do_instead(filled):
     app = filled.app()
     for expression in ("rate(flights:n[5m])", "sum by (carrier) (flights:n)", "max(flights:n)", "abs(flights:n)"):
@@ -209,6 +210,7 @@ def test_what_bounds_cannot_bear_is_refused_with_what_to_do_instead(filled):
         assert (reply.status_code, reply.json()["status"]) == (400, "error"), expression
 
 
+@pytest.mark.slow
 def test_limits_are_422_and_say_what_to_do(filled, monkeypatch):
     app = filled.app()
 
@@ -233,6 +235,7 @@ def test_limits_are_422_and_say_what_to_do(filled, monkeypatch):
     assert "4 windows" in refused("query_range", **range_)
 
 
+@pytest.mark.slow
 def test_only_queries_that_the_caller_may_read_exist(filled):
     principals = {"some": {"token": "right", "role": "reader", "queries": ["tr*"]}}
     app, auth = filled.app(principals=principals), {"headers": {"Authorization": "Bearer right"}}
@@ -271,6 +274,7 @@ def test_a_session_is_a_sample_at_its_end_and_one_that_was_merged_is_none(two_se
     assert ends() == [(195, "4"), (660, "1")]
 
 
+@pytest.mark.slow
 def test_groups_keep_their_identity_as_labels(desk):
     desk.connect("jfk")
     query = desk.register(lateness="0s", measures={"completeness": "count()", "phase": "sum(distance)"})
@@ -350,6 +354,7 @@ GRAFANA = [
 ]
 
 
+@pytest.mark.slow
 def test_what_grafana_asks_is_answered(filled):
     app = filled.app()
     for method, path, params in GRAFANA:

@@ -122,6 +122,7 @@ def test_frames_that_the_job_cannot_merge_are_named(desk):
     assert (status["state"], status["reason"]) == ("stuck", f"query {query.key}: no common schema")
 
 
+@pytest.mark.slow
 def test_a_query_that_is_set_aside_says_so_and_the_center_stays_ready(desk):
     query = asked(desk, T0)
     desk.catalog.add_death(query.ref, desk.now)

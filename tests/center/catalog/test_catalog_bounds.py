@@ -64,6 +64,7 @@ def test_hostile_edges_push_no_other_alarm_off_the_list(catalog: Catalog) -> Non
     assert {a.query for a in catalog.alarms(query="evil@1")} == {"evil@1"}
 
 
+@pytest.mark.slow
 def test_a_query_displaces_no_alarm_of_another_at_the_same_edge(catalog: Catalog) -> None:
     catalog.add_alarm("query-memory", "miles", JFK, 1, "miles@1")
     for query in range(MAX_OF_EDGE // 2):

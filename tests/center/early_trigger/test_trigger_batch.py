@@ -141,6 +141,7 @@ def compare(sides: Sides, offset: int) -> None:
         assert widths[i] == pytest.approx(its_model.sampling_width(sample.of(i).count, trigger.quantile)[0])
 
 
+@pytest.mark.slow
 def test_a_change_of_one_trigger_is_visible_in_the_batch() -> None:
     sides = Sides("sum")
     sides.run(range(200))

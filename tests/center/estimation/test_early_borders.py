@@ -199,6 +199,7 @@ def test_with_all_edges_silent_no_answer_meets_what_is_not_known() -> None:
             assert states_nothing(answer)
 
 
+@pytest.mark.slow
 def test_an_answer_before_any_report_of_an_edge_states_no_interval() -> None:
     world = World(spec(**STALENESS), sites())
     world.sites[1].cut = (BEGIN_MS, BEGIN_MS + 100_000)
@@ -213,6 +214,7 @@ def test_an_answer_before_any_report_of_an_edge_states_no_interval() -> None:
 # Estimates that cannot be relative to anything, or that are refuted
 
 
+@pytest.mark.slow
 def test_a_zero_estimate_meets_no_relative_error() -> None:
     world = World(spec(**STALENESS), sites(scale=0.0))
     world.run(7)

@@ -55,6 +55,7 @@ def is_met(answer: Emission) -> bool:
     return not answer.quality.violations
 
 
+@pytest.mark.slow
 def test_first_windows_meet_their_accuracy_sooner_where_delays_are_declared(watched: World) -> None:
     declared = world()
     early = first_answers(declared.run(3.4))[:3]
@@ -97,6 +98,7 @@ def test_a_backlog_that_waited_for_its_edge_does_not_withdraw_the_declaration_an
 
 
 @pytest.mark.parametrize("restart_ms", [2_000, 2_700], ids=["while it is true", "afterwards"])
+@pytest.mark.slow
 def test_a_restart_of_the_center_keeps_the_declaration_and_what_exceeded_it(restart_ms: int) -> None:
     whole, cut = world(late=True), world(late=True)
     cut.run(restart_ms / 1_000)
@@ -113,6 +115,7 @@ def center(tmp_path: Path) -> Border:
     return Border(tmp_path)
 
 
+@pytest.mark.slow
 def test_exceeded_delays_raise_an_alarm_that_names_the_edge(center: Border) -> None:
     edge = center.edge("a")
     center.register(accuracy={"error": "5%", "measure": "n", "delays": "2s"}, window={"tumbling": "12s"}, lateness="1m")

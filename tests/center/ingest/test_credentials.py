@@ -216,6 +216,7 @@ def test_a_token_that_is_empty_or_shared_is_refused(entries: dict[str, object]) 
 
 
 @on_a_loop
+@pytest.mark.slow
 async def test_two_gateways_over_one_catalog_let_the_same_edges_in_and_lock_them_out_together(
     tmp_path: Path, url: str
 ) -> None:

@@ -182,6 +182,7 @@ def test_statements_are_bounded_by_the_clock() -> None:
     assert kept == FrameBody(NOW_MS, losses=(InputLoss("f�", "x", None, NOW_MS + 1),))
 
 
+@pytest.mark.slow
 def test_a_body_that_cannot_be_read_is_stated_as_lost() -> None:
     many = pb.FrameBody(closes=[pb.SliceClose()] * (MAX_MESSAGES + 1)).SerializeToString()
     for plain in (b"\xff" * 20, many, b"\x78\0" * (4 << 20)):
@@ -290,6 +291,7 @@ async def test_a_bad_partial_is_an_alarm_before_the_ack_and_the_honest_one_besid
 
 
 @on_a_loop
+@pytest.mark.slow
 async def test_a_small_frame_that_carries_much_is_admitted_by_what_it_carries(tmp_path: Path) -> None:
     large = FrameBody(0, losses=(InputLoss("x" * (8 << 20), "restart"),))
     frames = [Frame.pack(n, MILES, large) for n in range(4)]

@@ -162,6 +162,7 @@ async def test_a_query_registered_a_moment_ago_elsewhere_is_known_when_its_first
 
 
 @on_a_loop
+@pytest.mark.slow
 async def test_frames_of_many_queries_that_come_together_are_one_segment(tmp_path: Path) -> None:
     names = [f"q{n}" for n in range(40)]
     async with center(tmp_path) as c, RawEdge(c.port) as edge:

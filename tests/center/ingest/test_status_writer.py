@@ -51,6 +51,7 @@ def gateway(catalog: Catalog) -> Heard:
     return Heard(catalog)
 
 
+@pytest.mark.slow
 def test_of_many_heartbeats_the_oldest_are_written_first_and_every_edge_is_reachable(gateway: Heard) -> None:
     edges = [EdgeId(f"e{n:04}") for n in range(2 * MAX_HEARTBEATS + 1)]
     gateway.begin(edges)

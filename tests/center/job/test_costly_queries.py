@@ -65,6 +65,7 @@ def test_an_answer_that_is_too_large_costs_only_its_query_which_goes_on_with_a_l
 @pytest.mark.parametrize(("module", "name", "most", "why"), [
     (writes, "MAX_ANSWER_CPU_S", -1.0, "of CPU time"), (store, "MAX_OPEN_WINDOWS", 3, "windows are not final"),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_slow_answers_and_too_many_open_windows_cost_only_their_query(
     world: World, monkeypatch: pytest.MonkeyPatch, module: object, name: str, most: float, why: str
 ) -> None:
@@ -98,6 +99,7 @@ def test_of_thousands_of_slices_a_few_tell_that_the_answer_takes_too_long(
     assert merged == [2, 33, 2]
 
 
+@pytest.mark.slow
 def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     budgeted = spec("evil").to_mapping() | {"budget": {"staleness": "1s"}}
     evil = world.catalog.register(QuerySpec.from_mapping(budgeted), world.now).ref
@@ -122,6 +124,7 @@ def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monk
     assert world.store.windows(evil, None, None, 10)[0], "it is tried again"
 
 
+@pytest.mark.slow
 def test_many_large_windows_that_are_due_at_once_are_answered_in_several_steps(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

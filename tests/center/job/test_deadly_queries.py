@@ -113,6 +113,7 @@ def test_a_query_whose_answer_kills_the_driver_is_set_aside_and_the_others_go_on
     assert world.store.consumed()["evil@1"] == 1, "its frames are kept"
 
 
+@pytest.mark.slow
 def test_a_query_that_is_tried_again_gets_all_its_frames(world: World) -> None:
     evil, honest = world.register("evil", "honest")
     job = MicroBatches(world)

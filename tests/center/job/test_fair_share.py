@@ -46,6 +46,7 @@ def test_a_frame_that_closes_very_many_windows_delays_no_other_query(world: Worl
     assert all(size == 3 for (ref, _, url), size in world.answers().items() if (ref, url) == (greedy, "/a"))
 
 
+@pytest.mark.slow
 def test_several_queries_that_close_very_many_windows_share_what_others_wait_for(
     world: World, job: MicroBatches
 ) -> None:
@@ -63,6 +64,7 @@ def test_several_queries_that_close_very_many_windows_share_what_others_wait_for
     assert all(len(answered(world, ref)) == PORTION for ref in greedy)
 
 
+@pytest.mark.slow
 def test_a_backlog_of_frames_of_many_slices_is_read_in_portions(world: World) -> None:
     greedy, honest = world.register("a", "b")
     evil, *_ = world.edges

@@ -61,6 +61,7 @@ def test_a_stream_begins_at_the_positions_of_the_result_store(reader: FrameReade
     assert reader.initialOffset() == {}
 
 
+@pytest.mark.slow
 def test_all_frames_are_read_once_in_batches_of_any_size(world: Any, options: SourceOptions) -> None:
     refs = world.register("b", "a")
     for window in range(3):
@@ -97,6 +98,7 @@ def test_a_batch_waits_a_moment_for_an_edge_that_spoke_before_and_then_goes_on_w
     assert reader.latestOffset(first, ReadMaxBytes(1 << 30)) == world.catalog.last_positions()
 
 
+@pytest.mark.slow
 def test_the_next_group_commit_of_many_queries_that_close_together_is_in_the_same_batch(
     reader: FrameReader, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def table_of_keys(message: SynopsisMessage) -> None:
 
 
 @pytest.mark.parametrize("change", [nested, long_integer, huge_dimension, table_of_keys])
+@pytest.mark.slow
 def test_a_partial_that_no_merge_takes_costs_itself(
     world: World, job: MicroBatches, change: Callable[[SynopsisMessage], None]
 ) -> None:
@@ -129,6 +130,7 @@ def no_data(message: SynopsisMessage) -> None:
         array.data = b""
 
 
+@pytest.mark.slow
 def test_no_kind_of_synopsis_takes_more_than_its_own_partial_with_it(world: World, job: MicroBatches) -> None:
     query = {"name": "a", "from": "downloads", "group_by": ["url"], "measures": MEASURES, "window": {"tumbling": "1s"}}
     ref = world.catalog.register(QuerySpec.from_mapping(query), world.now).ref
@@ -171,6 +173,7 @@ def long_own(message: SynopsisMessage) -> None:
     message.parameters = "9" * 5_000
 
 
+@pytest.mark.slow
 def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, job: MicroBatches) -> None:
     """Each alarm is a transaction of the driver, for which all queries wait."""
     (ref,) = world.register("a")
@@ -246,6 +249,7 @@ def fault_of(monkeypatch: pytest.MonkeyPatch, evil: str, fault: Exception) -> No
 
 
 @pytest.mark.parametrize("fault", [ValueError("odd"), OverflowError("int too large")])
+@pytest.mark.slow
 def test_a_frame_that_the_driver_cannot_apply_is_quarantined_and_the_rest_counts(
     world: World, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
@@ -385,6 +389,7 @@ def test_many_poison_frames_do_not_keep_the_other_queries_waiting(
 # A query whose state cannot take the time
 
 
+@pytest.mark.slow
 def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
     world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_the_delivery_of_an_edge_that_cannot_read_again_is_stated() -> None:
     assert answer.quality.is_complete, "no loss is known"
 
 
+@pytest.mark.slow
 def test_statements_of_losses_cost_little_however_many_there_are() -> None:
     center, now_ms = Center("a", "b"), 1_700_000_000_000
     spans = [(now_ms - (n + 1) * 1000 * MINUTE, now_ms - n * 1000 * MINUTE) for n in range(4_096)]

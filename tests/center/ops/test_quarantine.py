@@ -182,6 +182,7 @@ def test_one_of_many_frames_is_found_by_halving_and_can_be_given_up(
     assert command(world, "ls") == {"frames": []}
 
 
+@pytest.mark.slow
 def test_what_a_retried_frame_has_for_final_windows_is_counted_on_them(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_deleted_querys_answers_are_dropped_once_the_newest_is_old(job: Job) -
     assert job.store.last_answer_id() == 2, "ids are never given twice"
 
 
+@pytest.mark.slow
 def test_one_transaction_drops_a_bounded_number_of_windows(open_job: OpenJob) -> None:
     job, count = open_job("a"), MAX_TRIMMED_WINDOWS + 50
     job.batch(job.frame("a", count * MINUTE, **{f"m{n}": 1 for n in range(count)}))

@@ -104,6 +104,7 @@ def test_what_is_stated_of_values_of_either_sign_is_true(
 @example([(0, "a", math.inf), (1, "b", 1.0)], "sum", "30%", False)
 @example([(0, "a", -math.inf), (1, "a", 3.0)], "max", ERROR, False)
 @example([(0, "a", math.nan), (1, "a", 3.0)], "max", "30%", False)
+@pytest.mark.slow
 def test_what_is_stated_of_nan_and_infinities_is_true(
     records: list[Record], function: str, budget: Any, pulls: bool
 ) -> None:

@@ -69,6 +69,7 @@ class Forked:
 
 
 @pytest.mark.parametrize("said", ["", "it failed"])
+@pytest.mark.slow
 def test_a_forked_process_is_like_an_interpreter_of_its_own(
     tmp_path: Path, server: tuple[int, Path], said: str
 ) -> None:
@@ -94,6 +95,7 @@ def test_processes_run_beside_each_other_and_end_with_their_clients(tmp_path: Pa
 
 
 @pytest.mark.parametrize("started_thread", [True, False])
+@pytest.mark.slow
 def test_without_a_server_that_can_fork_a_process_is_an_interpreter_of_its_own(
     tmp_path: Path, started_thread: bool
 ) -> None:

@@ -39,6 +39,7 @@ def index(catalog: Catalog, frames: Sequence[UnindexedFrame]) -> int:
             return refused
 
 
+@pytest.mark.slow
 def test_positions_are_seen_in_order_and_without_gaps_whoever_commits_and_whoever_fails(
     open_catalog: OpenCatalog,
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_server_killed_in_mid_transaction_costs_time_and_nothing_else(
 
 
 @pytest.mark.parametrize("moment", ["INSERT INTO deltas", "INSERT INTO answers", "INSERT INTO consumed"])
+@pytest.mark.slow
 def test_a_batch_whose_server_dies_is_applied_once_when_it_is_back(
     postgres: PostgresServer, open_job: Callable[..., Job], moment: str
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_lock_that_nobody_gives_back_is_a_storage_error(url: str, catalog: Cat
     impatient.close()
 
 
+@pytest.mark.slow
 def test_a_commit_is_durable_whatever_the_server_is_set_to(postgres: PostgresServer, url: str) -> None:
     engine = open_engine(url)
     with write_transaction(engine) as connection:

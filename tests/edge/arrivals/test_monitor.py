@@ -289,6 +289,7 @@ def test_a_wrong_number_of_values_is_refused():
         SubstreamMonitor(GRID).observe(np.arange(5), 60, np.ones(4), np.arange(3))
 
 
+@pytest.mark.slow
 def test_events_that_span_hours_are_counted():
     rng = np.random.default_rng(6)
     born = rng.integers(0, 6 * 3_600_000, 2500)

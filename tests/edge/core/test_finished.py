@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +42,7 @@ def test_it_holds_what_was_set_and_not_forgotten(steps: list[tuple[str, int]]) -
         finished.MAX_RECENT = before
 
 
+@pytest.mark.slow
 def test_a_million_slices_take_40_bytes_each() -> None:
     held = FinishedSlices()
     for start in range(100_000):

@@ -118,6 +118,7 @@ def test_under_an_accuracy_a_narrow_link_omits_nothing(measure: str) -> None:
 
 
 @pytest.mark.parametrize("measure", ["kmeans(x, x, x, x)", "reservoir(x, size=16000)"])
+@pytest.mark.slow
 def test_groups_with_many_rows_are_sent_in_frames_within_the_limit(measure: str) -> None:
     core = core_of(measure, accuracy=None)
     rng = np.random.default_rng(0)

@@ -133,6 +133,7 @@ def check_within_budget(edge: Edge, truth: list[FloatArray]) -> None:
 
 
 @pytest.mark.parametrize("column", ["whole", "part"])
+@pytest.mark.slow
 def test_on_a_wide_link_each_group_above_the_share_is_sent_once_and_rounded(column: str) -> None:
     edge = Edge(query("2s", measures={"v": f"sum({column})"}), 20_000.0)
     truth = edge.run(2, column)
@@ -169,6 +170,7 @@ def test_on_a_narrow_link_only_what_could_not_drain_in_time_is_sent_early() -> N
         assert edge.received(window)[1] < 2 * np.count_nonzero(truth[window] > SHARE)
 
 
+@pytest.mark.slow
 def test_where_both_limits_cannot_hold_the_error_does_and_nothing_is_omitted() -> None:
     edge = Edge(query("1ms"), 1_000.0)
     truth = edge.run(2)

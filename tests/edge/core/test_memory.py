@@ -161,6 +161,7 @@ def test_what_a_discarded_slice_has_sent_stays_counted() -> None:
     assert losses(sent + bodies) == {"hostile": [lost(0, HOUR_MS)]}
 
 
+@pytest.mark.slow
 def test_withheld_groups_of_closed_windows_are_dropped_last_and_late_records_state_it() -> None:
     spec = query("hostile", "id", "1s", budget={"error": {"total": 1e9, "n": 1e9}}, lateness="3650d")
     core = core_of(spec)
@@ -210,6 +211,7 @@ def test_finished_slices_are_counted_and_the_oldest_are_given_up_for_a_stated_lo
     assert counts[980] == (2, 1), "what the slice had counted before is continued"
 
 
+@pytest.mark.slow
 def test_what_a_slice_is_counted_with_is_what_it_takes() -> None:
     """Most of a slice with few groups are the objects around its arrays."""
     core = core_of(query("hostile", None, **FINE))

@@ -54,6 +54,7 @@ def frames(queries: Sequence[tuple[QueryRef, QuerySpec]]) -> dict[QueryRef, list
     return built
 
 
+@pytest.mark.slow
 def test_what_is_shared_changes_no_frame() -> None:
     queries = [spec(number, **parts) for number, parts in enumerate(SPECS)]
     together = frames(queries)

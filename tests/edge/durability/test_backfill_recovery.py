@@ -213,6 +213,7 @@ def test_what_can_no_longer_be_read_is_stated_and_nothing_else_is_doubted(tmp_pa
         assert loss.to_ms - 1_000 <= gone.max(), "a loss reaches at most to the second of the last lost record"
 
 
+@pytest.mark.slow
 def test_records_of_a_source_that_cannot_be_read_again_are_stated(tmp_path: Path) -> None:
     world = World(tmp_path, 1, [query := since_query("beginning")])
     world.edge.handle(SourcesOpened((("flights", "a"), ("flights", "b")), ("a",)))

@@ -83,6 +83,7 @@ steps = st.one_of(
 
 @examples(6)
 @given(script=st.lists(steps, max_size=30))
+@pytest.mark.slow
 def test_no_order_of_the_queries_overtakes_what_one_has_not_processed(
     tmp_path_factory: pytest.TempPathFactory, script: list[Step]
 ) -> None:
@@ -197,6 +198,7 @@ def test_an_edge_that_keeps_up_writes_the_journal_that_it_always_wrote(tmp_path:
     assert b"queues" not in world.edge.core.to_state()
 
 
+@pytest.mark.slow
 def test_batches_that_are_processed_as_one_give_what_each_would_have_given(tmp_path: Path) -> None:
     """These data have records that are late and too late; the counts of both must not depend on the queue."""
     late = flights(300, seed=3, disorder_ms=9000)

@@ -93,6 +93,7 @@ def test_a_longer_round_trip_is_detected_once_the_minimum_expires() -> None:
     assert pipe.link.bandwidth_bytes_s == pytest.approx(10e6, rel=0.1)
 
 
+@pytest.mark.slow
 def test_draining_the_link_for_a_new_measurement_costs_little() -> None:
     pipe = Pipe(begun(), 10e6, 0.1)
     pipe.run(10)

@@ -194,17 +194,28 @@ def test_delays_are_reported_every_ten_seconds_as_far_as_they_changed_and_in_bou
     delays = {QueryRef(f"q{number}", 1): QueryDelay(100.0, 0.0, 0.0, 0.0) for number in range(MAX_DELAYS + 1)}
     outbox.delays = lambda: delays
 
-    def reported() -> list[str]:
+    def reported() -> list[str] | None:
         beat = outbox.heartbeat()
-        assert beat.HasField("scheduling")
-        return [each.query for each in beat.scheduling.queries]
+        return [each.query for each in beat.scheduling.queries] if beat.HasField("scheduling") else None
 
-    assert [len(reported()) for _ in range(3)] == [MAX_DELAYS, 1, 0]
-    delays[QueryRef("q3", 1)] = QueryDelay(115.0, 0.0, 0.0, 0.0)
+    assert reported() is None, "an edge that keeps up reports nothing, and is not sent the center's costs"
+    delays[QueryRef("q3", 1)] = QueryDelay(100.0, 0.0, 9.0, 0.0)
+    assert [len(reported() or ()) for _ in range(3)] == [MAX_DELAYS, 1, 0]
+    delays[QueryRef("q3", 1)] = QueryDelay(115.0, 0.0, 9.0, 0.0)
     delays[QueryRef("q4", 1)] = QueryDelay(130.0, 0.0, 0.0, 0.0)
     assert reported() == []
     now[0] += DELAYS_EVERY_MS
     assert reported() == ["q4"]
     outbox.on_welcome(None)
-    assert len(reported()) == MAX_DELAYS, "a new session knows nothing"
+    assert len(reported() or ()) == MAX_DELAYS, "a new session knows nothing"
+    delays[QueryRef("q3", 1)] = QueryDelay(115.0, 0.0, 0.0, 0.0)
+    assert reported() == [f"q{MAX_DELAYS}"]
+    delays[QueryRef("q5", 1)] = QueryDelay(100.0, 0.0, 0.0, 500.0)
+    now[0] += DELAYS_EVERY_MS
+    assert reported() == ["q5"]
+    delays[QueryRef("q5", 1)] = QueryDelay(100.0, 0.0, 0.0, 0.0)
+    now[0] += DELAYS_EVERY_MS
+    assert reported() == ["q5"], "the center learns that the edge keeps up again"
+    now[0] += DELAYS_EVERY_MS
+    assert reported() is None
     durable.close()

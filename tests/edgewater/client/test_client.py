@@ -183,6 +183,7 @@ def test_a_window_is_waited_for_until_it_has_the_phase(two_hours, kind):
     assert (answer.phase, answer.start.hour) == ("complete", 2)
 
 
+@pytest.mark.slow
 def test_the_asynchronous_client_gives_the_same_answers(two_hours):
     desk, _ = two_hours
 

@@ -159,6 +159,7 @@ def test_top_fills_the_screen_again_and_again_also_while_the_center_is_away_unti
     assert "cannot reach the center" in third and "flights" not in third
 
 
+@pytest.mark.slow
 def test_top_shows_queries_edges_and_alarms(two_hours, run):
     desk, _ = two_hours
     desk.register(name="waiting")
@@ -175,6 +176,7 @@ def test_top_shows_queries_edges_and_alarms(two_hours, run):
         assert ([q["query"] for q in limited["queries"]], "role" in limited["alarms_hidden"]) == (["flights"], True)
 
 
+@pytest.mark.slow
 def test_center_top_shows_the_queries_by_slack_also_while_the_center_is_away(two_hours, run, monkeypatch):
     desk, query = two_hours
     waiting = desk.register(name="waiting")
@@ -210,6 +212,7 @@ def test_center_top_shows_the_queries_by_slack_also_while_the_center_is_away(two
     assert "waiting" in looks[0] and "cannot reach the center" in looks[1]
 
 
+@pytest.mark.slow
 def test_wrong_names_addresses_and_tokens_are_errors_in_a_line(two_hours, run):
     desk, _ = two_hours
     with desk.served(principals={"reader": {"token": "right", "role": "reader"}}) as url:

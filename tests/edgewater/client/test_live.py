@@ -47,6 +47,7 @@ def test_a_live_stream_gives_the_latest_answer_then_progress_then_what_is_given(
         assert {a.start.hour for a in answers(events, 2)} == {1, 2}
 
 
+@pytest.mark.slow
 def test_it_resumes_after_the_last_answer_when_the_center_has_restarted(two_hours, monkeypatch):
     desk, query = two_hours
     monkeypatch.setattr("edgewater.client.connection.RECONNECT", lambda state: 0.02)
@@ -98,6 +99,7 @@ def test_the_asynchronous_stream_is_the_same_and_ends_when_the_query_is_deleted(
         assert asyncio.run(followed(url))[:2] == [Answer, Progress]
 
 
+@pytest.mark.slow
 def test_several_queries_share_a_connection_until_one_of_them_is_deleted(two_hours, monkeypatch):
     desk, _ = two_hours
     monkeypatch.setattr("edgewater.client.connection.RECONNECT", lambda state: 0.02)
@@ -171,6 +173,7 @@ def test_a_band_breaks_where_a_bound_is_unknown():
     assert "missing-edges" in each[0]._repr_html_()
 
 
+@pytest.mark.slow
 def test_the_client_loads_neither_center_nor_spark():
     heavy = ("center", "edge", "sim", "pyspark", "pandas", "polars")
     code = f"import sys, edgewater.client; print([m for m in {heavy} if m in sys.modules])"

@@ -142,6 +142,7 @@ def test_the_oldest_records_of_followed_files_come_first(world: Any, ndjson: Any
     assert found.index(150) > found.index(99), "only the first block of each file may come before its turn"
 
 
+@pytest.mark.slow
 def test_compressed_files_that_are_followed(world: Any, ndjson: Any) -> None:
     world.write("a.log.gz", gzip.compress(ndjson(0, 20).encode()))
     world.write("b.log.gz", gzip.compress(ndjson(20, 40).encode()))

@@ -299,6 +299,7 @@ def test_leaving_files_are_bounded(world: Any, ndjson: Any, numbers: Any, monkey
     assert len(chunks[-1].end["others"]) <= 1 + 2 + follow.MIN_RELEASED_FILES
 
 
+@pytest.mark.slow
 def test_a_compressed_file_that_ended_too_early_is_read_further_when_it_is_complete(
     world: Any, ndjson: Any, numbers: Any
 ) -> None:

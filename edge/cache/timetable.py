@@ -1,0 +1,206 @@
+"""When the records of each group came in the newest slices: what streams that keep to a schedule do again.
+
+An `ArrivalProfile` says in which part of a slice a group has its records. A schedule is finer: a flight leaves at the
+same minute each day, and once its last one has left, nothing more comes. So of streams with few records the times of
+the newest `SLICES` slices are kept. The expected number of records to come is the weighted mean of what those slices
+had after the same time, and of the profile's forecast, which counts as `PRIOR` slices.
+
+Records on a schedule vary less in number than a Poisson process. The variance of their number as a multiple φ of its
+mean is learnt for classes of the mean. P(no record) is that of the binomial (φ < 1) or negative binomial distribution
+with these two moments, φ^(−m/(φ−1)).
+
+When a slice closes, the forecasts with and without the times are scored at `CHECKPOINTS`, as the experts of the profile
+are. The times are used as long as their discounted score is the larger one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.cache.arrival_profile import DISCOUNT, MIN_EXPECTED
+from edgewater.synopses import FloatArray, IntArray
+from edgewater.synopses.encoding.state import State
+
+MAX_TIMES = 1 << 14
+"""Records whose times are kept: of a slice, and of all slices. A slice with more is not kept."""
+FEW_TIMES = 1 << 10
+TIMES_PER_GROUP = 16
+"""A slice with more than `FEW_TIMES` and so many records per group is not kept either: it is no schedule."""
+SLICES = 4
+RETAINED = 0.7
+"""Weight of a slice, relative to the next newer one."""
+PRIOR = 1.0
+CHECKPOINTS = (0.5, 0.75, 0.875, 0.94, 0.97, 0.985, 0.995)
+"""Elapsed fractions of a slice."""
+CLASSES: FloatArray = np.array([0.03, 0.1, 0.3, 0.7, 1.5, 5.0])
+"""Borders of the classes of means."""
+SPREAD_PRIOR = 5.0
+"""A Poisson process counts as this many expected records in each class."""
+SPREAD_RANGE = (0.02, 20.0)
+_POSITION_BITS = 32
+
+Positions = npt.NDArray[np.uint32]
+"""Times as fractions of their slice, in units of 2^-32."""
+
+
+def positions_of(times: IntArray, start_ms: int, slice_ms: int) -> Positions:
+    """Returns the positions of event times in their slice."""
+    return position_at((times - start_ms) / slice_ms)
+
+
+def position_at(elapsed: FloatArray | float) -> Positions:
+    """Returns the positions of elapsed fractions of a slice."""
+    scaled = np.floor(np.asarray(elapsed) * 2.0**_POSITION_BITS)
+    return np.clip(scaled, 0.0, 2.0**_POSITION_BITS - 1.0).astype(np.uint32)
+
+
+def most_times(groups: int) -> int:
+    """Returns how many records of a slice with so many groups are kept at most."""
+    return min(FEW_TIMES + TIMES_PER_GROUP * groups, MAX_TIMES)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTimes:
+    """The records of a slice: hashes of their groups, and positions."""
+
+    hashes: npt.NDArray[np.uint64]
+    positions: Positions
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+
+@dataclass(slots=True)
+class _Index:
+    """The records of all slices that are kept, by group and time.
+
+    Attributes:
+        groups: hashes, ascending.
+        ends: per group, the end of its records.
+        keys: per record, the number of its group and its position.
+        weights: the sums of the weights of the records before each one, and of all.
+        total: the sum of the weights of slices.
+    """
+
+    groups: npt.NDArray[np.uint64]
+    ends: IntArray
+    keys: npt.NDArray[np.int64]
+    weights: FloatArray
+    total: float
+
+    @classmethod
+    def of(cls, slices: tuple[RecordTimes | None, ...]) -> _Index:
+        kept = [(RETAINED**age, times) for age, times in enumerate(slices) if times is not None]
+        hashes = np.concatenate([t.hashes for _, t in kept] or [np.zeros(0, np.uint64)])
+        positions = np.concatenate([t.positions for _, t in kept] or [np.zeros(0, np.uint32)])
+        weights = np.repeat([w for w, _ in kept], [len(t) for _, t in kept])
+        groups, number = np.unique(hashes, return_inverse=True)
+        keys = (number.astype(np.int64) << _POSITION_BITS) | positions.astype(np.int64)
+        order = np.argsort(keys, kind="stable")
+        ends = np.cumsum(np.bincount(number, minlength=len(groups)))
+        return cls(groups, ends, keys[order], np.r_[0.0, np.cumsum(weights[order])], sum(w for w, _ in kept))
+
+
+@dataclass(slots=True)
+class Timetable:
+    """The times of one query's records in its newest slices.
+
+    Attributes:
+        slices: the newest first; None: it had too many records.
+        advantage: the discounted score of forecasts with the times, less that of forecasts without.
+        spread: float64 [2, class], discounted sums of squared errors of forecasts, and of forecasts.
+    """
+
+    slices: tuple[RecordTimes | None, ...] = ()
+    advantage: float = 0.0
+    spread: FloatArray = field(default_factory=lambda: np.zeros((2, len(CLASSES) + 1)))
+    _index: _Index = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._index = _Index.of(self.slices)
+
+    @property
+    def nbytes(self) -> int:
+        index = self._index
+        return sum(12 * len(s) for s in self.slices if s) + sum(
+            a.nbytes for a in (index.groups, index.ends, index.keys, index.weights)
+        )
+
+    @property
+    def is_used(self) -> bool:
+        return self.advantage > 0.0 and self._index.total > 0.0
+
+    def numbers_of(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+        """Returns the number of each group in the timetable; -1: it has no record there."""
+        groups = self._index.groups
+        at = np.searchsorted(groups, hashes)
+        known = at < len(groups)
+        known[known] = groups[at[known]] == hashes[known]
+        return np.where(known, at, -1).astype(np.int32)
+
+    def expected(self, numbers: npt.NDArray[np.int32], elapsed: float, otherwise: FloatArray) -> FloatArray:
+        """Returns the expected number of records to come after the fraction `elapsed` of a slice, float64 per group.
+
+        Args:
+            numbers: `numbers_of` the groups.
+            otherwise: the forecasts without the times.
+        """
+        index, known = self._index, np.flatnonzero(numbers >= 0)
+        of = numbers[known].astype(np.int64)
+        at = np.searchsorted(index.keys, (of << _POSITION_BITS) | int(position_at(elapsed)), "right")
+        result = PRIOR * otherwise
+        result[known] += index.weights[index.ends[of]] - index.weights[at]
+        return np.asarray(result / (index.total + PRIOR), np.float64)
+
+    def dispersion(self, expected: FloatArray) -> FloatArray:
+        """Returns φ for expected numbers of records."""
+        squares, means = self.spread + SPREAD_PRIOR
+        return np.asarray(np.clip(squares / means, *SPREAD_RANGE)[np.digitize(expected, CLASSES)])
+
+    def score(self, numbers: npt.NDArray[np.int32], later: FloatArray, otherwise: FloatArray) -> None:
+        """Scores the forecasts for a slice that has just closed.
+
+        Args:
+            numbers: `numbers_of` its groups.
+            later: float64 [checkpoint, group], the records after each of `CHECKPOINTS`.
+            otherwise: the same shape, the forecasts without the times.
+        """
+        if not self._index.total:
+            return
+        mean = np.array([self.expected(numbers, *pair) for pair in zip(CHECKPOINTS, otherwise, strict=True)])
+        used, other = (np.maximum(m, MIN_EXPECTED) for m in (mean, otherwise))
+        self.advantage = DISCOUNT * self.advantage + float((later * np.log(used / other) - used + other).sum())
+        at = np.digitize(mean, CLASSES).ravel()
+        sums = [np.bincount(at, a.ravel(), len(CLASSES) + 1) for a in ((later - mean) ** 2, mean)]
+        self.spread = DISCOUNT * self.spread + np.array(sums)
+
+    def learn(self, times: RecordTimes | None) -> None:
+        """Adds the slice that has just closed; None: it had too many records."""
+        kept, held = [times], len(times or ())
+        for older in self.slices[: SLICES - 1]:
+            held += len(older or ())
+            kept.append(older if held <= MAX_TIMES else None)
+        self.slices = tuple(kept)
+        self._index = _Index.of(self.slices)
+
+    def to_state(self) -> State:
+        numbers = [self.advantage, [None if s is None else len(s) for s in self.slices]]
+        kept = [s for s in self.slices if s is not None]
+        hashes = np.concatenate([s.hashes for s in kept] or [np.zeros(0, np.uint64)])
+        positions = np.concatenate([s.positions for s in kept] or [np.zeros(0, np.uint32)])
+        return State(numbers, {"spread": self.spread, "hashes": hashes, "positions": positions})
+
+    @classmethod
+    def from_state(cls, state: State) -> Timetable:
+        advantage, lengths = state.numbers
+        slices: list[RecordTimes | None] = []
+        first = 0
+        for length in lengths:
+            part = slice(first, first + (length or 0))
+            first = part.stop
+            times = RecordTimes(state.arrays["hashes"][part], state.arrays["positions"][part])
+            slices.append(None if length is None else times)
+        return cls(tuple(slices), advantage, state.arrays["spread"])
