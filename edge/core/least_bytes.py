@@ -14,22 +14,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache import ErrorLimits, GroupHistory
+from edge.cache import ErrorLimits, GroupHistory, primary_mask
 from edge.core.slices import LinkEstimate, Slice
 from edgewater.query import QuerySpec
 from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import DivisibleSum, Stack
 
-DRAIN_SAFETY = 1.3
-"""Early sends begin when sending them would take the time that is left, divided by this: values change meanwhile."""
 USED_AFTER_CLOSE = 0.8
 """The fraction of the link's bytes between a slice's close and its deadline that a combined budget plans with."""
 CLOSING_FRAME_BYTES = 256
-"""Approximate size of a frame without entries."""
+"""Approximate size of a frame that closes a slice, without entries."""
+EARLY_FRAME_BYTES = 70
+"""Approximate size of a frame of an open slice, without entries."""
+EARLY_FRAME_SHARE = 1 / 2
+"""A frame may have this share of what has to be sent early: larger ones delay what follows, smaller ones are mostly
+overhead."""
 NEEDED_MARGIN = 1.1
-"""By how much a slice may need more sends than earlier ones did."""
+"""By how much a slice may need more sends than earlier ones did, or than its first part says."""
 LEAST_ELAPSED = 0.25
 """The sends that the first slice needs are extrapolated from no less than this fraction of it."""
+GROWN_ELAPSED = 0.5
+"""The sends that a slice needs more than earlier ones are extrapolated from no less than this fraction of it."""
 ROUNDED_SHARE = 1 / 16
 """Sent sums are multiples of at most this fraction of the share, so that they take fewer bytes."""
 
@@ -60,10 +65,17 @@ class EarlySends:
     Attributes:
         entries: how many entries, at least 1.
         from_ms: event time at which sending them has to begin.
+        fitting: how many of them arrive before the slice closes, at least 1: a later send would delay the close.
     """
 
     entries: int
     from_ms: float
+    fitting: int
+
+    @property
+    def in_one_frame(self) -> int:
+        """How many entries one frame may have, if that is more than frames of open slices have."""
+        return math.ceil(EARLY_FRAME_SHARE * self.entries)
 
 
 def early_sends(
@@ -86,15 +98,20 @@ def early_sends(
     if deadline_ms <= period.close_ms:
         return None
     pending = slice_.count_pending(limits, 1.0)
+    # If repeated sends counted, a slice that repeats many would let the next one begin earlier, and repeat more.
+    sent = int(np.count_nonzero(slice_.entries.sends))
     if history.slices:
-        # If repeated sends counted, a slice that repeats many would let the next one begin earlier, and repeat more.
-        sent = int(np.count_nonzero(slice_.entries.sends))
-        needed = max(float(pending), NEEDED_MARGIN * history.needed - sent)
+        seen = int(np.count_nonzero(primary_mask(slice_.entries, limits) | (slice_.entries.sends > 0)))
+        needed = max(NEEDED_MARGIN * history.needed, seen / max(period.elapsed, GROWN_ELAPSED)) - sent
     else:
-        needed = pending / max(period.elapsed, LEAST_ELAPSED)
+        needed = NEEDED_MARGIN * pending / max(period.elapsed, LEAST_ELAPSED)
     after_close_bytes = USED_AFTER_CLOSE * link.bytes_per_ms * (deadline_ms - period.close_ms) - CLOSING_FRAME_BYTES
-    excess = needed - max(after_close_bytes, 0.0) / entry_bytes
-    return EarlySends(math.ceil(excess), period.close_ms - DRAIN_SAFETY * excess / rate) if excess > 0.0 else None
+    excess = max(float(pending), needed) - max(after_close_bytes, 0.0) / entry_bytes
+    before_close_bytes = link.bytes_per_ms * (period.close_ms - period.now_ms) - EARLY_FRAME_BYTES
+    fitting = math.floor(before_close_bytes / entry_bytes)
+    if excess <= 0.0 or fitting < 1:
+        return None
+    return EarlySends(math.ceil(excess), period.close_ms - excess / rate, fitting)
 
 
 def quanta_of(spec: QuerySpec, shares: Mapping[str, float], stacks: Mapping[str, Stack]) -> dict[str, float]:

@@ -723,10 +723,11 @@ class QueryPipeline:
         )
         if not closed and self.spec.cache.eviction == "gain":
             rate, large = link.bytes_per_ms / entry_bytes, self.spec.saves_bytes
-            count = min(count, max_entries_per_frame(end - drain_window_ms[0], rate, large=large))
+            most = max_entries_per_frame(end - drain_window_ms[0], rate, large=large)
+            count = min(count, max(most, early.in_one_frame) if early is not None else most)
         if early is not None:
             # What cannot wait is sent whatever its gain is, as if all of it were needed for the rest of the slice.
-            count, drain_window_ms = min(count, early.entries), (drain_window_ms[0], end)
+            count, drain_window_ms = min(count, early.entries, early.fitting), (drain_window_ms[0], end)
         context = PullContext(start, end, closed, drain_window_ms, count)
         return select_groups(slice_, self.spec, self.history, self._limits(start), context, slots)
 

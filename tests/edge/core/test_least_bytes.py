@@ -67,7 +67,7 @@ class Edge:
         self.bandwidth, self.free_ms = bandwidth, 0.0
         self.bodies: list[FrameBody] = []
         self.arrived_ms: dict[int, float] = {}
-        self.early = 0
+        self.early, self.overshoot_ms = 0, -float(WINDOW_MS)
         self.wire_bytes = 0
 
     def run(self, windows: int, column: str = "whole") -> list[FloatArray]:
@@ -101,7 +101,9 @@ class Edge:
             self.wire_bytes += frame.wire_bytes
             self.bodies.append(body)
             for partial in body.partials:
-                if now_ms < partial.slice_start_ms + WINDOW_MS:
+                end_ms = partial.slice_start_ms + WINDOW_MS
+                if now_ms < end_ms:
+                    self.overshoot_ms = max(self.overshoot_ms, self.free_ms - end_ms)
                     self.early += len(GroupedAggregate.from_bytes(partial.synopsis))
             for close in body.closes:
                 self.arrived_ms[close.slice_start_ms] = self.free_ms
@@ -165,6 +167,8 @@ def test_on_a_narrow_link_only_what_could_not_drain_in_time_is_sent_early() -> N
     truth = edge.run(5)
     check_within_budget(edge, truth)
     assert edge.early > 0
+    # 90 bytes: sizes are estimated.
+    assert edge.overshoot_ms < 150, "early frames do not occupy the link after the close"
     for window in (3, 4):
         assert edge.arrived_ms[window * WINDOW_MS] <= (window + 1) * WINDOW_MS + 1000
         assert edge.received(window)[1] < 2 * np.count_nonzero(truth[window] > SHARE)
