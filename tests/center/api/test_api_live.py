@@ -162,7 +162,8 @@ def test_clients_that_ask_the_same_share_one_read_one_rendering_and_one_encoding
         reads.append(1)
         return answers_after(*args)
 
-    feed = replace(feed, results=SimpleNamespace(
+    # The clock stands: what is shared for a moment may otherwise be read again when the next moment begins.
+    feed = replace(feed, monotonic=lambda: 0.0, results=SimpleNamespace(
         last_answer_id=desk.results.last_answer_id, answers_after=counted, latest=desk.results.latest))  # fmt: skip
 
     async def many() -> list[list[bytes]]:
