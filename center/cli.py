@@ -138,17 +138,23 @@ def run(config: CenterConfig, as_json: bool) -> None:
       edgewater center run --data-dir /var/lib/edgewater --set gateway.listen=127.0.0.1:7500
     """
     from center.ops.preflight import check
-    from center.ops.startup import Startup
     from center.ops.supervisor import Supervisor, exclusive_lock
+    from center.spark.fork_server import SINGLE_THREADED
 
-    with exclusive_lock(config.data_dir):
+    os.environ |= SINGLE_THREADED | dict(os.environ)  # before NumPy and Arrow are loaded: see `fork_components`
+    with exclusive_lock(config.data_dir) as lock:
         failed = [c for c in check(config, os.environ) if not c.ok]
         if failed:
             for result in failed:
                 click.echo(f"edgewater: {result.message}", err=True)
             sys.exit(2)
+        from center.ops.forking import fork_components
+        from center.ops.startup import Startup
+
         startup = Startup(config, _flags(click.get_current_context().params), as_json=as_json)
-        supervisor = Supervisor(startup.commands(), config.pids_dir, monotonic=time.monotonic)
+        commands = startup.commands()
+        forked = fork_components(commands, lock)
+        supervisor = Supervisor(commands, config.pids_dir, monotonic=time.monotonic, started=forked)
         asyncio.run(startup.run(supervisor))
 
 

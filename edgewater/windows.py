@@ -21,17 +21,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeVar
 
 from edgewater.errors import InvalidQuery
 from edgewater.quantities import duration_ms, format_duration
 
+if TYPE_CHECKING:  # a configuration needs this module, and NumPy starts a thread
+    import numpy as np
+    import numpy.typing as npt
+
+    IntArray = npt.NDArray[np.int64]
+
 T = TypeVar("T")
 
-IntArray = npt.NDArray[np.int64]
 Span = int | str
 """A length of event time: integer ms, or a duration such as ``"30s"``."""
 

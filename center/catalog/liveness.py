@@ -30,6 +30,8 @@ Role = Literal["", "leader", "standby"]
 COMPONENTS: tuple[Component, ...] = ("gateway", "job", "api")
 
 HEARTBEAT_INTERVAL_S = 1.0
+CHECKS = 10
+"""How often within an interval a component looks whether it has something else to state."""
 STALE_AFTER_MS = 5_000
 """A component without a heartbeat for this long is not ready."""
 EXPIRE_AFTER_MS = 3_600_000
@@ -169,9 +171,10 @@ def component_status(component: Component, heartbeats: Iterable[ComponentHeartbe
 class HeartbeatThread:
     """A thread that sends heartbeats for this process while the context is entered, and deregisters it at the end.
 
+    A change of the problem or the role is sent within `interval_s` / `CHECKS`.
+
     Args:
-        problem: called before every heartbeat; why the component cannot do its work, or "".
-        role: called before every heartbeat.
+        problem: why the component cannot do its work, or "".
     """
 
     def __init__(
@@ -211,21 +214,19 @@ class HeartbeatThread:
 
     def _run(self) -> None:
         while True:
+            states = self._problem(), self._role()
             try:
                 now = self._now_ms()
                 self._registry.record(
                     ComponentHeartbeat(
-                        self._component,
-                        self._instance,
-                        self._address,
-                        self._started_at_ms,
-                        now,
-                        self._problem(),
-                        self._role(),
+                        self._component, self._instance, self._address, self._started_at_ms, now, *states
                     )
                 )
             except EdgewaterError as exc:
                 # The others notice the missing heartbeat; this process tries again.
                 log.warning("%s: no heartbeat: %s", self._component, exc)
-            if self._stop.wait(self._interval_s):
-                return
+            for _ in range(CHECKS):
+                if self._stop.wait(self._interval_s / CHECKS):
+                    return
+                if (self._problem(), self._role()) != states:
+                    break

@@ -44,6 +44,7 @@ class Startup:
         self._flags = tuple(flags)
         self._as_json = as_json
         self._addresses: dict[str, str] = {}
+        self._began_s = time.monotonic()
 
     def commands(self) -> list[ComponentCommand]:
         commands = [
@@ -88,13 +89,13 @@ class Startup:
             registry.close()
 
     async def _report_when_ready(self, registry: ComponentRegistry, supervisor: Supervisor) -> None:
-        began_s = logged_s = time.monotonic()
+        logged_s = self._began_s
         while missing := await self._missing(registry, supervisor):
             if time.monotonic() - logged_s >= MISSING_LOG_INTERVAL_S:
                 logged_s = time.monotonic()
-                log.warning("not ready after %.0f s: %s", logged_s - began_s, "; ".join(missing))
+                log.warning("not ready after %.0f s: %s", logged_s - self._began_s, "; ".join(missing))
             await asyncio.sleep(POLL_S)
-        self._print_ready(supervisor, time.monotonic() - began_s)
+        self._print_ready(supervisor, time.monotonic() - self._began_s)
 
     async def _missing(self, registry: ComponentRegistry, supervisor: Supervisor) -> list[str]:
         try:

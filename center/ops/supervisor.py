@@ -24,6 +24,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO, Protocol
 
 from edgewater.errors import InvalidConfig, StorageError
 
@@ -47,6 +49,16 @@ class ComponentCommand:
     name: str
     argv: Callable[[], Sequence[str]]
     hangs: Callable[[int], str] | None = None
+
+
+class ComponentProcess(Protocol):
+    """A running component: what the supervisor uses of an `asyncio.subprocess.Process`."""
+
+    @property
+    def pid(self) -> int: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def terminate(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,7 @@ class Supervisor:
     Args:
         pids_dir: directory of a ``<name>.pid`` file per running component.
         monotonic: a clock in seconds.
+        started: components that run already, each the leader of a process group.
     """
 
     def __init__(
@@ -88,13 +101,15 @@ class Supervisor:
         monotonic: Callable[[], float],
         backoff: Backoff = Backoff(),
         grace_s: float = GRACE_S,
+        started: Mapping[str, ComponentProcess] = MappingProxyType({}),
     ) -> None:
         self._commands = tuple(commands)
         self._pids_dir = pids_dir
         self._monotonic = monotonic
         self._backoff = backoff
         self._grace_s = grace_s
-        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._started = dict(started)
+        self._running: dict[str, ComponentProcess] = {}
         self._restarts = {c.name: 0 for c in self._commands}
 
     @property
@@ -151,7 +166,7 @@ class Supervisor:
                     await stop.wait()
 
     async def _run_once(self, command: ComponentCommand, stop: asyncio.Event) -> int:
-        process = await asyncio.create_subprocess_exec(
+        process = self._started.pop(command.name, None) or await asyncio.create_subprocess_exec(
             *command.argv(), stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
         self._running[command.name] = process
@@ -198,15 +213,19 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def exclusive_lock(data_dir: Path) -> Iterator[None]:
-    """Holds the directory's lock, so that two supervisors never share it. Raises StorageError if it is taken."""
+def exclusive_lock(data_dir: Path) -> Iterator[BinaryIO]:
+    """Holds the directory's lock, so that two supervisors never share it. Raises StorageError if it is taken.
+
+    Yields:
+        The locked file: a process that is forked must close it, or the directory stays locked while it runs.
+    """
     data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / "supervisor.lock").open("a") as lock:
+    with (data_dir / "supervisor.lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             raise StorageError(f"{data_dir}: another `edgewater center run` uses this directory") from exc
-        yield
+        yield lock
 
 
 def stop_with_supervisor() -> None:

@@ -65,6 +65,29 @@ def test_a_process_beats_from_its_start_and_signs_off_at_its_end(registry: Compo
     assert registry.heartbeats() == []
 
 
+def test_a_new_problem_is_known_before_the_next_heartbeat_is_due(
+    registry: ComponentRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    written: list[tuple[str, int]] = []
+    both = threading.Event()
+
+    def problem() -> str:
+        asked.append("the disk is full" if len(asked) >= 2 else "")
+        return asked[-1]
+
+    def record(beat: ComponentHeartbeat) -> None:
+        written.append((beat.problem, len(asked)))
+        if len(written) == 2:
+            both.set()
+
+    monkeypatch.setattr(registry, "record", record)
+    with HeartbeatThread(registry, "job", "host:1", now_ms=lambda: 5, problem=problem, interval_s=1):
+        assert both.wait(timeout=60)
+    # Without a look in between the second heartbeat would have been the second question.
+    assert written[:2] == [("", 1), ("the disk is full", 4)]
+
+
 def test_of_several_drivers_the_one_that_leads_decides_readiness_and_warm_standbys_are_counted() -> None:
     def driver(instance: str, role: Role, problem: str = "", at: int = 10_000) -> ComponentHeartbeat:
         return ComponentHeartbeat("job", instance, "", 0, at, problem, role)

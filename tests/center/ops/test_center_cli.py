@@ -233,6 +233,9 @@ def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_o
         assert set(ready["pids"]) == {"gateway", "job", "api"}
         assert http.get(f"{ready['api']}/readyz").json()["ready"]
         assert readable_by_others(tmp_path) == []
+        if sys.platform == "linux":  # a forked process has the addresses of its parent
+            addresses = {Path(f"/proc/{pid}/auxv").read_bytes() for pid in (center.pid, *ready["pids"].values())}
+            assert len(addresses) == 1
         job = psutil.Process(ready["pids"]["job"])
         lines = [" ".join(command) for p in (job, *job.children(recursive=True)) if (command := command_line(p))]
         assert any("java" in line for line in lines) and not any("not-for-others" in line for line in lines)
