@@ -556,6 +556,10 @@ def _server_options(config: GatewayConfig) -> list[tuple[str, int]]:
         ("grpc.max_connection_idle_ms", config.hello_timeout_ms),
         ("grpc.max_allowed_incoming_connections", 2 * config.max_sessions + limits.SPARE_CONNECTIONS),
         ("grpc.max_concurrent_streams", limits.STREAMS_PER_CONNECTION),
+        # Of calls that wait for this process, gRPC cancels some beyond 1,000 and all beyond 3,000, and their edges come
+        # back at random: the queue of Hellos gives each a time to come again. Each edge makes one call.
+        ("grpc.server.max_pending_requests", 2 * config.max_sessions),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * config.max_sessions + limits.SPARE_CONNECTIONS),
         # With SO_REUSEPORT two gateways could share one port unnoticed, each with some of the edges.
         ("grpc.so_reuseport", 0),
         # Only to close connections of machines that have vanished: an edge that is silent is recorded by its

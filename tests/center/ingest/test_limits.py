@@ -28,6 +28,16 @@ from tests.certificates import make_certificates
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 """HTTP/2's, and empty settings."""
 
+HEADERS = (
+    b"\x83\x86\x04\x1c/edgewater.v1.Uplink/Session\x01\x09localhost\x0f\x10\x10application/grpc\x00\x02te\x08trailers"
+)
+"""Of a call, as HPACK writes fields that are not indexed."""
+
+
+def calls(streams: range) -> bytes:
+    """The HEADERS frames of calls."""
+    return b"".join(len(HEADERS).to_bytes(3) + b"\x01\x04" + stream.to_bytes(4) + HEADERS for stream in streams)
+
 
 def limited(c: Center, limit: str) -> float:
     return float(c.gateway.metrics.limited.labels(limit)._value.get())
@@ -35,7 +45,7 @@ def limited(c: Center, limit: str) -> float:
 
 @on_a_loop
 async def test_connections_that_say_nothing_are_closed_and_an_edge_connects_meanwhile(tmp_path: Path) -> None:
-    async with center(tmp_path, hello_timeout_ms=200) as c, RawEdge(c.port) as edge:
+    async with center(tmp_path, hello_timeout_ms=1_000) as c, RawEdge(c.port) as edge:
         silent = [await asyncio.open_connection("127.0.0.1", c.port) for _ in range(100)]
         for _, writer in silent[::2]:
             writer.write(PREFACE)  # and then no call
@@ -47,6 +57,21 @@ async def test_connections_that_say_nothing_are_closed_and_an_edge_connects_mean
         # The edge, whose call is open, is still there.
         await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=5)))
         await edge.until("time_echo")
+
+
+@on_a_loop
+async def test_calls_that_begin_all_at_once_reach_the_gateway_and_none_is_cancelled(tmp_path: Path) -> None:
+    connections, streams = 125, range(1, 2 * limits.STREAMS_PER_CONNECTION, 2)
+    async with center(tmp_path, hello_timeout_ms=1_000) as c:
+        writers = []
+        for _ in range(connections):
+            _, writer = await asyncio.open_connection("127.0.0.1", c.port)
+            writer.write(PREFACE + calls(streams))
+            writers.append(writer)
+        # gRPC would cancel a part of those beyond 1,000 that this process has not taken yet.
+        await eventually(lambda: limited(c, "hello-timeout") == connections * len(streams))
+        for writer in writers:
+            writer.close()
 
 
 @on_a_loop
