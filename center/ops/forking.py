@@ -65,7 +65,7 @@ class ForkedProcess:
 
 
 def fork_components(commands: Sequence[ComponentCommand], lock: BinaryIO) -> dict[str, ForkedProcess]:
-    """Starts the components, if this process can fork safely; else returns {}, and the supervisor starts interpreters.
+    """Starts the components that this process can fork safely: the supervisor starts interpreters of the others.
 
     Args:
         commands: of `python -m edgewater`.
@@ -75,12 +75,14 @@ def fork_components(commands: Sequence[ComponentCommand], lock: BinaryIO) -> dic
         By name of the command. In a component it does not return.
     """
     forked: dict[str, ForkedProcess] = {}
+    if sys.platform != "linux":
+        return forked
     for name, modules in MODULES.items():
         for module in modules:
             importlib.import_module(module)
-        if sys.platform != "linux" or len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
-            log.info("%s is not forked: this process has threads", name)
-            continue
+        if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+            log.info("a thread was started: %s is not forked", name)
+            break
         for command in commands:
             if command.name == name:
                 forked[name] = _fork(command.argv(), [lock, *(f.stdin for f in forked.values())])
