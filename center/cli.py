@@ -141,8 +141,8 @@ def run(config: CenterConfig, as_json: bool) -> None:
     from center.ops.supervisor import Supervisor, exclusive_lock
     from center.spark.fork_server import SINGLE_THREADED
 
-    os.environ |= SINGLE_THREADED | dict(os.environ)  # before NumPy and Arrow are loaded: see `fork_components`
     with exclusive_lock(config.data_dir) as lock:
+        os.environ |= SINGLE_THREADED | dict(os.environ)  # before NumPy and Arrow are loaded: see `fork_components`
         failed = [c for c in check(config, os.environ) if not c.ok]
         if failed:
             for result in failed:
