@@ -249,7 +249,10 @@ class Gateway:
             trailing = [(CODE_METADATA, exc.code)]
             if isinstance(exc, limits.TryLater):
                 trailing.append((RETRY_METADATA, str(exc.retry_after_ms)))
-            await context.abort(status, exc.message, tuple(trailing))
+            # Not `abort`: it raises, and leaves each call in reference cycles until a garbage collection.
+            context.set_trailing_metadata(tuple(trailing))
+            context.set_code(status)
+            context.set_details(exc.message)
         except asyncio.CancelledError:
             code = "cut"
             raise

@@ -195,16 +195,14 @@ class GatewayEnd:
         self._call.down.send(message.SerializeToString())
         await asyncio.sleep(0)
 
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
-        raise Aborted(code, details, trailing_metadata)
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self._call.status = code
 
+    def set_details(self, details: str) -> None:
+        self._call.details = details
 
-class Aborted(Exception):
-    """The gateway ends a call with an error status."""
-
-    def __init__(self, code: grpc.StatusCode, details: str, trailing: Any) -> None:
-        self.code, self.details, self.trailing = code, details, trailing
-        super().__init__(f"{code.name}: {details}")
+    def set_trailing_metadata(self, trailing: Any) -> None:
+        self._call.trailing = trailing
 
 
 class Link:
@@ -264,10 +262,10 @@ class Network:
 
         try:
             await server.serve(requests(), GatewayEnd(call))
-            call.down.end()
-        except Aborted as exc:
-            call.status, call.details, call.trailing = exc.code, exc.details, exc.trailing
-            call.down.end(AioRpcError(exc.code, Metadata(), Metadata(), details=exc.details))
+            if call.status is grpc.StatusCode.OK:
+                call.down.end()
+            else:
+                call.down.end(AioRpcError(call.status, Metadata(), Metadata(), details=call.details))
         except asyncio.CancelledError:
             pass
         except Exception as exc:  # gRPC ends the call; the gateway goes on
