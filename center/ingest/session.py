@@ -160,8 +160,7 @@ class GatewaySession:
         self._in_flight = 0
         self._broken = self._was_delayed = False
         self._indexed = asyncio.Event()
-        self._finishing = asyncio.Event()
-        self._drain = asyncio.Event()
+        self._finishing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._assignment: EdgeAssignment | None = None
         self._queries: frozenset[QueryRef] = frozenset()
@@ -192,7 +191,8 @@ class GatewaySession:
 
     def finish(self) -> None:
         """Stops reading and ends the session once all that was read is acknowledged."""
-        self._finishing.set()
+        if not self._finishing.done():
+            self._finishing.set_result(None)
 
     async def run(self, requests: AsyncIterator[pb.FromEdge], write: Callable[[pb.ToEdge], Awaitable[None]]) -> None:
         """Reads until the edge ends the session or `finish` is called, then acknowledges all that was read.
@@ -202,13 +202,11 @@ class GatewaySession:
         """
         reader = asyncio.ensure_future(self._read(requests))
         writer = asyncio.ensure_future(self._write(write))
-        finishing = asyncio.ensure_future(self._finishing.wait())
-        settled = asyncio.ensure_future(self._settled())
-        tasks: tuple[asyncio.Future[Any], ...] = (reader, writer, finishing, settled)
+        tasks = [reader, writer]
         try:
-            await self._first(reader, writer, finishing)
-            self._drain.set()
-            await self._first(settled)
+            await self._first(reader, writer, self._finishing)
+            tasks.append(asyncio.ensure_future(self._settled()))
+            await self._first(tasks[-1])
             self.outgoing.close()
             await self._first(writer)
         finally:
@@ -227,8 +225,7 @@ class GatewaySession:
                 task.result()
 
     async def _settled(self) -> None:
-        """Waits until the last frame has been read and no frame is in flight."""
-        await self._drain.wait()
+        """Waits until no frame is in flight."""
         while self._in_flight:
             self._indexed.clear()
             await self._indexed.wait()

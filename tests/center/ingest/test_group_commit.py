@@ -1,0 +1,74 @@
+"""When a gateway commits: at once after a pause, and not more often than `COMMIT_EVERY_S` under load."""
+
+from __future__ import annotations
+
+import asyncio
+import random  # noqa: TID251  (what `VirtualLoop` takes)
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from center.catalog import Catalog, query_key
+from center.ingest.assignments import AssignmentPlan
+from center.ingest.group_commit import COMMIT_EVERY_S, GroupCommit, ReceivedFrame
+from center.ingest.metrics import GatewayMetrics
+from center.storage.frame_log import FrameLog, StoredFrame
+from edgewater.wire import Frame, FrameBody
+from tests.center.catalog_world import JFK, hello, spec
+from tests.simulation.virtual import VirtualLoop
+
+TOOK_S = 0.002
+
+
+class Threads(VirtualLoop):
+    """Virtual time in which a call of a thread takes `TOOK_S`."""
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        future = self.create_future()
+        self.call_later(TOOK_S, lambda: future.set_result(func(*args)))
+        return future
+
+
+@pytest.mark.parametrize("every_s", [0.001, 0.2])
+def test_the_load_sets_how_many_frames_a_commit_has_and_a_frame_after_a_pause_is_committed_at_once(
+    catalog: Catalog, tmp_path: Path, every_s: float
+) -> None:
+    query, frames = catalog.register(spec(), 1).ref, 100
+    assert hello(catalog) is None
+    plan = AssignmentPlan.of(catalog.version(), catalog.queries(), catalog.edges(), {})
+    loop, metrics = Threads(random.Random(1)), GatewayMetrics()
+    commits = GroupCommit(
+        catalog, FrameLog(tmp_path / "log"), metrics, max_pending_bytes=1 << 20, read_plan=lambda p: p,
+        on_stall=lambda: None, retry_ms=1, retry_max_ms=1,
+    )  # fmt: skip
+    commits.plan = plan
+    waited_s: list[float] = []
+
+    async def ship() -> None:
+        running = asyncio.ensure_future(commits.run())
+        for seq in range(frames):
+            await asyncio.sleep(every_s)
+            await submit(seq)
+        await asyncio.sleep(2 * COMMIT_EVERY_S)
+        commits.close()
+        await running
+
+    async def submit(seq: int) -> None:
+        frame, came_s = Frame.pack(seq, query, FrameBody(seq + 1)), loop.time()
+        await commits.reserve(frame.wire_bytes)
+        stored = StoredFrame(JFK, "i1", frame)
+        received = ReceivedFrame(stored, frame.crc32c, frame.wire_bytes, 1_000, False, 0, 0, loop)
+        commits.submit(received, lambda _outcome: waited_s.append(loop.time() - came_s))
+
+    try:
+        loop.run_until_complete(ship())
+    finally:
+        loop.close()
+    made = metrics.registry.get_sample_value("edgewater_gateway_commits_total")
+    assert made is not None and [e.seq for e in catalog.frames(query_key(query), 0, 1 << 40)] == list(range(frames))
+    if every_s > COMMIT_EVERY_S:
+        assert made == frames and max(waited_s) < 2 * TOOK_S + 1e-3
+    else:
+        assert made <= frames * every_s / COMMIT_EVERY_S + 2 and max(waited_s) <= COMMIT_EVERY_S + 2 * TOOK_S + 1e-3
