@@ -37,6 +37,7 @@ HEADLINES = {
     "rejoin_s": ("sessions", "rejoin_after_restart_s"),
     "takeover_s": ("takeover", takeover.SMOKE.name, "next_answer_s"),
     "executors_ratio": ("executors", "wall_ratio"),
+    "slow_executors_ratio": ("executors", "slow_executors_ratio"),
 }
 """What the document has at its top, and where it comes from; the whole of each part is under ``rows``."""
 

@@ -1,8 +1,9 @@
 """One and two executors of a Spark cluster merge the same prepared log: no gateway and no load generator runs.
 
 The cluster is Spark's standalone master with workers of one core each, all on this machine, and the driver runs on it
-too: on two cores the second executor competes with the driver. So besides the rate there is the CPU of each part, from
-which follows what executors on machines of their own could do.
+too: on two cores the second executor competes with the driver. So there are two more rows in which the kernel gives
+each executor a share of a core (a quota of its control group), as on slow machines of their own, and the driver has
+the rest; and besides each rate there is the CPU of each part.
 """
 
 from __future__ import annotations
@@ -34,11 +35,16 @@ from edge.process import now_ms
 from edgewater.query import QuerySpec
 from sim.demo.run import free_port
 
-PARTIALS, WINDOWS = 32, 100
-SETTLED = 0.3
-"""The part of the frames after which the rate is taken: the first batches are slower."""
+PARTIALS, WINDOWS = 32, 600
+SETTLED = 0.7
+"""The part of the frames after which the rate is taken. Each JVM compiles until then, which is as much work again with
+each executor, and none of the frames'."""
 WITHIN_S = 240.0
 DRIVER_MEMORY, EXECUTOR_MEMORY = "1g", "768m"
+SHARE = 0.3
+"""Of a core, in the rows with slow executors: two of them leave the driver more than it needs."""
+CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
+"""Where control groups (version 1) with a CPU quota are made; writing there needs root."""
 
 
 def measure(smoke: bool) -> dict[str, Any]:
@@ -50,20 +56,26 @@ def measure(smoke: bool) -> dict[str, Any]:
         prepared.mkdir()
         frames = asyncio.run(_prepare(prepared, windows))
         rows = {}
-        for executors in (1, 2):
-            copy = Path(name) / f"with-{executors}"
-            shutil.copytree(prepared, copy)
-            rows[f"{executors} executors"] = _merge(copy, executors, frames)
-    one, two = rows.values()
+        for share in (None, SHARE) if os.access(CPU_GROUPS, os.W_OK) else (None,):
+            for executors in (1, 2):
+                title = f"{executors} executors" + ("" if share is None else f" of {share} cores each")
+                copy = Path(name) / title
+                shutil.copytree(prepared, copy)
+                rows[title] = _merge(copy, executors, frames, share)
+    one, two, *slow = rows.values()
     return {
         "rows": rows,
-        "wall_ratio": round(two["partials_s"] / one["partials_s"], 2)
-        if one["partials_s"] and two["partials_s"]
-        else None,
+        "wall_ratio": _ratio(one, two),
+        "slow_executors_ratio": _ratio(*slow) if slow else f"not measured: {CPU_GROUPS} cannot be written",
         "executors_cpu_share": None
         if not one["partials_s"]
         else round(one["cpu_us_per_partial"]["executors"] / sum(one["cpu_us_per_partial"].values()), 2),
     }
+
+
+def _ratio(one: dict[str, Any], two: dict[str, Any]) -> float | None:
+    """Of the rates of two executors and one; None if either merged all in one batch."""
+    return round(two["partials_s"] / one["partials_s"], 2) if one["partials_s"] and two["partials_s"] else None
 
 
 async def _prepare(directory: Path, windows: int) -> int:
@@ -95,7 +107,7 @@ async def _prepare(directory: Path, windows: int) -> int:
     return windows * len(names)
 
 
-def _merge(directory: Path, executors: int, frames: int) -> dict[str, Any]:
+def _merge(directory: Path, executors: int, frames: int, share: float | None) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         master, cluster = stack.enter_context(standalone_cluster(directory, executors))
         config = {
@@ -117,6 +129,12 @@ def _merge(directory: Path, executors: int, frames: int) -> dict[str, Any]:
 
         while (first := consumed()) < SETTLED * frames:
             pass
+        if share is not None:  # now, since a slow start of a JVM is not what is measured
+            for worker in cluster:
+                stack.enter_context(_limited(worker.pid, share))
+            batch = first
+            while (first := consumed()) == batch:  # the batch that began before
+                pass
         before, at_s = _cpu(job, cluster), time.perf_counter()
         while (last := consumed()) < frames:
             pass
@@ -130,6 +148,26 @@ def _merge(directory: Path, executors: int, frames: int) -> dict[str, Any]:
         "seconds": round(took_s, 2),
         "cpu_us_per_partial": {kind: round((used[kind] - before[kind]) / partials * 1e6, 1) for kind in used},
     }
+
+
+@contextlib.contextmanager
+def _limited(root: int, share: float) -> Iterator[None]:
+    """Gives a process, all below it and all that they start this share of a core."""
+    group = CPU_GROUPS / f"edgewater-bench-{root}"
+    group.mkdir()
+    try:
+        period_us = int((group / "cpu.cfs_period_us").read_text())
+        (group / "cpu.cfs_quota_us").write_text(str(round(share * period_us)))
+        process = psutil.Process(root)
+        for each in [process, *process.children(recursive=True)]:
+            with contextlib.suppress(ProcessLookupError):
+                (group / "cgroup.procs").write_text(str(each.pid))
+        yield
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (CPU_GROUPS / "cgroup.procs").write_text(pid)
+        group.rmdir()
 
 
 def spark_settings(master: str, executors: int) -> dict[str, Any]:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from center.results import ResultStore
 
 FORMAT = "edgewater_frames"
-MIN_PARTITION_BYTES = 1 << 20
+MIN_PARTITION_BYTES = 2 << 20
 """A smaller partition costs more as a task than it saves."""
 COALESCING_POLL_S = 0.005
 """Interval of polling the catalog while a batch is delayed."""
@@ -261,11 +261,8 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             last = self._catalog.last_positions()
 
     def _pending(self, key: str, after: int, through: int) -> Sequence[PendingFrame]:
-        """The frames with their sizes as admission counts them: their bytes, or what their work would be in bytes."""
         return [
-            PendingFrame(
-                e.position, max(e.plain_bytes, e.work * BYTES_PER_UNIT), e.received_at_ms, e.edge, e.through_ms
-            )
+            PendingFrame(e.position, _size(e), e.received_at_ms, e.edge, e.through_ms)
             for e in self._frames(key, after, through)
         ]
 
@@ -342,18 +339,24 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             logger.warning("%s failed, %d times in a row: %s", what, self._failures, exc)
 
 
+def _size(entry: FrameEntry) -> int:
+    """The size of a frame for admission and division: its bytes before compression, or its work in bytes if that is
+    more. A frame of an earlier release has neither in the index."""
+    return max(entry.length, entry.plain_bytes, entry.work * BYTES_PER_UNIT)
+
+
 def divide(frames: Sequence[tuple[str, FrameEntry]], parallelism: int) -> list[tuple[tuple[str, FrameEntry], ...]]:
-    """Divides frames, ordered by query, into at most `parallelism` runs of about equal bytes.
+    """Divides frames, ordered by query, into at most `parallelism` runs of about equal size (`_size`).
 
     A run is contiguous, so few queries are in two of them, and most keys are merged where they are read.
     """
-    total_bytes = sum(entry.length for _, entry in frames)
+    total_bytes = sum(_size(entry) for _, entry in frames)
     count = max(1, min(parallelism, total_bytes // MIN_PARTITION_BYTES))
     runs: list[list[tuple[str, FrameEntry]]] = [[] for _ in range(count)]
     before_bytes = 0
     for key, entry in frames:
         runs[min(before_bytes * count // max(total_bytes, 1), count - 1)].append((key, entry))
-        before_bytes += entry.length
+        before_bytes += _size(entry)
     return [tuple(run) for run in runs if run]
 
 

@@ -32,6 +32,8 @@ from center.spark.java import require_java
 WORKER_TIMEOUT_S = 60
 """How long a Python worker may take for its part of a micro-batch, and to connect: a second is usual, and Spark's 15 s
 for connecting are not enough on a starved machine."""
+CLUSTER_CORES = 8
+"""Tasks of a large micro-batch, on a cluster whose settings do not say how many cores it has."""
 SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
 """Names of Spark properties whose values are secret: Spark's own rule (`spark.redaction.regex`)."""
 _INTERPRETER = """#!/bin/sh
@@ -84,13 +86,23 @@ class SessionConfig:
 
     @property
     def cores(self) -> int:
-        """The cores of a local master; on a cluster a default for shuffles of small batches."""
+        """The cores that tasks may use: those of a local master, or those that the settings request of a cluster;
+        `CLUSTER_CORES` where they do not say."""
         match = re.fullmatch(r"local\[(\d+)(,\d+)?\]", self.master)
         if match:
             return int(match[1])
         if self.master.startswith("local[*"):
             return os.cpu_count() or 1
-        return 1 if self.master == "local" else 8
+        if self.is_local:
+            return 1
+        if most := self._count("spark.cores.max"):
+            return most
+        return self._count("spark.executor.instances") * (self._count("spark.executor.cores") or 1) or CLUSTER_CORES
+
+    def _count(self, name: str) -> int:
+        """A setting that is a number; 0 where it is none, or not set. Spark refuses those that are wrong."""
+        text = self.settings.get(name, "")
+        return int(text) if text.isdecimal() else 0
 
 
 def class_archive() -> Path:
@@ -145,11 +157,11 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
         elif class_archive().exists():
             # With most classes loaded and verified, the JVM's start costs 4.3 s of CPU instead of 8.1.
             settings["spark.driver.extraJavaOptions"] += f" {_QUIET} -XX:SharedArchiveFile={class_archive()}"
-        if config.work == "micro_batches":
-            # Small batches never repay the optimising compiler: without it the first batch costs 10 s of CPU instead of
-            # 17, and the first hundred 22 instead of 41. Bulk work over millions of rows is five times faster with it.
-            settings["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=1"
     if config.work == "micro_batches":
+        # Small batches never repay the optimising compiler: without it the first batch costs 10 s of CPU instead of
+        # 17, and the first hundred 22 instead of 41. Bulk work over millions of rows is five times faster with it.
+        for name in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
+            settings[name] = f"{settings.get(name, '')} -XX:TieredStopAtLevel=1".lstrip()
         # A worker that hangs on the bytes of a frame ends its batch as one that dies does.
         settings["spark.python.worker.idleTimeoutSeconds"] = str(WORKER_TIMEOUT_S)
         settings["spark.python.worker.killOnIdleTimeout"] = "true"

@@ -250,6 +250,15 @@ def test_a_large_batch_is_cut_into_runs_of_about_equal_bytes() -> None:
     assert [frame for part in parts for frame in part] == frames
 
 
+def test_a_batch_is_cut_by_the_work_of_its_frames_however_small_they_are_on_disk() -> None:
+    small = frames_of(*[1000] * 8)
+    compressed = [(key, replace(entry, plain_bytes=1 << 20)) for key, entry in small]
+    costly = [(key, replace(entry, work=2_048)) for key, entry in small]
+
+    for frames in (compressed, costly):
+        assert [len(part) for part in divide(frames, 4)] == [2, 2, 2, 2]
+
+
 def test_an_empty_range_has_no_partitions(reader: FrameReader, world: Any) -> None:
     (ref,) = world.register("a")
     world.ship(world.edges[0], ref, FrameBody(5))

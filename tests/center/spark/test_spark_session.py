@@ -108,11 +108,27 @@ def test_the_shuffle_is_as_wide_as_the_master(master: str, cores: int, local: bo
     assert (settings.get("spark.python.daemon.module") == "center.spark.daemon") == local
 
 
+@pytest.mark.parametrize(
+    ("settings", "cores"),
+    [
+        ({}, 8),
+        ({"spark.cores.max": "6"}, 6),
+        ({"spark.executor.instances": "3"}, 3),
+        ({"spark.executor.instances": "3", "spark.executor.cores": "4"}, 12),
+        ({"spark.executor.cores": "4"}, 8),
+        ({"spark.cores.max": "many"}, 8),
+    ],
+)
+def test_a_cluster_has_the_cores_that_its_settings_request(settings: dict[str, str], cores: int) -> None:
+    assert SessionConfig("spark://host:7077", settings=settings).cores == cores
+
+
 def test_bulk_work_is_compiled_well_and_comes_in_large_batches() -> None:
     bulk, micro = (spark_settings(SessionConfig(work=work)) for work in ("bulk", "micro_batches"))
 
     assert "TieredStopAtLevel" in micro["spark.driver.extraJavaOptions"]
     assert "TieredStopAtLevel" not in bulk["spark.driver.extraJavaOptions"]
+    assert "spark.executor.extraJavaOptions" not in bulk
     rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
     assert int(bulk[rows]) > int(micro[rows])
 
@@ -171,7 +187,9 @@ def test_local_sessions_use_the_archive_of_classes_if_there_is_one(
     class_archive().touch()
     for work in WORK:
         assert f"={class_archive()}" in spark_settings(SessionConfig(work=work))["spark.driver.extraJavaOptions"]
-    assert "spark.driver.extraJavaOptions" not in spark_settings(SessionConfig("spark://host:7077"))
+    on_a_cluster = spark_settings(SessionConfig("spark://host:7077"))
+    for process in ("driver", "executor"):
+        assert on_a_cluster[f"spark.{process}.extraJavaOptions"] == "-XX:TieredStopAtLevel=1"
 
 
 @pytest.mark.parametrize("path", ["/spark/python/lib/pyspark.zip:/spark/python/lib/py4j-src.zip:/mine", "/mine", ""])
