@@ -214,12 +214,15 @@ class SparkSection(Section):
     trigger: Duration = 0
     """Least time between the starts of two micro-batches; 0: one after the other."""
     metrics: Address | None = None
-    """Address of the job's /livez, /readyz and /metrics; None: not served. The standby of `edgewater center run` takes
-    any free port of that host."""
+    """Address of the job's /livez, /readyz and /metrics; None: not served. All but the first driver of `edgewater
+    center run` take any free port of that host."""
     standby: bool = False
-    """Whether `edgewater center run` starts a second driver, which takes over when the first one dies."""
+    """Whether `edgewater center run` starts one more driver, which takes over when one dies."""
     lease: Annotated[Duration, Field(ge=1_000, le=60_000)] = 3_000
     """How long the driver that leads may be silent before another takes over."""
+    drivers: Annotated[int, Field(ge=1, le=64)] = 1
+    """How many drivers lead at the same time, each a partition of the queries by their names; the same for all drivers
+    of a center. `edgewater center run` starts so many. More than one is of use with PostgreSQL and several cores."""
     max_answer: Annotated[Size, Field(ge=1 << 20)] = 64 << 20
     """Size of the slices of which one answer is made. A query beyond it is set aside: all others wait while it is
     answered, for about a second with the default."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from bench.scale import catalog, commits, executors, ledger, pulls, rates, sessions, takeover
+from bench.scale import catalog, commits, drivers, executors, ledger, pulls, rates, sessions, takeover
 
 OUT = Path("bench/out")
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -23,6 +23,7 @@ PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "rates": rates.measure,
     "takeover": takeover.measure,
     "executors": executors.measure,
+    "drivers": drivers.measure,
     "commits": commits.measure,
     "pulls": pulls.measure,
     "closes": rates.measure_closes,
@@ -38,6 +39,7 @@ HEADLINES = {
     "takeover_s": ("takeover", takeover.SMOKE.name, "next_answer_s"),
     "executors_ratio": ("executors", "wall_ratio"),
     "slow_executors_ratio": ("executors", "slow_executors_ratio"),
+    "drivers_ratio": ("drivers", "ratio"),
 }
 """What the document has at its top, and where it comes from; the whole of each part is under ``rows``."""
 

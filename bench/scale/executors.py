@@ -54,7 +54,7 @@ def measure(smoke: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         prepared = Path(name) / "prepared"
         prepared.mkdir()
-        frames = asyncio.run(_prepare(prepared, windows))
+        frames = asyncio.run(prepare(prepared, f"sqlite:///{prepared}/catalog.db", windows, QUERIES))
         rows = {}
         for share in (None, SHARE) if os.access(CPU_GROUPS, os.W_OK) else (None,):
             for executors in (1, 2):
@@ -65,28 +65,29 @@ def measure(smoke: bool) -> dict[str, Any]:
     one, two, *slow = rows.values()
     return {
         "rows": rows,
-        "wall_ratio": _ratio(one, two),
-        "slow_executors_ratio": _ratio(*slow) if slow else f"not measured: {CPU_GROUPS} cannot be written",
+        "wall_ratio": rate_ratio(one, two),
+        "slow_executors_ratio": rate_ratio(*slow) if slow else f"not measured: {CPU_GROUPS} cannot be written",
         "executors_cpu_share": None
         if not one["partials_s"]
         else round(one["cpu_us_per_partial"]["executors"] / sum(one["cpu_us_per_partial"].values()), 2),
     }
 
 
-def _ratio(one: dict[str, Any], two: dict[str, Any]) -> float | None:
+def rate_ratio(one: dict[str, Any], two: dict[str, Any]) -> float | None:
     """Of the rates of two executors and one; None if either merged all in one batch."""
     return round(two["partials_s"] / one["partials_s"], 2) if one["partials_s"] and two["partials_s"] else None
 
 
-async def _prepare(directory: Path, windows: int) -> int:
-    """Ships the frames of all windows of `QUERIES` queries to a gateway; returns their number."""
-    catalog = Catalog(f"sqlite:///{directory}/catalog.db")
-    names = [f"x{i}" for i in range(QUERIES)]
+async def prepare(directory: Path, catalog_url: str, windows: int, queries: int) -> int:
+    """Ships the frames of all windows of so many queries to a gateway; returns their number."""
+    catalog = Catalog(catalog_url)
+    names = [f"x{i}" for i in range(queries)]
     for name in names:
         catalog.register(QuerySpec.from_mapping(spec(name)), now_ms())
     catalog.close()
     port = free_port()
-    gateway, edge = start_gateway(directory, port), SyntheticEdge(f"127.0.0.1:{port}")
+    gateway = start_gateway(directory, port, f"catalog_url={catalog_url}")
+    edge = SyntheticEdge(f"127.0.0.1:{port}")
     uplink = asyncio.create_task(edge.uplink.run())
     try:
         async with asyncio.timeout(WITHIN_S):
@@ -116,7 +117,7 @@ def _merge(directory: Path, executors: int, frames: int, share: float | None) ->
         }
         (directory / "center.yaml").write_text(yaml.safe_dump(config))
         command = [sys.executable, "-m", "edgewater", "center", "job", "-c", str(directory / "center.yaml")]
-        job = stack.enter_context(_process(command, directory / "job.log", "--log-level", "warning"))
+        job = stack.enter_context(running(command, directory / "job.log", "--log-level", "warning"))
         store = ResultStore(f"sqlite:///{directory}/results.db")
         stack.callback(store.close)
         began_s = time.monotonic()
@@ -131,7 +132,7 @@ def _merge(directory: Path, executors: int, frames: int, share: float | None) ->
             pass
         if share is not None:  # now, since a slow start of a JVM is not what is measured
             for worker in cluster:
-                stack.enter_context(_limited(worker.pid, share))
+                stack.enter_context(limited(worker.pid, share))
             batch = first
             while (first := consumed()) == batch:  # the batch that began before
                 pass
@@ -151,7 +152,7 @@ def _merge(directory: Path, executors: int, frames: int, share: float | None) ->
 
 
 @contextlib.contextmanager
-def _limited(root: int, share: float) -> Iterator[None]:
+def limited(root: int, share: float) -> Iterator[None]:
     """Gives a process, all below it and all that they start this share of a core."""
     group = CPU_GROUPS / f"edgewater-bench-{root}"
     group.mkdir()
@@ -195,21 +196,21 @@ def standalone_cluster(directory: Path, executors: int) -> Iterator[tuple[str, l
     url = f"spark://127.0.0.1:{port}"
     with contextlib.ExitStack() as stack:
         command = [*java, "org.apache.spark.deploy.master.Master", *listen, str(port), "--webui-port", "0"]
-        stack.enter_context(_process(command, directory / "master.log"))
-        _await_line(directory / "master.log", "I have been elected leader")
+        stack.enter_context(running(command, directory / "master.log"))
+        await_line(directory / "master.log", "I have been elected leader")
         workers = []
         for number in range(executors):
             work = directory / f"worker-{number}"
             command = [*java, "org.apache.spark.deploy.worker.Worker", *listen, "0", "--webui-port", "0"]
             command += ["--cores", "1", "--memory", "1g", "--work-dir", str(work), url]
             log = directory / f"worker-{number}.log"
-            workers.append(stack.enter_context(_process(command, log)))
-            _await_line(log, "Successfully registered with master")
+            workers.append(stack.enter_context(running(command, log)))
+            await_line(log, "Successfully registered with master")
         yield url, workers
 
 
 @contextlib.contextmanager
-def _process(command: list[str], log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("ab") as out:
         env = os.environ | {
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
@@ -233,7 +234,7 @@ def _process(command: list[str], log: Path, *arguments: str) -> Iterator[subproc
                 child.kill()
 
 
-def _await_line(log: Path, text: str) -> None:
+def await_line(log: Path, text: str) -> None:
     end_s = time.monotonic() + WITHIN_S
     while not re.search(re.escape(text), log.read_text(errors="replace")):
         if time.monotonic() > end_s:
@@ -241,15 +242,15 @@ def _await_line(log: Path, text: str) -> None:
         time.sleep(0.05)
 
 
+def cpu_of_tree(root: int) -> float:
+    """CPU seconds of a process and all below it."""
+    total, process = 0.0, psutil.Process(root)
+    for each in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            times = each.cpu_times()
+            total += times.user + times.system
+    return total
+
+
 def _cpu(job: subprocess.Popen[bytes], cluster: list[subprocess.Popen[bytes]]) -> dict[str, float]:
-    """CPU seconds of the driver's processes, and of the executors', JVMs and Python workers."""
-
-    def of_tree(root: int) -> float:
-        total, process = 0.0, psutil.Process(root)
-        for each in [process, *process.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                times = each.cpu_times()
-                total += times.user + times.system
-        return total
-
-    return {"driver": of_tree(job.pid), "executors": sum(of_tree(worker.pid) for worker in cluster)}
+    return {"driver": cpu_of_tree(job.pid), "executors": sum(cpu_of_tree(worker.pid) for worker in cluster)}

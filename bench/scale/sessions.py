@@ -143,9 +143,11 @@ def resident(pid: int | None = None) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
 
-def start_gateway(directory: Path, port: int) -> subprocess.Popen[bytes]:
+def start_gateway(directory: Path, port: int, *settings: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "edgewater", "center", "gateway", "--data-dir", str(directory)]
-    command += ["--set", f"gateway.listen=127.0.0.1:{port}", "--log-level", "error"]
+    for setting in (f"gateway.listen=127.0.0.1:{port}", *settings):
+        command += ["--set", setting]
+    command += ["--log-level", "error"]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from sqlalchemy import BigInteger, Column, MetaData, Table, delete, event, insert, select, update
+from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, delete, event, insert, select, update
 
 from center.storage.database import (
     FreeText,
@@ -50,6 +50,7 @@ _heartbeats = Table(
     Column("beat_at_ms", BigInteger, nullable=False),
     Column("problem", FreeText, nullable=False),
     Column("role", Identifier(16), nullable=False, server_default=""),
+    Column("needed", Integer, nullable=False, server_default="1"),
 )
 
 
@@ -62,6 +63,7 @@ class ComponentHeartbeat:
         address: that it listens on; empty: none.
         problem: why it cannot do its work although it runs, such as a full disk; empty: none.
         role: whether it leads, or waits to take over.
+        needed: processes of its component that have to work at the same time; standbys do not count.
     """
 
     component: Component
@@ -71,6 +73,7 @@ class ComponentHeartbeat:
     beat_at_ms: int
     problem: str = ""
     role: Role = ""
+    needed: int = 1
 
 
 class ComponentRegistry:
@@ -108,6 +111,7 @@ class ComponentRegistry:
             "beat_at_ms": heartbeat.beat_at_ms,
             "problem": heartbeat.problem[:2_000],
             "role": heartbeat.role,
+            "needed": heartbeat.needed,
         }
         with write_transaction(self._engine) as connection:
             if connection.execute(update(_heartbeats).where(row).values(**values)).rowcount == 0:
@@ -133,7 +137,7 @@ class ComponentStatus:
     """Whether a component is ready, and if not, why.
 
     Attributes:
-        leader: the instance that leads; empty: none, or all work.
+        leader: the instances that lead; empty: none, or all work.
         standbys: number of instances that are ready to take over.
     """
 
@@ -147,17 +151,21 @@ class ComponentStatus:
 
 
 def component_status(component: Component, heartbeats: Iterable[ComponentHeartbeat], now_ms: int) -> ComponentStatus:
-    """A component is ready if any of its processes that is no standby has a recent heartbeat without a problem."""
+    """A component is ready if as many of its processes as it needs, standbys aside, have a recent heartbeat without a
+    problem."""
     own = sorted((h for h in heartbeats if h.component == component), key=lambda h: h.beat_at_ms, reverse=True)
     fresh = [h for h in own if now_ms - h.beat_at_ms <= STALE_AFTER_MS]
     working = [h for h in fresh if h.role != "standby"]
     healthy = [h for h in working if not h.problem]
     standbys = sum(1 for h in fresh if h.role == "standby" and not h.problem)
-    leader = next((h.instance for h in working if h.role == "leader"), "")
-    if healthy:
+    needed = max((h.needed for h in fresh), default=1)
+    # The newest ones: one that has died a moment ago has a heartbeat too.
+    leader = ", ".join(sorted([h.instance for h in working if h.role == "leader"][:needed]))
+    if len(healthy) >= needed:
         return ComponentStatus(component, True, "", healthy[0].address, len(fresh), leader, standbys)
     if working:
-        reason, address = working[0].problem, working[0].address
+        reason = next((h.problem for h in working if h.problem), f"{len(healthy)} of {needed} drivers lead")
+        address = working[0].address
         return ComponentStatus(component, False, reason, address, len(fresh), leader, standbys)
     if fresh:
         reason = fresh[0].problem or "no driver leads, a standby is about to"
@@ -187,13 +195,14 @@ class HeartbeatThread:
         address: str = "",
         problem: Callable[[], str] = lambda: "",
         role: Callable[[], Role] = lambda: "",
+        needed: int = 1,
         interval_s: float = HEARTBEAT_INTERVAL_S,
     ) -> None:
         self._registry = registry
         self._component: Component = component
         self._instance = instance
         self._address = address
-        self._problem, self._role = problem, role
+        self._problem, self._role, self._needed = problem, role, needed
         self._now_ms = now_ms
         self._interval_s = interval_s
         self._started_at_ms = now_ms()
@@ -219,7 +228,7 @@ class HeartbeatThread:
                 now = self._now_ms()
                 self._registry.record(
                     ComponentHeartbeat(
-                        self._component, self._instance, self._address, self._started_at_ms, now, *states
+                        self._component, self._instance, self._address, self._started_at_ms, now, *states, self._needed
                     )
                 )
             except EdgewaterError as exc:

@@ -26,6 +26,7 @@ from center.job.rows import FRAME_KINDS, FrameRow, RowKind, control_body, from_t
 from center.ledger import EdgesChanged, Ledger
 from center.results import ResultStore
 from center.storage.frame_log import FrameEntry, FrameLog
+from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.errors import StorageError
 from edgewater.synopses import GroupedAggregate
 
@@ -188,9 +189,14 @@ def _waited_s(pid: int | None) -> float:
 
 
 def deadly_frames(
-    catalog: Catalog, consumed: Mapping[str, int], log_dir: str | Path, limits: BatchLimits
+    catalog: Catalog,
+    consumed: Mapping[str, int],
+    log_dir: str | Path,
+    limits: BatchLimits,
+    partition: QueryPartition = ALL_QUERIES,
 ) -> Iterator[tuple[FrameEntry, str]]:
-    """Tries the frames that the next batches read; yields those that kill the process that reads them, and how.
+    """Tries the frames that the next batches of a partition's queries read; yields those that kill the process that
+    reads them, and how.
 
     Raises:
         StorageError: it says nothing about the frames.
@@ -199,7 +205,7 @@ def deadly_frames(
     pending = (
         entry
         for key, last in catalog.last_positions().items()
-        if last > (after := consumed.get(key, 0))
+        if key in partition and last > (after := consumed.get(key, 0))
         for entry in catalog.frames(key, after, min(last, after + limits.frames_per_query))
         if (key, entry.position) not in listed
     )

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from center.storage.frame_log import FrameLog
+from center.storage.query_partition import ALL_QUERIES, QueryPartition
 
 if TYPE_CHECKING:  # executors load this module and must not load SQLAlchemy
     from center.catalog import Catalog
@@ -34,12 +35,16 @@ class FrameRetention:
         self._ran_at_ms: int | None = None
         self._dropped: dict[str, int] = {}
 
-    def run(self, now_ms: int) -> list[str]:
-        """Returns the segments that were removed. Raises StorageError; it may be called again."""
+    def run(self, now_ms: int, partition: QueryPartition = ALL_QUERIES) -> list[str]:
+        """Drops frames of the partition's queries; returns the segments that were removed.
+
+        Raises StorageError; it may be called again.
+        """
         if self._ran_at_ms is not None and now_ms - self._ran_at_ms < self._every_ms:
             return []
         self._ran_at_ms = now_ms
-        through = {key: self._expired(key, position, now_ms) for key, position in self._store.consumed().items()}
+        consumed = {key: position for key, position in self._store.consumed().items() if key in partition}
+        through = {key: self._expired(key, position, now_ms) for key, position in consumed.items()}
         through = {key: position for key, position in through.items() if position > self._dropped.get(key, 0)}
         if not through:
             return []

@@ -38,6 +38,7 @@ from center.job.merge import merge_rows
 from center.job.rows import ROW_DDL, FrameRow, RowKind, row_of_damage, rows_of_frame, to_batch
 from center.spark.workers import settle
 from center.storage.frame_log import FrameEntry, FrameLocation, FrameLog, decode_fetched
+from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.errors import CorruptFrame, StorageError
 from edgewater.frame_work import BYTES_PER_UNIT
 from edgewater.windows import window_ends
@@ -75,8 +76,8 @@ class SourceOptions:
         parallelism: number of tasks of a large micro-batch.
         keep_frames_ms: how long applied frames stay in index and log.
         retention_every_ms: how often older ones are dropped.
-        leads: file that exists while this driver leads; without it the stream is parked: it runs, and reads nothing.
-            Empty: it is never parked.
+        leads: file that names the partition of the queries that this driver leads; without it the stream is parked: it
+            runs, and reads nothing. Empty: it reads the frames of all queries, always.
     """
 
     catalog_url: str
@@ -167,7 +168,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         self._read: dict[str, list[FrameEntry]] = {}
         self._target: Offset | None = None
         self._failures = 0
-        self._parked = False
+        self._partition: QueryPartition | None = None if options.leads else ALL_QUERIES
         self._warm_ups = 0
 
     def __reduce__(self) -> tuple[type[FrameReader], tuple[SourceOptions]]:
@@ -198,45 +199,55 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return ReadMaxBytes(self._options.limits.bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._catalog.last_positions()
+        self._target = self._last_positions(ALL_QUERIES)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The end of the next micro-batch. Never raises: that would end the stream, and the catalog may recover."""
-        if self._is_parked():
+        partition = self._led_partition()
+        if partition is None:
             return self._parked_offset(start)
         try:
-            if self._parked:
+            if partition != self._partition:
                 # Others have led since the stream began, and the frames that they have applied may be gone.
                 start = {**start, **{key: max(at, start.get(key, 0)) for key, at in self._store.consumed().items()}}
-            last = self._catalog.last_positions() if self._target is None else self._target
+            last = self._last_positions(partition) if self._target is None else self._target
             self._read = {}
             if isinstance(limit, ReadAllAvailable):
                 ends = last
             else:
                 limits = _narrowed(self._options.limits, limit)
-                last = self._gathered(start, last)
+                last = self._gathered(start, last, partition)
                 self._read_ahead(start, last, limits)
                 ends = self._admission.admit(start, last, self._pending, limits)
         except Exception as exc:
             self._failed("latestOffset", exc)
             return start
-        self._failures, self._parked = 0, False
+        self._failures, self._partition = 0, partition
         # Keys are sorted: Spark takes the same offset in another order for a new one and runs empty batches for ever.
         # Positions never decrease, or it would read again.
         return _sorted({**start, **{key: max(end, start.get(key, 0)) for key, end in ends.items()}})
 
-    def _is_parked(self) -> bool:
-        return bool(self._options.leads) and not Path(self._options.leads).exists()
+    def _led_partition(self) -> QueryPartition | None:
+        """The partition that this driver leads; None: none."""
+        if not self._options.leads:
+            return ALL_QUERIES
+        try:
+            return QueryPartition.parse(Path(self._options.leads).read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return None
+
+    def _last_positions(self, partition: QueryPartition) -> Offset:
+        return {key: last for key, last in self._catalog.last_positions().items() if key in partition}
 
     def _parked_offset(self, start: Offset) -> Offset:
-        self._parked = True
+        self._partition = None
         if self._warm_ups < WARM_UP_BATCHES:
             self._warm_ups += 1
             return _sorted({**start, WARM_UP: start.get(WARM_UP, 0) + 1})
         time.sleep(PARKED_POLL_S)
         return start
 
-    def _gathered(self, start: Offset, last: Offset) -> Offset:
+    def _gathered(self, start: Offset, last: Offset, partition: QueryPartition) -> Offset:
         """The last positions, after waiting for edges that send at the same moment (`BatchCoalescer`)."""
         if self._target is not None:
             return last
@@ -258,7 +269,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             if not waits:
                 return last
             time.sleep(COALESCING_POLL_S)
-            last = self._catalog.last_positions()
+            last = self._last_positions(partition)
 
     def _pending(self, key: str, after: int, through: int) -> Sequence[PendingFrame]:
         return [
@@ -328,7 +339,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
     def commit(self, end: Offset) -> None:
         """Runs retention, by the result store's consumed positions instead of `end`. Never raises."""
         try:
-            self._retention.run(now_ms())
+            self._retention.run(now_ms(), self._partition or ALL_QUERIES)
         except Exception as exc:
             self._failed("retention", exc)
 

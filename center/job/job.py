@@ -52,7 +52,8 @@ STOP_POLL_S = 0.2
 CHECK_S = 5.0
 """Interval of looking into the catalog for frames that wait, and for queries that an operator has resumed."""
 DRIVER, LEADS = "driver-", "leads"
-"""Prefix of a driver's directory, and the file in it that exists while the driver leads and its stream may read."""
+"""Prefix of a driver's directory, and the file in it that names the partition of the queries that the driver leads,
+while its stream may read."""
 IDLE = ("Waiting for data to arrive", "Waiting for next trigger")
 """Spark's status of a stream that has read the log up to its end. Before the first read it has others."""
 MAX_RESTART_DELAY_S = 10.0
@@ -82,6 +83,7 @@ class JobConfig:
         metrics: ``host:port`` of ``/livez``, ``/readyz`` and ``/metrics``; None: not served.
         margin_ms: how long before a staleness budget runs out the early answer is given.
         lease_ms: how long the driver that leads may be silent before another takes over.
+        drivers: how many lead at the same time, each a partition of the queries.
         max_answer_bytes: size of the slices of one answer.
         progress_dir: of what each driver is doing, for the next one and the supervisor; None: in `work_dir`.
     """
@@ -98,6 +100,7 @@ class JobConfig:
     metrics: str | None = None
     margin_ms: int = 200
     lease_ms: int = LEASE_MS
+    drivers: int = 1
     progress_dir: Path | None = None
     max_answer_bytes: int = MAX_ANSWER_BYTES
     clock: Callable[[], int] = field(default=now_ms)
@@ -117,8 +120,8 @@ def run_job(config: JobConfig, stop: threading.Event) -> None:
 class Job:
     """One run of the job; `problem` and `metrics` may be read from other threads.
 
-    Any number of drivers may run over one result store. One leads: it applies frames and gives answers. The others are
-    warm standbys, with a Spark session and Python workers that have worked.
+    Any number of drivers may run over one result store. One leads, or one per partition of the queries: it applies
+    frames and gives answers. The others are warm standbys, with a Spark session and Python workers that have worked.
     """
 
     def __init__(self, config: JobConfig) -> None:
@@ -133,7 +136,7 @@ class Job:
         self._writer = LedgerWriter(
             ledger,
             self._store,
-            CatalogEvents(self._catalog),
+            CatalogEvents(self._catalog, lambda: self._store.partition),
             self.metrics,
             now_ms=config.clock,
             progress=self._progress,
@@ -155,7 +158,9 @@ class Job:
             monotonic=time.monotonic,
             began=self._begin_term,
             lease_ms=config.lease_ms,
+            drivers=config.drivers,
         )
+        self.metrics.drivers.set(config.drivers)
         leads = self.leadership.leads
         self._deadlines = DeadlineThread(self._writer, self.metrics, self._stopping, leads)
         planner = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics, self._progress)
@@ -199,8 +204,15 @@ class Job:
         self._writer.begin_term()
         self.count_start()
         self._set_aside_suspects()
-        if self._failed_attempts < SUSPICIOUS and not self._suspects and self._leads_file is not None:
-            self._leads_file.touch()
+        if self._leads_file is not None:
+            self._leads_file.unlink(missing_ok=True)  # it may name another partition, which this driver led before
+            if self._failed_attempts < SUSPICIOUS and not self._suspects:
+                self._let_read(self._leads_file)
+
+    def _let_read(self, leads_file: Path) -> None:
+        partial = leads_file.with_suffix(".new")
+        partial.write_text(str(self._store.partition), encoding="ascii")
+        partial.replace(leads_file)
 
     def _follow_leadership(self, leads_file: Path) -> None:
         """Lets the stream read if this driver leads, after suspicious frames were tried; else parks it."""
@@ -209,7 +221,7 @@ class Job:
             self.try_suspects()
             if self._failed_attempts >= SUSPICIOUS:
                 self.quarantine_deadly_frames()
-            leads_file.touch()
+            self._let_read(leads_file)
         elif not leads:
             leads_file.unlink(missing_ok=True)
 
@@ -326,7 +338,11 @@ class Job:
         """Sets aside the pending frames that kill a process that reads them. Never raises: it is tried again."""
         try:
             for entry, death in deadly_frames(
-                self._catalog, self._writer.consumed(), self._config.log_dir, self._config.limits
+                self._catalog,
+                self._writer.consumed(),
+                self._config.log_dir,
+                self._config.limits,
+                self._store.partition,
             ):
                 self._progress.step(Track.MAIN)
                 self.processor.quarantine(entry, death)
@@ -336,12 +352,12 @@ class Job:
     def _set_aside_suspects(self) -> None:
         """Counts the deaths of drivers. Leaves alone the queries that are set aside, and those to try before the stream
         reads. Never raises: without a database nothing is applied either."""
-        now_ms = self._config.clock()
+        now_ms, partition = self._config.clock(), self._store.partition
         try:
             live = {query.key: query.ref for query in self._catalog.queries()}
-            left = [live[key] for key in self._progress.take_left() if key in live]
+            left = [live[key] for key in self._progress.take_left(partition) if key in live]
             deaths = {ref: self._catalog.add_death(ref, now_ms) for ref in left}
-            suspended = self._catalog.suspended_queries()
+            suspended = {ref: s for ref, s in self._catalog.suspended_queries().items() if query_key(ref) in partition}
         except StorageError as exc:
             logger.warning("the queries of which drivers may have died cannot be set aside: %s", exc)
             return
@@ -425,8 +441,10 @@ class Job:
             last, consumed = self._catalog.last_positions(), self._writer.consumed()
         except StorageError:
             return False
-        stuck = self.processor.stuck
-        return all(position <= consumed.get(key, 0) or key in stuck for key, position in last.items())
+        stuck, partition = self.processor.stuck, self._store.partition
+        return all(
+            position <= consumed.get(key, 0) or key in stuck for key, position in last.items() if key in partition
+        )
 
     def _failed(self, attempt: RetryCallState) -> None:
         exc = attempt.outcome.exception() if attempt.outcome else None
@@ -463,7 +481,8 @@ def start_stream(
     """Starts the streaming query at the result store's positions; `FrameSource` must be registered.
 
     Args:
-        leads_file: in the driver's own directory; the stream reads while it exists. None: always.
+        leads_file: in the driver's own directory; the stream reads the frames of the partition that it names. None: of
+            all queries, always.
     """
     options = SourceOptions(
         catalog_url=config.catalog_url,

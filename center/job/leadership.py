@@ -1,4 +1,5 @@
-"""Which of several drivers leads: one holds the lease and renews it, the others are standbys that wait for its end.
+"""Which of several drivers lead: one per partition of the queries holds a lease and renews it, the others are standbys
+that wait for the end of any lease.
 
 Safety does not depend on anything here: the store checks the lease in the transaction of every step
 (`center.results.lease`), so that a driver that believes to lead, and does not, commits nothing.
@@ -11,11 +12,12 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from center.job.metrics import JobMetrics
 from center.results import Lease, LeaseLost, ResultStore
+from center.storage.query_partition import QueryPartition
 from edgewater.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -99,15 +101,18 @@ class LeaseWatch:
 
 
 class Leadership(threading.Thread):
-    """Takes the lease when it is free or has ended, and renews it while this process leads.
+    """Takes a lease when it is free or has ended, and renews it while this process leads.
+
+    A store whose queries are divided among another number of drivers is divided anew once none of those leads.
 
     Args:
         began: called before `leads` is set.
+        drivers: how many lead at the same time, each the queries of one partition.
 
     Attributes:
         owner: this process.
         leads: set while this process leads, as far as it knows.
-        leader: ``host:pid`` of the process that leads; empty: none, or unknown.
+        leader: ``host:pid`` of each process that leads, as far as this one leads not; empty: none, or unknown.
         problem: why the lease cannot be read or renewed; empty: it can.
     """
 
@@ -120,20 +125,22 @@ class Leadership(threading.Thread):
         monotonic: Callable[[], float],
         began: Callable[[], None] = lambda: None,
         lease_ms: int = LEASE_MS,
+        drivers: int = 1,
         owner: str | None = None,
     ) -> None:
         super().__init__(name="leadership", daemon=True)
+        self._drivers = drivers
         self.owner = owner or new_owner()
         self.leads = threading.Event()
         self.leader = self.problem = ""
         self._store, self._metrics, self._stopping = store, metrics, threading.Event()
         self._now_ms, self._monotonic, self._began, self._lease_ms = now_ms, monotonic, began, lease_ms
-        self._watch = LeaseWatch(lease_ms / 1000)
+        self._watches: dict[QueryPartition, LeaseWatch] = {}
 
     @property
     def sees_leader(self) -> bool:
         """Whether another process leads and is known to be alive."""
-        return not self.leads.is_set() and self._watch.renewed
+        return not self.leads.is_set() and any(watch.renewed for watch in list(self._watches.values()))
 
     def run(self) -> None:
         while not self._stopping.is_set():
@@ -172,25 +179,50 @@ class Leadership(threading.Thread):
             self.problem = f"the driver's lease: {exc}"
 
     def _wait_for_turn(self) -> None:
-        lease = self._store.lease()
-        if not (self._watch.has_ended(lease, self._monotonic()) or is_gone(lease.owner)):
-            if self.leader != display_name(lease.owner):
-                self.leader = display_name(lease.owner)
-                logger.info("this driver is a standby: %s leads", self.leader)
+        leases, at_s = self._store.leases(), self._monotonic()
+        ended = {partition for partition, lease in leases.items() if self._has_ended(partition, lease, at_s)}
+        if len(leases) != self._drivers:
+            self._divide(leases, ended)
             return
-        if self._store.take_lease(self.owner, lease, self._lease_ms, self._now_ms()):
-            self.leader = display_name(self.owner)
-            self._metrics.lease_epoch.set(lease.epoch + 1)
-            self._metrics.leads.set(1)
-            after = f", after {display_name(lease.owner)}" if lease.owner else ""
-            logger.info("this driver leads, epoch %d%s", lease.epoch + 1, after)
-            self._began()
-            self.leads.set()
+        for partition in leases:
+            if partition in ended and self._take(partition, leases[partition]):
+                return
+        leaders = [display_name(lease.owner) for partition, lease in leases.items() if partition not in ended]
+        if leaders and self.leader != (leader := ", ".join(leaders)):
+            self.leader = leader
+            logger.info("this driver is a standby: %s", f"{leader} leads" if len(leaders) == 1 else f"{leader} lead")
+
+    def _has_ended(self, partition: QueryPartition, lease: Lease, at_s: float) -> bool:
+        watch = self._watches.setdefault(partition, LeaseWatch(self._lease_ms / 1000))
+        return watch.has_ended(lease, at_s) or is_gone(lease.owner)
+
+    def _divide(self, leases: Mapping[QueryPartition, Lease], ended: Collection[QueryPartition]) -> None:
+        if leading := [display_name(leases[partition].owner) for partition in leases if partition not in ended]:
+            raise StorageError(
+                f"the queries are divided among {len(leases)} drivers, of which {', '.join(leading)} lead(s); expected"
+                f" spark.drivers: {len(leases)} as theirs, or that they are stopped, since it is {self._drivers} here"
+            )
+        if self._store.divide(self._drivers, leases):
+            logger.info("the queries are divided among %d drivers, before among %d", self._drivers, len(leases))
+        self._watches.clear()
+
+    def _take(self, partition: QueryPartition, lease: Lease) -> bool:
+        if not self._store.take_lease(self.owner, lease, self._lease_ms, self._now_ms(), partition):
+            return False
+        self.leader = display_name(self.owner)
+        self._metrics.lease_epoch.set(lease.epoch + 1)
+        self._metrics.leads.set(1)
+        of = "" if partition.of == 1 else f" partition {partition} of the queries"
+        after = f", after {display_name(lease.owner)}" if lease.owner else ""
+        logger.info("this driver leads%s, epoch %d%s", of, lease.epoch + 1, after)
+        self._began()
+        self.leads.set()
+        return True
 
     def _lose(self, exc: LeaseLost) -> None:
         self.leads.clear()
         self.leader = ""
-        self._watch = LeaseWatch(self._lease_ms / 1000)
+        self._watches.clear()
         self._metrics.leads.set(0)
         self._metrics.failures.labels("lease").inc()
         logger.error("this driver does not lead any more, and is a standby from now on: %s", exc)

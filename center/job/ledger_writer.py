@@ -24,6 +24,7 @@ from center.ledger import (
 )
 from center.results import LeaseLost, MergedDelta, ResultStore
 from center.storage.progress import NoProgress, Progress, Track
+from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import MIN_TIME_MS, EdgeId
@@ -46,10 +47,15 @@ CATALOG_POLL_S = 0.2
 
 
 class CatalogEvents:
-    """Detects registrations, deletions and changes of edges by the catalog's version."""
+    """Detects registrations, deletions and changes of edges by the catalog's version.
 
-    def __init__(self, catalog: Catalog) -> None:
+    Args:
+        partition: returns that of this driver; it sees no other queries. It changes only before `acknowledge(None)`.
+    """
+
+    def __init__(self, catalog: Catalog, partition: Callable[[], QueryPartition] = lambda: ALL_QUERIES) -> None:
         self._catalog = catalog
+        self._partition = partition
         self._acknowledged: int | None = None
 
     def pending(self) -> tuple[int, list[LedgerEvent]]:
@@ -61,7 +67,8 @@ class CatalogEvents:
         version = self._catalog.version()
         if version == self._acknowledged:
             return version, []
-        queries = self._catalog.queries(deleted=True)
+        partition = self._partition()
+        queries = [query for query in self._catalog.queries(deleted=True) if query.key in partition]
         # A deletion ends all versions up to its own, so it precedes the registration of a later version.
         events: list[LedgerEvent] = [EdgesChanged(tuple(self._catalog.edges()))]
         events += [QueryDeleted(query.ref) for query in queries if query.deleted_at_ms is not None]

@@ -121,6 +121,9 @@ class JobMetrics:
         self.leads = Gauge(
             f"{name}_leads", "1: this driver holds the lease; 0: it is a standby.", registry=self.registry
         )
+        self.drivers = Gauge(
+            f"{name}_drivers", "Drivers that lead at the same time (spark.drivers).", registry=self.registry
+        )
         self.lease_epoch = Gauge(
             f"{name}_lease_epoch", "How often the lease had been taken when this driver took it.",
             registry=self.registry,

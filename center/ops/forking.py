@@ -28,7 +28,7 @@ MODULES = {
     "gateway": ("center.ingest.gateway", "center.storage.frame_log"),
 }
 """What the components load, in the order in which they start: first the one that others wait for, and last the one
-that loads gRPC, so that no other has it."""
+that loads gRPC, so that no other has it. More drivers (``job-2``) start with the first."""
 _ARG_START, _ARG_END = 45, 46
 """Fields of /proc/self/stat behind the command's name (proc(5): fields 48 and 49)."""
 
@@ -84,8 +84,8 @@ def fork_components(commands: Sequence[ComponentCommand], lock: BinaryIO) -> dic
             log.info("a thread was started: %s is not forked", name)
             break
         for command in commands:
-            if command.name == name:
-                forked[name] = _fork(command.argv(), [lock, *(f.stdin for f in forked.values())])
+            if command.name.partition("-")[0] == name:
+                forked[command.name] = _fork(command.argv(), [lock, *(f.stdin for f in forked.values())])
     return forked
 
 

@@ -203,7 +203,8 @@ def run_job(config: CenterConfig) -> None:
             store = opened(lambda: ResultStore(config.results), stop)
             stack.callback(store.close)
             stack.enter_context(trimming(store, config.retention.answers, now_ms))
-        stack.enter_context(_heartbeat(config, "job", problem=job.problem, role=lambda: job.role))
+        needed = config.spark.drivers
+        stack.enter_context(_heartbeat(config, "job", problem=job.problem, role=lambda: job.role, needed=needed))
         job.run(stop)
 
 
@@ -241,6 +242,7 @@ def job_config(config: CenterConfig) -> JobConfig:
         progress_dir=config.progress_dir,
         metrics=config.spark.metrics,
         lease_ms=config.spark.lease,
+        drivers=config.spark.drivers,
         max_answer_bytes=config.spark.max_answer,
         clock=now_ms,
     )

@@ -24,7 +24,7 @@ from edgewater.errors import StorageError
 
 POLL_S = 0.2
 STANDBY = "standby"
-"""The second driver's name in the log and in the directory of process ids. Either of the two may lead."""
+"""The standby's name in the log and in the directory of process ids. Any of the drivers may lead."""
 MISSING_LOG_INTERVAL_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -51,15 +51,19 @@ class Startup:
             ComponentCommand(c, functools.partial(self._argv, c), self._watch() if c == "job" else None)
             for c in COMPONENTS
         ]
-        if self._config.spark.standby:
-            commands.append(ComponentCommand(STANDBY, self._standby_argv, self._watch()))
+        commands += [ComponentCommand(name, self._driver_argv, self._watch()) for name in self._more_drivers()]
         return commands
+
+    def _more_drivers(self) -> list[str]:
+        """The names of all drivers but the first, which is the component `job`."""
+        spark = self._config.spark
+        return [f"job-{number}" for number in range(2, spark.drivers + 1)] + [STANDBY] * spark.standby
 
     def _watch(self) -> Callable[[int], str]:
         hang_s = self._config.spark.hang / 1000
         return HangWatch(self._config.progress_dir, hang_s, monotonic=time.monotonic).check
 
-    def _standby_argv(self) -> list[str]:
+    def _driver_argv(self) -> list[str]:
         argv = self._argv("job")
         if self._config.spark.metrics is not None:
             host = self._config.spark.metrics.rpartition(":")[0]
@@ -104,7 +108,7 @@ class Startup:
             return [exc.message]
         # Heartbeats of an earlier run do not count.
         running: dict[str, set[int | None]] = {c: {supervisor.pids.get(c)} for c in COMPONENTS}
-        running["job"].add(supervisor.pids.get(STANDBY))
+        running["job"].update(supervisor.pids.get(name) for name in self._more_drivers())
         current = [h for h in heartbeats if _pid(h) in running[h.component]]
         self._addresses.update({h.component: h.address for h in current if h.address})
         statuses = [component_status(component, current, now_ms()) for component in COMPONENTS]

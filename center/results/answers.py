@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, Row, Select, case, func, null, select
 from center.catalog import query_from_key, query_key
 from center.ledger import Phase, with_late_records
 from center.results import schema as t
-from center.results.writes import late_by_window
+from center.results.writes import late_by_window, read_counter
 from center.storage.database import read_transaction
 from edgewater.errors import InvalidRequest, NotFound
 from edgewater.wire import QueryRef
@@ -206,11 +206,6 @@ class AnswerReader:
     def _answers(self, rows: Any) -> list[AnswerRecord]:
         with read_transaction(self._engine) as connection:
             return _with_late_records(connection, [_record(row) for row in connection.execute(rows)])
-
-
-def read_counter(connection: Connection, name: str) -> int:
-    """The value of a counter of the store."""
-    return int(connection.execute(select(t.counters.c.value).where(t.counters.c.name == name)).scalar_one())
 
 
 def _newest_revisions(ref: QueryRef, min_phase: Phase = Phase.EARLY) -> Select[Any]:

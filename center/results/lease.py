@@ -1,17 +1,23 @@
-"""The driver's lease: which process may apply frames and give answers, checked in the transaction of every step.
+"""Leases of drivers: which process may apply the frames of a partition of the queries and give their answers, checked
+in the transaction of every step.
 
 A lease is a row with its owner, an epoch that grows whenever another process takes it, and the time until which it
 holds. The epoch decides what may be committed: a process that was stalled, cut off or declared dead can never write
 after another has taken over. The time only decides how soon another may take it.
+
+Another number of partitions is another set of leases. The old ones get other epochs in the transaction that makes the
+new ones, so that no query is ever in the hands of two drivers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, case, insert, select, update
 
 from center.results import schema as t
+from center.storage.query_partition import QueryPartition
 from edgewater.errors import Conflict
 
 DRIVER = "driver"
@@ -23,7 +29,7 @@ class LeaseLost(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease as stored.
+    """A lease as stored.
 
     Attributes:
         owner: the process that holds it; empty: it is free.
@@ -37,41 +43,50 @@ class Lease:
     until_ms: int
 
 
-def create(connection: Connection) -> None:
-    """Adds the free lease to a new store."""
-    if connection.execute(select(t.leases.c.epoch).where(t.leases.c.name == DRIVER)).scalar() is None:
-        connection.execute(insert(t.leases).values(name=DRIVER, owner="", epoch=0, until_ms=0))
+def create(connection: Connection, partition: QueryPartition) -> None:
+    """Adds a free lease, if the partition has none."""
+    name = partition.name(DRIVER)
+    if connection.execute(select(t.leases.c.epoch).where(t.leases.c.name == name)).scalar() is None:
+        connection.execute(insert(t.leases).values(name=name, owner="", epoch=0, until_ms=0))
 
 
-def read(connection: Connection) -> Lease:
+def read(connection: Connection, partition: QueryPartition) -> Lease:
     c = t.leases.c
-    row = connection.execute(select(c.owner, c.epoch, c.until_ms).where(c.name == DRIVER)).one()
+    row = connection.execute(select(c.owner, c.epoch, c.until_ms).where(c.name == partition.name(DRIVER))).one()
     return Lease(*row)
 
 
-def take(connection: Connection, owner: str, seen: Lease, until_ms: int) -> int | None:
+def take(connection: Connection, partition: QueryPartition, owner: str, seen: Lease, until_ms: int) -> int | None:
     """Takes the lease if it is still as `seen`, and returns its new epoch; None: it has changed meanwhile.
 
     Waits for the transaction of a step that is under way, which renews the lease.
     """
     c = t.leases.c
-    unchanged = (c.name == DRIVER) & (c.epoch == seen.epoch) & (c.until_ms == seen.until_ms) & (c.owner == seen.owner)
+    unchanged = (c.epoch == seen.epoch) & (c.until_ms == seen.until_ms) & (c.owner == seen.owner)
     values = {"owner": owner, "epoch": seen.epoch + 1, "until_ms": max(until_ms, seen.until_ms + 1)}
-    taken = connection.execute(update(t.leases).where(unchanged).values(**values)).rowcount
+    named = c.name == partition.name(DRIVER)
+    taken = connection.execute(update(t.leases).where(named & unchanged).values(**values)).rowcount
     return seen.epoch + 1 if taken else None
 
 
-def hold(connection: Connection, epoch: int, until_ms: int) -> None:
+def end(connection: Connection, seen: Mapping[QueryPartition, Lease]) -> None:
+    """Frees leases, under new epochs. Raises LeaseLost: one is not as `seen` any more."""
+    for partition, lease in seen.items():
+        if take(connection, partition, "", lease, lease.until_ms) is None:
+            raise LeaseLost(f"the driver's lease of partition {partition} has changed")
+
+
+def hold(connection: Connection, partition: QueryPartition, epoch: int, until_ms: int) -> None:
     """Locks and renews the lease: until the transaction ends nobody takes it. Raises LeaseLost."""
     c = t.leases.c
     later = case((c.until_ms < until_ms, until_ms), else_=c.until_ms + 1)
-    mine = (c.name == DRIVER) & (c.epoch == epoch)
+    mine = (c.name == partition.name(DRIVER)) & (c.epoch == epoch)
     if connection.execute(update(t.leases).where(mine).values(until_ms=later)).rowcount == 0:
-        lease = read(connection)
+        lease = read(connection, partition)
         raise LeaseLost(f"the driver's lease has epoch {lease.epoch} and is held by {lease.owner}, not by this process")
 
 
-def release(connection: Connection, epoch: int) -> None:
+def release(connection: Connection, partition: QueryPartition, epoch: int) -> None:
     """Frees the lease, if it is still held under `epoch`."""
-    mine = (t.leases.c.name == DRIVER) & (t.leases.c.epoch == epoch)
+    mine = (t.leases.c.name == partition.name(DRIVER)) & (t.leases.c.epoch == epoch)
     connection.execute(update(t.leases).where(mine).values(owner=""))

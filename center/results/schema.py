@@ -20,8 +20,9 @@ counters = Table(
     Column("value", BigInteger, nullable=False),
 )
 """``schema``: version of these tables. ``answer``: last answer id, incremented in the order in which answers become
-visible. ``late``: incremented when records have come for final windows. ``step``: incremented by each transaction of
-the job; its row is the writers' lock. ``starts``: of the job, since it applied frames last."""
+visible. ``late``: incremented when records have come for final windows. ``drivers``: partitions of the queries. Per
+partition (`QueryPartition.name`): ``step``, incremented by each transaction of its driver, whose lock the row is;
+``starts`` of a driver since frames were applied last."""
 
 leases = Table(
     "leases",
@@ -31,7 +32,7 @@ leases = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("until_ms", BigInteger, nullable=False),
 )
-"""`center.results.lease`. One row, ``driver``."""
+"""`center.results.lease`. A row per partition (`QueryPartition.name`) of this and of earlier divisions."""
 
 consumed = Table(
     "consumed",

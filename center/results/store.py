@@ -1,8 +1,8 @@
 """`ResultStore`: merged slices, answers, and the position up to which each query's frames were applied.
 
-The process that holds the driver's lease writes; any number of processes read. A micro-batch, the ledger's new state,
-the resulting answers and the consumed positions are one transaction. A batch that Spark runs again finds its positions
-consumed and changes nothing.
+The process that holds a driver's lease writes what belongs to the queries of its partition; any number of processes
+read. A micro-batch, the ledger's new state, the resulting answers and the consumed positions are one transaction. A
+batch that Spark runs again finds its positions consumed and changes nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from center.ledger import (
 )
 from center.results import lease as leases
 from center.results import schema as t
-from center.results.answers import AnswerReader, read_counter
-from center.results.lease import Lease
+from center.results.answers import AnswerReader
+from center.results.lease import Lease, LeaseLost
 from center.results.writes import (
     MAX_ANSWER_BYTES,
     Delta,
@@ -42,18 +42,31 @@ from center.results.writes import (
     drop_answers,
     drop_deltas,
     misshapen,
+    read_counter,
     set_consumed,
     split_spent,
     write_answers,
     write_ledger,
 )
 from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
+from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.errors import Conflict, StorageError
 from edgewater.wire import QueryRef
 
 SCHEMA_VERSION = 1
+STEP, STARTS, DRIVERS = "step", "starts", "drivers"
+"""Counters: the first two of each partition, the last one the number of partitions."""
 MAX_OPEN_WINDOWS = 500_000
 """Windows of a query that are not final, and lie in the job's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A lease that this store has taken; epoch 0: of a store that no driver has ever led."""
+
+    partition: QueryPartition = ALL_QUERIES
+    epoch: int = 0
+    lease_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,52 +105,82 @@ class ResultStore(AnswerReader):
     def __init__(self, url: str, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
         super().__init__(open_engine(url))
         self._max_answer_bytes = max_answer_bytes
-        # The step that the ledger in memory corresponds to; None: the ledger must be loaded before it is used.
-        self._step: int | None = None
-        # Of the lease that this store has taken; 0: of a store that no driver has ever led.
-        self._epoch = 0
-        self._lease_ms = 0
+        self._term = _Term()
+        # The term and the step that the ledger in memory corresponds to; None: it must be loaded before it is used.
+        self._loaded: tuple[_Term, int] | None = None
         self._refused: list[RefusedDelta] = []
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
-            for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("late", 0), ("step", 0), ("starts", 0)):
+            for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("late", 0), (DRIVERS, 1)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
-            leases.create(connection)
+            _add_partition(connection, ALL_QUERIES)
             if (version := counters.get("schema", SCHEMA_VERSION)) != SCHEMA_VERSION:
                 raise StorageError(f"the result store has schema version {version}, not {SCHEMA_VERSION}")
 
     def close(self) -> None:
         self._engine.dispose()
 
-    # The driver's lease
+    # The leases of drivers
 
-    def lease(self) -> Lease:
-        """The driver's lease as it is now."""
+    def leases(self) -> dict[QueryPartition, Lease]:
+        """The lease of each partition as it is now."""
         with read_transaction(self._engine) as connection:
-            return leases.read(connection)
+            partitions = QueryPartition.all(read_counter(connection, DRIVERS))
+            return {partition: leases.read(connection, partition) for partition in partitions}
 
-    def take_lease(self, owner: str, seen: Lease, lease_ms: int, now_ms: int) -> bool:
+    def lease(self, partition: QueryPartition = ALL_QUERIES) -> Lease:
+        """The lease of one partition as it is now."""
+        with read_transaction(self._engine) as connection:
+            return leases.read(connection, partition)
+
+    def take_lease(
+        self,
+        owner: str,
+        seen: Lease,
+        lease_ms: int,
+        now_ms: int,
+        partition: QueryPartition = ALL_QUERIES,
+    ) -> bool:
         """Takes the lease for `lease_ms` if it is still as `seen`; the ledger is loaded before it is used next.
 
         Each `apply` and `tick` that writes, and each `renew_lease`, extends it to `lease_ms` from then on.
         """
         with write_transaction(self._engine) as connection:
-            epoch = leases.take(connection, owner, seen, now_ms + lease_ms)
+            epoch = leases.take(connection, partition, owner, seen, now_ms + lease_ms)
         if epoch is None:
             return False
-        self._step, self._epoch, self._lease_ms = None, epoch, lease_ms
+        self._term = _Term(partition, epoch, lease_ms)
         return True
+
+    def divide(self, drivers: int, seen: Mapping[QueryPartition, Lease]) -> bool:
+        """Divides the queries among another number of drivers, if all leases are still as `seen`. Nobody leads then."""
+        counter = t.counters.c.name == DRIVERS
+        try:
+            with write_transaction(self._engine) as connection:
+                leases.end(connection, seen)
+                for partition in QueryPartition.all(drivers):
+                    _add_partition(connection, partition)
+                connection.execute(update(t.counters).where(counter).values(value=drivers))
+        except LeaseLost:
+            return False
+        return True
+
+    @property
+    def partition(self) -> QueryPartition:
+        """Of the lease that this store has taken last."""
+        return self._term.partition
 
     def renew_lease(self, now_ms: int) -> None:
         """Extends the lease. Raises LeaseLost: another process has taken it."""
+        term = self._term
         with write_transaction(self._engine) as connection:
-            leases.hold(connection, self._epoch, now_ms + self._lease_ms)
+            leases.hold(connection, term.partition, term.epoch, now_ms + term.lease_ms)
 
     def release_lease(self) -> None:
         """Frees the lease, so that another process need not wait for its end; nothing if it is lost."""
         with write_transaction(self._engine) as connection:
-            leases.release(connection, self._epoch)
+            leases.release(connection, self._term.partition, self._term.epoch)
 
     # Written by the job
 
@@ -147,19 +190,23 @@ class ResultStore(AnswerReader):
             return _positions(connection)
 
     def load_ledger(self, ledger: Ledger) -> None:
-        """Replaces the ledger's state by the one of the last committed transaction."""
-        queries, entries = t.ledger_queries.c, t.ledger_entries.c
+        """Replaces the ledger's state by that of this partition's queries as of the last committed transaction."""
+        term, queries, entries = self._term, t.ledger_queries.c, t.ledger_entries.c
         with read_transaction(self._engine) as connection:
-            step = read_counter(connection, "step")
+            step = read_counter(connection, term.partition.name(STEP))
             states = connection.execute(select(queries.query, queries.state)).all()
             by_query: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
             columns = select(entries.query, entries.kind, entries.start_ms, entries.state)
             for key, kind, start, text in connection.execute(columns):
                 by_query[key].append((kind, start, text))
         ledger.load(
-            {query_from_key(key): None if state is None else pack_state(state, by_query[key]) for key, state in states}
+            {
+                query_from_key(key): None if state is None else pack_state(state, by_query[key])
+                for key, state in states
+                if key in term.partition
+            }
         )
-        self._step = step
+        self._loaded = term, step
 
     def apply(
         self,
@@ -179,7 +226,8 @@ class ResultStore(AnswerReader):
 
         Raises:
             Conflict: some frames of a query were applied before and others were not (exclude what `consumed` names
-                before merging), or another job has written to the store. LeaseLost: it has taken the lease.
+                before merging), another job has written to the store, or a query is of another partition. LeaseLost:
+                another job has taken the lease.
             NotFound: frames of a query that the ledger does not know: see `Ledger.handle`.
             QueryFailed: an answer of a query cannot be given. QueryTooLarge: it costs too much.
         """
@@ -200,7 +248,8 @@ class ResultStore(AnswerReader):
     ) -> list[Emission]:
         """As `apply`. Raises DeltasRefused: nothing is applied; without them it can be."""
         with self._transaction(ledger) as transaction, write_transaction(self._engine) as connection:
-            step = self._begin_step(connection, now_ms)
+            loaded = self._begin_step(connection, now_ms)
+            _require_own(loaded[0].partition, through)
             new = _not_applied(_positions(connection), through, frames)
             fresh = [f for f in frames if query_key(f.query) in new]
             kept = _applicable(ledger, [d for d in deltas if query_key(d.query) in new], fresh, through)
@@ -215,7 +264,7 @@ class ResultStore(AnswerReader):
             write_answers(connection, ledger, emissions, spent, self._max_answer_bytes)
             add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
             set_consumed(connection, {key: position for key, position in through.items() if key in new})
-        self._step = step
+        self._loaded = loaded
         self._refused += refused
         return emissions
 
@@ -225,7 +274,8 @@ class ResultStore(AnswerReader):
         Writes to the database only if something changed, so it may be called often.
 
         Raises:
-            Conflict: another job has written to the store. LeaseLost: it has taken the lease.
+            Conflict: another job has written to the store, or an event is of another partition's query. LeaseLost:
+                another job has taken the lease.
             QueryFailed: a query cannot be advanced, or an answer of it not be given: see `Ledger.suspend`.
         """
         if any(isinstance(e, FramesMerged) for e in events):
@@ -238,15 +288,15 @@ class ResultStore(AnswerReader):
 
     def _tick(self, ledger: Ledger, events: Sequence[LedgerEvent], now_ms: int) -> list[Emission]:
         with self._transaction(ledger) as transaction:
-            step = self._step
             emissions = [e for event in events for e in ledger.handle(event)]
             changes = transaction.changes()
             if changes or emissions:
                 with write_transaction(self._engine) as connection:
-                    step = self._begin_step(connection, now_ms)
+                    loaded = self._begin_step(connection, now_ms)
+                    _require_own(loaded[0].partition, [query_key(change.ref) for change in changes])
                     write_ledger(connection, changes)
                     write_answers(connection, ledger, emissions, (), self._max_answer_bytes)
-                self._step = step
+                self._loaded = loaded
         return emissions
 
     def _refuse(
@@ -264,7 +314,7 @@ class ResultStore(AnswerReader):
         stored = {r.delta for r in refused} - own
         if stored:
             with self._transaction(ledger) as transaction, write_transaction(self._engine) as connection:
-                step = self._begin_step(connection, now_ms)
+                loaded = self._begin_step(connection, now_ms)
                 for delta in stored:
                     if drop_deltas(connection, delta, exactly=True) == 0:
                         # It was merged in the transaction that failed: from deltas of the slice, stored ones and new.
@@ -273,7 +323,7 @@ class ResultStore(AnswerReader):
                         kept = _without([RefusedDelta(d.to_row(), "") for d in place], kept, frames)
                     ledger.handle(SlicesRefused(query_from_key(delta.query), (delta.slice_start_ms,)))
                 write_ledger(connection, transaction.changes())
-            self._step = step
+            self._loaded = loaded
         self._refused += refused
         return kept
 
@@ -285,18 +335,18 @@ class ResultStore(AnswerReader):
     @contextmanager
     def _transaction(self, ledger: Ledger) -> Iterator[LedgerTransaction]:
         """A transaction of the ledger as stored. If it fails, the ledger is loaded again: now, or before it is used."""
-        if self._step is None:
+        if self._loaded is None or self._loaded[0] is not self._term:
             self.load_ledger(ledger)
         try:
             with ledger.transaction() as transaction:
                 yield transaction
         except Exception:
-            self._step = None
+            self._loaded = None
             with suppress(Exception):  # the store may be out of reach: the error to report is the one above
                 self.load_ledger(ledger)
             raise
         except BaseException:
-            self._step = None
+            self._loaded = None
             raise
 
     def forget(self, ref: QueryRef) -> None:
@@ -316,30 +366,36 @@ class ResultStore(AnswerReader):
         with write_transaction(self._engine) as connection:
             return drop_answers(connection, before_ms)
 
-    def _begin_step(self, connection: Connection, now_ms: int) -> int:
-        """Takes the writers' lock, and checks that this process leads and that the ledger in memory is the stored one.
+    def _begin_step(self, connection: Connection, now_ms: int) -> tuple[_Term, int]:
+        """Takes the lock of the partition's writers, and checks that this process leads and that the ledger in memory
+        is the stored one; returns what it is after this step.
 
-        The ledgers differ if the confirmation of a commit was lost.
+        The ledgers differ if the confirmation of a commit was lost. The term is the one in which the ledger was loaded:
+        meanwhile another thread may have taken the lease of another partition.
         """
-        leases.hold(connection, self._epoch, now_ms + self._lease_ms)
-        row = select(t.counters.c.value).where(t.counters.c.name == "step").with_for_update()
-        stored = int(connection.execute(row).scalar_one())
-        if stored != self._step:
-            raise Conflict(f"the result store is at step {stored}, this job's ledger at {self._step}: try again")
-        connection.execute(update(t.counters).where(t.counters.c.name == "step").values(value=stored + 1))
-        return stored + 1
+        assert self._loaded is not None, "within a transaction of the ledger"
+        term, step = self._loaded
+        leases.hold(connection, term.partition, term.epoch, now_ms + term.lease_ms)
+        counter = t.counters.c.name == term.partition.name(STEP)
+        stored = int(connection.execute(select(t.counters.c.value).where(counter).with_for_update()).scalar_one())
+        if stored != step:
+            raise Conflict(f"the result store is at step {stored}, this job's ledger at {step}: try again")
+        connection.execute(update(t.counters).where(counter).values(value=stored + 1))
+        return term, stored + 1
 
     def count_start(self) -> int:
-        """Counts that the job starts; returns how often it has, this time included, since frames were applied last."""
-        starts = t.counters.c.name == "starts"
+        """Counts that a driver starts; returns how often one of this partition has, this time included, since frames
+        were applied last."""
+        name = self._term.partition.name(STARTS)
         with write_transaction(self._engine) as connection:
-            connection.execute(update(t.counters).where(starts).values(value=t.counters.c.value + 1))
-            return read_counter(connection, "starts")
+            connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=t.counters.c.value + 1))
+            return read_counter(connection, name)
 
     def reset_starts(self) -> None:
         """Frames were applied, or none is left."""
+        name = self._term.partition.name(STARTS)
         with write_transaction(self._engine) as connection:
-            connection.execute(update(t.counters).where(t.counters.c.name == "starts").values(value=0))
+            connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=0))
 
     def copy_query(self, key: str, to: ResultStore) -> None:
         """Copies what the job needs of a query to go on with it into an empty store."""
@@ -349,6 +405,20 @@ class ResultStore(AnswerReader):
                 rows = [dict(r._mapping) for r in connection.execute(select(table).where(table.c.query == key))]
                 if rows:
                     target.execute(insert(table), rows)
+
+
+def _add_partition(connection: Connection, partition: QueryPartition) -> None:
+    """Adds the rows of a partition, if it has none."""
+    leases.create(connection, partition)
+    for counter in (partition.name(STEP), partition.name(STARTS)):
+        if connection.execute(select(t.counters.c.value).where(t.counters.c.name == counter)).scalar() is None:
+            connection.execute(insert(t.counters).values(name=counter, value=0))
+
+
+def _require_own(partition: QueryPartition, keys: Iterable[str]) -> None:
+    """Raises Conflict for a query of another partition: what is to be written was prepared in another term."""
+    if foreign := [key for key in keys if key not in partition]:
+        raise Conflict(f"query {foreign[0]} is not of partition {partition}, which this driver leads: try again")
 
 
 def _positions(connection: Connection) -> dict[str, int]:

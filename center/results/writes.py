@@ -237,6 +237,11 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
     return found
 
 
+def read_counter(connection: Connection, name: str) -> int:
+    """The value of a counter of the store."""
+    return int(connection.execute(select(t.counters.c.value).where(t.counters.c.name == name)).scalar_one())
+
+
 def write_answers(
     connection: Connection,
     ledger: Ledger,
@@ -251,10 +256,6 @@ def write_answers(
     """
     if not emissions:
         return
-    counter = t.counters.c.name == "answer"
-    connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + len(emissions)))
-    last = int(connection.execute(select(t.counters.c.value).where(counter)).scalar_one())
-    first = last - len(emissions) + 1
     late = _late_now(connection, ledger, emissions)
     rows = []
     for e, deltas in zip(emissions, _deltas_of(connection, emissions, spent, max_answer_bytes), strict=True):
@@ -262,6 +263,10 @@ def write_answers(
         merged, size = _window(e.query, deltas, max_answer_bytes)
         ledger.weigh(e.query, size)
         rows.append(_answer(e, merged, late.get((e.query, e.window_start_ms), {})))
+    # Last: the drivers of other partitions wait for this row until the transaction ends.
+    counter = t.counters.c.name == "answer"
+    connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + len(emissions)))
+    first = read_counter(connection, "answer") - len(emissions) + 1
     connection.execute(insert(t.answers), [{**row, "answer_id": first + i} for i, row in enumerate(rows)])
     sealed = {query_key(ref): before_ms for ref, before_ms in _sealed(ledger, emissions).items()}
     if sealed:

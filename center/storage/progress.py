@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from center.storage.query_partition import ALL_QUERIES, QueryPartition
+
 _TRACK = struct.Struct("<QB119s")
 
 
@@ -84,16 +86,19 @@ class Progress:
         self._map = mmap.mmap(file, _SIZE)
         self._steps = dict.fromkeys(Track, 0)
 
-    def take_left(self) -> list[str]:
-        """Returns the queries on which processes worked when they died, once."""
-        left, self._left = self._left, []
+    def take_left(self, partition: QueryPartition = ALL_QUERIES) -> list[str]:
+        """Returns, once, on which of a partition's queries processes worked when they died."""
+        left = [query for query in self._left if query in partition]
+        self._left = [query for query in self._left if query not in partition]
         for path in sorted(self._directory.glob("*.progress")):
             if path == self._path:
                 continue
             with contextlib.suppress(OSError), path.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a living process holds it
-                left += _queries(read_progress(path))
-                path.unlink()
+                queries = _queries(read_progress(path))  # of the partition that the process led
+                if all(query in partition for query in queries):
+                    left += queries
+                    path.unlink()
         return list(dict.fromkeys(left))
 
     def enter(self, track: Track, query: str) -> None:

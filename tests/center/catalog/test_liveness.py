@@ -100,3 +100,20 @@ def test_of_several_drivers_the_one_that_leads_decides_readiness_and_warm_standb
     alone = component_status("job", [driver("a:1", "leader", at=0), pair[1]], 10_000)
     assert (alone.ready, alone.leader, alone.standbys) == (False, "", 1)
     assert "no driver leads" in alone.reason
+
+
+def test_a_job_of_several_drivers_is_ready_when_each_partition_has_one() -> None:
+    def driver(instance: str, role: Role, problem: str = "", at: int = 10_000) -> ComponentHeartbeat:
+        return ComponentHeartbeat("job", instance, "", 0, at, problem, role, needed=2)
+
+    both = [driver("a:1", "leader"), driver("b:1", "leader")]
+    assert component_status("job", both, 10_000).ready
+    assert component_status("job", both, 10_000).leader == "a:1, b:1"
+    # One has died a moment ago, and the standby has taken over.
+    after = component_status("job", [driver("a:1", "leader", at=9_000), *both[1:], driver("c:1", "leader")], 10_000)
+    assert (after.ready, after.leader) == (True, "b:1, c:1")
+
+    one = component_status("job", [both[0], driver("b:1", "standby")], 10_000)
+    assert (one.ready, one.reason, one.leader, one.standbys) == (False, "1 of 2 drivers lead", "a:1", 1)
+    failing = component_status("job", [both[0], driver("b:1", "leader", "the stream failed")], 10_000)
+    assert (failing.ready, failing.reason) == (False, "the stream failed")

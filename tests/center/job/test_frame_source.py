@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMinRows
 
+from center.catalog import query_key
 from center.job.admission import BatchLimits
 from center.job.coalescing import MANY_QUERIES
 from center.job.frame_source import WARM_UP, WARM_UP_BATCHES, FramePartition, FrameReader, SourceOptions, divide
@@ -19,6 +20,7 @@ from center.job.metrics import JobMetrics
 from center.job.rows import FrameRow, RowKind, from_table
 from center.ledger import Ledger
 from center.storage.frame_log import FrameEntry
+from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire import FrameBody, QueryRef
@@ -289,7 +291,7 @@ def test_the_stream_of_a_standby_reads_nothing_and_goes_on_where_the_last_leader
     writer.apply([], [], {"a@1": applied})
     writer.close()
     world.ship_window(ref, 1)
-    leads.touch()
+    leads.write_text(str(ALL_QUERIES))
     end = reader.latestOffset(start, ReadMaxBytes(1 << 20))
     assert end == {WARM_UP: WARM_UP_BATCHES, "a@1": world.positions_of(ref)}
     assert set(positions(read_all(reader, start, end))["a@1"]) == set(range(applied + 1, end["a@1"] + 1))
@@ -297,3 +299,33 @@ def test_the_stream_of_a_standby_reads_nothing_and_goes_on_where_the_last_leader
     leads.unlink()
     world.ship_window(ref, 2)
     assert reader.latestOffset(end, ReadMaxBytes(1 << 20)) == end
+
+
+def test_the_stream_of_a_driver_reads_the_queries_of_its_partition_and_another_one_as_far_as_it_was_not_applied(
+    world: Any, options: SourceOptions, tmp_path: Path
+) -> None:
+    first, second = QueryPartition.all(2)
+    refs = world.register(*(next(f"q{n}" for n in range(9) if f"q{n}@1" in half) for half in (first, second)))
+    for ref in refs:
+        world.ship_window(ref, 0)
+    leads = tmp_path / "leads"
+    leads.write_text(str(first))
+    reader = FrameReader(replace(options, leads=str(leads)))
+    start = reader.latestOffset(reader.initialOffset(), ReadMaxBytes(1 << 20))
+    assert start == {query_key(refs[0]): world.positions_of(refs[0])}
+
+    # The driver of the second partition applies its frames and dies; this one, which has lost its own, takes over.
+    writer = LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), JobMetrics(), now_ms=world.clock)
+    writer.apply([], [], {query_key(refs[1]): (applied := world.positions_of(refs[1]))})
+    writer.close()
+    for ref in refs:
+        world.ship_window(ref, 1)
+    leads.write_text(str(second))
+    end = reader.latestOffset(start, ReadMaxBytes(1 << 20))
+    read = positions(read_all(reader, start, end))
+    assert list(read) == [query_key(refs[1])]
+    assert set(read[query_key(refs[1])]) == set(range(applied + 1, world.positions_of(refs[1]) + 1))
+
+    leads.write_text("")  # names no partition: the stream is parked
+    world.ship_window(refs[1], 2)
+    assert reader.latestOffset(end, ReadMaxBytes(1 << 20)) == {WARM_UP: 1, **end}

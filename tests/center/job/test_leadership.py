@@ -22,16 +22,18 @@ LEASE_S = 3.0
 class Driver:
     """A driver without Spark: its ledger, its deadlines, its part in the election."""
 
-    def __init__(self, world: Any, name: str) -> None:
+    def __init__(self, world: Any, name: str, drivers: int = 1) -> None:
         self.now_s, self.metrics, self.terms = 0.0, JobMetrics(), 0
         self.store = ResultStore(world.results_url)
-        self.writer = LedgerWriter(Ledger(), self.store, CatalogEvents(world.catalog), self.metrics, now_ms=world.clock)
+        events = CatalogEvents(world.catalog, lambda: self.store.partition)
+        self.writer = LedgerWriter(Ledger(), self.store, events, self.metrics, now_ms=world.clock)
         self.leadership = Leadership(
             self.store,
             self.metrics,
             now_ms=world.clock,
             monotonic=lambda: self.now_s,
             began=self._begin,
+            drivers=drivers,
             owner=f"{name}:1|||",
         )
 
@@ -135,7 +137,7 @@ def test_a_database_that_cannot_be_reached_is_reported_and_costs_the_leader_noth
 
     with monkeypatch.context() as broken:
         broken.setattr(one.store, "renew_lease", away)
-        broken.setattr(two.store, "lease", away)
+        broken.setattr(two.store, "leases", away)
         one.leadership.step()
         two.watch(60.0)
     assert one.leads and "no connection" in one.leadership.problem
@@ -160,6 +162,52 @@ def test_a_driver_that_cannot_begin_to_lead_says_why_and_tries_again(
     assert not two.leads and "no space left" in two.leadership.problem
     two.watch(2 * LEASE_S)
     assert two.leads and not two.leadership.problem
+
+
+def test_each_partition_has_a_driver_and_a_standby_takes_over_any_of_them(world: Any) -> None:
+    one, two, three = drivers = [Driver(world, name, drivers=2) for name in ("one", "two", "three")]
+    for driver in (one, *drivers):  # the first look divides the queries, the next one takes a lease
+        driver.watch(0.5)
+    assert [driver.leads for driver in drivers] == [True, True, False]
+    assert {str(one.store.partition), str(two.store.partition)} == {"1 of 2", "2 of 2"}
+    assert three.leadership.leader == "one:1, two:1"
+
+    # Each registers the queries of its partition, and no other.
+    refs = [world.catalog.register(staleness_spec(f"q{n}"), world.now).ref for n in range(6)]
+    world.now += 10_000
+    given = [{e.query for e in [*driver.writer.advance(), *driver.writer.advance()]} for driver in (one, two)]
+    assert given[0] | given[1] == set(refs) and not given[0] & given[1] and all(given)
+
+    for _ in range(10):
+        three.watch(0.5)
+        one.leadership.step()  # the second one is silent
+    assert three.leads and three.store.partition == two.store.partition
+    assert three.metrics.registry.get_sample_value("edgewater_job_lease_epoch") == 2.0
+    two.leadership.step()
+    assert not two.leads
+    three.close()
+    two.watch(0.5)
+    assert two.leads and two.terms == 2
+    for driver in (one, two):
+        driver.close()
+
+
+def test_queries_are_divided_anew_when_no_driver_of_the_other_division_leads(
+    world: Any, pair: tuple[Driver, Driver]
+) -> None:
+    one, _ = pair
+    more = Driver(world, "more", drivers=2)
+    more.watch(1.0)
+    one.leadership.step()
+    more.watch(1.0)
+    assert not more.leads
+    assert "among 1 drivers, of which one:1 lead(s); expected spark.drivers: 1" in more.leadership.problem
+    assert one.leads
+
+    one.close()
+    more.watch(1.0)
+    assert (more.leads, more.leadership.problem, str(more.store.partition)) == (True, "", "1 of 2")
+    more.close()
 
 
 @pytest.mark.slow

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from center.ledger import Ledger
+from center.catalog import query_key
+from center.ledger import EdgesChanged, Ledger
 from center.results import Lease, LeaseLost, ResultStore
 from center.results import lease as leases
 from center.storage.database import open_engine, write_transaction
+from center.storage.query_partition import ALL_QUERIES, QueryPartition
+from edgewater.errors import Conflict
 from edgewater.wire import QueryRef
-from tests.center.results_world import KEY, MINUTE, REF, Job, registered, total
+from tests.center.results_world import KEY, MINUTE, REF, Job, edge_record, registered, total
 
 LEASE_MS = 3_000
 
@@ -109,7 +113,7 @@ def test_a_lease_is_not_taken_while_a_step_is_under_way(pair: Pair, url: str) ->
     engine, taken = open_engine(url), list[bool]()
     waiting = threading.Thread(target=lambda: taken.append(pair.two.take_lease("two", seen, LEASE_MS, 10)))
     with write_transaction(engine) as connection:
-        leases.hold(connection, 1, 600 + LEASE_MS)
+        leases.hold(connection, ALL_QUERIES, 1, 600 + LEASE_MS)
         waiting.start()
         waiting.join(0.1)
         assert taken == [], "it waits for the step's end"
@@ -126,3 +130,98 @@ def test_a_store_that_no_driver_has_led_needs_no_lease_until_one_does(url: str) 
         job.batch(job.frame("a", MINUTE, m0=1))
     job.store.close()
     other.close()
+
+
+HALVES = QueryPartition.all(2)
+REFS = {half: next(QueryRef(f"q{n}", 1) for n in range(9) if f"q{n}@1" in half) for half in HALVES}
+"""A query of each partition."""
+
+
+class HalfJob(Job):
+    """A driver that leads one of two partitions, and its query."""
+
+    def __init__(self, url: str, half: QueryPartition) -> None:
+        self.store, self.ledger, self.ref = ResultStore(url), Ledger(), REFS[half]
+        self.position, self.observed = 0, {}
+        assert self.store.take_lease(f"driver {half}", self.store.lease(half), LEASE_MS, 0, half)
+        self.store.tick(self.ledger, [EdgesChanged((edge_record("a"),)), registered(self.ref)], 0)
+
+    def foreign_frame(self, ref: QueryRef) -> None:
+        """Applies a frame of another query, as a batch would that began before the partition changed."""
+        fact, deltas = self.frame("a", MINUTE, m0=1)
+        fact, delta = replace(fact, query=ref), replace(deltas[0], query=ref)
+        self.store.apply(self.ledger, [delta], [fact], {query_key(ref): fact.position}, 0)
+
+
+@pytest.fixture
+def halves(url: str) -> Iterator[tuple[HalfJob, HalfJob]]:
+    with closing(ResultStore(url)) as store:
+        assert store.divide(2, store.leases())
+    jobs = HalfJob(url, HALVES[0]), HalfJob(url, HALVES[1])
+    yield jobs
+    for job in jobs:
+        job.store.close()
+
+
+def test_drivers_of_different_partitions_answer_side_by_side(halves: tuple[HalfJob, HalfJob]) -> None:
+    ids = []
+    for minute in range(3):
+        for number, job in enumerate(halves):
+            value = 10 * minute + number
+            (emission,) = job.batch(job.frame("a", (minute + 1) * MINUTE, **{f"m{minute}": value}))
+            answer = job.store.answer(job.ref, emission.window_start_ms, emission.revision)
+            assert total(answer.synopsis) == value
+            ids.append(answer.answer_id)
+    assert ids == sorted(ids), "answers become visible in the order of their ids"
+    assert halves[0].store.consumed() == {query_key(job.ref): 3 for job in halves}
+    for job in halves:
+        ledger = Ledger()
+        job.store.load_ledger(ledger)
+        assert list(ledger.queries()) == [job.ref], "a driver loads the queries of its partition only"
+
+
+def test_a_driver_whose_partition_has_changed_writes_nothing_of_the_queries_that_it_had(
+    halves: tuple[HalfJob, HalfJob],
+) -> None:
+    one, two = halves
+    two.store.release_lease()
+    before = two.contents()
+    # Its other threads may still have frames and events of the first partition.
+    assert one.store.take_lease("one", one.store.lease(HALVES[1]), LEASE_MS, 0, HALVES[1])
+    with pytest.raises(Conflict, match=f"query {one.ref.name}@1 is not of partition 2 of 2"):
+        one.foreign_frame(one.ref)
+    with pytest.raises(Conflict, match="is not of partition 2 of 2"):
+        one.store.tick(one.ledger, [registered(QueryRef(one.ref.name, 2))], 0)
+    after = two.contents()
+    assert {name: rows for name, rows in after.items() if name not in ("leases", "result_counters")} == {
+        name: rows for name, rows in before.items() if name not in ("leases", "result_counters")
+    }
+    # And goes on with those that it has.
+    one.ref, one.position, one.observed = two.ref, two.position, two.observed
+    (emission,) = one.batch(one.frame("a", MINUTE, m0=7))
+    assert total(one.store.answer(two.ref, emission.window_start_ms, emission.revision).synopsis) == 7
+
+
+def test_another_division_ends_all_leases_of_the_one_before(halves: tuple[HalfJob, HalfJob], url: str) -> None:
+    seen = halves[0].store.leases()
+    halves[1].batch(halves[1].frame("a", MINUTE, m0=1))
+    with closing(ResultStore(url)) as store:
+        assert not store.divide(1, seen), "a lease was renewed meanwhile"
+        assert list(store.leases()) == list(HALVES)
+
+        assert store.divide(1, store.leases())
+        assert store.leases() == {ALL_QUERIES: Lease("", 1, 1)}
+        for job in halves:
+            with pytest.raises(LeaseLost):
+                job.batch(job.frame("a", 2 * MINUTE, m1=1))
+        with pytest.raises(LeaseLost):
+            halves[0].store.renew_lease(1)
+
+        # One driver goes on with all queries, and the next division begins with new leases.
+        ledger = Ledger()
+        assert store.take_lease("all", store.lease(), LEASE_MS, 0)
+        store.load_ledger(ledger)
+        assert set(ledger.queries()) == set(REFS.values())
+        store.release_lease()
+        assert store.divide(2, store.leases())
+        assert all(lease.owner == "" and lease.epoch > 1 for lease in store.leases().values())

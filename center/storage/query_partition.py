@@ -1,0 +1,45 @@
+"""The division of queries among the drivers that lead at the same time."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPartition:
+    """The queries of one driver: those whose names have this remainder, so that each query is in exactly one.
+
+    Attributes:
+        number: from 0.
+        of: number of partitions.
+    """
+
+    number: int = 0
+    of: int = 1
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a query belongs to it, given its key ``name@version``: with all its versions, since a deletion has to
+        precede the next registration."""
+        return self.of == 1 or zlib.crc32(key.rpartition("@")[0].encode()) % self.of == self.number
+
+    def __str__(self) -> str:
+        return f"{self.number + 1} of {self.of}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Reads what `str` returns; None for anything else."""
+        number, _, of = text.partition(" of ")
+        return cls(int(number) - 1, int(of)) if number.isdecimal() and of.isdecimal() else None
+
+    def name(self, of: str) -> str:
+        """The name of something that each partition has one of; the plain name if there is one partition."""
+        return of if self.of == 1 else f"{of} {self}"
+
+    @classmethod
+    def all(cls, of: int) -> tuple[Self, ...]:
+        return tuple(cls(number, of) for number in range(of))
+
+
+ALL_QUERIES = QueryPartition()
