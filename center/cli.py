@@ -184,7 +184,8 @@ def gateway(config: CenterConfig) -> None:
 def job(config: CenterConfig) -> None:
     """Merge frames on Spark and answer queries until SIGTERM or Ctrl-C. Needs Java 17.
 
-    Any number may run over one result store: one leads, the others are warm standbys that take over.
+    Any number may run over one result store: one leads, or spark.drivers of them, each a partition of
+    the queries. The others are warm standbys that take over.
     """
     from center.ops.processes import run_job
 

@@ -199,7 +199,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return ReadMaxBytes(self._options.limits.bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._last_positions(ALL_QUERIES)
+        self._target = self._catalog.last_positions()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The end of the next micro-batch. Never raises: that would end the stream, and the catalog may recover."""
@@ -210,7 +210,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             if partition != self._partition:
                 # Others have led since the stream began, and the frames that they have applied may be gone.
                 start = {**start, **{key: max(at, start.get(key, 0)) for key, at in self._store.consumed().items()}}
-            last = self._last_positions(partition) if self._target is None else self._target
+            last = self._last_positions(partition)
             self._read = {}
             if isinstance(limit, ReadAllAvailable):
                 ends = last
@@ -237,7 +237,8 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             return None
 
     def _last_positions(self, partition: QueryPartition) -> Offset:
-        return {key: last for key, last in self._catalog.last_positions().items() if key in partition}
+        positions = self._catalog.last_positions() if self._target is None else self._target
+        return {key: last for key, last in positions.items() if key in partition}
 
     def _parked_offset(self, start: Offset) -> Offset:
         self._partition = None

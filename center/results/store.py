@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, Select, delete, insert, select, update
 
 from center.catalog import query_from_key, query_key
 from center.ledger import (
@@ -56,6 +57,7 @@ from edgewater.wire import QueryRef
 SCHEMA_VERSION = 1
 STEP, STARTS, DRIVERS = "step", "starts", "drivers"
 """Counters: the first two of each partition, the last one the number of partitions."""
+_KEYS_AT_ONCE = 500
 MAX_OPEN_WINDOWS = 500_000
 """Windows of a query that are not final, and lie in the job's memory."""
 
@@ -194,17 +196,14 @@ class ResultStore(AnswerReader):
         term, queries, entries = self._term, t.ledger_queries.c, t.ledger_entries.c
         with read_transaction(self._engine) as connection:
             step = read_counter(connection, term.partition.name(STEP))
-            states = connection.execute(select(queries.query, queries.state)).all()
+            keys = [key for key in connection.scalars(select(queries.query)) if key in term.partition]
+            states = _rows_of(connection, select(queries.query, queries.state), queries.query, keys)
             by_query: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
             columns = select(entries.query, entries.kind, entries.start_ms, entries.state)
-            for key, kind, start, text in connection.execute(columns):
+            for key, kind, start, text in _rows_of(connection, columns, entries.query, keys):
                 by_query[key].append((kind, start, text))
         ledger.load(
-            {
-                query_from_key(key): None if state is None else pack_state(state, by_query[key])
-                for key, state in states
-                if key in term.partition
-            }
+            {query_from_key(key): None if state is None else pack_state(state, by_query[key]) for key, state in states}
         )
         self._loaded = term, step
 
@@ -413,6 +412,12 @@ def _add_partition(connection: Connection, partition: QueryPartition) -> None:
     for counter in (partition.name(STEP), partition.name(STARTS)):
         if connection.execute(select(t.counters.c.value).where(t.counters.c.name == counter)).scalar() is None:
             connection.execute(insert(t.counters).values(name=counter, value=0))
+
+
+def _rows_of(connection: Connection, columns: Select[Any], column: Any, keys: Sequence[str]) -> list[Any]:
+    """The rows whose column is one of the keys."""
+    chunks = (keys[at : at + _KEYS_AT_ONCE] for at in range(0, len(keys), _KEYS_AT_ONCE))
+    return [row for chunk in chunks for row in connection.execute(columns.where(column.in_(chunk)))]
 
 
 def _require_own(partition: QueryPartition, keys: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ import edge.agent
 from center.catalog import Catalog
 from center.ingest.gateway import Gateway, GatewayConfig
 from center.job.frame_source import FrameReader, SourceOptions
+from center.job.leadership import Leadership
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.microbatch import BatchProcessor
 from center.ledger import Ledger
-from center.results import ResultStore
+from center.results import LeaseLost, ResultStore
 from center.storage.frame_log import FrameLog
 from edge.config import parse_config
 from edge.core import EdgeCore, Effect, Event, Ingested, MemoryLimits
@@ -36,6 +38,7 @@ FILE = f"{STREAM}:file:log.ndjson"
 PUSH_RETRY_S = 0.3
 PUSH_ATTEMPTS = 40
 JOB_POLL_S = 0.5
+LEASE_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,36 +223,78 @@ class _Table:
 
 
 class JobProgram:
-    """`center.job` without Spark: its source, its processor and its deadlines, called as Spark calls them."""
+    """`center.job` without Spark: its source, its processor and its deadlines, called as Spark calls them.
 
-    def __init__(self, process: Process, directory: Path, repeats: float) -> None:
+    One of several drivers leads by a lease; a single one needs none.
+    """
+
+    def __init__(self, process: Process, directory: Path, repeats: float, drivers: int) -> None:
         self.process, self._repeats = process, repeats
         url = f"sqlite:///{directory}/catalog.db"
         self.catalog, self.store = Catalog(url), ResultStore(f"sqlite:///{directory}/results.db")
         metrics, self.ledger = JobMetrics(), Ledger(margin_ms=50)
         self.store.load_ledger(self.ledger)
         self._writer = LedgerWriter(
-            self.ledger, self.store, CatalogEvents(self.catalog), metrics, now_ms=process.now_ms
+            self.ledger,
+            self.store,
+            CatalogEvents(self.catalog, lambda: self.store.partition),
+            metrics,
+            now_ms=process.now_ms,
         )
         self._processor = BatchProcessor(
             self._writer, self.catalog, metrics, directory / "log", now_ms=process.now_ms,
             monotonic=process.monotonic, margin_ms=50,
         )  # fmt: skip
+        self._leads_file = directory / f"leads-{process.name}"
+        self._leads_file.unlink(missing_ok=True)
         self._options = SourceOptions(
-            url, f"sqlite:///{directory}/results.db", str(directory / "log"), retention_every_ms=4000
-        )
+            url, f"sqlite:///{directory}/results.db", str(directory / "log"), retention_every_ms=4000,
+            leads=str(self._leads_file) if drivers > 1 else "",
+        )  # fmt: skip
+        self._leadership: Leadership | None = None
+        if drivers > 1:
+            self._leadership = Leadership(
+                self.store, metrics, now_ms=process.now_ms, monotonic=process.monotonic, began=self._begin_term,
+                drivers=drivers, owner=f"{process.name}:{process.now_ms()}|||",
+            )  # fmt: skip
+            process.spawn(self._lead(), "leadership")
         process.spawn(self._deadlines(), "deadlines")
         process.spawn(self._stream(), "stream")
 
+    def _begin_term(self) -> None:
+        self._processor.begin_term()
+        self._writer.begin_term()
+        self._leads_file.write_text(str(self.store.partition))
+
+    async def _lead(self) -> None:
+        while True:
+            await asyncio.to_thread(self._look_at_lease)
+            await asyncio.sleep(LEASE_POLL_S)
+
+    def _look_at_lease(self) -> None:
+        assert self._leadership is not None
+        self._leadership.step()
+        if not self._leads:
+            self._leads_file.unlink(missing_ok=True)
+        self.process.step("lease")
+
+    @property
+    def _leads(self) -> bool:
+        return self._leadership is None or self._leadership.leads.is_set()
+
     async def _deadlines(self) -> None:
         while True:
+            if not self._leads:
+                await asyncio.sleep(JOB_POLL_S)
+                continue
             await asyncio.to_thread(self._advance)
             due_ms = self.ledger.next_deadline()
             pause_s = JOB_POLL_S if due_ms is None else (due_ms - self.process.now_ms()) / 1000
             await asyncio.sleep(min(max(pause_s, 0.005), JOB_POLL_S))
 
     def _advance(self) -> None:
-        self._writer.advance()
+        with contextlib.suppress(LeaseLost):  # as in `DeadlineThread`
+            self._writer.advance()
         self.process.step("advanced")
 
     async def _stream(self) -> None:
@@ -259,6 +304,8 @@ class JobProgram:
         begin = reader.initialOffset()
         while True:
             await asyncio.sleep(self.process.rng.uniform(0.02, JOB_POLL_S))
+            if not self._leads:
+                continue
             reader.prepareForTriggerAvailableNow()
             end = reader.latestOffset(begin, ReadMaxRows(self.process.rng.choice((1, 3, 1000))))
             if end == begin:
@@ -271,7 +318,7 @@ class JobProgram:
                     await asyncio.to_thread(self._process, parts, batch_id)
             except Exception as exc:
                 cause = self._processor.failure or exc
-                if not isinstance(cause, StorageError):
+                if not isinstance(cause, StorageError | LeaseLost):
                     self.process.report_failure(cause)
                 begin = reader.initialOffset()
                 continue

@@ -90,6 +90,7 @@ class Scenario:
     """Everything that a seed decides before its world begins. During the run it decides delays and kills.
 
     Attributes:
+        drivers: how many lead at the same time; of more than one there is a standby too.
         kills: per kind of process, the mean number of steps until it is killed; absent: it is not.
     """
 
@@ -100,6 +101,7 @@ class Scenario:
     links: list[LinkFault]
     kills: dict[str, float]
     repeats_batches: float
+    drivers: int = 1
 
     @classmethod
     def draw(cls, seed: int) -> Scenario:
@@ -142,7 +144,8 @@ class _Draw:
         for kind, often in (("edge", 60), ("gateway", 60), ("job", 25)):
             if self.chance(0.55):
                 kills[kind] = often * rng.choice((0.5, 1, 3))
-        return Scenario(seed, active_s, edges, queries, links, kills, rng.choice((0.0, 0.0, 0.2)))
+        drivers = random.Random(f"drivers {seed}").choice((1, 1, 1, 2, 2, 3))
+        return Scenario(seed, active_s, edges, queries, links, kills, rng.choice((0.0, 0.0, 0.2)), drivers)
 
     def edge(self, name: str, active_s: float) -> EdgePlan:
         rng = self.rng

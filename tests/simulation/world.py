@@ -105,7 +105,7 @@ class World:
         self.disks = {plan.name: Disk(plan) for plan in scenario.edges}
         self.edges: dict[str, EdgeProgram] = {}
         self.gateway: GatewayProgram | None = None
-        self.job: JobProgram | None = None
+        self.jobs: dict[str, JobProgram] = {}
         self.calm = False
         self.registered: dict[QueryRef, tuple[RegisteredQuery, QueryPlan]] = {}
         self._answers: dict[int, AnswerRecord] = {}
@@ -139,7 +139,7 @@ class World:
         return process
 
     def _died(self, process: Process, what: str) -> None:
-        kind = "edge" if process.name in self.disks else process.name
+        kind = "edge" if process.name in self.disks else process.name.partition("-")[0]
         self.trace(f"{process.name} is killed at: {what}")
         self.report.faults[f"kill {kind}: {what}"] += 1
         self.network.on_death(process)
@@ -170,11 +170,13 @@ class World:
             process = self._process("gateway", "gateway")
             self.gateway = self._started(process, lambda: GatewayProgram(process, self.directory))
         else:
-            if self.job is not None:
-                self.job.close()
-            process = self._process("job", "job")
-            repeats = 0.0 if self.calm else self.scenario.repeats_batches
-            self.job = self._started(process, lambda: JobProgram(process, self.directory, repeats))
+            if name in self.jobs:
+                self.jobs.pop(name).close()
+            process = self._process(name, "job")
+            repeats, drivers = 0.0 if self.calm else self.scenario.repeats_batches, self.scenario.drivers
+            job = self._started(process, lambda: JobProgram(process, self.directory, repeats, drivers))
+            if job is not None:
+                self.jobs[name] = job
 
     def _started(self, process: Process, make: Callable[[], Any]) -> Any:
         self.trace(f"{process.name} starts")
@@ -212,7 +214,7 @@ class World:
                 self.report.virtual_s = self.loop.time()
                 self._check()
             finally:
-                for end in (*self.edges.values(), self.gateway, self.job, self.catalog, self.store):
+                for end in (*self.edges.values(), self.gateway, *self.jobs.values(), self.catalog, self.store):
                     if end is not None:
                         end.close()
                 asyncio.set_event_loop(None)
@@ -223,8 +225,9 @@ class World:
 
     def _live(self) -> None:
         self._start("gateway")
-        self._start("job")
         scenario = self.scenario
+        for name in ["job"] if scenario.drivers == 1 else [f"job-{n}" for n in range(scenario.drivers + 1)]:
+            self._start(name)
         for plan in scenario.queries:
             self.loop.call_later(plan.registered_s, self._register, plan)
         for edge_plan in scenario.edges:
@@ -241,7 +244,7 @@ class World:
         self.loop.run_until_complete(asyncio.sleep(0.1))
 
     def _center(self) -> list[Process]:
-        return [p.process for p in (self.gateway, self.job) if p is not None]
+        return [p.process for p in (self.gateway, *self.jobs.values()) if p is not None]
 
     def _plan_edge(self, plan: EdgePlan) -> None:
         self.loop.call_later(plan.joins_s, self._start_edge, self.disks[plan.name])
