@@ -34,7 +34,7 @@ from center.job.leadership import LEASE_MS, Leadership
 from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.microbatch import BatchProcessor
-from center.job.warm_up import warm_up
+from center.job.warm_up import problem_of_executors, warm_up
 from center.ledger import Ledger
 from center.results import MAX_ANSWER_BYTES, ResultStore
 from center.spark.java import require_java
@@ -165,7 +165,7 @@ class Job:
         self._deadlines = DeadlineThread(self._writer, self.metrics, self._stopping, leads)
         planner = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics, self._progress)
         self._functions = FunctionRateThread(planner, self._stopping, leads)
-        self._stream_problem = "Spark is starting"
+        self._stream_problem, self._executors_problem = "Spark is starting", ""
         self._warm = threading.Event()
         self._failed_attempts = 0
         self._term_began_s, self._applied_before, self._is_read = time.monotonic(), 0, False
@@ -186,10 +186,10 @@ class Job:
         The leader's stream counts once a batch of it was applied, or no frame is left to be applied.
         """
         if self.role == "standby":
-            return self.leadership.problem or self._stream_problem
+            return self.leadership.problem or self._executors_problem or self._stream_problem
         unread = "" if self._is_read else "the frames are not read yet"
         others = self.processor.problem or self._deadlines.problem or self.leadership.problem
-        return self._stream_problem or unread or others
+        return self._executors_problem or self._stream_problem or unread or others
 
     def _missing(self) -> list[str]:
         problem = self.problem()
@@ -265,8 +265,12 @@ class Job:
                 return
 
     def _warm_up(self, spark: Any, began_s: float) -> None:
+        session = self._config.session
         try:
-            warm_up(spark, self._config.session.cores)
+            if not session.is_local and (problem := problem_of_executors(spark, session.cores)):
+                self._executors_problem = problem
+                logger.critical("%s", problem)
+            warm_up(spark, session.cores)
             logger.info("Spark's workers are warm after %.1f s", time.monotonic() - began_s)
         except (PySparkException, Py4JError, OSError) as exc:
             logger.warning("Spark's workers are not warmed up: %s", _reason(exc))

@@ -1,4 +1,4 @@
-"""Warms up Spark's Python workers before the job is ready.
+"""Warms up Spark's Python workers before the job is ready, and finds out whether executors can do its work.
 
 Spark starts Python workers when a task first needs them, and each loads PySpark, Arrow and the center's modules. That
 takes several seconds, by which the first answers would be late.
@@ -7,6 +7,7 @@ takes several seconds, by which the first answers would be late.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from edgewater.synopses import CountStack, GroupedAggregate
 
 ROUNDS = 2
 PARTIALS = 64
+DISTRIBUTION = "edgewater"
 
 
 class MergeTask:
@@ -38,3 +40,40 @@ def warm_up(spark: Any, cores: int) -> None:
     """Runs a batch of generated partials on every core."""
     for _ in range(ROUNDS):
         spark.range(0, cores, 1, cores).mapInArrow(MergeTask(), ROW_DDL).toArrow()
+
+
+def installed_on_executors(spark: Any, cores: int, distribution: str = DISTRIBUTION) -> dict[str, str]:
+    """What executors have of a distribution: host -> its version; empty: it is not installed there.
+
+    Raises PySparkException: they have another Python, or no Arrow.
+    """
+
+    def probe(batches: Any) -> Any:  # a nested function travels as code, and needs none of our modules there
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
+        import pyarrow as pa
+
+        for _ in batches:
+            pass
+        try:
+            found = version(distribution)
+        except PackageNotFoundError:
+            found = ""
+        yield pa.RecordBatch.from_arrays([pa.array([platform.node()]), pa.array([found])], ["host", "version"])
+
+    rows = spark.range(0, cores, 1, cores).mapInArrow(probe, "host string, version string").toArrow().to_pylist()
+    return {row["host"]: row["version"] for row in rows}
+
+
+def problem_of_executors(spark: Any, cores: int, distribution: str = DISTRIBUTION) -> str:
+    """Why executors cannot do the job's work, and what to do; empty: they can. Raises PySparkException."""
+    wanted = version(DISTRIBUTION)
+    for host, found in sorted(installed_on_executors(spark, cores, distribution).items()):
+        if found != wanted:
+            has = f"{distribution} {found}" if found else f"no {distribution}"
+            return (
+                f"the Python of the executors on {host} has {has}; expected {wanted}, as here. Install it there, or"
+                " ship a virtual environment: spark.archives and spark.pyspark.python in spark.conf"
+            )
+    return ""
