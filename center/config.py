@@ -214,8 +214,8 @@ class SparkSection(Section):
     trigger: Duration = 0
     """Least time between the starts of two micro-batches; 0: one after the other."""
     metrics: Address | None = None
-    """Address of the job's /livez, /readyz and /metrics; None: not served. All but the first driver of `edgewater
-    center run` take any free port of that host."""
+    """Address of the job's /livez, /readyz and /metrics; None: not served. The other drivers of `edgewater
+    center run` take the ports after it."""
     standby: bool = False
     """Whether `edgewater center run` starts one more driver, which takes over when one dies."""
     lease: Annotated[Duration, Field(ge=1_000, le=60_000)] = 3_000

@@ -483,7 +483,7 @@ class ComponentReadiness(BaseModel):
     reason: str | None = Field(description="Why not.")
     address: str | None
     instances: int
-    leader: str | None = Field(description="Of the job: the process (`host:pid`) that leads.")
+    leader: str | None = Field(description="Of the job: the processes (`host:pid`) that lead, with commas between.")
     standbys: int = Field(description="Of the job: processes that are ready to take over.")
 
 

@@ -63,7 +63,7 @@ class ComponentHeartbeat:
         address: that it listens on; empty: none.
         problem: why it cannot do its work although it runs, such as a full disk; empty: none.
         role: whether it leads, or waits to take over.
-        needed: processes of its component that have to work at the same time; standbys do not count.
+        needed: processes of its component, standbys aside, without which the component is not ready.
     """
 
     component: Component

@@ -36,7 +36,7 @@ from center.job.metrics import JobMetrics
 from center.job.microbatch import BatchProcessor
 from center.job.warm_up import problem_of_executors, warm_up
 from center.ledger import Ledger
-from center.results import MAX_ANSWER_BYTES, ResultStore
+from center.results import MAX_ANSWER_BYTES, LeaseLost, ResultStore
 from center.spark.java import require_java
 from center.spark.session import SessionConfig, start_session
 from center.storage.progress import Progress, Track
@@ -131,7 +131,6 @@ class Job:
         self._catalog = Catalog(config.catalog_url)
         self._store = ResultStore(config.results_url, config.max_answer_bytes)
         ledger = Ledger(margin_ms=config.margin_ms)
-        self._store.load_ledger(ledger)
         self._progress = Progress(config.progress_dir or config.work_dir / "progress")
         self._writer = LedgerWriter(
             ledger,
@@ -168,8 +167,10 @@ class Job:
         self._stream_problem, self._executors_problem = "Spark is starting", ""
         self._warm = threading.Event()
         self._failed_attempts = 0
-        self._term_began_s, self._applied_before, self._is_read = time.monotonic(), 0, False
+        self._terms, self._term_began_s, self._applied_before, self._is_read = 0, time.monotonic(), 0, False
         self._leads_file: Path | None = None
+        # Of the leads file: a term begins in another thread than the one that follows it.
+        self._reading = threading.Lock()
         self._suspects: dict[QueryRef, int] = {}
         self._suspended: frozenset[QueryRef] = frozenset()
         self._resumed_at_s = self._waiting_at_s = 0.0
@@ -204,10 +205,12 @@ class Job:
         self._writer.begin_term()
         self.count_start()
         self._set_aside_suspects()
-        if self._leads_file is not None:
-            self._leads_file.unlink(missing_ok=True)  # it may name another partition, which this driver led before
-            if self._failed_attempts < SUSPICIOUS and not self._suspects:
-                self._let_read(self._leads_file)
+        with self._reading:
+            self._terms += 1
+            if self._leads_file is not None:
+                self._leads_file.unlink(missing_ok=True)  # it may name another partition, which this driver led before
+                if self._failed_attempts < SUSPICIOUS and not self._suspects:
+                    self._let_read(self._leads_file)
 
     def _let_read(self, leads_file: Path) -> None:
         partial = leads_file.with_suffix(".new")
@@ -216,14 +219,16 @@ class Job:
 
     def _follow_leadership(self, leads_file: Path) -> None:
         """Lets the stream read if this driver leads, after suspicious frames were tried; else parks it."""
-        leads = self.leadership.leads.is_set()
+        term, leads = self._terms, self.leadership.leads.is_set()
         if leads and not leads_file.exists():
             self.try_suspects()
             if self._failed_attempts >= SUSPICIOUS:
                 self.quarantine_deadly_frames()
-            self._let_read(leads_file)
-        elif not leads:
-            leads_file.unlink(missing_ok=True)
+        with self._reading:
+            if not self.leadership.leads.is_set():
+                leads_file.unlink(missing_ok=True)
+            elif leads and term == self._terms and not leads_file.exists():
+                self._let_read(leads_file)
 
     def run(self, stop: threading.Event) -> None:
         """As `run_job`. The driver that leads keeps deadlines from the first moment, also while Spark starts."""
@@ -265,17 +270,29 @@ class Job:
                 return
 
     def _warm_up(self, spark: Any, began_s: float) -> None:
-        session = self._config.session
         try:
-            if not session.is_local and (problem := problem_of_executors(spark, session.cores)):
-                self._executors_problem = problem
-                logger.critical("%s", problem)
-            warm_up(spark, session.cores)
+            if not self._config.session.is_local:
+                self._await_executors(spark)
+            warm_up(spark, self._config.session.cores)
             logger.info("Spark's workers are warm after %.1f s", time.monotonic() - began_s)
         except (PySparkException, Py4JError, OSError) as exc:
             logger.warning("Spark's workers are not warmed up: %s", _reason(exc))
         finally:
             self._warm.set()
+
+    def _await_executors(self, spark: Any) -> None:
+        """Returns when executors can do the job's work, or the job stops; until then it is not ready."""
+        while not self._stopping.is_set():
+            try:
+                problem = problem_of_executors(spark, self._config.session.cores)
+            except PySparkException as exc:
+                problem = f"the executors run no Python task: {_reason(exc)}"
+            if problem != self._executors_problem:
+                self._executors_problem = problem
+                logger.log(logging.CRITICAL if problem else logging.INFO, "%s", problem or "executors are as expected")
+            if not problem:
+                return
+            self._stopping.wait(CHECK_S)
 
     def _keep_streaming(self, spark: Any, stop: threading.Event, leads_file: Path) -> None:
         """Restarts the stream whenever it fails, until `stop` is set or the Spark context is lost."""
@@ -350,7 +367,7 @@ class Job:
             ):
                 self._progress.step(Track.MAIN)
                 self.processor.quarantine(entry, death)
-        except StorageError as exc:
+        except (StorageError, LeaseLost) as exc:
             logger.warning("the pending frames cannot be tried: %s", exc)
 
     def _set_aside_suspects(self) -> None:
@@ -367,7 +384,11 @@ class Job:
             return
         for ref, count in deaths.items():
             logger.warning("a driver died %d times while it worked on query %s", count, query_key(ref))
-        self._suspects = {ref: n for ref, n in deaths.items() if n >= SUSPECT_DEATHS and ref not in suspended}
+        self._suspects = {
+            ref: n
+            for ref, n in deaths.items()
+            if n >= SUSPECT_DEATHS and ref not in suspended and query_key(ref) in partition
+        }
         for ref in self._suspects:
             self.processor.suspend(query_key(ref), "it is tried in a process of its own")
         for ref in self._suspended.difference(suspended):
@@ -389,8 +410,9 @@ class Job:
                 reason = ""
                 try:
                     if reason := deadly_query(examiner, trial, deaths):
+                        self._writer.require_lease(key)
                         self._catalog.suspend_query(ref, reason, now_ms)
-                except StorageError as exc:
+                except (StorageError, LeaseLost) as exc:
                     logger.warning("query %s cannot be tried, or set aside for good: %s", key, exc)
                 self._progress.step(Track.MAIN)
                 if reason:

@@ -103,7 +103,7 @@ class LeaseWatch:
 class Leadership(threading.Thread):
     """Takes a lease when it is free or has ended, and renews it while this process leads.
 
-    A store whose queries are divided among another number of drivers is divided anew once none of those leads.
+    A store whose queries are divided among another number of drivers is divided again once none of those leads.
 
     Args:
         began: called before `leads` is set.
@@ -112,8 +112,7 @@ class Leadership(threading.Thread):
     Attributes:
         owner: this process.
         leads: set while this process leads, as far as it knows.
-        leader: ``host:pid`` of each process that leads, as far as this one leads not; empty: none, or unknown.
-        problem: why the lease cannot be read or renewed; empty: it can.
+        leader: ``host:pid`` of this process while it leads, otherwise of those that do; empty: none, or unknown.
     """
 
     def __init__(
@@ -132,7 +131,8 @@ class Leadership(threading.Thread):
         self._drivers = drivers
         self.owner = owner or new_owner()
         self.leads = threading.Event()
-        self.leader = self.problem = ""
+        self.leader = self._failure = ""
+        self._renewed_s = 0.0
         self._store, self._metrics, self._stopping = store, metrics, threading.Event()
         self._now_ms, self._monotonic, self._began, self._lease_ms = now_ms, monotonic, began, lease_ms
         self._watches: dict[QueryPartition, LeaseWatch] = {}
@@ -141,6 +141,14 @@ class Leadership(threading.Thread):
     def sees_leader(self) -> bool:
         """Whether another process leads and is known to be alive."""
         return not self.leads.is_set() and any(watch.renewed for watch in list(self._watches.values()))
+
+    @property
+    def problem(self) -> str:
+        """Why the lease cannot be read or renewed; empty: it can. A call to the database may hang."""
+        silent_s = self._monotonic() - self._renewed_s
+        if not self._failure and self.leads.is_set() and silent_s * 1000 > self._lease_ms:
+            return f"the driver's lease was renewed last {silent_s:.0f} s ago"
+        return self._failure
 
     def run(self) -> None:
         while not self._stopping.is_set():
@@ -164,28 +172,31 @@ class Leadership(threading.Thread):
         try:
             if self.leads.is_set():
                 self._store.renew_lease(self._now_ms())
+                self._renewed_s = self._monotonic()
             else:
                 self._wait_for_turn()
-            self.problem = ""
+            self._failure = ""
         except LeaseLost as exc:
             self._lose(exc)
         except Exception as exc:  # of the database, or of a disk: without this thread the driver would never lead
-            if not self.problem:
+            if not self._failure:
                 logger.warning(
                     "the driver's lease cannot be kept; trying again: %s",
                     exc,
                     exc_info=not isinstance(exc, StorageError),
                 )
-            self.problem = f"the driver's lease: {exc}"
+            self._failure = f"the driver's lease: {exc}"
 
     def _wait_for_turn(self) -> None:
         leases, at_s = self._store.leases(), self._monotonic()
         ended = {partition for partition, lease in leases.items() if self._has_ended(partition, lease, at_s)}
         if len(leases) != self._drivers:
             self._divide(leases, ended)
-            return
+            # A lease at once: processes that disagree about the number would otherwise divide them in turn for ever.
+            leases = self._store.leases()
+            ended = {partition for partition, lease in leases.items() if not lease.owner}
         for partition in leases:
-            if partition in ended and self._take(partition, leases[partition]):
+            if len(leases) == self._drivers and partition in ended and self._take(partition, leases[partition]):
                 return
         leaders = [display_name(lease.owner) for partition, lease in leases.items() if partition not in ended]
         if leaders and self.leader != (leader := ", ".join(leaders)):
@@ -209,7 +220,7 @@ class Leadership(threading.Thread):
     def _take(self, partition: QueryPartition, lease: Lease) -> bool:
         if not self._store.take_lease(self.owner, lease, self._lease_ms, self._now_ms(), partition):
             return False
-        self.leader = display_name(self.owner)
+        self.leader, self._renewed_s = display_name(self.owner), self._monotonic()
         self._metrics.lease_epoch.set(lease.epoch + 1)
         self._metrics.leads.set(1)
         of = "" if partition.of == 1 else f" partition {partition} of the queries"

@@ -122,11 +122,13 @@ class LedgerWriter:
         """This driver leads from now on: others may have applied frames and catalog events since it did last."""
         with self._lock:
             self._catalog_events.acknowledge(None)
+            self._alarmed_in_all = 0
         self._changed.set()
 
-    def require_lease(self) -> None:
-        """Raises LeaseLost if another driver leads; for effects outside of the store's transactions."""
-        self._store.renew_lease(self._now_ms())
+    def require_lease(self, key: str) -> None:
+        """Raises LeaseLost unless this driver leads the query's partition; for effects outside of the store's
+        transactions."""
+        self._store.renew_lease(self._now_ms(), key)
 
     def consumed(self) -> dict[str, int]:
         """As `ResultStore.consumed`. Only `apply` changes it."""
@@ -202,7 +204,7 @@ class LedgerWriter:
         self._next_alarms_ms = now_ms + ALARM_EVERY_MS
         try:
             for late, records in self._store.late_records().items():
-                if self._alarmed.get(late) != records:
+                if query_key(late[0]) in self._store.partition and self._alarmed.get(late) != records:
                     ref, edge, reason = late
                     message = (
                         f"query {query_key(ref)}: accepted records came for windows that were final ({reason}); their"

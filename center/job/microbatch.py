@@ -408,13 +408,13 @@ class BatchProcessor:
 
     def quarantine(self, entry: FrameEntry, reason: str) -> None:
         """Sets a frame aside: it is read as a stated loss from now on. Raises LeaseLost: another driver decides."""
-        self._writer.require_lease()
+        key = query_key(entry.query)
+        self._writer.require_lease(key)
         # Out of the segment that it shares with frames of other queries, which would stay on disk with it.
         with contextlib.suppress(StorageError, OSError):
             copy = self._log.copy(entry)
             entry = replace(entry, segment=copy.segment, offset=copy.offset, length=copy.length)
         unused = self._catalog.quarantine(entry, reason, self._now_ms())
-        key = query_key(entry.query)
         logger.error("query %s, frame %d of edge %s is in quarantine: %s", key, entry.position, entry.edge, reason)
         self._metrics.skipped.labels("frame-quarantined").inc()
         self._remove(unused)

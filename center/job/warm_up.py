@@ -7,7 +7,7 @@ takes several seconds, by which the first answers would be late.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pyarrow as pa
@@ -67,8 +67,14 @@ def installed_on_executors(spark: Any, cores: int, distribution: str = DISTRIBUT
 
 
 def problem_of_executors(spark: Any, cores: int, distribution: str = DISTRIBUTION) -> str:
-    """Why executors cannot do the job's work, and what to do; empty: they can. Raises PySparkException."""
-    wanted = version(DISTRIBUTION)
+    """Why executors cannot do the job's work, and what to do; empty: they can, or this is no installed release.
+
+    Raises PySparkException: they have another Python, or no Arrow.
+    """
+    try:
+        wanted = version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return ""
     for host, found in sorted(installed_on_executors(spark, cores, distribution).items()):
         if found != wanted:
             has = f"{distribution} {found}" if found else f"no {distribution}"

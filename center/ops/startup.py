@@ -51,7 +51,8 @@ class Startup:
             ComponentCommand(c, functools.partial(self._argv, c), self._watch() if c == "job" else None)
             for c in COMPONENTS
         ]
-        commands += [ComponentCommand(name, self._driver_argv, self._watch()) for name in self._more_drivers()]
+        for number, name in enumerate(self._more_drivers(), 1):
+            commands.append(ComponentCommand(name, functools.partial(self._driver_argv, number), self._watch()))
         return commands
 
     def _more_drivers(self) -> list[str]:
@@ -63,11 +64,11 @@ class Startup:
         hang_s = self._config.spark.hang / 1000
         return HangWatch(self._config.progress_dir, hang_s, monotonic=time.monotonic).check
 
-    def _driver_argv(self) -> list[str]:
+    def _driver_argv(self, number: int) -> list[str]:
         argv = self._argv("job")
         if self._config.spark.metrics is not None:
-            host = self._config.spark.metrics.rpartition(":")[0]
-            argv += ["--set", f"spark.metrics={host}:0"]
+            host, _, port = self._config.spark.metrics.rpartition(":")
+            argv += ["--set", f"spark.metrics={host}:{int(port) + number if int(port) else 0}"]
         return argv
 
     def _argv(self, component: Component) -> list[str]:

@@ -5,8 +5,8 @@ A lease is a row with its owner, an epoch that grows whenever another process ta
 holds. The epoch decides what may be committed: a process that was stalled, cut off or declared dead can never write
 after another has taken over. The time only decides how soon another may take it.
 
-Another number of partitions is another set of leases. The old ones get other epochs in the transaction that makes the
-new ones, so that no query is ever in the hands of two drivers.
+Changing the number of partitions creates another set of leases and, in the same transaction, increments the epochs of
+the old ones, so that no two drivers ever write the same query.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, case, insert, select, update
 
 from center.results import schema as t
-from center.storage.query_partition import QueryPartition
+from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.errors import Conflict
 
 DRIVER = "driver"
+_SHELVED = "driver 1 of 1"
+"""The name of the lease of all queries while they are divided: a driver of an earlier release would take it."""
 
 
 class LeaseLost(Conflict):
@@ -70,10 +72,23 @@ def take(connection: Connection, partition: QueryPartition, owner: str, seen: Le
 
 
 def end(connection: Connection, seen: Mapping[QueryPartition, Lease]) -> None:
-    """Frees leases, under new epochs. Raises LeaseLost: one is not as `seen` any more."""
+    """Frees the leases of a division, under new epochs. Raises LeaseLost: one is not as `seen` any more."""
     for partition, lease in seen.items():
         if take(connection, partition, "", lease, lease.until_ms) is None:
             raise LeaseLost(f"the driver's lease of partition {partition} has changed")
+    # The epoch goes on when the queries are in one partition again.
+    _rename(connection, DRIVER, _SHELVED)
+
+
+def begin(connection: Connection, partition: QueryPartition) -> None:
+    """Adds the lease of a partition of a new division, or frees the one that it had before."""
+    if partition == ALL_QUERIES:
+        _rename(connection, _SHELVED, DRIVER)
+    create(connection, partition)
+
+
+def _rename(connection: Connection, name: str, to: str) -> None:
+    connection.execute(update(t.leases).where(t.leases.c.name == name).values(name=to))
 
 
 def hold(connection: Connection, partition: QueryPartition, epoch: int, until_ms: int) -> None:

@@ -21,8 +21,8 @@ counters = Table(
 )
 """``schema``: version of these tables. ``answer``: last answer id, incremented in the order in which answers become
 visible. ``late``: incremented when records have come for final windows. ``drivers``: partitions of the queries. Per
-partition (`QueryPartition.name`): ``step``, incremented by each transaction of its driver, whose lock the row is;
-``starts`` of a driver since frames were applied last."""
+partition (`QueryPartition.name`): ``step``, incremented by each transaction of its driver, which the row's lock
+serializes; ``starts`` of a driver since frames were applied last."""
 
 leases = Table(
     "leases",

@@ -40,6 +40,7 @@ from center.results.writes import (
     RefusedDelta,
     add_deltas,
     add_shipped,
+    count_late,
     drop_answers,
     drop_deltas,
     misshapen,
@@ -54,7 +55,8 @@ from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.errors import Conflict, StorageError
 from edgewater.wire import QueryRef
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION, DIVIDED_VERSION = 1, 2
+"""The second is of a store whose queries are divided, which releases without partitions must not open."""
 STEP, STARTS, DRIVERS = "step", "starts", "drivers"
 """Counters: the first two of each partition, the last one the number of partitions."""
 _KEYS_AT_ONCE = 500
@@ -116,9 +118,10 @@ class ResultStore(AnswerReader):
             for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("late", 0), (DRIVERS, 1)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
-            _add_partition(connection, ALL_QUERIES)
-            if (version := counters.get("schema", SCHEMA_VERSION)) != SCHEMA_VERSION:
-                raise StorageError(f"the result store has schema version {version}, not {SCHEMA_VERSION}")
+            if counters.get(DRIVERS, 1) == 1:
+                _add_partition(connection, ALL_QUERIES)
+            if (version := counters.get("schema", SCHEMA_VERSION)) not in (SCHEMA_VERSION, DIVIDED_VERSION):
+                raise StorageError(f"the result store has schema version {version}; this release reads 1 and 2")
 
     def close(self) -> None:
         self._engine.dispose()
@@ -156,14 +159,17 @@ class ResultStore(AnswerReader):
         return True
 
     def divide(self, drivers: int, seen: Mapping[QueryPartition, Lease]) -> bool:
-        """Divides the queries among another number of drivers, if all leases are still as `seen`. Nobody leads then."""
-        counter = t.counters.c.name == DRIVERS
+        """Divides the queries among another number of drivers, if all leases are still as `seen`. Afterwards all leases
+        are free."""
+        version = SCHEMA_VERSION if drivers == 1 else DIVIDED_VERSION
         try:
             with write_transaction(self._engine) as connection:
                 leases.end(connection, seen)
                 for partition in QueryPartition.all(drivers):
+                    leases.begin(connection, partition)
                     _add_partition(connection, partition)
-                connection.execute(update(t.counters).where(counter).values(value=drivers))
+                for name, value in ((DRIVERS, drivers), ("schema", version)):
+                    connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=value))
         except LeaseLost:
             return False
         return True
@@ -173,9 +179,11 @@ class ResultStore(AnswerReader):
         """Of the lease that this store has taken last."""
         return self._term.partition
 
-    def renew_lease(self, now_ms: int) -> None:
-        """Extends the lease. Raises LeaseLost: another process has taken it."""
+    def renew_lease(self, now_ms: int, key: str | None = None) -> None:
+        """Extends the lease. Raises LeaseLost: another process has taken it, or it is not that of the query `key`."""
         term = self._term
+        if key is not None and key not in term.partition:
+            raise LeaseLost(f"query {key} is not of partition {term.partition}, which this process leads now")
         with write_transaction(self._engine) as connection:
             leases.hold(connection, term.partition, term.epoch, now_ms + term.lease_ms)
 
@@ -259,8 +267,10 @@ class ResultStore(AnswerReader):
             _require_bounded(ledger, {f.query for f in fresh})
             stored, spent = split_spent(ledger, emissions, [d.to_row() for d in kept])
             add_deltas(connection, stored, ledger.on_query)
-            write_ledger(connection, transaction.changes())
+            changes = transaction.changes()
+            write_ledger(connection, changes)
             write_answers(connection, ledger, emissions, spent, self._max_answer_bytes)
+            count_late(connection, changes)
             add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
             set_consumed(connection, {key: position for key, position in through.items() if key in new})
         self._loaded = loaded
@@ -295,6 +305,7 @@ class ResultStore(AnswerReader):
                     _require_own(loaded[0].partition, [query_key(change.ref) for change in changes])
                     write_ledger(connection, changes)
                     write_answers(connection, ledger, emissions, (), self._max_answer_bytes)
+                    count_late(connection, changes)
                 self._loaded = loaded
         return emissions
 
@@ -314,6 +325,7 @@ class ResultStore(AnswerReader):
         if stored:
             with self._transaction(ledger) as transaction, write_transaction(self._engine) as connection:
                 loaded = self._begin_step(connection, now_ms)
+                _require_own(loaded[0].partition, [delta.query for delta in stored])
                 for delta in stored:
                     if drop_deltas(connection, delta, exactly=True) == 0:
                         # It was merged in the transaction that failed: from deltas of the slice, stored ones and new.
@@ -321,7 +333,9 @@ class ResultStore(AnswerReader):
                         place = [d for d in kept if d.to_row().place == delta.place]
                         kept = _without([RefusedDelta(d.to_row(), "") for d in place], kept, frames)
                     ledger.handle(SlicesRefused(query_from_key(delta.query), (delta.slice_start_ms,)))
-                write_ledger(connection, transaction.changes())
+                changes = transaction.changes()
+                write_ledger(connection, changes)
+                count_late(connection, changes)
             self._loaded = loaded
         self._refused += refused
         return kept

@@ -188,13 +188,22 @@ def add_late_records(connection: Connection, key: str, late: Mapping[LateSlice, 
             counts = slices.setdefault(place.slice_start_ms, {})
             kind = (place.slice_end_ms, place.through_ms, place.reason)
             counts[kind] = counts.get(kind, 0) + records
-    counter = t.counters.c.name == "late"
-    connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + 1))
     rows = [{"query": key, "edge": edge, "reason": reason, "records": n} for (edge, reason), n in totals.items()]
     upsert(connection, t.late_records, rows, added=["records"])
     starts = list(slices)
     for at in range(0, len(starts), _CHUNK):
         _add_late_slices(connection, key, {start: slices[start] for start in starts[at : at + _CHUNK]})
+
+
+def count_late(connection: Connection, changes: Iterable[QueryChanges]) -> None:
+    """Increments the counter that says that late records were added, if any were.
+
+    At the end of a transaction, after `write_answers`: the drivers of other partitions wait for both counters' rows
+    until it ends, and take them in the same order.
+    """
+    if any(change.late for change in changes):
+        counter = t.counters.c.name == "late"
+        connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + 1))
 
 
 def _add_late_slices(connection: Connection, key: str, slices: Mapping[int, dict[tuple[int, int, str], int]]) -> None:

@@ -87,16 +87,17 @@ class Progress:
         self._steps = dict.fromkeys(Track, 0)
 
     def take_left(self, partition: QueryPartition = ALL_QUERIES) -> list[str]:
-        """Returns, once, on which of a partition's queries processes worked when they died."""
-        left = [query for query in self._left if query in partition]
-        self._left = [query for query in self._left if query not in partition]
+        """Returns, once, on which queries the processes that led a partition worked when they died."""
+        left: list[str] = []
+        if any(query in partition for query in self._left):
+            left, self._left = self._left, []
         for path in sorted(self._directory.glob("*.progress")):
             if path == self._path:
                 continue
             with contextlib.suppress(OSError), path.open("r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a living process holds it
-                queries = _queries(read_progress(path))  # of the partition that the process led
-                if all(query in partition for query in queries):
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a living process holds it
+                queries = _queries(read_progress(path))
+                if not queries or any(query in partition for query in queries):
                     left += queries
                     path.unlink()
         return list(dict.fromkeys(left))

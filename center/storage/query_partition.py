@@ -9,19 +9,19 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class QueryPartition:
-    """The queries of one driver: those whose names have this remainder, so that each query is in exactly one.
+    """The queries of one driver: those of which the CRC-32 of the name, modulo `of`, is `number`.
 
     Attributes:
         number: from 0.
-        of: number of partitions.
+        of: number of partitions; each query is in exactly one.
     """
 
     number: int = 0
     of: int = 1
 
     def __contains__(self, key: str) -> bool:
-        """Whether a query belongs to it, given its key ``name@version``: with all its versions, since a deletion has to
-        precede the next registration."""
+        """Whether a query belongs to it, given its key ``name@version``. All versions of a query are in one partition,
+        since a deletion has to precede the next registration."""
         return self.of == 1 or zlib.crc32(key.rpartition("@")[0].encode()) % self.of == self.number
 
     def __str__(self) -> str:
@@ -34,7 +34,8 @@ class QueryPartition:
         return cls(int(number) - 1, int(of)) if number.isdecimal() and of.isdecimal() else None
 
     def name(self, of: str) -> str:
-        """The name of something that each partition has one of; the plain name if there is one partition."""
+        """Returns the name of a thing that each partition has, such as its lease; the plain name if there is one
+        partition."""
         return of if self.of == 1 else f"{of} {self}"
 
     @classmethod

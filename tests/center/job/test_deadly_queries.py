@@ -19,6 +19,7 @@ from center.job.job import Job, JobConfig
 from center.results import schema as t
 from center.storage.database import write_transaction
 from center.storage.progress import Progress, Track, progress_path, read_progress
+from center.storage.query_partition import QueryPartition
 from edgewater.errors import NotFound
 from edgewater.wire import QueryRef
 from tests.center.job.conftest import World
@@ -181,6 +182,21 @@ def test_what_a_dead_process_leaves_is_taken_once_and_what_a_living_one_writes_i
     assert progress._path.stat().st_mode & 0o777 == 0o600
     living.close()
     assert progress.take_left() == ["a@1"]
+
+
+def test_what_a_dead_driver_leaves_is_taken_by_the_next_one_of_its_partition(tmp_path: Path) -> None:
+    halves = QueryPartition.all(2)
+    keys = [next(f"q{n}@1" for n in range(9) if f"q{n}@1" in half) for half in halves]
+    progress = Progress(tmp_path)
+    for number, key in enumerate(keys):
+        progress.enter(Track.LEDGER, key)
+        progress_path(tmp_path, (1 << 30) + number).write_bytes(progress._path.read_bytes())
+    progress.step(Track.LEDGER)
+
+    # Both partitions have a new driver at the same time: neither takes what is the other's.
+    assert progress.take_left(halves[1]) == [keys[1]]
+    assert progress.take_left(halves[1]) == []
+    assert progress.take_left(halves[0]) == [keys[0]]
 
 
 def test_a_process_that_ends_as_it_should_leaves_nothing_and_a_torn_file_says_nothing(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_standby_takes_over_when_the_leader_is_silent_and_the_old_leader_becom
     with pytest.raises(LeaseLost):
         one.writer.advance()
     with pytest.raises(LeaseLost):
-        one.writer.require_lease()
+        one.writer.require_lease("a@1")
     two.writer.advance()
     one.leadership.step()
     assert not one.leads
@@ -208,6 +208,29 @@ def test_queries_are_divided_anew_when_no_driver_of_the_other_division_leads(
     more.watch(1.0)
     assert (more.leads, more.leadership.problem, str(more.store.partition)) == (True, "", "1 of 2")
     more.close()
+
+
+def test_drivers_that_disagree_about_their_number_do_not_divide_the_queries_in_turn(world: Any) -> None:
+    drivers = [Driver(world, "one", drivers=2), Driver(world, "two", drivers=1)]
+    for _ in range(4):
+        for driver in drivers:
+            driver.watch(0.5)
+    assert [driver.leads for driver in drivers] == [True, False]
+    assert "expected spark.drivers: 2" in drivers[1].leadership.problem
+    for driver in drivers:
+        driver.close()
+
+
+def test_a_lease_that_is_not_renewed_for_its_time_is_a_problem_though_no_call_has_failed(
+    pair: tuple[Driver, Driver],
+) -> None:
+    one, _ = pair
+    one.watch(1.0)
+    assert one.leadership.problem == ""
+    one.now_s += LEASE_S + 1  # a call to the database hangs
+    assert one.leadership.problem == "the driver's lease was renewed last 4 s ago"
+    one.leadership.step()
+    assert one.leadership.problem == ""
 
 
 @pytest.mark.slow

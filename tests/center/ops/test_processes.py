@@ -43,11 +43,12 @@ def test_a_database_that_is_not_one_is_refused_at_once(tmp_path: Path) -> None:
     assert len(attempts) == 1
 
 
-def test_a_center_with_a_standby_runs_two_drivers_with_metrics_at_different_ports(tmp_path: Path) -> None:
-    spark = {"standby": True, "metrics": "127.0.0.1:7402"}
+def test_a_center_runs_its_drivers_and_a_standby_with_metrics_at_the_ports_after_the_first(tmp_path: Path) -> None:
+    spark = {"standby": True, "drivers": 2, "metrics": "127.0.0.1:7402"}
     config = CenterConfig.from_mapping({"data_dir": str(tmp_path), "spark": spark})
     commands = {c.name: list(c.argv()) for c in Startup(config, ["--log-level", "info"], as_json=False).commands()}
-    assert commands.keys() == {"gateway", "job", "api", "standby"}
-    assert commands["standby"] == [*commands["job"], "--set", "spark.metrics=127.0.0.1:0"]
+    assert commands.keys() == {"gateway", "job", "api", "job-2", "standby"}
+    assert commands["job-2"] == [*commands["job"], "--set", "spark.metrics=127.0.0.1:7403"]
+    assert commands["standby"] == [*commands["job"], "--set", "spark.metrics=127.0.0.1:7404"]
     alone = Startup(config.model_copy(update={"spark": SparkSection()}), [], as_json=False)
     assert "standby" not in {c.name for c in alone.commands()}
