@@ -79,7 +79,7 @@ def problem_of_executors(spark: Any, cores: int, distribution: str = DISTRIBUTIO
         if found != wanted:
             has = f"{distribution} {found}" if found else f"no {distribution}"
             return (
-                f"the Python of the executors on {host} has {has}; expected {wanted}, as here. Install it there, or"
-                " ship a virtual environment: spark.archives and spark.pyspark.python in spark.conf"
+                f"the Python of the executors on {host} has {has}; expected {wanted}, as here. Install it there at the"
+                " same path, or ship it with spark.archives: see docs/reference/center.md"
             )
     return ""

@@ -41,6 +41,7 @@ export PYTHONPATH="${{PYTHONPATH#*/pyspark.zip:}}"
 exec {python} -IS {client} {socket} {python} "$@"
 """
 _FORK_CLIENT = Path(__file__).with_name("fork_client.py")
+_INTERPRETERS = {"PYSPARK_PYTHON": "spark.pyspark.python", "PYSPARK_DRIVER_PYTHON": "spark.pyspark.driver.python"}
 KEPT_JOBS = 20
 _HISTORIES = (
     "spark.ui.retainedJobs",
@@ -273,9 +274,11 @@ def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> Spark
     if config.is_local and modules:
         _start_fork_server(modules)
     require_java(os.environ)
-    # Executors must run this interpreter: another has other packages.
-    for name in {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"} - os.environ.keys():
-        os.environ[name] = local_interpreter() if config.is_local else sys.executable
+    # Executors must run this interpreter, where nobody says otherwise: another has other packages. These settings have
+    # an effect only here: `spark-submit` reads them, and not a session that Python starts.
+    interpreter = local_interpreter() if config.is_local else sys.executable
+    for name, setting in _INTERPRETERS.items():
+        os.environ.setdefault(name, config.settings.get(setting, interpreter))
     if config.is_local:
         # Set before the JVM starts: otherwise it resolves the host's name, which may fail.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
