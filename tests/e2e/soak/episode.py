@@ -296,10 +296,10 @@ class EpisodeRun:
         self.center.kill("api")
 
     def _kill_job(self, fault: Fault, edge: Edge) -> None:
-        self.center.kill("job")
+        self.center.kill_driver()
 
     def _checkpoints(self, fault: Fault, edge: Edge) -> None:
-        self.center.kill("job")
+        self.center.kill_driver()
         self.center.delete_checkpoints()
 
     def _late_query(self, fault: Fault, edge: Edge) -> None:

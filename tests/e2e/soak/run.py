@@ -109,16 +109,18 @@ class Soak:
         kinds: Sequence[str],
         *,
         at_once: int = 2,
+        drivers: int = 1,
         say: Callable[[str], None] = lambda _: None,
         demo: Demo | None = None,
     ) -> None:
         self.directory, self.seed, self.kinds, self.at_once = directory, seed, kinds, at_once
-        self._say, self._demo = say, demo
+        self._say, self._demo, self._drivers = say, demo, drivers
 
     def run(self, seconds: float, *, only: int | None = None, most: int | None = None, keep: bool = False) -> Report:
         """Runs episodes until `seconds` are over, or the only one, or at most so many."""
         report, began = Report(self.seed), time.monotonic()
-        demo = self._demo or Demo(self.directory / "center", seconds)
+        several = {"spark": {"drivers": self._drivers, "standby": True}} if self._drivers > 1 else {}
+        demo = self._demo or Demo(self.directory / "center", seconds, settings=several)
         try:
             if self._demo is None:
                 demo.directory.mkdir(parents=True)

@@ -232,6 +232,13 @@ class Center:
         with contextlib.suppress(ProcessLookupError, FileNotFoundError, ValueError):
             os.kill(int((self._state / "pids" / f"{component}.pid").read_text()), signal.SIGKILL)
 
+    def kill_driver(self) -> None:
+        """kill -9 of the driver that has run longest: each time another one, where there are several."""
+        pids = self._state / "pids"
+        files = [file for file in pids.glob("*.pid") if file.stem.partition("-")[0] in ("job", "standby")]
+        with contextlib.suppress(FileNotFoundError, ValueError):  # one of them has ended by itself
+            self.kill(min(files, key=lambda file: file.stat().st_mtime).stem)
+
     def delete_checkpoints(self) -> None:
         shutil.rmtree(self._state / "spark", ignore_errors=True)
 
