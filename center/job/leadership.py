@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 LEASE_MS = 3_000
 """How long a driver may be silent before a standby takes over. It renews three times as often, and with every step."""
+SILENT_LEASES = 5
+"""A lease that is not renewed for so many times its length is a problem: the database hangs. A long step, which renewals
+wait for, is none."""
 POLL_S = 0.1
 """Interval at which a standby looks at the lease."""
 
@@ -144,9 +147,9 @@ class Leadership(threading.Thread):
 
     @property
     def problem(self) -> str:
-        """Why the lease cannot be read or renewed; empty: it can. A call to the database may hang."""
+        """Why the lease cannot be read or renewed; empty: it can."""
         silent_s = self._monotonic() - self._renewed_s
-        if not self._failure and self.leads.is_set() and silent_s * 1000 > self._lease_ms:
+        if not self._failure and self.leads.is_set() and silent_s * 1000 > SILENT_LEASES * self._lease_ms:
             return f"the driver's lease was renewed last {silent_s:.0f} s ago"
         return self._failure
 
@@ -210,8 +213,8 @@ class Leadership(threading.Thread):
     def _divide(self, leases: Mapping[QueryPartition, Lease], ended: Collection[QueryPartition]) -> None:
         if leading := [display_name(leases[partition].owner) for partition in leases if partition not in ended]:
             raise StorageError(
-                f"the queries are divided among {len(leases)} drivers, of which {', '.join(leading)} lead(s); expected"
-                f" spark.drivers: {len(leases)} as theirs, or that they are stopped, since it is {self._drivers} here"
+                f"spark.drivers is {self._drivers} here; expected {len(leases)}, as for the drivers that lead"
+                f" ({', '.join(leading)}): stop them before you change it"
             )
         if self._store.divide(self._drivers, leases):
             logger.info("the queries are divided among %d drivers, before among %d", self._drivers, len(leases))

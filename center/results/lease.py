@@ -46,8 +46,10 @@ class Lease:
 
 
 def create(connection: Connection, partition: QueryPartition) -> None:
-    """Adds a free lease, if the partition has none."""
+    """Adds a free lease, unless the partition has one, of an earlier division too."""
     name = partition.name(DRIVER)
+    if partition == ALL_QUERIES:
+        _rename(connection, _SHELVED, DRIVER)
     if connection.execute(select(t.leases.c.epoch).where(t.leases.c.name == name)).scalar() is None:
         connection.execute(insert(t.leases).values(name=name, owner="", epoch=0, until_ms=0))
 
@@ -80,13 +82,6 @@ def end(connection: Connection, seen: Mapping[QueryPartition, Lease]) -> None:
     _rename(connection, DRIVER, _SHELVED)
 
 
-def begin(connection: Connection, partition: QueryPartition) -> None:
-    """Adds the lease of a partition of a new division, or frees the one that it had before."""
-    if partition == ALL_QUERIES:
-        _rename(connection, _SHELVED, DRIVER)
-    create(connection, partition)
-
-
 def _rename(connection: Connection, name: str, to: str) -> None:
     connection.execute(update(t.leases).where(t.leases.c.name == name).values(name=to))
 
@@ -97,8 +92,10 @@ def hold(connection: Connection, partition: QueryPartition, epoch: int, until_ms
     later = case((c.until_ms < until_ms, until_ms), else_=c.until_ms + 1)
     mine = (c.name == partition.name(DRIVER)) & (c.epoch == epoch)
     if connection.execute(update(t.leases).where(mine).values(until_ms=later)).rowcount == 0:
-        lease = read(connection, partition)
-        raise LeaseLost(f"the driver's lease has epoch {lease.epoch} and is held by {lease.owner}, not by this process")
+        held = connection.execute(select(c.epoch, c.owner).where(c.name == partition.name(DRIVER))).one_or_none()
+        if held is None:
+            raise LeaseLost("the driver's lease is gone: the queries have been divided among another number of drivers")
+        raise LeaseLost(f"the driver's lease has epoch {held.epoch} and is held by {held.owner}, not by this process")
 
 
 def release(connection: Connection, partition: QueryPartition, epoch: int) -> None:

@@ -166,7 +166,6 @@ class ResultStore(AnswerReader):
             with write_transaction(self._engine) as connection:
                 leases.end(connection, seen)
                 for partition in QueryPartition.all(drivers):
-                    leases.begin(connection, partition)
                     _add_partition(connection, partition)
                 for name, value in ((DRIVERS, drivers), ("schema", version)):
                     connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=value))
