@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 LEASE_MS = 3_000
 """How long a driver may be silent before a standby takes over. It renews three times as often, and with every step."""
 SILENT_LEASES = 5
-"""A lease that is not renewed for so many times its length is a problem: the database hangs. A long step, which renewals
-wait for, is none."""
+"""A lease that is not renewed for so many times its length is a problem: the database hangs. A long step, for which
+renewals wait, is none."""
 POLL_S = 0.1
 """Interval at which a standby looks at the lease."""
 
