@@ -25,6 +25,7 @@ from bench.scale.executors import (
     limited,
     prepare,
     rate_ratio,
+    rate_row,
     running,
 )
 from center.results import ResultStore
@@ -94,15 +95,7 @@ def _apply(directory: Path, server: PostgresServer, drivers: int, windows: int) 
         took_s = time.perf_counter() - at_s
         used_s = sum(cpu_of_tree(job.pid) for job in jobs) - before_s
     done = sum((now - then) * whole for now, then, whole in zip(last, first, shares.values(), strict=True))
-    partials = round(done) * PARTIALS
-    if not partials:
-        return {"partials_s": None, "partials": 0}  # all in one batch
-    return {
-        "partials_s": round(partials / took_s, 1),
-        "partials": partials,
-        "seconds": round(took_s, 2),
-        "cpu_us_per_partial": round(used_s / partials * 1e6, 1),
-    }
+    return rate_row(round(done) * PARTIALS, took_s, {"drivers": used_s})
 
 
 def _part(partition: QueryPartition) -> float:

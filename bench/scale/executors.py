@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,20 +134,24 @@ def _merge(directory: Path, executors: int, frames: int, share: float | None) ->
             for worker in cluster:
                 stack.enter_context(limited(worker.pid, share))
             batch = first
-            while (first := consumed()) == batch:  # the batch that began before
+            while (first := consumed()) == batch < frames:  # the batch that began before
                 pass
         before, at_s = _cpu(job, cluster), time.perf_counter()
         while (last := consumed()) < frames:
             pass
         took_s, used = time.perf_counter() - at_s, _cpu(job, cluster)
-    partials = (last - first) * PARTIALS
+    return rate_row((last - first) * PARTIALS, took_s, {kind: used[kind] - before[kind] for kind in used})
+
+
+def rate_row(partials: int, seconds: float, cpu_s: Mapping[str, float]) -> dict[str, Any]:
+    """The rate of so many partials, and the CPU of each by kind of process."""
     if not partials:
         return {"partials_s": None, "partials": 0}  # all in one batch
     return {
-        "partials_s": round(partials / took_s, 1),
+        "partials_s": round(partials / seconds, 1),
         "partials": partials,
-        "seconds": round(took_s, 2),
-        "cpu_us_per_partial": {kind: round((used[kind] - before[kind]) / partials * 1e6, 1) for kind in used},
+        "seconds": round(seconds, 2),
+        "cpu_us_per_partial": {kind: round(used_s / partials * 1e6, 1) for kind, used_s in cpu_s.items()},
     }
 
 
