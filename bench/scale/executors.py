@@ -201,7 +201,7 @@ def standalone_cluster(directory: Path, executors: int) -> Iterator[tuple[str, l
     with contextlib.ExitStack() as stack:
         command = [*java, "org.apache.spark.deploy.master.Master", *listen, str(port), "--webui-port", "0"]
         stack.enter_context(running(command, directory / "master.log"))
-        await_line(directory / "master.log", "I have been elected leader")
+        _await_line(directory / "master.log", "I have been elected leader")
         workers = []
         for number in range(executors):
             work = directory / f"worker-{number}"
@@ -209,7 +209,7 @@ def standalone_cluster(directory: Path, executors: int) -> Iterator[tuple[str, l
             command += ["--cores", "1", "--memory", "1g", "--work-dir", str(work), url]
             log = directory / f"worker-{number}.log"
             workers.append(stack.enter_context(running(command, log)))
-            await_line(log, "Successfully registered with master")
+            _await_line(log, "Successfully registered with master")
         yield url, workers
 
 
@@ -238,7 +238,7 @@ def running(command: list[str], log: Path, *arguments: str) -> Iterator[subproce
                 child.kill()
 
 
-def await_line(log: Path, text: str) -> None:
+def _await_line(log: Path, text: str) -> None:
     end_s = time.monotonic() + WITHIN_S
     while not re.search(re.escape(text), log.read_text(errors="replace")):
         if time.monotonic() > end_s:
@@ -257,4 +257,5 @@ def cpu_of_tree(root: int) -> float:
 
 
 def _cpu(job: subprocess.Popen[bytes], cluster: list[subprocess.Popen[bytes]]) -> dict[str, float]:
+    """CPU seconds of the driver's processes, and of the executors', JVMs and Python workers."""
     return {"driver": cpu_of_tree(job.pid), "executors": sum(cpu_of_tree(worker.pid) for worker in cluster)}

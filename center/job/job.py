@@ -39,7 +39,7 @@ from center.ledger import Ledger
 from center.results import MAX_ANSWER_BYTES, LeaseLost, ResultStore
 from center.spark.java import require_java
 from center.spark.session import SessionConfig, start_session
-from center.storage.progress import Progress, Track
+from center.storage.progress import Progress, Track, write_whole
 from edgewater.errors import StorageError
 from edgewater.health import health_server
 from edgewater.wire import QueryRef
@@ -210,12 +210,7 @@ class Job:
             if self._leads_file is not None:
                 self._leads_file.unlink(missing_ok=True)  # it may name another partition, which this driver led before
                 if self._failed_attempts < SUSPICIOUS and not self._suspects:
-                    self._let_read(self._leads_file)
-
-    def _let_read(self, leads_file: Path) -> None:
-        partial = leads_file.with_suffix(".new")
-        partial.write_text(str(self._store.partition), encoding="ascii")
-        partial.replace(leads_file)
+                    write_whole(self._leads_file, str(self._store.partition))
 
     def _follow_leadership(self, leads_file: Path) -> None:
         """Lets the stream read if this driver leads, after suspicious frames were tried; else parks it."""
@@ -228,7 +223,7 @@ class Job:
             if not self.leadership.leads.is_set():
                 leads_file.unlink(missing_ok=True)
             elif leads and term == self._terms and not leads_file.exists():
-                self._let_read(leads_file)
+                write_whole(leads_file, str(self._store.partition))
 
     def run(self, stop: threading.Event) -> None:
         """As `run_job`. The driver that leads keeps deadlines from the first moment, also while Spark starts."""

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Protocol
 
+from center.storage.progress import write_whole
 from edgewater.errors import InvalidConfig, StorageError
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ class Supervisor:
         )
         self._running[command.name] = process
         pid_file = self._pids_dir / f"{command.name}.pid"
-        _write_whole(pid_file, f"{process.pid}\n")
+        write_whole(pid_file, f"{process.pid}\n")
         log.info("%s runs as process %d", command.name, process.pid)
         if stop.is_set():  # set while the child was being created, so it has not been signalled
             process.terminate()
@@ -203,13 +204,6 @@ class Supervisor:
                     os.killpg(process.pid, number)
                 else:
                     process.send_signal(number)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a file atomically."""
-    partial = path.with_suffix(".new")
-    partial.write_text(text, encoding="ascii")
-    partial.replace(path)
 
 
 @contextlib.contextmanager

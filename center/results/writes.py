@@ -272,16 +272,16 @@ def write_answers(
         merged, size = _window(e.query, deltas, max_answer_bytes)
         ledger.weigh(e.query, size)
         rows.append(_answer(e, merged, late.get((e.query, e.window_start_ms), {})))
-    # Last: the drivers of other partitions wait for this row until the transaction ends.
-    counter = t.counters.c.name == "answer"
-    connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + len(emissions)))
-    first = read_counter(connection, "answer") - len(emissions) + 1
-    connection.execute(insert(t.answers), [{**row, "answer_id": first + i} for i, row in enumerate(rows)])
     sealed = {query_key(ref): before_ms for ref, before_ms in _sealed(ledger, emissions).items()}
     if sealed:
         gone = (t.deltas.c.query == bindparam("of")) & (t.deltas.c.slice_start_ms < bindparam("before"))
         ended = [{"of": key, "before": before_ms} for key, before_ms in sealed.items()]
         connection.execute(delete(t.deltas).where(gone), ended)
+    # Last: the drivers of other partitions wait for this row until the transaction ends.
+    counter = t.counters.c.name == "answer"
+    connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + len(emissions)))
+    first = read_counter(connection, "answer") - len(emissions) + 1
+    connection.execute(insert(t.answers), [{**row, "answer_id": first + i} for i, row in enumerate(rows)])
 
 
 def _sealed(ledger: Ledger, emissions: Iterable[Emission]) -> dict[QueryRef, int]:

@@ -66,6 +66,13 @@ def read_progress(path: Path) -> dict[Track, TrackState]:
     return tracks
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Writes a small file atomically: who reads it finds the text before or this one."""
+    partial = path.with_suffix(".new")
+    partial.write_text(text, encoding="ascii")
+    partial.replace(path)
+
+
 class Progress:
     """The file of this process. Each track has one thread at a time.
 

@@ -33,10 +33,10 @@ class QueryPartition:
         number, _, of = text.partition(" of ")
         return cls(int(number) - 1, int(of)) if number.isdecimal() and of.isdecimal() else None
 
-    def name(self, of: str) -> str:
-        """Returns the name of a thing that each partition has, such as its lease; the plain name if there is one
+    def name(self, thing: str) -> str:
+        """Returns the name of this partition's own thing, such as its lease; the plain name if there is one
         partition."""
-        return of if self.of == 1 else f"{of} {self}"
+        return thing if self.of == 1 else f"{thing} {self}"
 
     @classmethod
     def all(cls, of: int) -> tuple[Self, ...]:
