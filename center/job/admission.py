@@ -175,6 +175,14 @@ class _Windows:
         self._swept = {edge: steps for edge, steps in self._swept.items() if edge in self._ends}
 
 
+class _Admitted(NamedTuple):
+    """A full batch: when it was admitted, and its end positions."""
+
+    at_s: float
+    size: int
+    ends: dict[str, int]
+
+
 class LeastSlack:
     """Admits everything that fits, as `RoundRobin` does; otherwise queries in the order of their slack.
 
@@ -205,7 +213,9 @@ class LeastSlack:
         self._windows: dict[str, _Windows] = {}
         self._bytes_per_s = BatchLimits().bytes / BATCH_S
         self._is_measured = False
-        self._running: tuple[float, int, dict[str, int]] | None = None
+        # The last full batch, and the one before it.
+        self._running: _Admitted | None = None
+        self._before: _Admitted | None = None
 
     def admit(
         self, start: Mapping[str, int], last: Mapping[str, int], frames: PendingFrames, limits: BatchLimits
@@ -262,7 +272,7 @@ class LeastSlack:
             if take(key, count) and queues[key]:
                 heappush(order, (*self._priority(key, queues[key], now_ms), key))
         if batch.taken_bytes >= limits.bytes / 2:
-            self._running = (self._seconds(), batch.taken_bytes, batch.ends)
+            self._running = _Admitted(self._seconds(), batch.taken_bytes, batch.ends)
         return batch.ends
 
     def _priority(self, key: str, queue: Iterable[PendingFrame], now_ms: int) -> tuple[int, float, int]:
@@ -286,14 +296,16 @@ class LeastSlack:
         self._windows[key].advance(admitted)
 
     def _measure(self, start: Mapping[str, int]) -> None:
-        """A full batch has ended if the stream begins behind it."""
-        if self._running is None:
+        """Measures the rate if two full batches have been admitted one after the other, and the stream begins behind
+        them: the second one is read once the first has been (`BatchPipeline`), so the time since its admission is that
+        of the first one."""
+        before, running = self._before, self._running
+        self._before, self._running = running, None
+        if before is None or running is None:
             return
-        began_s, size, ends = self._running
-        self._running = None
-        took_s = self._seconds() - began_s
-        if took_s > 0 and all(start.get(key, 0) >= end for key, end in ends.items()):
-            rate = size / took_s
+        took_s = self._seconds() - running.at_s
+        if took_s > 0 and all(start.get(key, 0) >= end for key, end in running.ends.items()):
+            rate = before.size / took_s
             self._bytes_per_s += (WEIGHT if self._is_measured else 1.0) * (rate - self._bytes_per_s)
             self._is_measured = True
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from center.job.leadership import LEASE_MS, Leadership
 from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.microbatch import BatchProcessor
+from center.job.pipeline import BatchPipeline
 from center.job.warm_up import problem_of_executors, warm_up
 from center.ledger import Ledger
 from center.results import MAX_ANSWER_BYTES, LeaseLost, ResultStore
@@ -51,6 +53,8 @@ PYTHON_MODULES = ("center.catalog", "center.results", "center.job.warm_up")
 STOP_POLL_S = 0.2
 CHECK_S = 5.0
 """Interval of looking into the catalog for frames that wait, and for queries that an operator has resumed."""
+READS = "edgewater-reads"
+"""The tag of the Spark jobs that read micro-batches."""
 DRIVER, LEADS = "driver-", "leads"
 """Prefix of a driver's directory, and the file in it that names the partition of the queries that the driver leads,
 while its stream may read."""
@@ -246,7 +250,7 @@ class Job:
             if stop.is_set():
                 return
             spark = start_session(self._config.session, PYTHON_MODULES)
-            stack.callback(_stop_quietly, spark.stop)
+            stack.callback(_quietly, spark.stop)
             spark.dataSource.register(FrameSource)
             logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
             # Spark starts the stream's own Python processes meanwhile.
@@ -291,6 +295,12 @@ class Job:
 
     def _keep_streaming(self, spark: Any, stop: threading.Event, leads_file: Path) -> None:
         """Restarts the stream whenever it fails, until `stop` is set or the Spark context is lost."""
+        context = spark.sparkContext
+        pipeline = BatchPipeline(
+            self.processor,
+            prepare_thread=partial(context.addJobTag, READS),
+            cancel=partial(_quietly, partial(context.cancelJobsWithTag, READS)),
+        )
         attempts = Retrying(
             retry=retry_if_exception(lambda exc: not stop.is_set() and _is_stream_failure(exc, spark)),
             wait=wait_random_exponential(multiplier=0.2, max=MAX_RESTART_DELAY_S),
@@ -299,14 +309,16 @@ class Job:
             reraise=True,
         )
         try:
-            attempts(self._stream, spark, stop, leads_file)
+            attempts(self._stream, spark, pipeline, stop, leads_file)
         except Exception as exc:
             if stop.is_set():
                 return
             logger.critical("the Spark context is lost: %s", _reason(exc))
             raise
+        finally:
+            pipeline.close()
 
-    def _stream(self, spark: Any, stop: threading.Event, leads_file: Path) -> None:
+    def _stream(self, spark: Any, pipeline: BatchPipeline, stop: threading.Event, leads_file: Path) -> None:
         if stop.is_set():
             return
         # A power of two: if no frame is to blame, it costs ever less.
@@ -315,18 +327,22 @@ class Job:
         self._follow_leadership(leads_file)
         self._applied_before = self.processor.applied
         self._progress.step(Track.MAIN)
-        query = start_stream(spark, self._config, self.processor, leads_file)
+        pipeline.begin()
+        query = start_stream(spark, self._config, pipeline, leads_file)
         try:
             while not stop.is_set():
                 if query.awaitTermination(STOP_POLL_S) and not stop.is_set():
                     raise StreamStopped("the stream stopped without a request")
+                if pipeline.has_failed:
+                    raise StreamStopped("a batch has failed")
                 self._check_progress()
                 self._follow_leadership(leads_file)
                 if self._resume_queries():
                     raise StreamStopped("a query that was set aside is tried again")
                 self._observe(query)
         finally:
-            _stop_quietly(query.stop)
+            pipeline.end()
+            _quietly(query.stop)
 
     def _observe(self, query: Any) -> None:
         """Notes that the stream does its work: reads frames, or is warm."""
@@ -563,7 +579,8 @@ def _reason(exc: BaseException | None) -> str:
     return f"{type(exc).__name__}: {lines[0] if lines else ''}"
 
 
-def _stop_quietly(stop: Callable[[], None]) -> None:
+def _quietly(stop: Callable[[], None]) -> None:
+    """Stops something of Spark, which may be gone."""
     try:
         stop()
     except (PySparkException, Py4JError, OSError) as exc:

@@ -16,10 +16,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from center.catalog import Catalog, query_from_key, query_key
 from center.job.frame_source import read_frames
@@ -58,7 +60,7 @@ class _Alarm(NamedTuple):
 
 
 class BatchFailed(Exception):
-    """A micro-batch was not applied. Its message is short: see `BatchProcessor.__call__`."""
+    """A micro-batch was not applied. Its message is short: see `BatchProcessor`."""
 
 
 def is_fault_of_frames(exc: Exception) -> bool:
@@ -97,6 +99,22 @@ class MicroBatch:
     summaries: tuple[FrameSummary, ...]
     through: Mapping[str, int]
     skipped: tuple[FrameRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """A micro-batch whose tasks have run.
+
+    Attributes:
+        table: the rows of all tasks (`rows.to_batch`).
+        began_s, began_ms: when its tasks began, by a monotonic clock and by the wall's; merged_ms: when they had run.
+    """
+
+    number: int
+    table: pa.Table
+    began_s: float
+    began_ms: int
+    merged_ms: int
 
 
 def to_micro_batch(rows: Iterable[FrameRow]) -> MicroBatch:
@@ -196,7 +214,7 @@ def _summary(row: FrameRow) -> FrameSummary:
 
 
 class BatchProcessor:
-    """The function of `foreachBatch`. Called by one thread at a time.
+    """Reads micro-batches and applies them. `apply` is called by one thread at a time, in the order of the batches.
 
     Args:
         writer: shared with the deadline thread.
@@ -244,18 +262,39 @@ class BatchProcessor:
 
     def begin_term(self) -> None:
         """This driver leads from now on: another may have got over what this one could not apply."""
-        self._stuck, self._culprits, self.failure, self.problem = {}, {}, None, ""
+        self._stuck, self._culprits = {}, {}
+        self.forget_failure()
         self._metrics.stuck.set(0)
 
+    def forget_failure(self) -> None:
+        """The last failure says nothing about the next batch."""
+        self.failure, self.problem = None, ""
+
     def __call__(self, frame: Any, batch_id: int) -> None:
-        try:
-            began_s = self._monotonic()
-            frames = self._process(frame)
-            took_s = self._monotonic() - began_s
+        """Reads a batch and applies it: a function of `foreachBatch`. Raises BatchFailed."""
+        self.apply(self.read(frame, batch_id))
+
+    def read(self, frame: Any, batch_id: int) -> ReadBatch:
+        """Runs the batch's tasks, which merge its frames on the executors. Raises BatchFailed."""
+        began_s, began_ms = self._monotonic(), self._now_ms()
+        with self._stating_failure(batch_id):
+            table = frame.toArrow()
+        return ReadBatch(batch_id, table, began_s, began_ms, self._now_ms())
+
+    def apply(self, batch: ReadBatch) -> None:
+        """Applies a batch; those before it have been applied, or have failed. Raises BatchFailed."""
+        with self._stating_failure(batch.number):
+            frames = self._process(batch)
+            took_s = self._monotonic() - batch.began_s
             self.applied += 1
             self.problem = ""
             self._metrics.batch_seconds.observe(took_s)
-            logger.debug("batch %d: %d frames applied in %.3f s", batch_id, frames, took_s)
+            logger.debug("batch %d: %d frames applied in %.3f s", batch.number, frames, took_s)
+
+    @contextlib.contextmanager
+    def _stating_failure(self, batch_id: int) -> Iterator[None]:
+        try:
+            yield
         except Exception as exc:
             self.failure = exc
             self.problem = f"batch {batch_id} failed: {' '.join(named(exc).split())[:MAX_REASON_BYTES]}"
@@ -263,19 +302,16 @@ class BatchProcessor:
             # quotes a Java stack overflows the JVM's stack, and the stream's thread dies without a message.
             raise BatchFailed(f"batch {batch_id}: {type(exc).__name__}") from None
 
-    def _process(self, frame: Any) -> int:
+    def _process(self, batch: ReadBatch) -> int:
         """Returns the number of applied frames."""
-        began_ms = self._now_ms()
         consumed = self._writer.consumed()
-        # Evaluated once, here; everything below works on the returned rows.
-        rows = [row for row in unapplied(from_table(frame.toArrow()), consumed) if row.query not in self._stuck]
+        rows = [row for row in unapplied(from_table(batch.table), consumed) if row.query not in self._stuck]
         self._check_gaps(gaps(rows, consumed))
-        merged_ms = self._now_ms()
         applied = self._apply_isolated(rows, consumed)
         summaries = [summary for part in applied for summary in part.summaries]
         emissions = [emission for part in applied for emission in part.emissions]
         now_ms = self._now_ms()
-        self._metrics.observe_batch(summaries, emissions, began_ms, merged_ms, now_ms)
+        self._metrics.observe_batch(summaries, emissions, batch.began_ms, batch.merged_ms, now_ms)
         self._store_processing_delays(summaries, now_ms)
         self._store_sampling_rates(now_ms)
         self._metrics.batches.inc()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ PUSH_RETRY_S = 0.3
 PUSH_ATTEMPTS = 40
 JOB_POLL_S = 0.5
 LEASE_POLL_S = 0.5
+AHEAD = 2
+"""Batches that have been read and not applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,21 +301,29 @@ class JobProgram:
         self.process.step("advanced")
 
     async def _stream(self) -> None:
-        """Micro-batches, one after the other; a stream that fails begins again where the store is."""
+        """Micro-batches as `BatchPipeline` has them: up to two have been read when the first of them is applied. A
+        stream that fails begins again where the store is."""
         reader, batch_id = FrameReader(self._options), 0
         reader._catalog, reader._store = self.catalog, self.store  # type: ignore[misc]  # one process, one connection
         begin = reader.initialOffset()
+        ahead: deque[list[pa.RecordBatch]] = deque()
         while True:
             await asyncio.sleep(self.process.rng.uniform(0.02, JOB_POLL_S))
-            if not self._leads:
+            end = begin
+            if self._leads and len(ahead) < AHEAD:
+                reader.prepareForTriggerAvailableNow()
+                end = reader.latestOffset(begin, ReadMaxRows(self.process.rng.choice((1, 3, 1000))))
+            if end != begin:
+                ahead.append(await asyncio.to_thread(self._read, reader, begin, end))
+                reader.commit(end)  # for Spark it is done
+                begin = end
+                if self.process.rng.random() < 0.5:
+                    continue
+            if not ahead:
                 continue
-            reader.prepareForTriggerAvailableNow()
-            end = reader.latestOffset(begin, ReadMaxRows(self.process.rng.choice((1, 3, 1000))))
-            if end == begin:
-                continue
-            parts = await asyncio.to_thread(self._read, reader, begin, end)
             batch_id += 1
             try:
+                parts = ahead.popleft()
                 await asyncio.to_thread(self._process, parts, batch_id)
                 if self.process.rng.random() < self._repeats:
                     await asyncio.to_thread(self._process, parts, batch_id)
@@ -320,12 +331,11 @@ class JobProgram:
                 cause = self._processor.failure or exc
                 if not isinstance(cause, StorageError | LeaseLost):
                     self.process.report_failure(cause)
+                ahead.clear()
                 begin = reader.initialOffset()
                 continue
             for frame in self.catalog.quarantined():  # the frames here are all good
                 self.process.report_failure(RuntimeError(f"{frame.key}, frame {frame.entry.position}: {frame.reason}"))
-            reader.commit(end)
-            begin = end
 
     def _read(self, reader: FrameReader, begin: dict[str, int], end: dict[str, int]) -> list[pa.RecordBatch]:
         return [b for part in reader.partitions(begin, end) for b in reader.read(part)]

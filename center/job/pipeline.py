@@ -1,0 +1,98 @@
+"""`BatchPipeline`: a batch is applied while the tasks of the next one run, and the one after is planned.
+
+Spark plans a micro-batch, waits until the function of `foreachBatch` has run its tasks and applied what they return, and
+plans the next one; executors are idle while the driver plans and applies. So this function only hands the batch over.
+Spark takes the batch for done then. What has been applied is known to the result store alone, from whose positions every
+stream begins (`center.job.job`): what a stream had read, but not applied, the next one reads again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from center.job.microbatch import BatchFailed, BatchProcessor
+
+CANCEL_AGAIN_S = 0.2
+"""A Spark job may begin after those that run were cancelled."""
+
+
+class BatchPipeline:
+    """The function of `foreachBatch`, of one stream after the other.
+
+    It keeps the rows of two batches at most: of one that is applied, and of one that waits to be.
+
+    Args:
+        prepare_thread: called once by the thread that runs Spark's jobs.
+        cancel: cancels these jobs.
+    """
+
+    def __init__(
+        self,
+        processor: BatchProcessor,
+        prepare_thread: Callable[[], None] = lambda: None,
+        cancel: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._processor, self._cancel = processor, cancel
+        self._reader = ThreadPoolExecutor(1, "read-batch", prepare_thread)
+        self._applier = ThreadPoolExecutor(1, "apply-batch")
+        self._lock = threading.Lock()
+        self._reading: Future[None] | None = None
+        self._applying: Future[None] | None = None
+        self._ends = False
+
+    def begin(self) -> None:
+        """A stream begins, at the result store's positions."""
+        self._reading = self._applying = None
+        self._ends = False
+
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        """Returns once the tasks of the batch before have run.
+
+        Raises:
+            BatchFailed: an earlier batch has failed, or the stream ends.
+        """
+        _require_success(self._reading)
+        with self._lock:
+            if self._ends:
+                raise BatchFailed(f"batch {batch_id}: its stream ends")
+            self._reading = self._reader.submit(self._read, frame, batch_id)
+
+    def _read(self, frame: Any, batch_id: int) -> None:
+        try:
+            batch = self._processor.read(frame, batch_id)
+        except BatchFailed:
+            if self._ends:
+                self._processor.forget_failure()  # it was cancelled
+            raise
+        _require_success(self._applying)
+        self._applying = self._applier.submit(self._processor.apply, batch)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a batch has failed, so that the stream has to end: it may have no further batch that would say so."""
+        return any(f is not None and f.done() and f.exception() is not None for f in (self._reading, self._applying))
+
+    def end(self) -> None:
+        """Ends the stream's work: reads no further batch, and returns when none is being read or applied."""
+        with self._lock:
+            self._ends = True
+        if self._reading is not None:
+            while not self._reading.done():
+                self._cancel()
+                wait([self._reading], CANCEL_AGAIN_S)
+        if self._applying is not None:
+            wait([self._applying])
+
+    def close(self) -> None:
+        """After the last stream's end."""
+        self._reader.shutdown()
+        self._applier.shutdown()
+
+
+def _require_success(of: Future[None] | None) -> None:
+    """Waits for a batch. Raises BatchFailed if it has failed."""
+    if of is not None:
+        of.result()
