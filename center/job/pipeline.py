@@ -1,8 +1,8 @@
 """`BatchPipeline`: a batch is applied while the tasks of the next one run, and the one after is planned.
 
-Spark plans a micro-batch, waits until the function of `foreachBatch` has run its tasks and applied what they return, and
+Spark plans a micro-batch, waits until the function of `foreachBatch` has run its tasks and applied their rows, then
 plans the next one; executors are idle while the driver plans and applies. So this function only hands the batch over.
-Spark takes the batch for done then. What has been applied is known to the result store alone, from whose positions every
+Spark takes it for done then. What has been applied is known to the result store alone, from whose positions every
 stream begins (`center.job.job`): what a stream had read, but not applied, the next one reads again.
 """
 
