@@ -15,7 +15,7 @@ from center.catalog.edges import (
     contributes,
     expected_edges,
 )
-from center.catalog.frame_index import IndexOutcome, UnindexedFrame, query_from_key, query_key
+from center.catalog.frame_index import IndexOutcome, LastPositions, UnindexedFrame, query_from_key, query_key
 from center.catalog.liveness import (
     COMPONENTS,
     Component,
@@ -48,6 +48,7 @@ __all__ = [
     "HeartbeatRecord",
     "HeartbeatThread",
     "IndexOutcome",
+    "LastPositions",
     "QuarantinedFrame",
     "QueryDelayRecord",
     "QueryStatusRecord",

@@ -25,6 +25,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
+    func,
     insert,
     or_,
     select,
@@ -247,12 +248,38 @@ def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class LastPositions:
+    """`last_positions`, and the state of the catalog that they are of.
+
+    Attributes:
+        state: the catalog's version, which changes with the live queries, and the sum of their positions, which no
+            frame leaves as it is.
+    """
+
+    by_key: Mapping[str, int]
+    state: tuple[int, int]
+
+
+_STATE = select(
+    select(t.counters.c.value).where(t.counters.c.name == "catalog").scalar_subquery(),
+    func.coalesce(func.sum(t.queries.c.last_position), 0),
+).where(t.queries.c.deleted_at_ms.is_(None))
+
+
+def last_positions_since(connection: Connection, known: LastPositions | None) -> LastPositions:
+    """`known` itself, unless a frame was indexed, or a query registered or deleted: the job's reader polls this."""
+    version, total = connection.execute(_STATE).one()
+    state = int(version), int(total)
+    return known if known is not None and known.state == state else LastPositions(last_positions(connection), state)
+
+
 def last_positions(connection: Connection) -> dict[str, int]:
     """Last position by key, sorted by key, of live queries and of deleted ones that still have frames."""
     table = t.queries.c
     has_frames = exists().where(t.frames.c.name == table.name, t.frames.c.version == table.version)
     rows = select(table.name, table.version, table.last_position).where(or_(table.deleted_at_ms.is_(None), has_frames))
-    # As `query_key` has it, without an object per query: the job's reader polls this.
+    # As `query_key` has it, without an object per query.
     return dict(sorted((f"{name}@{version}", last) for name, version, last in connection.execute(rows).all()))
 
 

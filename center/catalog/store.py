@@ -30,7 +30,7 @@ from center.catalog.edges import (
     QueryStatusRecord,
     StreamRecord,
 )
-from center.catalog.frame_index import IndexOutcome, UnindexedFrame, query_key
+from center.catalog.frame_index import IndexOutcome, LastPositions, UnindexedFrame, query_key
 from center.catalog.quarantine import QuarantinedFrame
 from center.catalog.query_rows import (
     FORGET_AFTER_MS,
@@ -491,6 +491,11 @@ class Catalog:
         """Last position by query key, sorted, of live queries and of deleted ones that still have frames."""
         with read_transaction(self._engine) as connection:
             return frame_index.last_positions(connection)
+
+    def last_positions_since(self, known: LastPositions | None) -> LastPositions:
+        """As `last_positions`; `known` itself, which costs little, if nothing has changed since it was read."""
+        with read_transaction(self._engine) as connection:
+            return frame_index.last_positions_since(connection, known)
 
     def frames(self, key: str, after: int, through: int) -> list[FrameEntry]:
         """A query's frames at positions ``after + 1 … through``, ascending."""

@@ -44,7 +44,7 @@ from edgewater.frame_work import BYTES_PER_UNIT
 from edgewater.windows import window_ends
 
 if TYPE_CHECKING:
-    from center.catalog import Catalog
+    from center.catalog import Catalog, LastPositions
     from center.results import ResultStore
 
 FORMAT = "edgewater_frames"
@@ -167,6 +167,9 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         self._coalescer = BatchCoalescer()
         self._read: dict[str, list[FrameEntry]] = {}
         self._target: Offset | None = None
+        self._known: LastPositions | None = None
+        self._last: Offset = {}
+        self._nothing: tuple[Offset, Offset] | None = None
         self._failures = 0
         self._partition: QueryPartition | None = None if options.leads else ALL_QUERIES
         self._warm_ups = 0
@@ -211,6 +214,9 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
                 # Others have led since the stream began, and the frames that they have applied may be gone.
                 start = {**start, **{key: max(at, start.get(key, 0)) for key, at in self._store.consumed().items()}}
             last = self._last_positions(partition)
+            if self._nothing is not None and last is self._nothing[0] and start == self._nothing[1]:
+                self._failures = 0
+                return start
             self._read = {}
             if isinstance(limit, ReadAllAvailable):
                 ends = last
@@ -223,6 +229,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             self._failed("latestOffset", exc)
             return start
         self._failures, self._partition = 0, partition
+        self._nothing = None if ends else (last, start)
         # Keys are sorted: Spark takes the same offset in another order for a new one and runs empty batches for ever.
         # Positions never decrease, or it would read again.
         return _sorted({**start, **{key: max(end, start.get(key, 0)) for key, end in ends.items()}})
@@ -237,8 +244,13 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             return None
 
     def _last_positions(self, partition: QueryPartition) -> Offset:
-        positions = self._catalog.last_positions() if self._target is None else self._target
-        return {key: last for key, last in positions.items() if key in partition}
+        """The last positions of the partition's queries; the same object as long as nothing has changed."""
+        if self._target is not None:
+            return {key: last for key, last in self._target.items() if key in partition}
+        known = self._catalog.last_positions_since(self._known)
+        if known is not self._known or partition != self._partition:
+            self._known, self._last = known, {key: last for key, last in known.by_key.items() if key in partition}
+        return self._last
 
     def _parked_offset(self, start: Offset) -> Offset:
         self._partition = None

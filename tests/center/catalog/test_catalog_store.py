@@ -205,6 +205,25 @@ def test_positions_of_a_query_have_no_gaps_whoever_sent_the_frames(catalog: Cata
     assert (catalog.acked_through(JFK, "i1"), catalog.acked_through(LGA, "i1")) == (1, 0)
 
 
+def test_positions_are_the_known_ones_until_a_frame_comes_or_the_live_queries_change(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    known = catalog.last_positions_since(None)
+    assert known.by_key == {"miles@1": 0} and catalog.last_positions_since(known) is known
+    changes: list[Callable[[], object]] = [
+        lambda: catalog.index([frame(ref, 0)]),
+        lambda: catalog.register(spec("other"), 2),
+        lambda: catalog.delete("other", 3),
+        lambda: catalog.index([frame(ref, 1)]),
+    ]
+    for change in changes:
+        change()
+        after = catalog.last_positions_since(known)
+        assert after is not known and after.by_key == catalog.last_positions()
+        assert catalog.last_positions_since(after) is after
+        known = after
+
+
 def test_a_re_delivery_is_acknowledged_and_not_indexed(catalog: Catalog) -> None:
     ref = catalog.register(spec(), 1).ref
     hello(catalog)

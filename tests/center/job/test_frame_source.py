@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMinRows
 
-from center.catalog import query_key
+from center.catalog import LastPositions, frame_index, query_key
 from center.job.admission import BatchLimits
 from center.job.coalescing import MANY_QUERIES
 from center.job.frame_source import WARM_UP, WARM_UP_BATCHES, FramePartition, FrameReader, SourceOptions, divide
@@ -105,15 +105,34 @@ def test_the_next_group_commit_of_many_queries_that_close_together_is_in_the_sam
     reader: FrameReader, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refs = world.register(*(f"q{n:02}" for n in range(MANY_QUERIES + 8)))
-    commits, polled = [refs[:MANY_QUERIES], refs[MANY_QUERIES:]], reader._catalog.last_positions
+    commits, polled = [refs[:MANY_QUERIES], refs[MANY_QUERIES:]], reader._catalog.last_positions_since
 
-    def next_commit() -> dict[str, int]:
+    def next_commit(known: LastPositions | None) -> LastPositions:
         for ref in commits.pop(0) if commits else ():
             world.ship(world.edges[0], ref, FrameBody(5))
-        return polled()
+        return polled(known)
 
-    monkeypatch.setattr(reader._catalog, "last_positions", next_commit)
+    monkeypatch.setattr(reader._catalog, "last_positions_since", next_commit)
     assert len(reader.latestOffset({}, ReadMaxBytes(1 << 30))) == len(refs)
+
+
+def test_a_poll_without_news_reads_no_positions(
+    reader: FrameReader, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    at = reader.latestOffset({}, ReadMaxBytes(1 << 30))
+    read, reads = frame_index.last_positions, list[int]()
+
+    def counted(connection: Any) -> dict[str, int]:
+        reads.append(1)
+        return read(connection)
+
+    monkeypatch.setattr(frame_index, "last_positions", counted)
+    assert [reader.latestOffset(at, ReadMaxBytes(1 << 30)) for _ in range(5)] == [at] * 5
+    assert not reads
+    world.ship_window(ref, 1)
+    assert reader.latestOffset(at, ReadMaxBytes(1 << 30)) == world.catalog.last_positions() != at
 
 
 def test_an_offset_has_its_keys_in_order_whatever_comes_new(reader: FrameReader, world: Any) -> None:
