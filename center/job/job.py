@@ -42,7 +42,7 @@ from center.results import MAX_ANSWER_BYTES, LeaseLost, ResultStore
 from center.spark.java import require_java
 from center.spark.session import SessionConfig, start_session
 from center.storage.progress import Progress, Track, write_whole
-from edgewater.errors import StorageError
+from edgewater.errors import StorageError, named
 from edgewater.health import health_server
 from edgewater.wire import QueryRef
 
@@ -298,8 +298,9 @@ class Job:
         context = spark.sparkContext
         pipeline = BatchPipeline(
             self.processor,
-            prepare_thread=partial(context.addJobTag, READS),
+            before_read=partial(context.addJobTag, READS),
             cancel=partial(_quietly, partial(context.cancelJobsWithTag, READS)),
+            overlaps=lambda: self._failed_attempts == 0,
         )
         attempts = Retrying(
             retry=retry_if_exception(lambda exc: not stop.is_set() and _is_stream_failure(exc, spark)),
@@ -328,17 +329,22 @@ class Job:
         self._applied_before = self.processor.applied
         self._progress.step(Track.MAIN)
         pipeline.begin()
+        read_in_term = 0
         query = start_stream(spark, self._config, pipeline, leads_file)
         try:
             while not stop.is_set():
                 if query.awaitTermination(STOP_POLL_S) and not stop.is_set():
                     raise StreamStopped("the stream stopped without a request")
-                if pipeline.has_failed:
-                    raise StreamStopped("a batch has failed")
+                if pipeline.failure is not None:
+                    raise StreamStopped(f"a batch has failed: {named(pipeline.failure)}")
                 self._check_progress()
                 self._follow_leadership(leads_file)
                 if self._resume_queries():
                     raise StreamStopped("a query that was set aside is tried again")
+                if leads_file.exists():
+                    read_in_term = read_in_term or self._terms
+                    if read_in_term != self._terms:
+                        raise StreamStopped("this driver leads again, and tries again what it had left out")
                 self._observe(query)
         finally:
             pipeline.end()
@@ -487,6 +493,8 @@ class Job:
         exc = attempt.outcome.exception() if attempt.outcome else None
         reason = _reason(self.processor.failure or exc)
         self.processor.failure = None
+        if self.processor.applied > self._applied_before:
+            self._failed_attempts = 0
         if STARVED not in reason:
             self._failed_attempts += 1
         self._stream_problem = f"the stream failed and is restarted: {reason}"

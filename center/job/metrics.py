@@ -34,7 +34,11 @@ class JobMetrics:
             ["query"],
             registry=self.registry,
         )
-        self.batch_seconds = Histogram(f"{name}_batch_seconds", "Merging and applying a batch.", registry=self.registry)
+        self.batch_seconds = Histogram(
+            f"{name}_batch_seconds",
+            "From the start of a batch's tasks until it is applied; two batches overlap.",
+            registry=self.registry,
+        )
         self.frame_delay = Histogram(
             f"{name}_frame_delay_seconds",
             "From the arrival of a frame at the gateway until it is applied.",
@@ -51,7 +55,8 @@ class JobMetrics:
         self.first_answer = Summary(
             f"{name}_first_answer_seconds",
             "From a window's end until its first answer is in the store, by stage: until its last frame was at the "
-            "gateway (arrive), until its batch began (wait), merging (merge), transaction (apply).",
+            "gateway (arrive), until its batch began (wait), merging (merge), until the batch before was applied "
+            "(queue), transaction (apply).",
             ["query", "stage"],
             registry=self.registry,
         )
@@ -170,6 +175,7 @@ class JobMetrics:
         emissions: Iterable[Emission],
         began_ms: int,
         merged_ms: int,
+        turn_ms: int,
         applied_ms: int,
     ) -> None:
         """Observes the delays of a batch's frames, and of the first answers in it by stage.
@@ -188,7 +194,8 @@ class JobMetrics:
                 "arrive": last_ms - (emission.answered_at_ms - emission.quality.staleness_ms),
                 "wait": began_ms - last_ms,
                 "merge": merged_ms - began_ms,
-                "apply": applied_ms - merged_ms,
+                "queue": turn_ms - merged_ms,
+                "apply": applied_ms - turn_ms,
             }
             for stage, ms in stages.items():
                 self.first_answer.labels(emission.query.name, stage).observe(max(0, ms) / 1000)

@@ -107,7 +107,8 @@ class ReadBatch:
 
     Attributes:
         table: the rows of all tasks (`rows.to_batch`).
-        began_s, began_ms: when its tasks began, by a monotonic clock and by the wall's; merged_ms: when they had run.
+        began_s, began_ms: when its tasks began, by a monotonic clock and by the wall's.
+        merged_ms: when they had run.
     """
 
     number: int
@@ -262,22 +263,24 @@ class BatchProcessor:
 
     def begin_term(self) -> None:
         """This driver leads from now on: another may have got over what this one could not apply."""
-        self._stuck, self._culprits = {}, {}
-        self.forget_failure()
+        self._stuck, self._culprits, self.failure, self.problem = {}, {}, None, ""
         self._metrics.stuck.set(0)
-
-    def forget_failure(self) -> None:
-        """The last failure says nothing about the next batch."""
-        self.failure, self.problem = None, ""
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Reads a batch and applies it: a function of `foreachBatch`. Raises BatchFailed."""
         self.apply(self.read(frame, batch_id))
 
-    def read(self, frame: Any, batch_id: int) -> ReadBatch:
-        """Runs the batch's tasks, which merge its frames on the executors. Raises BatchFailed."""
+    def read(self, frame: Any, batch_id: int, is_moot: Callable[[], bool] = lambda: False) -> ReadBatch:
+        """Runs the batch's tasks, which merge its frames on the executors.
+
+        Args:
+            is_moot: whether a failure says nothing, since the batch was cancelled, or one before it has failed.
+
+        Raises:
+            BatchFailed: and `failure` says why.
+        """
         began_s, began_ms = self._monotonic(), self._now_ms()
-        with self._stating_failure(batch_id):
+        with self._stating_failure(batch_id, is_moot):
             table = frame.toArrow()
         return ReadBatch(batch_id, table, began_s, began_ms, self._now_ms())
 
@@ -292,18 +295,20 @@ class BatchProcessor:
             logger.debug("batch %d: %d frames applied in %.3f s", batch.number, frames, took_s)
 
     @contextlib.contextmanager
-    def _stating_failure(self, batch_id: int) -> Iterator[None]:
+    def _stating_failure(self, batch_id: int, is_moot: Callable[[], bool] = lambda: False) -> Iterator[None]:
         try:
             yield
         except Exception as exc:
-            self.failure = exc
-            self.problem = f"batch {batch_id} failed: {' '.join(named(exc).split())[:MAX_REASON_BYTES]}"
+            if not is_moot():
+                self.failure = exc
+                self.problem = f"batch {batch_id} failed: {' '.join(named(exc).split())[:MAX_REASON_BYTES]}"
             # The JVM applies a recursive regular expression to the traceback of an exception raised here. One that
             # quotes a Java stack overflows the JVM's stack, and the stream's thread dies without a message.
             raise BatchFailed(f"batch {batch_id}: {type(exc).__name__}") from None
 
     def _process(self, batch: ReadBatch) -> int:
         """Returns the number of applied frames."""
+        turn_ms = self._now_ms()
         consumed = self._writer.consumed()
         rows = [row for row in unapplied(from_table(batch.table), consumed) if row.query not in self._stuck]
         self._check_gaps(gaps(rows, consumed))
@@ -311,7 +316,7 @@ class BatchProcessor:
         summaries = [summary for part in applied for summary in part.summaries]
         emissions = [emission for part in applied for emission in part.emissions]
         now_ms = self._now_ms()
-        self._metrics.observe_batch(summaries, emissions, batch.began_ms, batch.merged_ms, now_ms)
+        self._metrics.observe_batch(summaries, emissions, batch.began_ms, batch.merged_ms, turn_ms, now_ms)
         self._store_processing_delays(summaries, now_ms)
         self._store_sampling_rates(now_ms)
         self._metrics.batches.inc()

@@ -25,18 +25,22 @@ class BatchPipeline:
     It keeps the rows of two batches at most: of one that is applied, and of one that waits to be.
 
     Args:
-        prepare_thread: called once by the thread that runs Spark's jobs.
+        before_read: called by the thread that runs a batch's Spark jobs, before each.
         cancel: cancels these jobs.
+        overlaps: whether a batch may be read while the one before is applied. If not, each is applied before Spark
+            plans the next one: after failures, so that a process that dies of a batch has kept what it did before.
     """
 
     def __init__(
         self,
         processor: BatchProcessor,
-        prepare_thread: Callable[[], None] = lambda: None,
+        before_read: Callable[[], None] = lambda: None,
         cancel: Callable[[], None] = lambda: None,
+        overlaps: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._processor, self._cancel = processor, cancel
-        self._reader = ThreadPoolExecutor(1, "read-batch", prepare_thread)
+        self._processor, self._before_read, self._cancel = processor, before_read, cancel
+        self._overlaps = overlaps
+        self._reader = ThreadPoolExecutor(1, "read-batch")
         self._applier = ThreadPoolExecutor(1, "apply-batch")
         self._lock = threading.Lock()
         self._reading: Future[None] | None = None
@@ -49,34 +53,41 @@ class BatchPipeline:
         self._ends = False
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        """Returns once the tasks of the batch before have run.
+        """Returns once the tasks of the batch before have run; without overlap, once this batch is applied.
 
         Raises:
-            BatchFailed: an earlier batch has failed, or the stream ends.
+            BatchFailed: a batch has failed, or the stream ends.
         """
         _require_success(self._reading)
         with self._lock:
             if self._ends:
                 raise BatchFailed(f"batch {batch_id}: its stream ends")
             self._reading = self._reader.submit(self._read, frame, batch_id)
+        if not self._overlaps():
+            _require_success(self._reading)
+            _require_success(self._applying)
 
     def _read(self, frame: Any, batch_id: int) -> None:
         try:
-            batch = self._processor.read(frame, batch_id)
-        except BatchFailed:
-            if self._ends:
-                self._processor.forget_failure()  # it was cancelled
-            raise
+            self._before_read()
+        except Exception as exc:
+            raise BatchFailed(f"batch {batch_id}: {type(exc).__name__}") from None
+        batch = self._processor.read(frame, batch_id, self._is_moot)
         _require_success(self._applying)
-        self._applying = self._applier.submit(self._processor.apply, batch)
+        if not self._ends:
+            self._applying = self._applier.submit(self._processor.apply, batch)
+
+    def _is_moot(self) -> bool:
+        return self._ends or _failure(self._applying) is not None
 
     @property
-    def has_failed(self) -> bool:
-        """Whether a batch has failed, so that the stream has to end: it may have no further batch that would say so."""
-        return any(f is not None and f.done() and f.exception() is not None for f in (self._reading, self._applying))
+    def failure(self) -> Exception | None:
+        """Of a batch: the stream has to end, and may have no further batch that would say so."""
+        return _failure(self._applying) or _failure(self._reading)
 
     def end(self) -> None:
-        """Ends the stream's work: reads no further batch, and returns when none is being read or applied."""
+        """Ends the stream's work: reads no further batch, and returns when none is being read or applied. What waits
+        is left to the next stream."""
         with self._lock:
             self._ends = True
         if self._reading is not None:
@@ -93,6 +104,11 @@ class BatchPipeline:
 
 
 def _require_success(of: Future[None] | None) -> None:
-    """Waits for a batch. Raises BatchFailed if it has failed."""
+    """Waits for a batch. Raises its failure."""
     if of is not None:
         of.result()
+
+
+def _failure(of: Future[None] | None) -> Exception | None:
+    found = of.exception() if of is not None and of.done() else None
+    return found if isinstance(found, Exception) else None

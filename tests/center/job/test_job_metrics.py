@@ -14,7 +14,7 @@ from edgewater.wire import Arrivals, SliceClose
 
 ENDED_MS = 1_001_000
 FIRST = "edgewater_job_first_answer"
-STAGES = ("arrive", "wait", "merge", "apply")
+STAGES = ("arrive", "wait", "merge", "queue", "apply")
 
 
 def parts_ms(metrics: JobMetrics, query: str) -> dict[str, float]:
@@ -51,16 +51,17 @@ def test_the_parts_of_a_first_answers_age_add_up_and_later_answers_are_not_count
     emissions = writer.apply([], facts, {"a@1": 3})
     assert [e.revision for e in emissions] == [1]
 
-    metrics.observe_batch(facts, emissions, ENDED_MS + 80, ENDED_MS + 170, ENDED_MS + 185)
+    metrics.observe_batch(facts, emissions, ENDED_MS + 80, ENDED_MS + 170, ENDED_MS + 175, ENDED_MS + 185)
 
-    assert parts_ms(metrics, "a") == {"arrive": 30, "wait": 50, "merge": 90, "apply": 15}
+    assert parts_ms(metrics, "a") == {"arrive": 30, "wait": 50, "merge": 90, "queue": 5, "apply": 10}
     assert metrics.registry.get_sample_value("edgewater_job_frame_delay_seconds_count") == 3
 
     closes = (SliceClose(ENDED_MS - 1000, 9, 0),)
     later = [
         FrameSummary(ref, 4, world.edges[0], ENDED_MS, closes, (ENDED_MS - 1000,), 100, ENDED_MS + 900, "i1", None)
     ]
-    metrics.observe_batch(later, writer.apply([], later, {"a@1": 4}), ENDED_MS + 950, ENDED_MS + 960, ENDED_MS + 970)
+    emissions, times_ms = writer.apply([], later, {"a@1": 4}), [ENDED_MS + ms for ms in (950, 960, 960, 970)]
+    metrics.observe_batch(later, emissions, *times_ms)
 
     assert sum(parts_ms(metrics, "a").values()) == 185
     stages = {s: metrics.registry.get_sample_value(f"{FIRST}_stage_seconds_count", {"stage": s}) for s in STAGES}
@@ -102,7 +103,7 @@ def test_nothing_is_said_of_deleted_queries_and_retired_edges(
 ) -> None:
     for ref in world.register("a", "b"):
         facts = closing_frames(world, ref)
-        metrics.observe_batch(facts, writer.apply([], facts, {f"{ref.name}@1": 3}), ENDED_MS, ENDED_MS, ENDED_MS)
+        metrics.observe_batch(facts, writer.apply([], facts, {f"{ref.name}@1": 3}), *[ENDED_MS] * 4)
         for gauge in (metrics.coverage, metrics.confidence, metrics.straggler_share):
             gauge.labels(ref.name).set(0.5)
         for edge in world.edges:

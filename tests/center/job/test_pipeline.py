@@ -28,23 +28,21 @@ class Recorder:
         self.failing: set[str] = set()
         self.failure: Exception | None = None
 
-    def read(self, frame: Any, batch_id: int) -> ReadBatch:
-        self._do(f"read {batch_id}")
+    def read(self, frame: Any, batch_id: int, is_moot: Callable[[], bool] = lambda: False) -> ReadBatch:
+        self._do(f"read {batch_id}", is_moot)
         return ReadBatch(batch_id, pa.table({}), 0.0, 0, 0)
 
     def apply(self, batch: ReadBatch) -> None:
         self._do(f"apply {batch.number}")
 
-    def forget_failure(self) -> None:
-        self.failure = None
-
-    def _do(self, what: str) -> None:
+    def _do(self, what: str, is_moot: Callable[[], bool] = lambda: False) -> None:
         self.log.append(f"{what} begins")
         self.begun[what].set()
         if what in self.gates:
             assert self.gates[what].wait(WITHIN_S)
         if what in self.failing:
-            self.failure = ValueError(what)
+            if not is_moot():
+                self.failure = ValueError(what)
             raise BatchFailed(what)
         self.log.append(what)
 
@@ -80,8 +78,8 @@ def test_a_batch_is_read_while_the_one_before_is_applied_and_no_third_one_is(
     pipeline.end()
 
     log = recorder.log
-    assert [e for e in log if e.startswith("apply") and not e.endswith("begins")] == ["apply 0", "apply 1", "apply 2"]
-    assert log.index("read 1 begins") < log.index("apply 0") < log.index("read 2 begins")
+    assert log.index("read 1 begins") < log.index("apply 0") < log.index("apply 1 begins")
+    assert log.index("apply 0") < log.index("read 2 begins")
 
 
 @pytest.mark.parametrize("what", ["read 1", "apply 1"])
@@ -95,27 +93,32 @@ def test_after_a_failure_nothing_is_applied_until_the_next_stream(
         for number in range(2, 5):
             pipeline(None, number)
     pipeline.end()
-    assert pipeline.has_failed and str(recorder.failure) == what
+    assert pipeline.failure is not None and str(recorder.failure) == what
     assert "apply 2 begins" not in recorder.log
 
     recorder.failing = set()
     pipeline.begin()
-    assert not pipeline.has_failed
+    assert pipeline.failure is None
     pipeline(None, 2)
+    assert recorder.begun["apply 2"].wait(WITHIN_S)
     pipeline.end()
-    assert recorder.log[-1] == "apply 2" and not pipeline.has_failed
+    assert "apply 2" in recorder.log and pipeline.failure is None
 
 
 def test_the_failure_of_the_last_batch_is_seen_without_another_one(recorder: Recorder, pipeline: BatchPipeline) -> None:
     recorder.failing = {"apply 0"}
     pipeline(None, 0)
+    assert recorder.begun["apply 0"].wait(WITHIN_S)
     pipeline.end()
-    assert pipeline.has_failed
+    assert str(pipeline.failure) == "apply 0"
 
 
-def test_the_end_cancels_what_is_read_waits_for_what_is_applied_and_blames_no_batch(recorder: Recorder) -> None:
+@pytest.mark.parametrize("applies", [True, False])
+def test_the_end_cancels_what_is_read_waits_for_what_is_applied_and_blames_no_cancelled_batch(
+    recorder: Recorder, applies: bool
+) -> None:
     may_apply, cancelled = recorder.gate("apply 0"), recorder.gate("read 1")
-    recorder.failing = {"read 1"}
+    recorder.failing = {"read 1"} | (set() if applies else {"apply 0"})
 
     def cancel() -> None:
         may_apply.set()
@@ -123,12 +126,57 @@ def test_the_end_cancels_what_is_read_waits_for_what_is_applied_and_blames_no_ba
 
     pipeline = BatchPipeline(cast(BatchProcessor, recorder), cancel=cancel)
     pipeline(None, 0)
+    assert recorder.begun["apply 0"].wait(WITHIN_S)
     pipeline(None, 1)
     pipeline.end()
-    assert "apply 0" in recorder.log and "apply 1 begins" not in recorder.log
-    assert recorder.failure is None
+    assert "apply 1 begins" not in recorder.log
+    assert ("apply 0" in recorder.log) == applies
+    assert str(recorder.failure) == ("None" if applies else "apply 0")
+    assert str(pipeline.failure) == ("read 1" if applies else "apply 0")
     with pytest.raises(BatchFailed, match="read 1"):
         pipeline(None, 2)
+    pipeline.close()
+
+
+def test_what_waits_at_the_end_is_left_to_the_next_stream(recorder: Recorder) -> None:
+    may_apply = recorder.gate("apply 0")
+    pipeline = BatchPipeline(cast(BatchProcessor, recorder), cancel=may_apply.set)
+    pipeline(None, 0)
+    assert recorder.begun["apply 0"].wait(WITHIN_S)
+    pipeline(None, 1)
+    assert recorder.begun["read 1"].wait(WITHIN_S)
+    pipeline.end()
+    assert "apply 0" in recorder.log and "apply 1 begins" not in recorder.log
+    pipeline.close()
+
+
+def test_without_overlap_a_batch_is_applied_before_the_next_one_is_planned(recorder: Recorder) -> None:
+    pipeline = BatchPipeline(cast(BatchProcessor, recorder), overlaps=lambda: False)
+    for number in range(3):
+        pipeline(None, number)
+        assert recorder.log[-1] == f"apply {number}"
+    recorder.failing = {"apply 3"}
+    with pytest.raises(BatchFailed, match="apply 3"):
+        pipeline(None, 3)
+    pipeline.end()
+    pipeline.close()
+
+
+def test_a_connection_that_fails_once_costs_one_stream(recorder: Recorder) -> None:
+    failures = [OSError("too many open files")]
+
+    def before_read() -> None:
+        if failures:
+            raise failures.pop()
+
+    pipeline = BatchPipeline(cast(BatchProcessor, recorder), before_read, overlaps=lambda: False)
+    with pytest.raises(BatchFailed, match="batch 0: OSError"):
+        pipeline(None, 0)
+    pipeline.end()
+    pipeline.begin()
+    pipeline(None, 0)
+    assert recorder.log[-1] == "apply 0"
+    pipeline.end()
     pipeline.close()
 
 
@@ -145,7 +193,7 @@ def test_the_end_cancels_sparks_tasks(spark: Any) -> None:
     started, context = threading.Event(), spark.sparkContext
 
     class Reads(Recorder):
-        def read(self, frame: Any, batch_id: int) -> ReadBatch:
+        def read(self, frame: Any, batch_id: int, is_moot: Callable[[], bool] = lambda: False) -> ReadBatch:
             started.set()
             try:
                 frame.toArrow()
@@ -164,5 +212,5 @@ def test_the_end_cancels_sparks_tasks(spark: Any) -> None:
     began_s = time.monotonic()
     pipeline.end()
     assert time.monotonic() - began_s < WITHIN_S
-    assert pipeline.has_failed and not recorder.log
+    assert pipeline.failure is not None and not recorder.log
     pipeline.close()
