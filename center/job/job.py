@@ -300,6 +300,7 @@ class Job:
             self.processor,
             before_read=partial(context.addJobTag, READS),
             cancel=partial(_quietly, partial(context.cancelJobsWithTag, READS)),
+            plans_ahead=not self._config.session.is_local,
             overlaps=lambda: self._failed_attempts == 0,
         )
         attempts = Retrying(

@@ -1,8 +1,8 @@
-"""`BatchPipeline`: a batch is applied while the tasks of the next one run, and the one after is planned.
+"""`BatchPipeline`: a batch is applied while Spark plans the next one and runs its tasks.
 
 Spark plans a micro-batch, waits until the function of `foreachBatch` has run its tasks and applied their rows, then
-plans the next one; executors are idle while the driver plans and applies. So this function only hands the batch over.
-Spark takes it for done then. What has been applied is known to the result store alone, from whose positions every
+plans the next one; executors are idle while the driver plans and applies. So this function hands the batch over, and
+Spark takes it for done. What has been applied is known to the result store alone, from whose positions every
 stream begins (`center.job.job`): what a stream had read, but not applied, the next one reads again.
 """
 
@@ -27,6 +27,8 @@ class BatchPipeline:
     Args:
         before_read: called by the thread that runs a batch's Spark jobs, before each.
         cancel: cancels these jobs.
+        plans_ahead: whether Spark plans a batch while the tasks of the one before run. They run elsewhere then: on one
+            machine planning would take their CPU time, and make more batches of the same frames.
         overlaps: whether a batch may be read while the one before is applied. If not, each is applied before Spark
             plans the next one: after failures, so that a process that dies of a batch has kept what it did before.
     """
@@ -36,10 +38,11 @@ class BatchPipeline:
         processor: BatchProcessor,
         before_read: Callable[[], None] = lambda: None,
         cancel: Callable[[], None] = lambda: None,
+        plans_ahead: bool = True,
         overlaps: Callable[[], bool] = lambda: True,
     ) -> None:
         self._processor, self._before_read, self._cancel = processor, before_read, cancel
-        self._overlaps = overlaps
+        self._plans_ahead, self._overlaps = plans_ahead, overlaps
         self._reader = ThreadPoolExecutor(1, "read-batch")
         self._applier = ThreadPoolExecutor(1, "apply-batch")
         self._lock = threading.Lock()
@@ -53,7 +56,8 @@ class BatchPipeline:
         self._ends = False
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        """Returns once the tasks of the batch before have run; without overlap, once this batch is applied.
+        """Hands a batch over, and returns when Spark may plan the next one: once the tasks of the batch before have run,
+        or this one's, or, without overlap, once this one is applied.
 
         Raises:
             BatchFailed: a batch has failed, or the stream ends.
@@ -63,8 +67,10 @@ class BatchPipeline:
             if self._ends:
                 raise BatchFailed(f"batch {batch_id}: its stream ends")
             self._reading = self._reader.submit(self._read, frame, batch_id)
-        if not self._overlaps():
+        overlaps = self._overlaps()
+        if not (overlaps and self._plans_ahead):
             _require_success(self._reading)
+        if not overlaps:
             _require_success(self._applying)
 
     def _read(self, frame: Any, batch_id: int) -> None:

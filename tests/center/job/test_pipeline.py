@@ -150,6 +150,18 @@ def test_what_waits_at_the_end_is_left_to_the_next_stream(recorder: Recorder) ->
     pipeline.close()
 
 
+def test_on_one_machine_a_batch_is_read_before_the_next_one_is_planned(recorder: Recorder) -> None:
+    pipeline = BatchPipeline(cast(BatchProcessor, recorder), plans_ahead=False)
+    may_apply = recorder.gate("apply 0")
+    pipeline(None, 0)
+    assert "read 0" in recorder.log and "apply 0" not in recorder.log
+    may_apply.set()
+    pipeline(None, 1)
+    assert "read 1" in recorder.log
+    pipeline.end()
+    pipeline.close()
+
+
 def test_without_overlap_a_batch_is_applied_before_the_next_one_is_planned(recorder: Recorder) -> None:
     pipeline = BatchPipeline(cast(BatchProcessor, recorder), overlaps=lambda: False)
     for number in range(3):
