@@ -56,8 +56,8 @@ class BatchPipeline:
         self._ends = False
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        """Hands a batch over, and returns when Spark may plan the next one: once the tasks of the batch before have run,
-        or this one's, or, without overlap, once this one is applied.
+        """Hands a batch over, and returns when Spark may plan the next one: once the tasks of the batch before have
+        run, or this one's, or, without overlap, once this one is applied.
 
         Raises:
             BatchFailed: a batch has failed, or the stream ends.
