@@ -335,6 +335,10 @@ class SliceEntries:
         error = self._error(measure, groups)
         return np.where(np.isnan(error), np.inf, error)
 
+    def exceeds(self, measure: str, limit: float, groups: IntArray | None = None) -> BoolArray:
+        """Returns which groups (None: all) have an `accumulated_error` beyond ±limit."""
+        return ~(np.abs(self._error(measure, groups)) <= limit)  # of NaN too
+
     def _error(self, measure: str, groups: IntArray | None) -> FloatArray:
         """Returns `accumulated_error`, but NaN where the value would become NaN, which is an error either way."""
         if measure not in self._with_error:

@@ -62,13 +62,13 @@ def primary_mask(
         return pending
     over = np.zeros(len(pending), bool)
     for measure in limits.measures:
-        error = np.abs(entries.accumulated_error(measure, groups))
         # An absolute limit is the same for all groups, so their values are not needed.
         limit = limits.absolute.get(measure)
         if limit is not None:
-            over |= error > margin * limit
+            over |= entries.exceeds(measure, margin * limit, groups)
         elif entries.has_both_signs(measure):
-            over |= error > 0.0  # values that cancel have a sum below the one that their limits allow for
+            over |= entries.exceeds(measure, 0.0, groups)  # values that cancel have a sum below what limits allow for
         else:
+            error = np.abs(entries.accumulated_error(measure, groups))
             over |= error > margin * limits.for_values(measure, entries.total(measure, groups))
     return over & pending

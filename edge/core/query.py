@@ -117,6 +117,7 @@ class QueryPipeline:
     max_state_bytes: int | None = None
     _state_bytes: int = field(init=False)
     _slice_bytes: int = field(init=False)
+    _divisors: dict[str, int] = field(init=False)
     history: GroupHistory = field(default_factory=GroupHistory)
     monitor: ArrivalMonitor | None = None
     encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes
@@ -139,6 +140,10 @@ class QueryPipeline:
         self._state_bytes = group_bytes(self.bound)
         self._slice_bytes = SLICE_BYTES + MEASURE_BYTES * len(self.spec.measures)
         self.max_groups = max_groups(self._state_bytes)
+        budget, k = self.spec.error_budget, self.spec.window.slices_per_window
+        functions = {m.name: m.function for m in self.spec.measures}
+        limits = () if budget is None else budget.limits
+        self._divisors = {name: k if functions[name].error == "sum" else 1 for name, _ in limits}
 
     @property
     def spec(self) -> QuerySpec:
@@ -437,14 +442,10 @@ class QueryPipeline:
 
     def slice_shares(self, start: int) -> dict[str, float]:
         """Returns the shares of a slice: of k slices of a window each may withhold E/k, or E for extrema."""
-        if self.spec.error_budget is None:
+        if not self._divisors:
             return {}
-        functions = {m.name: m.function for m in self.spec.measures}
-        k, shares = self.spec.window.slices_per_window, self.schedule.at(start)
-        return {
-            name: shares.get(name, 0.0) / (k if functions[name].error == "sum" else 1)
-            for name, _ in self.spec.error_budget.limits
-        }
+        shares = self.schedule.at(start)
+        return {name: shares.get(name, 0.0) / slices for name, slices in self._divisors.items()}
 
     def closed_bytes(self, watermark_ms: int) -> int:
         """Returns the estimated bytes of closed slices that are still to be sent."""

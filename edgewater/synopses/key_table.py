@@ -54,7 +54,8 @@ class _Column:
         nulls = values.null_count or self.values.null_count
         if nulls or not pa.types.is_int64(values.type) or FEW * len(values) > len(self.values):
             self._sorted = None if nulls else self._sorted
-            return np.array(pc.index_in(values, value_set=self.values).fill_null(-1), np.int64)
+            found = pc.index_in(values, value_set=self.values)
+            return np.asarray(found.fill_null(-1) if found.null_count else found).astype(np.int64)
         if self._sorted is None:
             held = np.asarray(self.values)
             order = np.argsort(held, kind="stable")
@@ -235,6 +236,9 @@ class KeyTable:
         """Returns the key columns of these groups, in the order of `codes`; None: of all groups."""
         if self._loaded is not None:
             return self._loaded if codes is None else [column.take(pa.array(codes)) for column in self._loaded]
+        if len(self._columns) == 1:  # its values are numbered as the groups are
+            values = self._columns[0].values
+            return [values if codes is None else values.take(pa.array(codes))]
         result = []
         for column, chunks in zip(self._columns, self._ids, strict=True):
             if len(chunks) > 1:

