@@ -200,6 +200,8 @@ def test_a_call_after_the_end_reads_nothing(recorder: Recorder, pipeline: BatchP
     assert "read 1 begins" not in recorder.log
 
 
+@pytest.mark.spark
+@pytest.mark.slow
 def test_the_end_cancels_sparks_tasks(spark: Any) -> None:
     """A batch whose tasks hang, as on a cluster without free executors, does not keep the job from its end."""
     started, context = threading.Event(), spark.sparkContext
