@@ -198,6 +198,7 @@ class LeastSlack:
         step_ms: distance of a query's window ends by its key, and their offset; None if it is not known.
         seconds: a monotonic clock.
         delays_ms: by edge, the mean delay of the watermarks that sweep a query's windows, of edges that report it.
+        plans_ahead: whether a batch is admitted while the one before is read, instead of after it.
     """
 
     def __init__(
@@ -205,10 +206,13 @@ class LeastSlack:
         step_ms: Callable[[str], tuple[int, int] | None],
         seconds: Callable[[], float],
         delays_ms: Callable[[str], Mapping[str, float]] = lambda _: {},
+        *,
+        plans_ahead: bool = False,
     ) -> None:
         self._step_ms = step_ms
         self._seconds = seconds
         self._delays_ms = delays_ms
+        self._plans_ahead = plans_ahead
         self._in_turn = RoundRobin()
         self._windows: dict[str, _Windows] = {}
         self._bytes_per_s = BatchLimits().bytes / BATCH_S
@@ -296,16 +300,16 @@ class LeastSlack:
         self._windows[key].advance(admitted)
 
     def _measure(self, start: Mapping[str, int]) -> None:
-        """Measures the rate if two full batches have been admitted one after the other, and the stream begins behind
-        them: the second one is read once the first has been (`BatchPipeline`), so the time since its admission is that
-        of the first one."""
+        """A full batch has ended if the stream begins behind it. One that is planned ahead begins only then: the time
+        since its admission is that of the batch before, if that was a full one too."""
         before, running = self._before, self._running
         self._before, self._running = running, None
-        if before is None or running is None:
+        measured = before if self._plans_ahead else running
+        if running is None or measured is None:
             return
         took_s = self._seconds() - running.at_s
         if took_s > 0 and all(start.get(key, 0) >= end for key, end in running.ends.items()):
-            rate = before.size / took_s
+            rate = measured.size / took_s
             self._bytes_per_s += (WEIGHT if self._is_measured else 1.0) * (rate - self._bytes_per_s)
             self._is_measured = True
 

@@ -78,6 +78,7 @@ class SourceOptions:
         retention_every_ms: how often older ones are dropped.
         leads: file that names the partition of the queries that this driver leads; without it the stream is parked: it
             runs, and reads nothing. Empty: it reads the frames of all queries, always.
+        plans_ahead: whether a micro-batch is planned while the one before is read (`BatchPipeline`).
     """
 
     catalog_url: str
@@ -88,6 +89,7 @@ class SourceOptions:
     keep_frames_ms: int = 0
     retention_every_ms: int = 10_000
     leads: str = ""
+    plans_ahead: bool = False
 
     def to_options(self) -> dict[str, str]:
         # Spark redacts options whose name contains "url" in printed plans: these may contain a password.
@@ -97,6 +99,7 @@ class SourceOptions:
             "log_dir": self.log_dir,
             "leads": self.leads,
             "parallelism": str(self.parallelism),
+            "plans_ahead": str(int(self.plans_ahead)),
             "keep_frames_ms": str(self.keep_frames_ms),
             "retention_every_ms": str(self.retention_every_ms),
             "frames_per_query": str(self.limits.frames_per_query),
@@ -122,6 +125,7 @@ class SourceOptions:
             int(options["keep_frames_ms"]),
             int(options["retention_every_ms"]),
             options["leads"],
+            options["plans_ahead"] == "1",
         )
 
 
@@ -161,7 +165,9 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
 
     def __init__(self, options: SourceOptions, admission: Admission | None = None) -> None:
         self._options = options
-        self._admission = admission or LeastSlack(self._step_ms, time.monotonic, self._delays_ms)
+        self._admission = admission or LeastSlack(
+            self._step_ms, time.monotonic, self._delays_ms, plans_ahead=options.plans_ahead
+        )
         self._steps: dict[str, tuple[int, int] | None] = {}
         self._delays: dict[str, dict[str, float]] = {}
         self._coalescer = BatchCoalescer()

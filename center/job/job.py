@@ -109,6 +109,11 @@ class JobConfig:
     max_answer_bytes: int = MAX_ANSWER_BYTES
     clock: Callable[[], int] = field(default=now_ms)
 
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether a micro-batch is planned while the tasks of the one before run, on executors elsewhere."""
+        return not self.session.is_local
+
 
 def run_job(config: JobConfig, stop: threading.Event) -> None:
     """Runs until `stop` is set.
@@ -300,7 +305,7 @@ class Job:
             self.processor,
             before_read=partial(context.addJobTag, READS),
             cancel=partial(_quietly, partial(context.cancelJobsWithTag, READS)),
-            plans_ahead=not self._config.session.is_local,
+            plans_ahead=self._config.plans_ahead,
             overlaps=lambda: self._failed_attempts == 0,
         )
         attempts = Retrying(
@@ -345,7 +350,7 @@ class Job:
                 if leads_file.exists():
                     read_in_term = read_in_term or self._terms
                     if read_in_term != self._terms:
-                        raise StreamStopped("this driver leads again, and tries again what it had left out")
+                        raise StreamStopped("this driver leads again: the frames that it had left out are read again")
                 self._observe(query)
         finally:
             pipeline.end()
@@ -537,6 +542,7 @@ def start_stream(
         leads=str(leads_file or ""),
         limits=config.limits,
         parallelism=config.session.cores,
+        plans_ahead=config.plans_ahead,
         keep_frames_ms=config.keep_frames_ms,
         retention_every_ms=config.retention_every_ms,
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,11 +22,13 @@ def sizes_of(frames: dict[str, list[int]]) -> PendingFrames:
 class Log:
     """Frames of queries with windows of a second, and the time that batches take."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, plans_ahead: bool = False) -> None:
         self.frames: dict[str, list[PendingFrame]] = {}
         self.now_s = 0.0
         self.start: dict[str, int] = {}
-        self.admission = LeastSlack(lambda key: None if key == "unknown@1" else (SECOND, 0), lambda: self.now_s)
+        self.admission = LeastSlack(
+            lambda key: None if key == "unknown@1" else (SECOND, 0), lambda: self.now_s, plans_ahead=plans_ahead
+        )
 
     def add(
         self, key: str, received_at_ms: int, size: int = MB, edge: str = "a", through_ms: int | None = None
@@ -223,6 +226,19 @@ def test_a_batch_is_as_large_as_a_slow_machine_applies_in_its_time() -> None:
     for key in range(100):
         for _ in range(4):
             log.add(f"q{key}@1", 100)
+    assert sum(log.batch(limits, took_s=7.8).values()) == 16
+    assert sum(log.batch(limits, took_s=1.95).values()) == 4, "16 MB took four times as long as a batch may"
+    assert sum(log.batch(limits, took_s=0.05).values()) <= 4
+    for _ in range(20):
+        admitted = sum(log.batch(limits, took_s=0.1).values())
+    assert admitted == 16, "never more than configured"
+
+
+def test_the_time_since_a_batch_that_was_planned_ahead_is_that_of_the_batch_before() -> None:
+    log, limits = Log(plans_ahead=True), BatchLimits(bytes=16 * MB, bytes_per_query=MB)
+    for key in range(100):
+        for _ in range(4):
+            log.add(f"q{key}@1", 100)
     assert sum(log.batch(limits, took_s=0.01).values()) == 16
     assert sum(log.batch(limits, took_s=7.8).values()) == 16, "planned while the first one is read"
     assert sum(log.batch(limits, took_s=7.8).values()) == 4, "16 MB took four times as long as a batch may"
@@ -233,11 +249,13 @@ def test_a_batch_is_as_large_as_a_slow_machine_applies_in_its_time() -> None:
     assert admitted == 16, "never more than configured"
 
 
-def test_a_batch_that_was_not_applied_measures_nothing() -> None:
-    log, limits = Log(), BatchLimits(bytes=16 * MB)
+@pytest.mark.parametrize("plans_ahead", [False, True])
+def test_a_batch_that_was_not_applied_measures_nothing(plans_ahead: bool) -> None:
+    log, limits = Log(plans_ahead=plans_ahead), BatchLimits(bytes=16 * MB)
     for number in range(60):
         log.add(f"q{number}@1", 100)
-    log.batch(limits)
+    if plans_ahead:
+        log.batch(limits)
     log.batch(limits, took_s=100)
     log.start = {}
     assert sum(log.batch(limits).values()) == 16

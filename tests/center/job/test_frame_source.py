@@ -51,7 +51,7 @@ def positions(rows: list[FrameRow]) -> dict[str, list[int]]:
 
 
 def test_options_travel_as_text_and_names_that_spark_blacks_out() -> None:
-    options = SourceOptions("postgresql://u:secret@h/d", "r", "l", BatchLimits(1, 2, 3, 4), 5, 6, 7)
+    options = SourceOptions("postgresql://u:secret@h/d", "r", "l", BatchLimits(1, 2, 3, 4), 5, 6, 7, plans_ahead=True)
 
     text = options.to_options()
 
