@@ -253,8 +253,8 @@ class LastPositions:
     """`last_positions`, and the state of the catalog that they are of.
 
     Attributes:
-        state: the catalog's version, which changes with the live queries, and the sum of their positions, which no
-            frame leaves as it is.
+        state: the catalog's version, which changes with the set of live queries, and the sum of their positions, which
+            every indexed frame increases.
     """
 
     by_key: Mapping[str, int]

@@ -595,7 +595,7 @@ def _reason(exc: BaseException | None) -> str:
 
 
 def _quietly(stop: Callable[[], None]) -> None:
-    """Stops something of Spark, which may be gone."""
+    """Calls a function that stops or cancels something in Spark, and logs its failure: the JVM may be gone."""
     try:
         stop()
     except (PySparkException, Py4JError, OSError) as exc:

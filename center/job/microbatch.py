@@ -60,7 +60,7 @@ class _Alarm(NamedTuple):
 
 
 class BatchFailed(Exception):
-    """A micro-batch was not applied. Its message is short: see `BatchProcessor`."""
+    """A micro-batch was not applied. Its message is short: see `BatchProcessor._stating_failure`."""
 
 
 def is_fault_of_frames(exc: Exception) -> bool:

@@ -20,9 +20,10 @@ CANCEL_AGAIN_S = 0.2
 
 
 class BatchPipeline:
-    """The function of `foreachBatch`, of one stream after the other.
+    """A function for `foreachBatch` that reads and applies micro-batches in two threads.
 
-    It keeps the rows of two batches at most: of one that is applied, and of one that waits to be.
+    It serves the streams of a job, one after the other. It holds the rows of at most two batches: the one that is being
+    applied, and the next one.
 
     Args:
         before_read: called by the thread that runs a batch's Spark jobs, before each.
@@ -88,12 +89,13 @@ class BatchPipeline:
 
     @property
     def failure(self) -> Exception | None:
-        """Of a batch: the stream has to end, and may have no further batch that would say so."""
+        """The failure of a batch, after which the stream has to end; None: no batch has failed. To be polled, since a
+        call raises it only if there is a further batch."""
         return _failure(self._applying) or _failure(self._reading)
 
     def end(self) -> None:
-        """Ends the stream's work: reads no further batch, and returns when none is being read or applied. What waits
-        is left to the next stream."""
+        """Cancels the batch that is being read and waits for the one that is being applied. A batch that has been read
+        and not applied is dropped: the next stream reads it again."""
         with self._lock:
             self._ends = True
         if self._reading is not None:
@@ -104,7 +106,7 @@ class BatchPipeline:
             wait([self._applying])
 
     def close(self) -> None:
-        """After the last stream's end."""
+        """Ends the threads. Call it after `end` of the last stream."""
         self._reader.shutdown()
         self._applier.shutdown()
 
