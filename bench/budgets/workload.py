@@ -62,7 +62,7 @@ class Work:
 def work(name: str, size: BudgetsSize) -> Work:
     """A trace by name, made or read once per process."""
     if name in GENERATED:
-        groups = size.records * 2 // 5
+        groups = FEW if name == "few" else size.records * 2 // 5
         made = GENERATED[name](size.windows, ZIPF_WINDOW_MS, records=size.records, groups=groups, seed=size.seed)
         return Work(made, "value", ZIPF_WINDOW_MS)
     if name == "flights":
@@ -73,7 +73,8 @@ def work(name: str, size: BudgetsSize) -> Work:
     return Work(_first_windows(cran(size.downloads), size.windows, CRAN_WINDOW_MS), "size", CRAN_WINDOW_MS)
 
 
-GENERATED = {"zipf": zipf, "rhythm": rhythm}
+FEW = 50
+GENERATED = {"zipf": zipf, "rhythm": rhythm, "few": zipf}
 
 
 def _first_windows(trace: Trace, windows: int, window_ms: int) -> Trace:

@@ -69,6 +69,11 @@ class ArrivalProfile:
     scores: FloatArray = field(default_factory=lambda: np.zeros(len(EXPERTS)))
     value_scores: FloatArray = field(default_factory=lambda: np.zeros(len(VALUE_WEIGHTS)))
 
+    @property
+    def scales(self) -> bool:
+        """Whether the expert scales earlier slices by what all groups have had so far."""
+        return EXPERTS[self.expert][0]
+
     def remaining(self, group_counts: npt.NDArray[np.floating]) -> FloatArray:
         """Returns the shape that the expert gives to groups, float64 [group, part + 1], from 1 to 0.
 
@@ -96,7 +101,7 @@ class ArrivalProfile:
             so_far: records in this slice.
             past: mean records of earlier slices.
             left: the fraction of a slice's records that is to come.
-            scale: `scale_of` all groups of the slice.
+            scale: `scale_of` all groups of the slice; not used unless the expert `scales`.
         """
         scaled, weight, _ = EXPERTS[self.expert]
         return _posterior_mean(so_far, past * scale if scaled else past, left, weight)
@@ -158,7 +163,9 @@ def _posterior_mean(so_far: FloatArray, past: FloatArray, left: FloatArray, weig
     """Mean of the Gamma posterior of a Poisson rate (Gelman et al., "Bayesian Data Analysis", 3rd ed., section 2.6),
     times the exposure to come. `weight` is one of `SLICE_WEIGHTS`."""
     slices, most = weight
-    counted = np.maximum(np.minimum(slices, most / np.maximum(past, MIN_EXPECTED)), MIN_WEIGHT)
+    counted: FloatArray | float = max(slices, MIN_WEIGHT)
+    if most < np.inf:
+        counted = np.maximum(np.minimum(slices, most / np.maximum(past, MIN_EXPECTED)), MIN_WEIGHT)
     return np.asarray((so_far + counted * past) / (1.0 - left + counted) * left)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from edge.cache.entries import SliceEntries, ratio
 from edge.cache.history import GroupHistory
-from edgewater.synopses import CountStack, ExtremumStack, FloatArray, IntArray, SumStack
+from edgewater.synopses import CountStack, ExtremumStack, FloatArray, IntArray, MaxStack, SumStack
 
 COLD_START = 0.02
 """Added to the elapsed fraction of a slice without history, so that its first moments give no extreme rate."""
@@ -47,12 +47,7 @@ class Forecast:
 
     def any_arrival(self) -> FloatArray:
         """Returns P(at least one more record arrives)."""
-        if self.dispersion is None:
-            return np.asarray(-np.expm1(-self.arrivals), np.float64)
-        excess = self.dispersion - 1.0
-        poisson = np.abs(excess) < NEARLY_POISSON
-        factor = np.where(poisson, 1.0, np.log(self.dispersion) / np.where(poisson, 1.0, excess))
-        return np.asarray(-np.expm1(-self.arrivals * factor), np.float64)
+        return any_arrival(self.arrivals, self.dispersion)
 
     def mean(self, measure: str) -> FloatArray:
         """Returns the expected absolute change until the slice's end."""
@@ -105,14 +100,65 @@ def _upper_tail(z: FloatArray) -> FloatArray:
     return np.asarray(np.where(z >= 0.0, upper, 1.0 - upper), np.float64)
 
 
-def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, elapsed: float) -> Forecast:
-    """Forecasts these groups after the fraction `elapsed` (0 to 1) of their slice."""
+def any_arrival(arrivals: FloatArray, dispersion: FloatArray | None) -> FloatArray:
+    """Returns P(at least one more record arrives), from `Forecast.arrivals` and `Forecast.dispersion`."""
+    if dispersion is None:
+        return np.asarray(-np.expm1(-arrivals), np.float64)
+    excess = dispersion - 1.0
+    poisson = np.abs(excess) < NEARLY_POISSON
+    factor = np.where(poisson, 1.0, np.log(dispersion) / np.where(poisson, 1.0, excess))
+    return np.asarray(-np.expm1(-arrivals * factor), np.float64)
+
+
+def arrivals_to_come(
+    entries: SliceEntries, history: GroupHistory, elapsed: float, groups: IntArray | None = None
+) -> FloatArray:
+    """Returns `Forecast.arrivals` of these groups (None: all) after the fraction `elapsed` (0 to 1) of their slice."""
+    if history.slices:
+        return history.arrivals_left(entries, groups, elapsed)
+    so_far = (entries.arrivals if groups is None else entries.arrivals[groups]).astype(np.float64)
+    return np.asarray(so_far / (elapsed + COLD_START) * (1.0 - elapsed))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsToCome:
+    """The records that are expected after some time, of all groups of a slice. float64 per group.
+
+    Attributes:
+        arrivals: `Forecast.arrivals`.
+        any_arrival: P(at least one more record arrives).
+    """
+
+    arrivals: FloatArray
+    any_arrival: FloatArray
+
+    @classmethod
+    def of(cls, entries: SliceEntries, history: GroupHistory, elapsed: float) -> RecordsToCome:
+        arrivals = arrivals_to_come(entries, history, elapsed)
+        return cls(arrivals, any_arrival(arrivals, dispersion_of(history, arrivals)))
+
+
+def dispersion_of(history: GroupHistory, arrivals: FloatArray) -> FloatArray | None:
+    """Returns `Forecast.dispersion` of groups with these expected numbers of records."""
+    return history.timetable.dispersion(arrivals) if history.timetable.is_used else None
+
+
+def forecast(
+    entries: SliceEntries,
+    groups: IntArray,
+    history: GroupHistory,
+    elapsed: float,
+    arrivals: FloatArray | None = None,
+) -> Forecast:
+    """Forecasts these groups after the fraction `elapsed` (0 to 1) of their slice.
+
+    Args:
+        arrivals: the `arrivals_to_come` of these groups, if they are known.
+    """
     past = history.averages_of(entries, groups)
     so_far = entries.arrivals[groups].astype(np.float64)
-    if history.slices:
-        arrivals = history.arrivals_left(entries, groups, past, elapsed)
-    else:
-        arrivals = so_far / (elapsed + COLD_START) * (1.0 - elapsed)
+    if arrivals is None:
+        arrivals = arrivals_to_come(entries, history, elapsed, groups)
     population = history.profile.value_weight
     records = so_far + past.arrivals
     first, second, extrema = {}, {}, set()
@@ -121,7 +167,11 @@ def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, ela
         total = entries.size(name)
         if isinstance(stack, ExtremumStack):
             extrema.add(name)
-            first[name] = np.maximum(total[groups], past.totals[name]) / np.maximum(records, 1.0)
+            value = np.maximum(total[groups], past.totals[name])
+            # Of exponential values: a new maximum exceeds that of n by their mean, which is about 1 / (1 + ln n) of
+            # it; a new minimum is half of the old one.
+            largest = isinstance(stack, MaxStack)
+            first[name] = value / (1.0 + np.log(np.maximum(records, 1.0))) if largest else value / 2.0
             second[name] = first[name] ** 2
         elif isinstance(stack, CountStack) or not isinstance(stack, SumStack):
             first[name] = second[name] = np.ones(len(groups))
@@ -132,5 +182,4 @@ def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, ela
             mean, square = total.sum() / seen, squares.sum() / seen
             first[name] = (total[groups] + past.totals[name] + population * mean) / weight
             second[name] = (squares[groups] + past.squares[name] + population * square) / weight
-    dispersion = history.timetable.dispersion(arrivals) if history.timetable.is_used else None
-    return Forecast(arrivals, first, second, records, frozenset(extrema), dispersion)
+    return Forecast(arrivals, first, second, records, frozenset(extrema), dispersion_of(history, arrivals))

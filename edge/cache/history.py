@@ -27,7 +27,7 @@ LEARNING_RATE = 0.3
 FORGOTTEN_BELOW = 0.02
 """Mean records per slice below which a group is dropped: after about ten slices without a record."""
 CURVE_BINS = 64
-NEEDED_DECAY = 0.8
+NEEDED_DECAY, OVERSPENT_DECAY = 0.8, 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class GroupHistory:
         profile: when and how many records arrive.
         timetable: when the records of the newest slices came.
         needed: under a combined budget, the number of groups that a slice has to send.
+        overspent: under an error budget alone, the number of sends by which earlier slices exceeded exact results.
     """
 
     measures: tuple[str, ...] = ()
@@ -70,6 +71,7 @@ class GroupHistory:
     _counts: npt.NDArray[np.float16] = field(default_factory=lambda: np.zeros((0, PARTS), np.float16))
     needed: float = 0.0
     timetable: Timetable = field(default_factory=Timetable)
+    overspent: float = 0.0
 
     def __post_init__(self) -> None:
         if not self._values.size:
@@ -118,25 +120,30 @@ class GroupHistory:
         result[hit] = self._counts[at]
         return result
 
-    def arrivals_left(self, entries: SliceEntries, groups: IntArray, past: GroupAverages, elapsed: float) -> FloatArray:
-        """Returns the expected number of records of these groups after the fraction `elapsed` of their slice.
-
-        Args:
-            past: `averages_of` these groups.
-        """
+    def arrivals_left(self, entries: SliceEntries, groups: IntArray | None, elapsed: float) -> FloatArray:
+        """Returns the expected number of records of these groups (None: all) after the fraction `elapsed` of their
+        slice."""
         known = self._looked_up(entries)
-        arrivals = self._without_times(known, entries.arrivals.astype(np.float64), groups, past, elapsed)
-        return self.timetable.expected(known.numbers[groups], elapsed, arrivals) if self.timetable.is_used else arrivals
+        arrivals = self._without_times(known, entries.arrivals.astype(np.float64), elapsed, groups)
+        if not self.timetable.is_used:
+            return arrivals
+        return self.timetable.expected(known.numbers if groups is None else known.numbers[groups], elapsed, arrivals)
 
     def _without_times(
-        self, known: RecallCache, arrivals: FloatArray, groups: IntArray, past: GroupAverages, elapsed: float
+        self, known: RecallCache, arrivals: FloatArray, elapsed: float, groups: IntArray | None = None
     ) -> FloatArray:
-        """Returns the profile's forecast of these groups, after `arrivals` records of each group of the slice."""
+        """Returns the profile's forecast of these groups (None: all), after `arrivals` records of each group."""
         part = min(int(elapsed * PARTS), PARTS - 1)
         after = elapsed * PARTS - part
-        left = ((1.0 - after) * known.remaining[part] + after * known.remaining[part + 1]).astype(np.float64)
-        scale = float(scale_of(arrivals, known.values[0].astype(np.float64), left))
-        return self.profile.expected(arrivals[groups], past.arrivals, left[groups], scale)
+        past, left = known.values[0], known.remaining[part : part + 2]
+        scale = 1.0
+        if self.profile.scales:
+            of_all = (1.0 - after) * left[0] + after * left[1]
+            scale = float(scale_of(arrivals, past.astype(np.float64), of_all.astype(np.float64)))
+        if groups is not None:
+            arrivals, past, left = arrivals[groups], past[groups], left[:, groups]
+        of_groups = (1.0 - after) * left[0] + after * left[1]
+        return self.profile.expected(arrivals, past.astype(np.float64), of_groups.astype(np.float64), scale)
 
     def learn(self, entries: SliceEntries) -> None:
         """Updates the history with a slice that has just closed."""
@@ -189,14 +196,14 @@ class GroupHistory:
             return
         codes, times = taken
         if self.slices:
-            every, known = np.arange(len(entries)), self._looked_up(entries)
-            past, arrivals = self.averages_of(entries, every), entries.arrivals.astype(np.float64)
+            known = self._looked_up(entries)
+            arrivals = entries.arrivals.astype(np.float64)
             later = np.array(
-                [np.bincount(codes[times.positions > position_at(c)], minlength=len(every)) for c in CHECKPOINTS],
+                [np.bincount(codes[times.positions > position_at(c)], minlength=len(entries)) for c in CHECKPOINTS],
                 np.float64,
             )
             forecasts = [
-                self._without_times(known, arrivals - after, every, past, elapsed)
+                self._without_times(known, arrivals - after, elapsed)
                 for elapsed, after in zip(CHECKPOINTS, later, strict=True)
             ]
             self.timetable.score(known.numbers, later, np.array(forecasts))
@@ -205,6 +212,12 @@ class GroupHistory:
     def learn_needed(self, groups: int) -> None:
         """Updates `needed` with a slice that had to send this many groups; it falls more slowly than it rises."""
         self.needed = max(float(groups), NEEDED_DECAY * self.needed)
+
+    def learn_overspent(self, sends: int, exact: int) -> None:
+        """Updates `overspent` with the sends of a slice, and those of an exact query. What the sends of an exact query
+        could not make up for is forgotten, a part with each slice."""
+        overspent = max(self.overspent + sends - exact, 0.0)
+        self.overspent = min(overspent, max(float(exact), OVERSPENT_DECAY * self.overspent))
 
     def learn_curve(self, first_seen: npt.NDArray[np.float32]) -> None:
         """Updates `curve` with the times at which the groups with the largest initial prefix errors appeared."""
@@ -218,8 +231,8 @@ class GroupHistory:
 
     def to_state(self) -> State:
         numbers = [self.measures, self.slices, self.scale, self.max_sends, self.groups]
-        if self.needed:
-            numbers.append(self.needed)
+        if self.needed or self.overspent:
+            numbers += [self.needed, self.overspent]
         arrays = {"hashes": self._hashes, "values": self._values, "curve": self.curve}
         arrays["counts"] = self._counts.view(np.uint16)
         components = {"error_target": self.error_target.to_state(), "profile": self.profile.to_state()}
@@ -227,7 +240,7 @@ class GroupHistory:
 
     @classmethod
     def from_state(cls, state: State) -> GroupHistory:
-        measures, slices, scale, max_sends, groups, *needed = state.numbers
+        measures, slices, scale, max_sends, groups, *rest = state.numbers
         error_target = ErrorTarget.from_state(state.components["error_target"])
         curve, hashes, values = (state.arrays[name] for name in ("curve", "hashes", "values"))
         result = cls(tuple(measures), slices, scale, error_target, curve, max_sends, groups, hashes, values)
@@ -238,7 +251,7 @@ class GroupHistory:
             result._counts = np.zeros((len(hashes), PARTS), np.float16)
         if "timetable" in state.components:
             result.timetable = Timetable.from_state(state.components["timetable"])
-        result.needed = needed[0] if needed else 0.0
+        result.needed, result.overspent = (*rest, 0.0, 0.0)[:2]  # older states have fewer numbers
         return result
 
 

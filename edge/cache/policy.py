@@ -9,21 +9,31 @@ import numpy as np
 
 from edge.cache.entries import SliceEntries, ratio
 from edge.cache.error_target import nth_largest
-from edge.cache.eviction import EVICTION_POLICIES, SliceView, most_accumulated_error
+from edge.cache.eviction import EVICTION_POLICIES, Gains, SliceView, gains, most_accumulated_error, sends_if_kept
+from edge.cache.exact_sends import ExactSends
+from edge.cache.forecast import RecordsToCome
 from edge.cache.history import GroupHistory
 from edge.cache.partition import ErrorLimits, primary_mask
 from edge.cache.send_queue import SendQueue
 from edge.cache.sizing import SIZINGS, SendSlots, accumulated_errors, error_scales, explicit_errors, target_level
 from edgewater.caching import CacheSpec
-from edgewater.synopses import ExtremumStack, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 MIN_GAIN_WITHOUT_PRESSURE = 0.05
 """Without pressure an entry of an open slice is sent only if its gain is at least this."""
 STALENESS_EAGER_FACTOR = 0.2
 """Under a staleness budget `CacheSpec.eager` is multiplied by this: spare capacity of the link costs nothing."""
 EXACT = ErrorLimits({})
-FEW_SPARED = 0.02
-"""Up to this fraction of the groups that need no send, a budget keeps the order of exact results."""
+NEARLY_SURE = 0.95
+"""An entry with this gain is sent early even if nothing is spared: in 1 of 20 cases it has to be sent again."""
+MAX_OVERSPENT = 0.1
+"""Once a slice is expected to take this fraction more sends than exact results, only what an exact query would have
+sent is sent early."""
+SPENDING = 2.0
+"""How fast an idle link spends what a budget spares: an early send may cost, in expected repeated sends, this many
+times what is spared per entry that is still to be sent."""
+SAMPLED_GROUPS = 1 << 10
+"""The number of groups from which the expected sends of those are estimated whose gain is not computed."""
 RANKED_FROM = 0.05
 """Entries that have used up less than this fraction of their limit are not ranked before their slice closes."""
 
@@ -47,42 +57,73 @@ class RankingContext:
 def rank_open(
     entries: SliceEntries, limits: ErrorLimits, spec: CacheSpec, history: GroupHistory, context: RankingContext
 ) -> SendQueue:
-    """Ranks an open slice of an exact or error-bound query."""
-    gain = spec.eviction == "gain"
-    sends = _SparedSends.of(entries, limits)
-    min_gain = max(spec.eager, MIN_GAIN_WITHOUT_PRESSURE * (1.0 - context.pressure))
-    min_done = 0.0 if limits.is_exact or sends.left else min_gain
-    groups = np.flatnonzero(primary_mask(entries, limits, RANKED_FROM if gain else 1.0))
-    extrema = any(isinstance(entries.pending.measures[m], ExtremumStack) for m in limits.measures)
-    if gain and sends.are_few and not extrema and not limits.is_exact:
-        # The order of exact results, without the groups that the budget skips: another one repeats as many, or more.
-        groups, limits, min_done = np.flatnonzero(primary_mask(entries, limits)), EXACT, 0.0
-    return _ranked(SliceView(entries, limits, history, context.elapsed, min_gain, min_done), groups, spec, context)
+    """Ranks an open slice of an exact query, of a combined budget, or by another eviction policy than `gain`."""
+    groups = np.flatnonzero(primary_mask(entries, limits, RANKED_FROM if spec.eviction == "gain" else 1.0))
+    view = SliceView(entries, limits, history, context.elapsed, _min_gain(spec, context))
+    return _ranked(view, groups, spec, context)
 
 
-@dataclass(frozen=True, slots=True)
-class _SparedSends:
-    """The sends that a budget spares, so that it costs hardly ever more of them than exact results.
+def rank_exact_sends(
+    entries: SliceEntries, spec: CacheSpec, history: GroupHistory, context: RankingContext, to_come: RecordsToCome
+) -> SendQueue:
+    """Ranks an open slice as an exact query would (`ExactSends`)."""
+    groups = np.flatnonzero(entries.unsent_if_exact)
+    view = SliceView(entries, EXACT, history, context.elapsed, _min_gain(spec, context), to_come)
+    return _ranked(view, groups, spec, context)
 
-    An exact query sends every group once, and repeats a send after a record that its forecast did not expect. Once the
-    repeated sends have used up what the budget saves, groups are only sent early where an exact query would send them
-    too.
 
-    Attributes:
-        left: whether the groups that need no send are still more than the sends that were repeated.
-        are_few: whether they are so few of all groups that the repeated sends alone decide.
-    """
+def rank_open_by_gain(
+    entries: SliceEntries,
+    limits: ErrorLimits,
+    spec: CacheSpec,
+    history: GroupHistory,
+    context: RankingContext,
+    to_come: RecordsToCome,
+    exact: ExactSends,
+) -> SendQueue:
+    """Ranks an open slice of an error-bound query by `gain`; it costs no more sends than `exact`, in expectation."""
+    groups = np.flatnonzero(primary_mask(entries, limits, RANKED_FROM))
+    view = SliceView(entries, limits, history, context.elapsed, _min_gain(spec, context), to_come)
+    found = gains(view, groups)
+    left = _expected_sends(view, groups, found)
+    exact_sends = exact.expected(entries, to_come.any_arrival)
+    enough = np.flatnonzero((found.gain >= view.min_gain) & (found.gain > 0.0))
+    gain, groups = found.gain[enough], groups[enough]
+    # What the exact query has sent may be sent too: both then risk the same.
+    allowed, cost = ~entries.unsent_if_exact[groups], 1.0 - gain
+    spared = exact_sends - float(entries.sends.sum()) - left - history.overspent - float(cost[allowed].sum())
+    if spared >= -MAX_OVERSPENT * exact_sends:
+        # A link that is busy until the slice ends has no better use for its time.
+        spending = SPENDING / max(1.0 - context.pressure, 1e-3)
+        allowed |= (gain >= NEARLY_SURE) | (
+            (cost <= spending * spared / max(left, 1.0)) & _within(spared, cost, allowed)
+        )
+    return SendQueue.for_open_slice(-gain[allowed], groups[allowed], entries.newest_batch, context.now_ms)
 
-    left: bool
-    are_few: bool
 
-    @classmethod
-    def of(cls, entries: SliceEntries, limits: ErrorLimits) -> _SparedSends:
-        sends = entries.sends
-        unsent = np.flatnonzero(sends == 0)
-        needed = int(np.count_nonzero(primary_mask(entries, limits, groups=unsent)))
-        spared, repeated = len(unsent) - needed, int(sends.sum()) - (len(sends) - len(unsent))
-        return cls(repeated < spared, spared <= FEW_SPARED * len(sends))
+def _within(total: float, cost: FloatArray, paid: BoolArray) -> BoolArray:
+    """Returns which costs are within a total, the smallest first, beside those that are paid for."""
+    costs = np.where(paid, 0.0, cost)
+    if costs.sum() <= total:
+        return np.ones(len(costs), bool)
+    order = np.argsort(costs, kind="stable")
+    result = np.empty(len(costs), bool)
+    result[order] = np.cumsum(costs[order]) <= total
+    return result
+
+
+def _min_gain(spec: CacheSpec, context: RankingContext) -> float:
+    return max(spec.eager, MIN_GAIN_WITHOUT_PRESSURE * (1.0 - context.pressure))
+
+
+def _expected_sends(view: SliceView, groups: IntArray, found: Gains) -> float:
+    """Returns how many groups are expected to be sent at the close if none is sent before; `found` is of `groups`."""
+    others = np.ones(len(view.entries), bool)
+    others[groups[found.computed]] = False
+    rest = np.flatnonzero(others)
+    sample = rest[:: max(1, -(-len(rest) // SAMPLED_GROUPS))]
+    sampled = float(sends_if_kept(view, sample).sum())
+    return float(found.if_kept.sum()) + sampled * len(rest) / max(len(sample), 1)
 
 
 def _ranked(view: SliceView, groups: IntArray, spec: CacheSpec, context: RankingContext) -> SendQueue:
@@ -137,15 +178,23 @@ def rank_closed_by_deadline(entries: SliceEntries, history: GroupHistory) -> Sen
 
 
 def learn(
-    entries: SliceEntries, history: GroupHistory, slots: SendSlots | None, limits: ErrorLimits | None = None
+    entries: SliceEntries,
+    history: GroupHistory,
+    slots: SendSlots | None,
+    limits: ErrorLimits | None = None,
+    exact: ExactSends | None = None,
 ) -> None:
     """Updates the history with a slice that has just closed, before any of it is sent.
 
     Args:
         slots: under a staleness budget, the sends until the deadline.
-        limits: under a combined budget, what the slice may withhold.
+        limits: under an error budget, what the slice may withhold.
+        exact: under an error budget alone, what an exact query would have sent.
     """
-    if limits is not None:
+    if exact is not None and limits is not None:
+        sends = int(entries.sends.sum()) + int(np.count_nonzero(primary_mask(entries, limits)))
+        history.learn_overspent(sends, exact.sends + int(np.count_nonzero(entries.unsent_if_exact)))
+    elif limits is not None:
         history.learn_needed(int(np.count_nonzero(primary_mask(entries, limits) | (entries.sends > 0))))
     if slots is not None:
         errors = accumulated_errors(entries, history, np.flatnonzero(entries.has_pending))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge.cache.entries import SliceEntries
-from edgewater.synopses import FloatArray, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
 RERANK_FRACTION = 0.03
@@ -105,14 +105,19 @@ class SendQueue:
         """Returns whether a closed slice has to be ranked (again)."""
         return not self.closed or entries.newest_batch != self.newest_batch
 
-    def draw(self, entries: SliceEntries, count: int) -> Selection:
-        """Removes the next `count` entries, or as many as there are."""
+    def draw(self, entries: SliceEntries, count: int, unsent: BoolArray | None = None) -> Selection:
+        """Removes the next `count` entries, or as many as there are.
+
+        Args:
+            unsent: mask over the groups of those that may be drawn; None: those with a pending value.
+        """
+        unsent = entries.has_pending if unsent is None else unsent
         drawn: list[IntArray] = []
         missing = count
         while missing > 0 and self.position < len(self.groups):
             some = self.groups[self.position : self.position + missing].astype(np.int64)
             self.position += len(some)
-            some = some[entries.has_pending[some] & (entries.last_batch[some] <= self.newest_batch)]
+            some = some[unsent[some] & (entries.last_batch[some] <= self.newest_batch)]
             drawn.append(some)
             missing -= len(some)
         groups = np.sort(np.concatenate(drawn)) if drawn else EMPTY_SELECTION.groups

@@ -21,6 +21,7 @@ import pyarrow as pa
 from edge.cache import (
     EMPTY_SELECTION,
     ErrorLimits,
+    ExactSends,
     GroupHistory,
     Selection,
     SendQueue,
@@ -345,7 +346,7 @@ class QueryPipeline:
             slice_.observed -= unsent
             slice_.late = min(slice_.late, slice_.observed)
             slice_.entries = SliceEntries.for_query(self.bound, self.source, self.bounded_measures)
-            slice_.send_queue, slice_.pending_count = SendQueue(), ((), 0)
+            slice_.send_queue, slice_.exact_sends, slice_.pending_count = SendQueue(), ExactSends(), ((), 0)
         else:
             del self.slices[start]
 

@@ -14,8 +14,10 @@ import numpy as np
 from edge.cache import (
     EMPTY_SELECTION,
     ErrorLimits,
+    ExactSends,
     GroupHistory,
     RankingContext,
+    RecordsToCome,
     Selection,
     SendQueue,
     SendSlots,
@@ -23,8 +25,10 @@ from edge.cache import (
     rank_closed,
     rank_closed_by_deadline,
     rank_closed_by_error,
+    rank_exact_sends,
     rank_open,
     rank_open_by_deadline,
+    rank_open_by_gain,
 )
 from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
 from edgewater.query import QuerySpec, StalenessBudget
@@ -131,19 +135,18 @@ def select_groups(
         slots: under a staleness budget, the result of `remaining_slots`.
     """
     if not context.closed:
+        if slots is not None:
+            return _select_open_by_deadline(slice_, spec, history, context, slots)
+        if spec.cache.eviction == "gain" and not spec.saves_bytes and not limits.is_exact:
+            return _select_open_by_gain(slice_, spec, history, limits, context)
+        if slice_.exact_sends.has_begun:
+            slice_.exact_sends = ExactSends()  # without a share the query is exact
         if slice_.send_queue.expired_open(context.now_ms, context.end_ms):
-            ranking = context.ranking_context
-            slice_.send_queue = (
-                rank_open(slice_.entries, limits, spec.cache, history, ranking)
-                if slots is None
-                else rank_open_by_deadline(slice_.entries, spec.cache, history, ranking, slots)
-            )
-        count = context.max_groups
-        if slots is not None and context.now_ms < context.end_ms:
-            count = min(count, int(min(slots.remaining, count)))  # a send that ends too late would delay the close too
-        return slice_.send_queue.draw(slice_.entries, count)
+            slice_.send_queue = rank_open(slice_.entries, limits, spec.cache, history, context.ranking_context)
+        return slice_.send_queue.draw(slice_.entries, context.max_groups)
     if not slice_.learned:
-        learn(slice_.entries, history, slots, limits if spec.saves_bytes else None)
+        exact = slice_.exact_sends if slice_.exact_sends.has_begun else None
+        learn(slice_.entries, history, slots, limits if spec.saves_bytes or exact is not None else None, exact)
         slice_.learned = True
     count = context.max_groups
     if slots is not None:
@@ -159,6 +162,33 @@ def select_groups(
             slice_.send_queue = rank_closed_by_error(slice_.entries, limits, history)
         else:
             slice_.send_queue = rank_closed(slice_.entries, limits)
+    return slice_.send_queue.draw(slice_.entries, count)
+
+
+def _select_open_by_gain(
+    slice_: Slice, spec: QuerySpec, history: GroupHistory, limits: ErrorLimits, context: PullContext
+) -> Selection:
+    """Selects from an open slice of an error-bound query, after what an exact query would send."""
+    entries, exact, ranking = slice_.entries, slice_.exact_sends, context.ranking_context
+    exact.begin(entries)
+    expired, exact_expired = (q.expired_open(context.now_ms, context.end_ms) for q in (slice_.send_queue, exact.queue))
+    to_come = RecordsToCome.of(entries, history, ranking.elapsed) if expired or exact_expired else None
+    if to_come is not None and exact_expired:
+        exact.queue = rank_exact_sends(entries, spec.cache, history, ranking, to_come)
+    exact.pull(entries, context.max_groups)
+    if to_come is not None and expired:
+        slice_.send_queue = rank_open_by_gain(entries, limits, spec.cache, history, ranking, to_come, exact)
+    return slice_.send_queue.draw(entries, context.max_groups)
+
+
+def _select_open_by_deadline(
+    slice_: Slice, spec: QuerySpec, history: GroupHistory, context: PullContext, slots: SendSlots
+) -> Selection:
+    if slice_.send_queue.expired_open(context.now_ms, context.end_ms):
+        slice_.send_queue = rank_open_by_deadline(slice_.entries, spec.cache, history, context.ranking_context, slots)
+    count = context.max_groups
+    if context.now_ms < context.end_ms:
+        count = min(count, int(min(slots.remaining, count)))  # a send that ends too late would delay the close too
     return slice_.send_queue.draw(slice_.entries, count)
 
 

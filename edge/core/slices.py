@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.cache import ErrorLimits, SendQueue, SliceEntries, primary_mask
+from edge.cache import ErrorLimits, ExactSends, SendQueue, SliceEntries, primary_mask
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import IntArray
 from edgewater.synopses.encoding.state import State
@@ -31,6 +31,7 @@ class Slice:
         sampling_rate: for a function of a sample: the lowest rate at which its records were sampled.
         send_queue: the order in which its entries are sent.
         pending_count: the cache of `count_pending`: its key, and the number.
+        exact_sends: under an error budget, what an exact query would have sent.
     """
 
     entries: SliceEntries
@@ -45,6 +46,7 @@ class Slice:
     sampling_rate: float = 1.0
     send_queue: SendQueue = field(default_factory=SendQueue)
     pending_count: tuple[tuple[Any, ...], int] = ((), 0)
+    exact_sends: ExactSends = field(default_factory=ExactSends)
 
     @property
     def counters(self) -> tuple[int, int, int, int]:
@@ -67,12 +69,19 @@ class Slice:
     def to_state(self) -> State:
         flags = self.close_reported, self.learned, self.in_time
         numbers = [*self.counters, *flags, self.unreported_until_ms, self.sampling_rate]
-        return State(numbers, {}, {"entries": self.entries.to_state(), "send_queue": self.send_queue.to_state()})
+        components = {
+            "entries": self.entries.to_state(),
+            "send_queue": self.send_queue.to_state(),
+            "exact_sends": self.exact_sends.to_state(),
+        }
+        return State(numbers, {}, components)
 
     @classmethod
     def from_state(cls, state: State, bounded: tuple[str, ...]) -> Slice:
         result = cls(SliceEntries.from_state(state.components["entries"], bounded), *state.numbers)
         result.send_queue = SendQueue.from_state(state.components["send_queue"])
+        if "exact_sends" in state.components:  # older checkpoints have none
+            result.exact_sends = ExactSends.from_state(state.components["exact_sends"])
         return result
 
 

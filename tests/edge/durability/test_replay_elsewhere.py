@@ -81,8 +81,8 @@ class Case:
 ERROR = {"budget": {"error": {"v": 40}}, "cache": {"eviction": "gain"}}
 STALENESS = {"budget": {"staleness": "100ms"}, "cache": {"sizing": "pure_pess", "eviction": "lru"}}
 CASES = {
-    "error budget, sums": Case(query(**ERROR), 5.0, 100.0, True, seed=4),
-    "error budget, extrema": Case(query(measures={"v": "max(value)"}, **ERROR), 2.0, 60.0, True, seed=7),
+    "error budget, sums": Case(query(**ERROR), 90.0, 300.0, True, seed=3),
+    "error budget, extrema": Case(query(measures={"v": "max(value)"}, **ERROR), 2.0, 60.0, True, seed=3),
     "staleness budget": Case(query(**STALENESS), 1_000.0, 8_000.0, False, seed=1),
 }
 
