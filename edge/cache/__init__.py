@@ -3,8 +3,8 @@
 Called by `edge.core`, per query and slice. `entries` holds the groups of a slice; `partition` (error budgets) and
 `sizing` with `error_target` (staleness budgets) decide which are in the primary cache; `eviction` ranks those, from
 the `history` of earlier slices, its `arrival_profile` and `timetable`, and a `forecast`; `policy` combines these into
-a `send_queue`, from which pulls are served. `exact_sends` is the bound of an error budget's sends. Deterministic: no
-clock, no I/O; times are arguments.
+a `send_queue`, from which pulls are served. `exact_sends` says what early sends under an error budget may cost.
+Deterministic: no clock, no I/O; times are arguments.
 
 Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Distributed Streaming Analytics"
 (TR 16-003), section 5.
