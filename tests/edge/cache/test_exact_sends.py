@@ -83,7 +83,7 @@ class Side:
 def test_a_budget_takes_no_more_sends_than_an_exact_query_with_the_same_pulls(
     function: str, relative: bool, signs: tuple[float, ...]
 ) -> None:
-    totals = np.array([sends_of(function, relative, signs, seed) for seed in range(6)])
+    totals = np.array([sends_of(function, relative, signs, seed) for seed in range(3)])
     budget, exact = totals.sum(axis=0)
     assert budget <= exact, totals
 
@@ -95,8 +95,8 @@ def sends_of(function: str, relative: bool, signs: tuple[float, ...], seed: int)
     limits = ErrorLimits({}, {"v": amount}) if relative else ErrorLimits({"v": amount})
     budget, exact = Side(function, limits), Side(function, ErrorLimits({}))
     batch, totals = 0, (0, 0)
-    for _ in range(6):
-        steps, most = int(rng.integers(10, 60)), int(rng.choice([2, 5, 12, 40]))
+    for _ in range(4):
+        steps, most = int(rng.integers(10, 40)), int(rng.choice([2, 5, 12, 40]))
         pressure = float(rng.random())
         for now_ms in np.sort(rng.integers(1, SLICE_MS, steps)).tolist():
             keys = rng.zipf(1.3, int(rng.integers(1, 30))) % 80
@@ -195,12 +195,11 @@ def test_a_pull_without_room_sends_nothing_and_ranks_once() -> None:
     assert side.pull(910, 5, 1.0) == 5
 
 
-@pytest.mark.parametrize("links", [12, 40, 600], ids=lambda n: f"{n} updates/s")
-@pytest.mark.parametrize("seed", [4, 5])
+@pytest.mark.parametrize(("seed", "links"), [(4, 12), (5, 40), (4, 600)])
 def test_small_traces_take_no_more_updates_than_exact_results(seed: int, links: float) -> None:
     trace = zipf(2, ZIPF_WINDOW_MS, records=3_000, groups=300, seed=seed)
     exact = simulated(trace, 0.0, links).updates
-    assert max(simulated(trace, limit, links).updates for limit in (300.0, 3_000.0, 30_000.0)) <= exact
+    assert max(simulated(trace, limit, links).updates for limit in (300.0, 30_000.0)) <= exact
 
 
 @pytest.mark.parametrize(("share", "staleness"), [(0.01, 0.25), (0.05, 0.02)])
