@@ -195,6 +195,7 @@ def test_a_pull_without_room_sends_nothing_and_ranks_once() -> None:
     assert side.pull(910, 5, 1.0) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "links"), [(4, 12), (5, 40), (4, 600)])
 def test_small_traces_take_no_more_updates_than_exact_results(seed: int, links: float) -> None:
     trace = zipf(2, ZIPF_WINDOW_MS, records=3_000, groups=300, seed=seed)
@@ -202,6 +203,7 @@ def test_small_traces_take_no_more_updates_than_exact_results(seed: int, links: 
     assert max(simulated(trace, limit, links).updates for limit in (300.0, 30_000.0)) <= exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "staleness"), [(0.01, 0.25), (0.05, 0.02)])
 def test_groups_with_records_until_the_end_are_sent_early_and_once(share: float, staleness: float) -> None:
     """Nearly all of them exceed the limit, so that a budget spares hardly a send."""
