@@ -110,7 +110,7 @@ class World:
         self.registered: dict[QueryRef, tuple[RegisteredQuery, QueryPlan]] = {}
         self._answers: dict[int, AnswerRecord] = {}
         self._noted: dict[str, int] = {}
-        self._positions: dict[str, int] = {}
+        self._positions: tuple[dict[str, int], dict[str, int]] = ({}, {})  # two looks ago, and one
 
     def trace(self, text: str) -> None:
         if self._trace is not None:
@@ -371,8 +371,8 @@ class World:
             live = {ref for ref, (_, q) in self.registered.items() if q.deleted_s is None}
             if core.queries.keys() | core.refused.keys() < {r for r in live if self._expects(r, plan.name)}:
                 parts.append(f"{plan.name} lacks queries")
-        consumed, known = self.store.consumed(), self._positions
-        self._positions = self.catalog.last_positions()
+        consumed, (known, newer) = self.store.consumed(), self._positions
+        self._positions = newer, self.catalog.last_positions()  # a batch that was read waits for the one before
         if any(position > consumed.get(key, 0) for key, position in known.items()):
             parts.append("the job is at work")
         return "; ".join(parts)
