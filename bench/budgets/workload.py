@@ -74,6 +74,7 @@ def work(name: str, size: BudgetsSize) -> Work:
 
 
 FEW = 50
+"""Number of groups of the trace `few`, which have records until a window ends."""
 GENERATED = {"zipf": zipf, "rhythm": rhythm, "few": zipf}
 
 

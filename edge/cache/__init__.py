@@ -19,6 +19,7 @@ from edge.cache.partition import ErrorLimits, primary_mask
 from edge.cache.policy import (
     RankingContext,
     learn,
+    learn_overspent,
     rank_closed,
     rank_closed_by_deadline,
     rank_closed_by_error,
@@ -43,6 +44,7 @@ __all__ = [
     "SendSlots",
     "SliceEntries",
     "learn",
+    "learn_overspent",
     "max_entries_per_frame",
     "parts_of",
     "positions_of",

@@ -136,7 +136,7 @@ class Gains:
 
 
 def gains(view: SliceView, groups: IntArray) -> Gains:
-    """Computes the gains of groups of an error-bound query."""
+    """Returns the gains of groups of an error-bound query."""
     expected = forecast(view.entries, groups, view.history, view.elapsed, view.arrivals_of(groups))
     slacks = {m: _slack(view, groups, expected, m) for m in view.limits.measures}
     possible = np.zeros(len(groups), bool)
@@ -149,17 +149,6 @@ def gains(view: SliceView, groups: IntArray) -> Gains:
     gain, if_kept = np.zeros(len(groups)), np.zeros(len(groups))
     gain[chosen], if_kept[chosen] = _gain(expected.take(chosen), chosen_slacks)
     return Gains(gain, if_kept, possible)
-
-
-def sends_if_kept(view: SliceView, groups: IntArray) -> FloatArray:
-    """Returns P(the group must be sent later if it is not sent now), for groups of an error-bound query."""
-    expected = forecast(view.entries, groups, view.history, view.elapsed, view.arrivals_of(groups))
-    result = np.zeros(len(groups))
-    for measure in view.limits.measures:
-        _, slack = _slack(view, groups, expected, measure)
-        (over_slack,) = expected.exceeds(measure, np.maximum(slack, 0.0))
-        result = np.maximum(result, np.where(slack < 0.0, 1.0, over_slack))
-    return result
 
 
 def _slack(view: SliceView, groups: IntArray, expected: Forecast, measure: str) -> tuple[FloatArray, FloatArray]:

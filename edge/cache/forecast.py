@@ -115,7 +115,7 @@ def arrivals_to_come(
 ) -> FloatArray:
     """Returns `Forecast.arrivals` of these groups (None: all) after the fraction `elapsed` (0 to 1) of their slice."""
     if history.slices:
-        return history.arrivals_left(entries, groups, elapsed)
+        return history.arrivals_left(entries, elapsed, groups)
     so_far = (entries.arrivals if groups is None else entries.arrivals[groups]).astype(np.float64)
     return np.asarray(so_far / (elapsed + COLD_START) * (1.0 - elapsed))
 

@@ -120,7 +120,7 @@ class GroupHistory:
         result[hit] = self._counts[at]
         return result
 
-    def arrivals_left(self, entries: SliceEntries, groups: IntArray | None, elapsed: float) -> FloatArray:
+    def arrivals_left(self, entries: SliceEntries, elapsed: float, groups: IntArray | None = None) -> FloatArray:
         """Returns the expected number of records of these groups (None: all) after the fraction `elapsed` of their
         slice."""
         known = self._looked_up(entries)
@@ -135,15 +135,12 @@ class GroupHistory:
         """Returns the profile's forecast of these groups (None: all), after `arrivals` records of each group."""
         part = min(int(elapsed * PARTS), PARTS - 1)
         after = elapsed * PARTS - part
-        past, left = known.values[0], known.remaining[part : part + 2]
-        scale = 1.0
-        if self.profile.scales:
-            of_all = (1.0 - after) * left[0] + after * left[1]
-            scale = float(scale_of(arrivals, past.astype(np.float64), of_all.astype(np.float64)))
+        left = ((1.0 - after) * known.remaining[part] + after * known.remaining[part + 1]).astype(np.float64)
+        past = known.values[0].astype(np.float64)
+        scale = float(scale_of(arrivals, past, left)) if self.profile.scales else 1.0
         if groups is not None:
-            arrivals, past, left = arrivals[groups], past[groups], left[:, groups]
-        of_groups = (1.0 - after) * left[0] + after * left[1]
-        return self.profile.expected(arrivals, past.astype(np.float64), of_groups.astype(np.float64), scale)
+            arrivals, past, left = arrivals[groups], past[groups], left[groups]
+        return self.profile.expected(arrivals, past, left, scale)
 
     def learn(self, entries: SliceEntries) -> None:
         """Updates the history with a slice that has just closed."""

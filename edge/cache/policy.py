@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edge.cache.entries import SliceEntries, ratio
 from edge.cache.error_target import nth_largest
-from edge.cache.eviction import EVICTION_POLICIES, Gains, SliceView, gains, most_accumulated_error, sends_if_kept
+from edge.cache.eviction import EVICTION_POLICIES, Gains, SliceView, gains, most_accumulated_error
 from edge.cache.exact_sends import ExactSends
 from edge.cache.forecast import RecordsToCome
 from edge.cache.history import GroupHistory
@@ -122,7 +122,7 @@ def _expected_sends(view: SliceView, groups: IntArray, found: Gains) -> float:
     others[groups[found.computed]] = False
     rest = np.flatnonzero(others)
     sample = rest[:: max(1, -(-len(rest) // SAMPLED_GROUPS))]
-    sampled = float(sends_if_kept(view, sample).sum())
+    sampled = float(gains(replace(view, min_gain=0.0), sample).if_kept.sum())
     return float(found.if_kept.sum()) + sampled * len(rest) / max(len(sample), 1)
 
 
@@ -177,24 +177,22 @@ def rank_closed_by_deadline(entries: SliceEntries, history: GroupHistory) -> Sen
     return SendQueue.for_closed_slice(groups[order], entries.newest_batch)
 
 
+def learn_overspent(entries: SliceEntries, history: GroupHistory, limits: ErrorLimits, exact: ExactSends) -> None:
+    """Updates the history with the sends of a slice that has just closed, beside those of an exact query."""
+    sends = int(entries.sends.sum()) + int(np.count_nonzero(primary_mask(entries, limits)))
+    history.learn_overspent(sends, exact.sends + int(np.count_nonzero(entries.unsent_if_exact)))
+
+
 def learn(
-    entries: SliceEntries,
-    history: GroupHistory,
-    slots: SendSlots | None,
-    limits: ErrorLimits | None = None,
-    exact: ExactSends | None = None,
+    entries: SliceEntries, history: GroupHistory, slots: SendSlots | None, limits: ErrorLimits | None = None
 ) -> None:
     """Updates the history with a slice that has just closed, before any of it is sent.
 
     Args:
         slots: under a staleness budget, the sends until the deadline.
-        limits: under an error budget, what the slice may withhold.
-        exact: under an error budget alone, what an exact query would have sent.
+        limits: under a combined budget, what the slice may withhold.
     """
-    if exact is not None and limits is not None:
-        sends = int(entries.sends.sum()) + int(np.count_nonzero(primary_mask(entries, limits)))
-        history.learn_overspent(sends, exact.sends + int(np.count_nonzero(entries.unsent_if_exact)))
-    elif limits is not None:
+    if limits is not None:
         history.learn_needed(int(np.count_nonzero(primary_mask(entries, limits) | (entries.sends > 0))))
     if slots is not None:
         errors = accumulated_errors(entries, history, np.flatnonzero(entries.has_pending))

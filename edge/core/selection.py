@@ -22,6 +22,7 @@ from edge.cache import (
     SendQueue,
     SendSlots,
     learn,
+    learn_overspent,
     rank_closed,
     rank_closed_by_deadline,
     rank_closed_by_error,
@@ -145,8 +146,9 @@ def select_groups(
             slice_.send_queue = rank_open(slice_.entries, limits, spec.cache, history, context.ranking_context)
         return slice_.send_queue.draw(slice_.entries, context.max_groups)
     if not slice_.learned:
-        exact = slice_.exact_sends if slice_.exact_sends.has_begun else None
-        learn(slice_.entries, history, slots, limits if spec.saves_bytes or exact is not None else None, exact)
+        if slice_.exact_sends.has_begun:
+            learn_overspent(slice_.entries, history, limits, slice_.exact_sends)
+        learn(slice_.entries, history, slots, limits if spec.saves_bytes else None)
         slice_.learned = True
     count = context.max_groups
     if slots is not None:
