@@ -211,8 +211,8 @@ class GroupHistory:
         self.needed = max(float(groups), NEEDED_DECAY * self.needed)
 
     def learn_overspent(self, sends: int, exact: int) -> None:
-        """Updates `overspent` with the sends of a slice, and those of an exact query. What the sends of an exact query
-        could not make up for is forgotten, a part with each slice."""
+        """Updates `overspent` with the number of sends of a slice, and that of an exact query. Above the latter,
+        `overspent` falls by a factor of `OVERSPENT_DECAY` a slice, so that small slices can make up for a large one."""
         overspent = max(self.overspent + sends - exact, 0.0)
         self.overspent = min(overspent, max(float(exact), OVERSPENT_DECAY * self.overspent))
 

@@ -81,7 +81,12 @@ def rank_open_by_gain(
     to_come: RecordsToCome,
     exact: ExactSends,
 ) -> SendQueue:
-    """Ranks an open slice of an error-bound query by `gain`; it costs no more sends than `exact`, in expectation."""
+    """Ranks an open slice of an error-bound query by gain, without groups whose early send costs more than is spared.
+
+    Args:
+        to_come: the forecast for all groups of the slice.
+        exact: the sends of an exact query so far, this pull included.
+    """
     groups = np.flatnonzero(primary_mask(entries, limits, RANKED_FROM))
     view = SliceView(entries, limits, history, context.elapsed, _min_gain(spec, context), to_come)
     found = gains(view, groups)
@@ -102,7 +107,7 @@ def rank_open_by_gain(
 
 
 def _within(total: float, cost: FloatArray, paid: BoolArray) -> BoolArray:
-    """Returns which costs are within a total, the smallest first, beside those that are paid for."""
+    """Returns a mask of the costs whose running sum, smallest first, is at most `total`. Paid costs count as 0."""
     costs = np.where(paid, 0.0, cost)
     if costs.sum() <= total:
         return np.ones(len(costs), bool)
