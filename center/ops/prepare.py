@@ -36,7 +36,7 @@ def prepare() -> Path:
         archive.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
             written = Path(directory, archive.name)
-            command = [sys.executable, "-m", __name__, str(written)]
+            command = [sys.executable, "-P", "-m", __name__, str(written)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
             if done.returncode or not written.exists():
                 last = done.stderr.strip().rpartition("\n")[2]

@@ -264,7 +264,7 @@ def _start_fork_server(modules: tuple[str, ...]) -> None:
     atexit.register(server.communicate)
 
 
-class AccumulatorServer(socketserver.ThreadingMixIn, pyspark.accumulators.AccumulatorTCPServer):
+class AccumulatorServer(socketserver.ThreadingMixIn, pyspark.accumulators.AccumulatorTCPServer):  # type: ignore[misc]
     """Receives the accumulators of Python tasks from the JVM, with one thread per connection.
 
     PySpark's own server has one thread. A connection without a word, from any user of the machine, keeps this thread
@@ -317,6 +317,9 @@ def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> Spark
     Raises:
         InvalidConfig: Java is missing or too old.
     """
+    # Otherwise Spark's Python processes would import a directory `center` of the working directory in place of the
+    # installed package.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     if config.is_local and modules:
         _start_fork_server(modules)
     require_java(os.environ)
