@@ -138,6 +138,26 @@ def test_prepare_that_fails_says_why_and_keeps_what_was_written(
     assert list(class_archive().parent.iterdir()) == [class_archive()]
 
 
+@pytest.mark.slow
+def test_prepare_is_ended_at_its_limit_and_states_the_last_lines_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    # It ends with the pipe that the job holds, as Spark's JVM does.
+    java.write_text(
+        '#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "17.0.15"\' >&2 && exit 0\n'
+        "echo 'this JVM hangs' >&2; exec cat\n"
+    )
+    java.chmod(0o700)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    result = invoke("prepare", "--timeout", "20")
+    assert result.exit_code == 1
+    assert "this JVM hangs" in result.output and "--timeout" in result.output
+    assert list(class_archive().parent.iterdir()) == []
+
+
 def test_check_says_what_to_install_when_java_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     result = invoke(
