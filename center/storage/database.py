@@ -48,6 +48,7 @@ from edgewater.errors import InvalidConfig, StorageError
 BUSY_TIMEOUT_MS = 30_000
 """How long a transaction waits for a lock."""
 _ACCEPTED = "sqlite:////path/to/file.db or postgresql+psycopg://user:password@host/database"
+_UTF8_DATABASE = "a database in UTF8, such as CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
 _DDL_LOCK = 0x45574341
 """PostgreSQL's advisory lock under which tables are created."""
 
@@ -167,10 +168,14 @@ def _sqlite(url: URL) -> Engine:
 def _postgresql(url: URL) -> Engine:
     """Opens PostgreSQL with READ COMMITTED, whatever the server's default is (see the module).
 
+    The first use raises InvalidConfig if the database is not in UTF8. In SQL_ASCII the driver returns bytes for text;
+    other encodings lack characters.
+
     A connection is tested before it is used (`pool_pre_ping`), so that a restarted server does not count as
     unreachable.
     """
-    connect_args = {name: value for name, value in _CONNECT_ARGS.items() if name not in url.query}
+    # A role or a database may have another encoding for its clients, in which not all text can be sent.
+    connect_args = {"client_encoding": "utf8"} | {k: v for k, v in _CONNECT_ARGS.items() if k not in url.query}
     try:
         engine = create_engine(
             url.set(drivername="postgresql+psycopg"),
@@ -180,6 +185,16 @@ def _postgresql(url: URL) -> Engine:
         )
     except ImportError as exc:
         raise StorageError(f"PostgreSQL's driver is missing ({exc}): pip install 'edgewater[postgres]'") from exc
+
+    @event.listens_for(engine, "do_connect")
+    def on_do_connect(dialect: Dialect, _record: object, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+        connection = dialect.connect(*arguments, **options)
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding not in ("UTF8", None):
+            connection.close()
+            accepted = f"{_UTF8_DATABASE}; see docs/how-to/use-postgresql.md"
+            raise InvalidConfig("database URL", url.render_as_string(), accepted, f"the encoding is {encoding}")
+        return connection
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
