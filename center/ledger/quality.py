@@ -14,7 +14,7 @@ from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import Delivery, EdgeId
-from edgewater.wire import InputLoss, SamplingReason, Signs, SliceClose
+from edgewater.wire import InputLoss, SamplingReason, Signs, SliceClose, Withheld
 
 
 class Phase(StrEnum):
@@ -45,6 +45,13 @@ class WithheldBound:
     below: float
     unsent: float | None = None
 
+    @classmethod
+    def of(cls, stated: Withheld) -> WithheldBound:
+        """Returns the bound that one edge states. An amount that cannot be one bounds nothing: it is infinite."""
+        above, below = (v if v >= 0 else math.inf for v in (stated.largest_above, stated.largest_below))
+        unsent = stated.largest_unsent
+        return cls(above, below, math.inf if unsent is not None and math.isnan(unsent) else unsent)
+
     def to_mapping(self) -> dict[str, float | None]:
         result = {"above": _finite(self.above), "below": _finite(self.below)}
         return result if self.unsent is None else {**result, "unsent": _finite(self.unsent)}
@@ -71,11 +78,7 @@ class Totals:
 
     @classmethod
     def _of_close(cls, close: SliceClose, spec: QuerySpec) -> Totals:
-        bounds = {
-            w.measure: WithheldBound(w.largest_above, w.largest_below, w.largest_unsent)
-            for w in close.withheld
-            if w.groups or w.largest_unsent is not None
-        }
+        bounds = {w.measure: WithheldBound.of(w) for w in close.withheld if w.groups or w.largest_unsent is not None}
         relative = dict(spec.error_budget.relative) if spec.error_budget is not None else {}
         sums = [m.name for m in spec.measures if m.name in relative and m.function.error == "sum"]
         signs: dict[str, frozenset[int]] = {}
@@ -646,10 +649,12 @@ def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> 
     for measure, bound in withheld.items():
         if measure in relative:
             continue
+        # Written so that NaN is not within a limit.
         worst, limit = max(bound.above, bound.below), limits.get(measure)
-        if limit is None and worst > 0 and not (limits or relative):
+        most = math.inf if limit is None else limit * (1 + _ROUNDING)
+        if limit is None and not (bound.above <= 0 and bound.below <= 0) and not (limits or relative):
             violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} per group"))
-        elif limit is not None and worst > limit * (1 + _ROUNDING):
+        elif limit is not None and not (bound.above <= most and bound.below <= most):
             violations.append(
                 Violation(
                     "error-budget", f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
