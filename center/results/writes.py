@@ -41,7 +41,7 @@ from center.ledger import (
     with_late_records,
 )
 from center.results import schema as t
-from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
+from center.storage.database import MAX_ADDED, MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
 from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate, merge_what_fits
 from edgewater.synopses.encoding import codec
@@ -187,8 +187,11 @@ def add_late_records(connection: Connection, key: str, late: Mapping[LateSlice, 
         if place.slice_start_ms >= open_from_ms or place.slice_end_ms > (first if first is not None else MIN_TIME_MS):
             counts = slices.setdefault(place.slice_start_ms, {})
             kind = (place.slice_end_ms, place.through_ms, place.reason)
-            counts[kind] = counts.get(kind, 0) + records
-    rows = [{"query": key, "edge": edge, "reason": reason, "records": n} for (edge, reason), n in totals.items()]
+            counts[kind] = min(counts.get(kind, 0) + records, MAX_ADDED)
+    rows = [
+        {"query": key, "edge": edge, "reason": reason, "records": min(n, MAX_ADDED)}
+        for (edge, reason), n in totals.items()
+    ]
     upsert(connection, t.late_records, rows, added=["records"])
     starts = list(slices)
     for at in range(0, len(starts), _CHUNK):
@@ -211,7 +214,7 @@ def _add_late_slices(connection: Connection, key: str, slices: Mapping[int, dict
     held = (c.query == key) & c.slice_start_ms.in_(slices)
     for row in connection.execute(select(t.late_slices).where(held)).all():
         counts, at = slices[row.slice_start_ms], (row.slice_end_ms, row.through_ms, row.reason)
-        counts[at] = counts.get(at, 0) + row.records
+        counts[at] = min(counts.get(at, 0) + row.records, MAX_ADDED)
     connection.execute(delete(t.late_slices).where(held))
     rows = [
         {

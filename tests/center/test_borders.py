@@ -11,7 +11,7 @@ import pytest
 from center.catalog import HeartbeatRecord, SessionStart, StreamRecord
 from center.serving import StoredWindows, SynopsisCache
 from edgewater.streams import LIVE, EdgeId
-from edgewater.wire import FrameBody
+from edgewater.wire import DroppedRecords, DropReason, FrameBody, SliceClose
 from tests.center.border_world import COLUMNS, MINUTE, STREAM, T0, Border
 
 
@@ -160,6 +160,37 @@ def test_too_late_records_are_counted_once_through_kill_and_replay(center: Borde
     center.now_ms += 1_000
     assert again.ship() == 1
     assert center.answer()["quality"]["records"]["after_final"] == 2
+
+
+@pytest.mark.parametrize("after_final", [False, True])
+def test_counts_beyond_any_bound_cost_only_the_edge_that_states_them(center: Border, after_final: bool) -> None:
+    """They overflowed a column, and the next frame with a late record was set aside with its partial."""
+    evil, honest = center.edge("evil"), center.edge("honest")
+    query = center.register()
+    center.now_ms = T0 + 2 * MINUTE
+    for edge in (evil, honest):
+        edge.accept(T0 + 1_000, T0 + 2 * MINUTE)
+        edge.ship()
+
+    def spoil(body: FrameBody) -> FrameBody:
+        most = 1 << 53
+        many = tuple(DroppedRecords(T0, DropReason.TOO_LATE, most) for _ in range(2_048))
+        return replace(body, closes=(SliceClose(T0, most, 0), *body.closes), dropped=() if after_final else many)
+
+    center.now_ms += MINUTE
+    for count in range(2):
+        evil.accept(T0 + 2 * MINUTE + 1 + count)
+        evil.accept(center.now_ms)
+        evil.ship(spoil)
+        honest.accept(T0 + 5_000 + count, T0 + 2 * MINUTE + 1 + count, center.now_ms)
+        honest.ship()
+        center.now_ms += MINUTE
+    assert center.catalog.quarantined() == []
+    assert center.answer()["quality"]["records"]["after_final"] >= 1 << 53
+    assert center.answer(T0 + 2 * MINUTE)["data"][0]["n"]["estimate"] == 4
+    stated = {(edge, reason): n for (_, edge, reason), n in center.results.late_records(query).items()}
+    assert stated.pop(("honest", "too-late")) == 3
+    assert all(n <= 1 << 53 for n in stated.values())
 
 
 def test_a_sliding_window_lacks_only_what_came_after_it_was_final(center: Border) -> None:
