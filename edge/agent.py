@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import ssl
 import time
 import uuid
@@ -368,7 +369,7 @@ class Agent:
             now = now_ms()
             if deadline is not None and deadline <= now:
                 before = {n: s.watermark_ms for n, s in self.durable.core.streams.items()}
-                self.durable.handle(TickEvent(now, self._unread_sources()))
+                self.durable.handle(TickEvent(now, self._unread_sources(), self._empty_ms(now)))
                 for stream in before:
                     self.worker.advance(stream)
                 if before != {n: s.watermark_ms for n, s in self.durable.core.streams.items()}:
@@ -382,6 +383,11 @@ class Agent:
         if not self.outbox.configured.is_set() or self.commit.failure is not None or self._over_memory_limit():
             return tuple(source.name for source in self.sources)
         return (*self._failures(), *self.backpressured)
+
+    def _empty_ms(self, now: int) -> dict[str, int]:
+        """Returns `TickEvent.empty_ms` of all sources; 0 for a source that has never been found empty."""
+        ages = {source.name: self.meter.empty_for_s(source.name) for source in self.sources}
+        return {name: now - round(1000 * age_s) if math.isfinite(age_s) else 0 for name, age_s in ages.items()}
 
     async def _sync(self) -> None:
         while True:

@@ -366,7 +366,7 @@ class EdgeCore:
     def _(self, event: TickEvent) -> list[Effect]:
         self._now_ms = max(self._now_ms, event.now_ms)
         for stream in self.streams.values():
-            stream.tick(self._now_ms, event.unread)
+            stream.tick(self._now_ms, event.unread, event.empty_ms)
         return []
 
     @_handle.register

@@ -133,10 +133,12 @@ class TickEvent:
 
     Attributes:
         unread: names of the sources that could not be read until now; their silence does not mean that they are idle.
+        empty_ms: by source, the wall time at which it was last found to have nothing to read; absent: `now_ms`.
     """
 
     now_ms: int
     unread: tuple[str, ...] = ()
+    empty_ms: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ class StreamSpec:
         columns: name -> Arrow type of a record's columns.
         clock: maps wall time to event time; None: records are read as fast as possible, without a clock.
         disorder_ms: the watermark lags this much behind the newest event time.
-        idle_ms: the watermark of a source that has been silent for this long (wall time) follows the clock; None:
-            never.
+        idle_ms: the watermark of a source that has had nothing to read for this long (wall time) follows the clock;
+            None: never.
         delivery: the weakest delivery of its sources.
     """
 
@@ -139,20 +139,25 @@ class StreamState:
         self._sources[source] = MAX_TIME_MS
         self._update_watermark()
 
-    def tick(self, now_ms: int, unread: Collection[str] = ()) -> None:
+    def tick(self, now_ms: int, unread: Collection[str] = (), empty_ms: Mapping[str, int] | None = None) -> None:
         """Applies the idle rule: the watermark of an idle source follows the stream's clock.
+
+        A read may take long, on a slow disk. Records that the read will return arrived before it ended, so a source is
+        idle up to the time at which it was last found to have nothing to read, and not up to now.
 
         Args:
             unread: the sources that could not be read until now; they are not idle.
+            empty_ms: as in `TickEvent`.
         """
         clock, idle_ms = self.spec.clock, self.spec.idle_ms
         if clock is None or idle_ms is None:
             return
-        idle_watermark_ms = clock.to_event_ms(now_ms - idle_ms) - self.spec.disorder_ms
         for source in self._active_sources():
             since_ms = now_ms if source in unread else self._quiet_since_ms.get(source, now_ms)
             self._quiet_since_ms[source] = since_ms
-            if now_ms >= since_ms + idle_ms:
+            quiet_until_ms = min(now_ms, (empty_ms or {}).get(source, now_ms))
+            if quiet_until_ms >= since_ms + idle_ms:
+                idle_watermark_ms = clock.to_event_ms(quiet_until_ms - idle_ms) - self.spec.disorder_ms
                 self._sources[source] = max(self._sources[source], idle_watermark_ms)
         self._update_watermark()
 

@@ -581,8 +581,8 @@ def _encode(event: Event) -> Record:
             return _json(BACKFILL_ENDED, {"query": [ref.name, ref.version], "source": source})
         case SourceEnded(stream, source):
             return _json(SOURCE_ENDED, {"stream": stream, "source": source})
-        case TickEvent(now_ms, unread):
-            return _json(TICK, {"now_ms": now_ms, "unread": unread})
+        case TickEvent(now_ms, unread, empty_ms):
+            return _json(TICK, {"now_ms": now_ms, "unread": unread, "empty_ms": dict(empty_ms)})
         case Acked(through):
             return _json(ACKED, {"through": through})
         case BudgetSet(ref, shares, version, from_ms):
@@ -617,7 +617,7 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
         BACKFILL_ENDED: lambda: BackfillEnded(QueryRef(*fields["query"]), fields["source"]),
         SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
         LOST: lambda: InputLost(**fields),
-        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"])),
+        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"]), fields.get("empty_ms", {})),
         ACKED: lambda: Acked(fields["through"]),
         BUDGET: lambda: BudgetSet(QueryRef(*fields["query"]), fields["shares"], fields["version"], fields["from_ms"]),
         SAMPLING: lambda: SamplingSet(
