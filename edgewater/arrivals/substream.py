@@ -166,8 +166,6 @@ class SubstreamStatistics:
         require_sampled(sums)
         if not all(0 <= count <= MAX_SHIPPED for count in m[::3]):
             raise CorruptSynopsis(f"sub-stream statistics of {m[::3]} events")
-        if any(deviations < 0 for deviations in m[2::3]):  # of large values they may be infinite or NaN
-            raise CorruptSynopsis(f"sub-stream statistics with sums of squared deviations of {m[2::3]}")
         require_ranges(np.array([[least], [greatest]]))
         delay, gap, value = (Moments(*m[i : i + 3]) for i in (0, 3, 6))
         if version == 1:
@@ -182,12 +180,7 @@ def require_counts(counts: IntArray, numbers: Sequence[int]) -> None:
 
 
 def require_sampled(value_sums: FloatArray) -> None:
-    """Raises CorruptSynopsis unless the numbers of sampled values can be such, and no sum of squares is below 0.
-
-    Sums of values may overflow.
-    """
-    if (value_sums[2] < 0).any():
-        raise CorruptSynopsis("sub-stream statistics have sums of squares below 0")
+    """Raises CorruptSynopsis unless the numbers of sampled values can be such. Sums of values may overflow."""
     if not ((value_sums[0] >= 0) & (value_sums[0] <= MAX_SHIPPED)).all():
         raise CorruptSynopsis(f"sub-stream statistics have numbers of sampled values from 0 to {MAX_SHIPPED}")
 
