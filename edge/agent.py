@@ -246,9 +246,9 @@ class Agent:
             raise Retired(RETIRED)
         self.tap.offer(stream, chunk)
         self._count_rejected(stream, chunk)
-        if chunk.batch.num_rows:
+        if chunk.batch.num_rows or chunk.rejected:
             with self.meter.busy(chunk.source):
-                event = Ingested(stream, chunk.source, chunk.batch, now_ms())
+                event = Ingested(stream, chunk.source, chunk.batch, now_ms(), rejected=chunk.rejected_records)
                 queued = self.worker.ingest(event, self.durable.ingest_payload)
             if not queued:
                 self.outbox.changed.set()
@@ -316,7 +316,8 @@ class Agent:
             self.failing.pop(source.name, None)
             self.tap.offer(source.stream, chunk)
             self._count_rejected(source.stream, chunk)
-            event = Ingested(source.stream, source.name, chunk.batch, now_ms())
+            rejected = chunk.rejected_records
+            event = Ingested(source.stream, source.name, chunk.batch, now_ms(), rejected=rejected)
             is_open = self.durable.core.streams[source.stream].is_open(source.name)
             for reason in chunk.losses if is_open else ():  # one that has ended has nothing to lose
                 # Before the position after it: a crash in between states the loss twice rather than never.
@@ -325,7 +326,7 @@ class Agent:
             if source.replayable and chunk.end is not None:
                 append = partial(self.durable.ingest_range, start=chunk.start, end=chunk.end)
                 queued = self.worker.ingest(event, append, is_full_read=chunk.is_full_read)
-            elif chunk.batch.num_rows:
+            elif chunk.batch.num_rows or rejected:
                 queued = self.worker.ingest(event, self.durable.ingest_payload)
             if source.delivery is Delivery.AT_MOST_ONCE:
                 self._unsynced.set()

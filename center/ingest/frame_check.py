@@ -301,8 +301,10 @@ def _keep(items: Any, kept: Sequence[Any]) -> None:
 
 
 def _is_countable(dropped: pb.DroppedRecords, latest_ms: int) -> bool:
-    known = dropped.slice_start_ms == MIN_TIME_MS or EARLIEST_MS <= dropped.slice_start_ms <= latest_ms
-    return known and dropped.records <= MAX_COUNT
+    start_ms = dropped.slice_start_ms
+    known = start_ms == MIN_TIME_MS or EARLIEST_MS <= start_ms <= latest_ms
+    ends = not dropped.HasField("until_ms") or start_ms < dropped.until_ms <= MAX_TIME_MS
+    return known and ends and dropped.records <= MAX_COUNT
 
 
 def _stated(faults: _Faults) -> Iterator[InputLoss]:

@@ -28,6 +28,8 @@ MAX_STREAMS = 256
 MAX_COLUMNS = 1_024
 MAX_ALL_COLUMNS = 8_192
 """Columns of all streams of an edge: whoever reads the edges from the catalog reads them, which takes 10 µs each."""
+MAX_STATEMENTS = 128
+"""Statements of a stream about rejected records, and about columns without values."""
 MAX_TEXT = 256
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 _ID_ACCEPTED = "letters, digits, '.', '_' and '-', at most 127, the first a letter or a digit"
@@ -137,6 +139,19 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> Heartbea
         rtt_ms=rtt_ms,
         clock_offset_ms=message.sent_at_ms + rtt_ms / 2 - now_ms,
         seen_at_ms=now_ms,
+        rejected={
+            s.stream: tuple(
+                (bounded_text(r.source), bounded_text(r.reason), min(r.records, MAX_SEQ))
+                for r in s.rejected[:MAX_STATEMENTS]
+            )
+            for s in streams[:MAX_STATEMENTS]
+            if s.rejected
+        },
+        null_columns={
+            s.stream: tuple((bounded_text(c.source), bounded_text(c.column)) for c in s.null_columns[:MAX_STATEMENTS])
+            for s in streams[:MAX_STATEMENTS]
+            if s.null_columns
+        },
     )
 
 

@@ -14,7 +14,7 @@ from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import Delivery, EdgeId
-from edgewater.wire import InputLoss, SamplingReason, Signs, SliceClose, Withheld
+from edgewater.wire import REJECTIONS, InputLoss, SamplingReason, Signs, SliceClose, Withheld
 
 
 class Phase(StrEnum):
@@ -155,6 +155,10 @@ NOTHING_ARRIVED = "nothing-arrived"
 
 AFTER_FINAL = "after-final"
 """Violation code: records of the window are not in the answer, as they came when the window was final."""
+
+REJECTED = "rejected"
+"""Violation code: sources have rejected records of the window, or records whose event time cannot be read and that may
+be records of the window."""
 
 ACCURACY = "accuracy"
 """Violation code: the answer's interval is wider than the requested error."""
@@ -354,6 +358,7 @@ class Quality:
                 "sampled": self.observed,
                 "late": self.late,
                 "after_final": 0,
+                "rejected": 0,
             },
             "staleness_ms": self.staleness_ms,
             "error": {
@@ -473,28 +478,41 @@ def with_violations(contract: Mapping[str, Any], added: Iterable[Violation]) -> 
 
 
 def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Extends `Quality.to_mapping()` by records that are in no answer to the window, as it was final when they came.
+    """Extends `Quality.to_mapping()` by records that are in no answer to the window: it was final when they came, or
+    sources rejected them.
+
+    What a rejected record would add is not known, nor whether the query's condition would accept it. So the number of
+    expected records is unknown then.
 
     Args:
         counts: number of records by reason (`LateSlice.reason`).
     """
-    records = sum(counts.values())
-    if not records:
+    rejected = {reason: n for reason, n in counts.items() if reason in REJECTIONS and n}
+    late = {reason: n for reason, n in counts.items() if reason not in REJECTIONS and n}
+    if not rejected and not late:
         return dict(quality)
-    reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(counts.items()))
-    message = f"{records} accepted records of the window are not in the answer ({reasons})"
-    counted = dict(quality["records"])
-    counted["after_final"] = records
-    held = counted["observed"] / (counted["observed"] + records)
-    completeness = quality["completeness"]
-    if counted["expected"] is not None and "prediction" not in quality:
-        counted["expected"] = counted["observed"] + records
+    records, completeness = dict(quality["records"]), dict(quality["completeness"])
+    violations = []
+    for name, code, by_reason, what in (
+        ("after_final", AFTER_FINAL, late, "accepted records of the window are not in the answer"),
+        ("rejected", REJECTED, rejected, "records that sources rejected are, or may be, records of the window"),
+    ):
+        if by_reason:
+            records[name] = completeness[name] = sum(by_reason.values())
+            reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(by_reason.items()))
+            violations.append(Violation(code, f"{records[name]} {what} ({reasons})"))
+    lacking = sum(counts.values())
+    completeness["ratio"] *= records["observed"] / (records["observed"] + lacking)
+    if rejected:
+        records["expected"] = None
+    elif records["expected"] is not None and "prediction" not in quality:
+        records["expected"] = records["observed"] + lacking
     return {
         **quality,
-        "completeness": {**completeness, "ratio": completeness["ratio"] * held, "after_final": records},
-        "records": counted,
+        "completeness": completeness,
+        "records": records,
         "error": {**quality["error"], "missing": None},
-        "contract": with_violations(quality["contract"], [Violation(AFTER_FINAL, message)]),
+        "contract": with_violations(quality["contract"], violations),
     }
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from edge.core.memory import MemoryAction
+from edge.records import RejectedRecords
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS
 from edgewater.wire import Frame, QueryRef, SamplingReason
@@ -49,6 +50,7 @@ class Ingested:
     Attributes:
         queued: the stream's queries process it only when they run (`Ran`). Otherwise those with an empty queue process
             it at once.
+        rejected: the records of the same input that the source rejected.
     """
 
     stream: str
@@ -56,6 +58,7 @@ class Ingested:
     batch: pa.RecordBatch
     arrival_ms: int
     queued: bool = False
+    rejected: tuple[RejectedRecords, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class BackfillIngested:
     source: str
     batch: pa.RecordBatch
     arrival_ms: int
+    rejected: tuple[RejectedRecords, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

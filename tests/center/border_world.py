@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from center.results import ResultStore
 from center.storage.frame_log import FrameEntry
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
+from edge.records import RejectedRecords
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.wire import Frame, FrameBody, QueryRef
@@ -123,6 +124,13 @@ class Site:
         times = pa.array(times_ms, pa.int64())
         batch = pa.RecordBatch.from_arrays([times, times], names=["x", "event_time_ms"])
         self.durable.ingest_payload(Ingested(STREAM, SOURCE, batch, self.center.now_ms))
+        self.durable.sync()
+
+    def reject(self, *parts: RejectedRecords, times_ms: Sequence[int] = ()) -> None:
+        """A push of which some records are rejected; the others have these event times."""
+        times = pa.array(times_ms, pa.int64())
+        batch = pa.RecordBatch.from_arrays([times, times], names=["x", "event_time_ms"])
+        self.durable.ingest_payload(Ingested(STREAM, SOURCE, batch, self.center.now_ms, rejected=parts))
         self.durable.sync()
 
     def ship(self, spoil: Callable[[FrameBody], FrameBody | None] = lambda body: body) -> int:

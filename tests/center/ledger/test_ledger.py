@@ -136,7 +136,14 @@ def test_a_window_is_answered_once_every_expected_edge_has_closed_it() -> None:
     assert (answer.window_end_ms, answer.answered_at_ms, answer.quality.staleness_ms) == (MINUTE, MINUTE + 250, 250)
     quality = answer.quality.to_mapping()
     assert quality["completeness"] == {"ratio": 1.0, "expected": 2, "reported": 2, "missing": []}
-    assert quality["records"] == {"observed": 7, "expected": 7, "sampled": 7, "late": 0, "after_final": 0}
+    assert quality["records"] == {
+        "observed": 7,
+        "expected": 7,
+        "sampled": 7,
+        "late": 0,
+        "after_final": 0,
+        "rejected": 0,
+    }
     assert quality["error"] == {"sampling": 0, "withheld": {}, "missing": 0}
     assert quality["contract"] == {"requested": {"exact": True}, "met": True, "violations": []}
 
