@@ -184,10 +184,11 @@ def entity_tag(
     return f'"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"'
 
 
-def _late(record: AnswerRecord) -> int:
-    """The part of an answer that may change: the number of records that have come since it was final."""
-    late: int = record.quality["records"]["after_final"]
-    return late
+def _late(record: AnswerRecord) -> tuple[int, int]:
+    """The part of an answer that may change: the numbers of records that have come, or were rejected, since it was
+    final."""
+    records = record.quality["records"]
+    return records["after_final"], records["rejected"]
 
 
 def to_json(value: object) -> bytes:

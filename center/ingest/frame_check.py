@@ -7,6 +7,7 @@ checked, and answers say what they lack.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class FrameCheck:
             self._partials = PartialCheck.of(spec, columns)
         except InvalidQuery:
             self._partials = PartialCheck.of(spec)
-        self._measures = frozenset(m.name for m in spec.measures)
+        self._kinds = {m.name: m.function.name for m in spec.measures}
         self._schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
         self._grouped = spec.accuracy is not None and spec.accuracy.scope is not None
 
@@ -215,11 +216,22 @@ class FrameCheck:
             return f"first_ms {close.first_ms}, last_ms {close.last_ms}; expected both in the slice, in this order"
         if len(close.withheld) > MAX_MEASURES:
             return f"{len(close.withheld)} withheld; expected at most {MAX_MEASURES}"
-        for w in close.withheld:
-            amounts = (w.largest_above, w.largest_below, w.total_above, w.total_below)
-            if w.measure not in self._measures or min(amounts) < 0 or w.groups > MAX_COUNT:
-                accepted = f"a measure of the query, amounts from 0 and at most {MAX_COUNT} groups"
-                return f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups; expected {accepted}"
+        if len({w.measure for w in close.withheld}) < len(close.withheld):
+            return "withheld of one measure is stated twice; expected once for each measure"
+        return next((fault for w in close.withheld if (fault := self._fault_of_withheld(w))), "")
+
+    def _fault_of_withheld(self, w: pb.Withheld) -> str:
+        """Returns what cannot be true of a withheld amount. NaN fails each comparison, so it is refused."""
+        amounts = (w.largest_above, w.largest_below, w.total_above, w.total_below)
+        what = f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups"
+        if w.measure not in self._kinds:
+            return f"{what}; expected a measure of the query"
+        if not all(amount >= 0 for amount in amounts):
+            return f"{what}; expected amounts from 0 to infinity"
+        if w.groups > MAX_COUNT or (not w.groups and any(amounts)):
+            return f"{what}; expected 1 to {MAX_COUNT} groups where an amount is above 0"
+        if w.HasField("largest_unsent") and not (self._kinds[w.measure] == "max" and not math.isnan(w.largest_unsent)):
+            return f"{what}, the largest unsent is {w.largest_unsent}; expected a number, and only of a maximum"
         return ""
 
     def _read_arrivals(self, body: pb.FrameBody, latest_ms: int) -> tuple[str, set[int]]:
@@ -289,8 +301,10 @@ def _keep(items: Any, kept: Sequence[Any]) -> None:
 
 
 def _is_countable(dropped: pb.DroppedRecords, latest_ms: int) -> bool:
-    known = dropped.slice_start_ms == MIN_TIME_MS or EARLIEST_MS <= dropped.slice_start_ms <= latest_ms
-    return known and dropped.records <= MAX_COUNT
+    start_ms = dropped.slice_start_ms
+    known = start_ms == MIN_TIME_MS or EARLIEST_MS <= start_ms <= latest_ms
+    ends = not dropped.HasField("until_ms") or start_ms < dropped.until_ms <= MAX_TIME_MS
+    return known and ends and dropped.records <= MAX_COUNT
 
 
 def _stated(faults: _Faults) -> Iterator[InputLoss]:

@@ -14,7 +14,7 @@ from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import Delivery, EdgeId
-from edgewater.wire import InputLoss, SamplingReason, Signs, SliceClose
+from edgewater.wire import REJECTIONS, InputLoss, SamplingReason, Signs, SliceClose, Withheld
 
 
 class Phase(StrEnum):
@@ -45,6 +45,13 @@ class WithheldBound:
     below: float
     unsent: float | None = None
 
+    @classmethod
+    def of(cls, stated: Withheld) -> WithheldBound:
+        """Returns the bound that one edge states. An amount that cannot be one bounds nothing: it is infinite."""
+        above, below = (v if v >= 0 else math.inf for v in (stated.largest_above, stated.largest_below))
+        unsent = stated.largest_unsent
+        return cls(above, below, math.inf if unsent is not None and math.isnan(unsent) else unsent)
+
     def to_mapping(self) -> dict[str, float | None]:
         result = {"above": _finite(self.above), "below": _finite(self.below)}
         return result if self.unsent is None else {**result, "unsent": _finite(self.unsent)}
@@ -71,11 +78,7 @@ class Totals:
 
     @classmethod
     def _of_close(cls, close: SliceClose, spec: QuerySpec) -> Totals:
-        bounds = {
-            w.measure: WithheldBound(w.largest_above, w.largest_below, w.largest_unsent)
-            for w in close.withheld
-            if w.groups or w.largest_unsent is not None
-        }
+        bounds = {w.measure: WithheldBound.of(w) for w in close.withheld if w.groups or w.largest_unsent is not None}
         relative = dict(spec.error_budget.relative) if spec.error_budget is not None else {}
         sums = [m.name for m in spec.measures if m.name in relative and m.function.error == "sum"]
         signs: dict[str, frozenset[int]] = {}
@@ -152,6 +155,10 @@ NOTHING_ARRIVED = "nothing-arrived"
 
 AFTER_FINAL = "after-final"
 """Violation code: records of the window are not in the answer, as they came when the window was final."""
+
+REJECTED = "rejected"
+"""Violation code: sources have rejected records of the window, or records whose event time cannot be read and that may
+be records of the window."""
 
 ACCURACY = "accuracy"
 """Violation code: the answer's interval is wider than the requested error."""
@@ -351,6 +358,7 @@ class Quality:
                 "sampled": self.observed,
                 "late": self.late,
                 "after_final": 0,
+                "rejected": 0,
             },
             "staleness_ms": self.staleness_ms,
             "error": {
@@ -470,28 +478,41 @@ def with_violations(contract: Mapping[str, Any], added: Iterable[Violation]) -> 
 
 
 def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Extends `Quality.to_mapping()` by records that are in no answer to the window, as it was final when they came.
+    """Extends `Quality.to_mapping()` by records that are in no answer to the window: it was final when they came, or
+    sources rejected them.
+
+    What a rejected record would add is not known, nor whether the query's condition would accept it. So the number of
+    expected records is unknown then.
 
     Args:
         counts: number of records by reason (`LateSlice.reason`).
     """
-    records = sum(counts.values())
-    if not records:
+    rejected = {reason: n for reason, n in counts.items() if reason in REJECTIONS and n}
+    late = {reason: n for reason, n in counts.items() if reason not in REJECTIONS and n}
+    if not rejected and not late:
         return dict(quality)
-    reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(counts.items()))
-    message = f"{records} accepted records of the window are not in the answer ({reasons})"
-    counted = dict(quality["records"])
-    counted["after_final"] = records
-    held = counted["observed"] / (counted["observed"] + records)
-    completeness = quality["completeness"]
-    if counted["expected"] is not None and "prediction" not in quality:
-        counted["expected"] = counted["observed"] + records
+    records, completeness = dict(quality["records"]), dict(quality["completeness"])
+    violations = []
+    for name, code, by_reason, what in (
+        ("after_final", AFTER_FINAL, late, "accepted records of the window are not in the answer"),
+        ("rejected", REJECTED, rejected, "records that sources rejected are, or may be, records of the window"),
+    ):
+        if by_reason:
+            records[name] = completeness[name] = sum(by_reason.values())
+            reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(by_reason.items()))
+            violations.append(Violation(code, f"{records[name]} {what} ({reasons})"))
+    lacking = sum(counts.values())
+    completeness["ratio"] *= records["observed"] / (records["observed"] + lacking)
+    if rejected:
+        records["expected"] = None
+    elif records["expected"] is not None and "prediction" not in quality:
+        records["expected"] = records["observed"] + lacking
     return {
         **quality,
-        "completeness": {**completeness, "ratio": completeness["ratio"] * held, "after_final": records},
-        "records": counted,
+        "completeness": completeness,
+        "records": records,
         "error": {**quality["error"], "missing": None},
-        "contract": with_violations(quality["contract"], [Violation(AFTER_FINAL, message)]),
+        "contract": with_violations(quality["contract"], violations),
     }
 
 
@@ -646,10 +667,12 @@ def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> 
     for measure, bound in withheld.items():
         if measure in relative:
             continue
+        # Written so that NaN is not within a limit.
         worst, limit = max(bound.above, bound.below), limits.get(measure)
-        if limit is None and worst > 0 and not (limits or relative):
+        most = math.inf if limit is None else limit * (1 + _ROUNDING)
+        if limit is None and not (bound.above <= 0 and bound.below <= 0) and not (limits or relative):
             violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} per group"))
-        elif limit is not None and worst > limit * (1 + _ROUNDING):
+        elif limit is not None and not (bound.above <= most and bound.below <= most):
             violations.append(
                 Violation(
                     "error-budget", f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"

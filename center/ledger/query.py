@@ -39,7 +39,7 @@ from center.ledger.state import (
 from center.ledger.stored_state import EntryRow, StoredEdges
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.windows import SlidingWindow
-from edgewater.wire import InputLoss, LossReason, SliceClose
+from edgewater.wire import REJECTIONS, DroppedRecords, InputLoss, LossReason, SliceClose
 
 AFTER_FINAL = "after-final"
 """Why records are in no answer to a window: the center received them when it had given the final one."""
@@ -197,6 +197,9 @@ class QueryLedger(ABC):
         for frame in frames:
             if frame.losses:
                 stated.setdefault(frame.edge, []).extend(self._bounded(loss, frame) for loss in frame.losses)
+        rejected = [d for frame in frames for d in frame.dropped if d.reason.is_rejection]
+        if rejected:
+            dirty |= self._windows_lacking(at_most(list(map(self._lost, rejected))), now_ms)
         for edge, losses in stated.items():
             self._set_state(self._state.with_losses(edge, losses))
             dirty |= self._windows_lacking(at_most(losses), now_ms)
@@ -339,7 +342,7 @@ class QueryLedger(ABC):
         """Applies frames and returns the slices, not final, that they changed."""
         through, gaps = dict(self._state.through_ms), dict(self._state.gaps)
         reach, lost = dict(self._state.reach), dict(self._state.lost_states)
-        late_before = sum(self._late.values())
+        counted_before = self._counted_late()
         touched: set[int] = set()
         closes_by_slice: dict[int, dict[EdgeIncarnation, SliceClose]] = {}
         for frame in sorted(frames, key=lambda f: f.position):
@@ -359,7 +362,9 @@ class QueryLedger(ABC):
             added = (*frame.touched, *(c.slice_start_ms for c in frame.closes if c.observed))
             reach[frame.edge] = frame.incarnation, max((furthest, *added))
             for drop in frame.dropped:
-                self._add_late(frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records)
+                self._add_late(
+                    frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records, drop.until_ms
+                )
             touched.update(frame.touched)
             for close in frame.closes:
                 closes, origin = closes_by_slice.setdefault(close.slice_start_ms, {}), (frame.edge, frame.incarnation)
@@ -376,22 +381,31 @@ class QueryLedger(ABC):
         expected = self._state.expected
         if self._spec.edges is None and unlisted:
             expected = tuple(sorted({*expected, *unlisted}))
-        after_final = self._state.after_final + sum(self._late.values()) - late_before
+        after_final, rejected = (n - before for n, before in zip(self._counted_late(), counted_before, strict=True))
         self._set_state(
             replace(
                 self._state,
                 through_ms=through,
                 gaps=gaps,
                 expected=expected,
-                after_final=after_final,
+                after_final=self._state.after_final + after_final,
+                rejected=self._state.rejected + rejected,
                 reach=reach,
                 lost_states=lost,
             )
         )
         return changed
 
-    def _add_late(self, edge: EdgeId, start_ms: int, through_ms: int, reason: str, records: int) -> None:
+    def _counted_late(self) -> tuple[int, int]:
+        """The numbers of records in `_late` that came too late, and that sources rejected."""
+        rejected = sum(records for place, records in self._late.items() if place.reason in REJECTIONS)
+        return sum(self._late.values()) - rejected, rejected
+
+    def _add_late(
+        self, edge: EdgeId, start_ms: int, through_ms: int, reason: str, records: int, until_ms: int | None = None
+    ) -> None:
         end_ms = start_ms + self._spec.window.slice_ms if start_ms > MIN_TIME_MS else MIN_TIME_MS
+        end_ms = end_ms if until_ms is None else until_ms
         late = LateSlice(edge, start_ms, end_ms, through_ms, reason)
         self._late[late] = self._late.get(late, 0) + records
 
@@ -604,6 +618,13 @@ class QueryLedger(ABC):
         if loss.reason != LossReason.FRAME_DAMAGED:
             return loss
         return replace(loss, to_ms=self._state.running_clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS))
+
+    def _lost(self, rejected: DroppedRecords) -> InputLoss:
+        """Rejected records as a loss, by which their windows are found."""
+        start_ms = rejected.slice_start_ms
+        until_ms = start_ms + self._spec.window.slice_ms if rejected.until_ms is None else rejected.until_ms
+        from_ms = None if start_ms == MIN_TIME_MS else start_ms
+        return InputLoss("", rejected.reason.label, from_ms, None if until_ms == MAX_TIME_MS else until_ms)
 
     def _windows_lacking(self, losses: Sequence[InputLoss], now_ms: int) -> set[int]:
         """The windows, not final, that need a new answer because of losses."""

@@ -47,6 +47,7 @@ class QueryState:
         final_through_ms: windows that end at or before it are final. Never decreases.
         due_from_ms: start of the next window that may become due without data; None: there is none.
         after_final: number of records so far that came for windows when these were final.
+        rejected: number of records so far that sources rejected.
         sealed_before_ms: session windows: slices that start before it belong to final sessions only. Never decreases.
         sessions_cut: number of final sessions so far that were cut at their maximum length.
         lost_states: per edge that has lost its state, the wall time at which that was noticed and the stream's event
@@ -72,6 +73,7 @@ class QueryState:
     at_most_once: tuple[EdgeId, ...] = ()
     left: Mapping[str, int] = field(default_factory=dict)
     reach: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    rejected: int = 0
 
     def to_json(self) -> str:
         return dump(self.to_mapping())
@@ -100,6 +102,7 @@ class QueryState:
             "at_most_once": self.at_most_once,
             "left": dict(self.left),
             "reach": dict(self.reach),
+            "rejected": self.rejected,
         }
 
     @classmethod
@@ -125,6 +128,7 @@ class QueryState:
             tuple(map(EdgeId, value.get("at_most_once", ()))),
             value.get("left", {}),
             {edge: (incarnation, start_ms) for edge, (incarnation, start_ms) in value.get("reach", {}).items()},
+            value.get("rejected", 0),
         )
 
     @property

@@ -103,12 +103,13 @@ late_slices = Table(
     metadata,
     Column("query", _Query, primary_key=True),
     Column("slice_start_ms", BigInteger, primary_key=True),
-    Column("slice_end_ms", BigInteger, nullable=False),
+    Column("slice_end_ms", BigInteger, primary_key=True),
     Column("through_ms", BigInteger, primary_key=True),
     Column("reason", Identifier(32), primary_key=True),
     Column("records", BigInteger, nullable=False),
 )
-"""Records that came for windows when these were final: windows over the slice that end by ``through_ms`` lack them."""
+"""Records that came for windows when these were final, or that sources rejected: windows over the slice, or the range
+of slices, that end by ``through_ms`` lack them."""
 
 late_records = Table(
     "late_records",

@@ -437,7 +437,7 @@ def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Se
         edges = sorted({edge for w in found for edge in w.completeness.get(name, ())})
         if edges:
             completeness[name] = edges
-    after_final = sum(w.completeness.get("after_final", 0) for w in found)
-    if after_final:
-        completeness["after_final"] = after_final
+    for name in ("after_final", "rejected"):
+        if records := sum(w.completeness.get(name, 0) for w in found):
+            completeness[name] = records
     return {**head, "completeness": completeness}

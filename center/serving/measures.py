@@ -351,7 +351,7 @@ def without_bounds(estimates: Estimates) -> Estimates:
 
 def is_incomplete(completeness: Mapping[str, Any]) -> bool:
     """Whether an answer lacks an expected edge or records that are known, from the completeness in its quality."""
-    lacks_records = any(completeness.get(name) for name in ("missing", "left", "after_final"))
+    lacks_records = any(completeness.get(name) for name in ("missing", "left", "after_final", "rejected"))
     return lacks_records or completeness.get("expected") == 0
 
 

@@ -269,7 +269,9 @@ def answer_rows(
     def widen(estimates: Estimates, measure: Measure) -> Estimates:
         if predictions is not None:
             predicted = with_prediction(estimates, measure, predictions, groups)
-            return without_bounds(predicted) if doubtful else predicted
+            # The estimate stands for records that edges will still count, and for no others.
+            never = doubtful or completeness.get("after_final") or completeness.get("rejected")
+            return without_bounds(predicted) if never else predicted
         if doubtful:
             return without_bounds(estimates)
         widened = widen_by_withheld(estimates, measure, withheld)

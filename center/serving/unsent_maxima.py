@@ -60,7 +60,7 @@ def with_unsent_maxima(
         # A relative limit permits to withhold a maximum of 0 only, which is the true one of any group below 0.
         limit = limits.get(name, 0.0 if name in relative else math.inf)
         error = maximum.largest - maximum.least_estimate
-        if error > limit * (1 + 1e-9):
+        if not error <= limit * (1 + 1e-9):  # of NaN too
             message = (
                 f"{name}: a group has {maximum.least_estimate:g}, and an edge withholds a maximum of "
                 f"{maximum.largest:g}, of which it sent nothing; the error may be {error:g}"

@@ -29,6 +29,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    case,
     create_engine,
     event,
     func,
@@ -244,6 +245,10 @@ def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]
         raise
 
 
+MAX_ADDED = 1 << 53
+"""Counts in the stores stay at it once they reach it: an edge may state any count, and counts add up over edges."""
+
+
 def upsert(
     connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *, added: Collection[str] = ()
 ) -> None:
@@ -251,7 +256,8 @@ def upsert(
 
     Args:
         rows: of equal columns. They are written in the order of their keys, so that two writers do not deadlock.
-        added: columns whose values are added to those of an existing row; others replace them.
+        added: columns whose values, from 0 to `MAX_ADDED`, are added to those of an existing row, up to `MAX_ADDED`;
+            others replace them.
     """
     if not rows:
         return
@@ -259,7 +265,12 @@ def upsert(
     make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = make(table)
     new = {name: statement.excluded[name] for name in rows[0] if name not in keys}
-    changed = {name: table.c[name] + value if name in added else value for name, value in new.items()}
+    changed = {
+        name: case((table.c[name] > MAX_ADDED - value, MAX_ADDED), else_=table.c[name] + value)
+        if name in added
+        else value
+        for name, value in new.items()
+    }
     ordered = sorted(rows, key=lambda row: [row[key] for key in keys])
     connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), ordered)
 

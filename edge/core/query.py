@@ -51,6 +51,7 @@ from edge.core.selection import (
 from edge.core.shared_batch import Reading, Records
 from edge.core.slices import UNKNOWN_LINK, LinkEstimate, Progress, Slice
 from edge.core.streams import MAX_LOSSES, StreamState, add_loss
+from edge.records import RejectedRecords
 from edgewater.accuracy import report_schedule
 from edgewater.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.errors import InvalidQuery, StorageError
@@ -242,6 +243,21 @@ class QueryPipeline:
         counted = self._not_final(loss)
         if counted is not None:
             self.losses = add_loss(self.losses, counted)
+
+    def reject(self, rejected: RejectedRecords, arrival_ms: int) -> None:
+        """Adds rejected records, to be stated with the next frame, if windows of the query may lack them.
+
+        Args:
+            arrival_ms: wall time.
+        """
+        window = self.spec.window
+        from_ms = self.since_ms if rejected.from_ms is None else max(rejected.from_ms, self.since_ms)
+        to_ms = MAX_TIME_MS if rejected.to_ms is None else rejected.to_ms
+        if from_ms < to_ms:
+            start = from_ms if from_ms == MIN_TIME_MS else window.slice_start(from_ms)
+            until = to_ms if to_ms == MAX_TIME_MS else self._end(window.slice_start(to_ms - 1))
+            self.unreported_drops.add(start, rejected.reason, rejected.records, until)
+            self.unreported_drops.begin(arrival_ms)
 
     def _not_final(self, loss: InputLoss) -> InputLoss | None:
         """Returns the part of a loss that may lie in windows that are not final here: other records do not count."""

@@ -25,7 +25,7 @@ import logging
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -67,7 +67,7 @@ from edge.core import (
 )
 from edge.durability import journal
 from edge.durability.journal import Record, Segment
-from edge.records import InputGone, Position
+from edge.records import InputGone, Position, RejectedRecords
 from edgewater.errors import CorruptSynopsis, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
@@ -528,7 +528,8 @@ class DurableCore:
             to_ms = None if last_ms is None else last_ms + 1
             reason = LossReason.FILE_GONE
             return InputLost(stream, source, reason, arrival_ms, first_ms, to_ms, rows, was_ingested=True)
-        return Ingested(stream, source, self._no_records(stream) if batch is None else batch, arrival_ms, queued)
+        batch = self._no_records(stream) if batch is None else batch
+        return Ingested(stream, source, batch, arrival_ms, queued, _read_rejected(head))
 
     def _reread_backfill_range(self, head: dict[str, Any]) -> BackfillIngested | None:
         """Returns the event of a range of a backfill, without records if they cannot be read again: the backfill then
@@ -540,7 +541,7 @@ class DurableCore:
             return None
         batch = self._reread_or_none(self._reread_backfill, head)
         batch = self._no_records(pipeline.spec.stream) if batch is None else batch
-        return BackfillIngested(query, source, batch, head["arrival_ms"])
+        return BackfillIngested(query, source, batch, head["arrival_ms"], _read_rejected(head))
 
     def _reread_or_none(self, reread: Reread, head: dict[str, Any]) -> pa.RecordBatch | None:
         """Returns the records of a range; None if they cannot be read again, which is noted unless there were none."""
@@ -581,8 +582,8 @@ def _encode(event: Event) -> Record:
             return _json(BACKFILL_ENDED, {"query": [ref.name, ref.version], "source": source})
         case SourceEnded(stream, source):
             return _json(SOURCE_ENDED, {"stream": stream, "source": source})
-        case TickEvent(now_ms, unread):
-            return _json(TICK, {"now_ms": now_ms, "unread": unread})
+        case TickEvent(now_ms, unread, empty_ms):
+            return _json(TICK, {"now_ms": now_ms, "unread": unread, "empty_ms": dict(empty_ms)})
         case Acked(through):
             return _json(ACKED, {"through": through})
         case BudgetSet(ref, shares, version, from_ms):
@@ -617,7 +618,7 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
         BACKFILL_ENDED: lambda: BackfillEnded(QueryRef(*fields["query"]), fields["source"]),
         SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
         LOST: lambda: InputLost(**fields),
-        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"])),
+        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"]), fields.get("empty_ms", {})),
         ACKED: lambda: Acked(fields["through"]),
         BUDGET: lambda: BudgetSet(QueryRef(*fields["query"]), fields["shares"], fields["version"], fields["from_ms"]),
         SAMPLING: lambda: SamplingSet(
@@ -637,21 +638,31 @@ def _range_record(event: Ingested, start: Position | None, end: Position) -> Rec
     head = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
     # For the statement of a loss, should the range not be there any more when it is needed.
     content = {"rows": event.batch.num_rows, "times": _time_range(event.batch)}
-    return _json(RANGE, {**head, **content, "start": start, "end": end, **_queued(event)})
+    return _json(RANGE, {**head, **content, "start": start, "end": end, **_queued(event), **_rejected(event)})
 
 
 def _queued(event: Ingested) -> dict[str, bool]:
     return {"queued": True} if event.queued else {}
 
 
+def _rejected(event: Ingested | BackfillIngested) -> dict[str, list[Any]]:
+    """Returns the rejected records as JSON. They stand in the record of the batch, so that they are counted with it."""
+    return {"rejected": [astuple(each) for each in event.rejected]} if event.rejected else {}
+
+
+def _read_rejected(head: Mapping[str, Any]) -> tuple[RejectedRecords, ...]:
+    return tuple(RejectedRecords(*each) for each in head.get("rejected", ()))
+
+
 def _backfill_record(event: BackfillIngested, start: Position | None, end: Position) -> Record:
     head = {"query": [event.query.name, event.query.version], "source": event.source, "arrival_ms": event.arrival_ms}
-    return _json(BACKFILL, {**head, "rows": event.batch.num_rows, "start": start, "end": end})
+    rows = event.batch.num_rows
+    return _json(BACKFILL, {**head, "rows": rows, "start": start, "end": end, **_rejected(event)})
 
 
 def _payload_record(event: Ingested) -> Record:
-    fields = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms, **_queued(event)}
-    head = json.dumps(fields).encode()
+    fields = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
+    head = json.dumps({**fields, **_queued(event), **_rejected(event)}).encode()
     return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + batch_to_bytes(event.batch, "zstd"))
 
 
@@ -659,7 +670,8 @@ def _payload_event(payload: bytes) -> Ingested:
     length = int.from_bytes(payload[:4], "little")
     head = json.loads(payload[4 : 4 + length])
     batch = batch_from_bytes(payload[4 + length :])
-    return Ingested(head["stream"], head["source"], batch, head["arrival_ms"], head.get("queued", False))
+    queued = head.get("queued", False)
+    return Ingested(head["stream"], head["source"], batch, head["arrival_ms"], queued, _read_rejected(head))
 
 
 def _pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:

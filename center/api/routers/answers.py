@@ -242,8 +242,11 @@ def _require_complete(records: Sequence[AnswerRecord]) -> None:
             edges = [*completeness["missing"], *completeness.get("left", ())]
             lacking = f"records of {', '.join(edges[:MAX_NAMED])}{', …' if len(edges) > MAX_NAMED else ''}"
             if not edges:
-                late = completeness.get("after_final")
-                lacking = f"{late} records that came when it was final" if late else "an expected edge"
+                said = {"after_final": "that came when it was final", "rejected": "that sources rejected"}
+                parts = [
+                    f"{completeness[name]} records {text}" for name, text in said.items() if completeness.get(name)
+                ]
+                lacking = " and ".join(parts) or "an expected edge"
             raise HttpProblem(
                 "incomplete", f"the answer to the window at {rfc3339(record.window_start_ms)} lacks {lacking}"
             )

@@ -173,20 +173,22 @@ def query(name: str, center: Center) -> QueryDetail:
     for (_, edge, reason), records in center.results.late_records(query.ref).items():
         late.setdefault(edge, {})[reason] = records
     now_ms = center.now_ms()
+    by_edge = [
+        QueryEdge.of(
+            edge_progress(edge, edges.get(edge), query.spec.stream, now_ms),
+            edge in expected,
+            statuses.get(edge),
+            shipped.get(edge, {}),
+            late.get(edge, {}),
+        )
+        for edge in sorted({*expected, *statuses, *map(EdgeId, shipped), *map(EdgeId, late)})
+    ]
     return QueryDetail(
         **models.Query.of(query).model_dump(),
-        edges=[
-            QueryEdge.of(
-                edge_progress(edge, edges.get(edge), query.spec.stream, now_ms),
-                edge in expected,
-                statuses.get(edge),
-                shipped.get(edge, {}),
-                late.get(edge, {}),
-            )
-            for edge in sorted({*expected, *statuses, *map(EdgeId, shipped), *map(EdgeId, late)})
-        ],
+        edges=by_edge,
         latest_window=rfc3339(latest.window_start_ms) if latest else None,
-        after_final=sum(records for reasons in late.values() for records in reasons.values()),
+        after_final=sum(n for e in by_edge for n in e.after_final.values()),
+        rejected=sum(n for e in by_edge for n in e.rejected.values()),
         alarms=[Alarm.of(a) for a in center.catalog.alarms(query=query.key)],
     )
 

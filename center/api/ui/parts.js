@@ -30,8 +30,8 @@ export function Phase({ phase, revision }) {
 export function Completeness({ quality }) {
   const c = quality.completeness;
   const lacking = [...c.missing, ...(c.left || [])];
-  const title = lacking.length ? `records of ${lacking.join(", ")} may be missing` : c.after_final ? `${c.after_final} records came when it was final` : "every expected edge";
-  return html`<span class=${`badge ${c.ratio >= 1 ? "ok" : "warn"}`} title=${title}>${c.reported}/${c.expected}<span class="sr"> edges</span>${lacking.length ? html` <small>without ${lacking.slice(0, 2).join(", ")}${lacking.length > 2 ? ", …" : ""}</small>` : ""}</span>`;
+  const title = lacking.length ? `records of ${lacking.join(", ")} may be missing` : [c.after_final && `${c.after_final} records came when it was final`, c.rejected && `sources rejected ${c.rejected} records`].filter(Boolean).join("; ") || "every expected edge";
+  return html`<span class=${`badge ${c.ratio >= 1 ? "ok" : "warn"}`} title=${title}>${c.reported}/${c.expected}<span class="sr"> edges</span>${lacking.length ? html` <small>without ${lacking.slice(0, 2).join(", ")}${lacking.length > 2 ? ", …" : ""}</small>` : ""}${c.rejected ? html` <small>${f.number(c.rejected)} rejected</small>` : ""}</span>`;
 }
 
 export function Contract({ contract }) {

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pyarrow as pa
@@ -135,7 +136,14 @@ def test_a_window_is_answered_once_every_expected_edge_has_closed_it() -> None:
     assert (answer.window_end_ms, answer.answered_at_ms, answer.quality.staleness_ms) == (MINUTE, MINUTE + 250, 250)
     quality = answer.quality.to_mapping()
     assert quality["completeness"] == {"ratio": 1.0, "expected": 2, "reported": 2, "missing": []}
-    assert quality["records"] == {"observed": 7, "expected": 7, "sampled": 7, "late": 0, "after_final": 0}
+    assert quality["records"] == {
+        "observed": 7,
+        "expected": 7,
+        "sampled": 7,
+        "late": 0,
+        "after_final": 0,
+        "rejected": 0,
+    }
     assert quality["error"] == {"sampling": 0, "withheld": {}, "missing": 0}
     assert quality["contract"] == {"requested": {"exact": True}, "met": True, "violations": []}
 
@@ -588,6 +596,30 @@ def test_an_exceeded_error_budget_is_a_violation_with_its_numbers() -> None:
     assert not contract["met"]
     message = "s: edges withhold up to 6 per group; the budget is 5"
     assert contract["violations"] == [{"code": "error-budget", "message": message}]
+
+
+@pytest.mark.parametrize("measures", [{"s": "sum(x)"}, {"s": "max(x)"}])
+@pytest.mark.parametrize("bad", [withheld("s", math.nan), withheld("s", -1e9), withheld("s", 0.0, math.nan)])
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_an_amount_that_cannot_be_one_neither_keeps_a_contract_nor_hides_what_others_withhold(
+    measures: dict[str, str], bad: Withheld, first: str
+) -> None:
+    center = Center("a", "b", measures=measures, budget={"error": {"s": 10}})
+    said = {"a": withheld("s", 1e6), "b": bad}
+    second = "b" if first == "a" else "a"
+    center.says(first, MINUTE, close(0, 1, 0, said[first]))
+    (answer,) = center.says(second, MINUTE, close(0, 1, 0, said[second]))
+    assert [v.code for v in answer.quality.violations] == ["error-budget"]
+    bound = answer.quality.withheld["s"]
+    assert bound.above >= 1e6 and bound.below >= 0
+    json.dumps(answer.quality.to_mapping(), allow_nan=False)
+
+
+def test_an_unsent_maximum_that_is_no_number_bounds_nothing() -> None:
+    center = Center("a", measures={"m": "max(x)"}, budget={"error": {"m": 10}})
+    stated = replace(withheld("m", 0.0), largest_unsent=math.nan)
+    (answer,) = center.says("a", MINUTE, close(0, 1, 0, stated))
+    assert answer.quality.withheld["m"].unsent == math.inf and not answer.quality.keeps_error
 
 
 def test_shares_that_add_up_to_the_budget_keep_it_in_spite_of_rounding() -> None:

@@ -144,7 +144,8 @@ function Spec({ detail }) {
     ["accuracy", s.accuracy && f.plain(s.accuracy)], ["lateness", s.lateness], ["version", detail.version]].filter(([, v]) => v);
   return html`<dl class="facts">${facts.map(([k, v]) => html`<div><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>
     ${detail.alarms.length > 0 && html`<section class="card alarm"><h2>Alarms about this query</h2><ul>${detail.alarms.slice(0, 5).map((a) => html`<li><b>${a.kind}</b> ${a.message}</li>`)}</ul></section>`}
-    ${detail.after_final > 0 && html`<p class="problem">${f.number(detail.after_final)} records came for windows when these were final, and are in no answer.</p>`}`;
+    ${detail.after_final > 0 && html`<p class="problem">${f.number(detail.after_final)} records came for windows when these were final, and are in no answer.</p>`}
+    ${detail.rejected > 0 && html`<p class="problem">${f.number(detail.rejected)} records were rejected by their sources, and are in no answer.</p>`}`;
 }
 
 function Groups({ answer, measures, choose, current, explained }) {
