@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.results import AnswerRecord
-from center.serving.cells import NOT_FINITE, Cell, CellPart, plain_key, without_lists
+from center.serving.cells import NOT_FINITE, Cell, CellPart, csv_table, plain_key
 from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
 from center.serving.measures import (
     DEFAULT_QUANTILES,
@@ -213,7 +213,7 @@ def _table(record: AnswerRecord, rows: AnswerRows) -> pa.Table:
 def to_csv(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> bytes:
     """`to_table` as CSV with a header line, UTF-8; lists are JSON strings."""
     sink = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(without_lists(to_table(record, spec, questions)), sink)
+    pyarrow.csv.write_csv(csv_table(to_table(record, spec, questions)), sink)
     text: bytes = sink.getvalue().to_pybytes()
     return text
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from center.api import models
-from center.api.access import EDITS, EDITS_QUERY, IN_TURN, READS, READS_QUERY, Caller, caller, require
+from center.api.access import EDITS, EDITS_QUERY, IN_TURN, READS, READS_QUERY, Caller, caller, require, require_inputs
 from center.api.bodies import read_body, read_document
 from center.api.edge_progress import edge_progress
 from center.api.explain_models import DryRun, DryRunEdge
@@ -89,6 +89,7 @@ async def register(params: Annotated[RegisterParams, Query()], request: Request,
     spec = await run_sync(read_query, body, content_type, limiter=center.parsing)
     request.state.target = f"/v1/queries/{spec.name}"
     require(request, "editor", spec.name)
+    require_inputs(request, spec)
     if params.dry_run:
         return JSONResponse((await run_sync(_dry_run, center, spec)).model_dump(mode="json"))
     if not await run_sync(_is_registered, center, spec):
