@@ -247,7 +247,7 @@ def answer_rows(
     incomplete, doubtful = is_incomplete(completeness), may_count_twice(completeness)
     if record.synopsis is None:
         groups = {name: pa.nulls(0) for name in spec.group_by}
-        stacks = {m.name: m.function.make(m.parameters, None) for m in spec.measures}
+        stacks = {m.name: m.stack(None) for m in spec.measures}
         # Without groups, there is a value of no records.
         order: IntArray = np.arange(0 if spec.group_by or "merged_into_ms" in record.quality else 1)
         for stack in stacks.values():

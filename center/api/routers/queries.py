@@ -80,6 +80,8 @@ _BODY: dict[str, Any] = {
 async def register(params: Annotated[RegisterParams, Query()], request: Request, center: Center) -> Response:
     """Edges receive it within a second. Registering the same query again changes nothing.
 
+    The seed of its synopses is drawn, unless it has one.
+
     `dry_run` answers what would happen (`DryRun`), and registers nothing.
 
     An invalid query is refused with the field, its value and what is accepted.
@@ -107,7 +109,7 @@ def _dry_run(center: Services, spec: QuerySpec) -> DryRun:
     else:
         wanted = [EdgeId(edge) for edge in spec.edges]
     return DryRun(
-        spec=spec.to_mapping(),
+        spec=spec.to_mapping(seed=False),
         registered=live is not None,
         refused=None if misfit is None or live is not None else misfit.message,
         entry_bytes={m.name: m.entry_bytes for m in spec.measures},
@@ -145,14 +147,14 @@ def read_query(body: bytes, content_type: str) -> QuerySpec:
 
 def _is_registered(center: Services, spec: QuerySpec) -> bool:
     try:
-        return center.catalog.query(spec.name).spec == spec
+        return spec.asks_for(center.catalog.query(spec.name).spec)
     except NotFound:
         return False
 
 
 def _register(center: Services, spec: QuerySpec) -> Response:
     known = {q.ref for q in center.catalog.queries()}
-    query = center.catalog.register(spec, center.now_ms())
+    query = center.catalog.register(spec, center.now_ms(), center.draw_seed())
     answer = RegisteredAnswer.of(query).model_copy(update={"notes": query.spec.notes or None})
     return JSONResponse(
         answer.model_dump(mode="json", exclude_none=True),

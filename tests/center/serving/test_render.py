@@ -32,9 +32,7 @@ def spec(**parts: object) -> QuerySpec:
 def aggregate(query: QuerySpec, columns: dict[str, list[Any]]) -> GroupedAggregate:
     """The aggregate of these records, as an edge makes it; measures name their column bare."""
     arrays = {name: pa.array(values, FLIGHTS[name]) for name, values in columns.items()}
-    stacks = {
-        m.name: m.function.make(m.parameters, FLIGHTS[m.argument] if m.argument else None) for m in query.measures
-    }
+    stacks = {m.name: m.stack(FLIGHTS[m.argument] if m.argument else None) for m in query.measures}
     result = GroupedAggregate({name: FLIGHTS[name] for name in query.group_by}, stacks)
     rows = len(next(iter(arrays.values())))
     values = {m.name: arrays[m.argument] if m.argument else None for m in query.measures}
