@@ -182,6 +182,8 @@ class ApiSection(Section):
     """Address of /livez, /readyz and /metrics without credentials, besides those at `listen`; None: not served."""
     audit: Path | Literal["log"] = "log"
     """Where changes and refused requests are recorded as JSON lines: a file, or the process' log."""
+    audit_required: bool = False
+    """Whether a change is refused while it cannot be recorded."""
     limits: ApiLimitsSection = ApiLimitsSection()
     cache: Size = 64 << 20
     progress: Annotated[Duration, Field(ge=100)] = 2000

@@ -26,7 +26,7 @@ from center.api.negotiation import ARROW, CSV, JSON
 from center.catalog import RegisteredQuery
 from center.ledger import Violation, with_violations
 from center.results import AnswerRecord
-from center.serving import MeasureQuestions, render, summarized, to_stated_table, without_lists
+from center.serving import MeasureQuestions, csv_table, render, summarized, to_stated_table
 from edgewater.errors import InvalidInput
 from edgewater.timestamps import rfc3339
 
@@ -118,7 +118,7 @@ class AnswerRenderer:
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         sink = BytesIO()
         if form == CSV:
-            pyarrow.csv.write_csv(without_lists(table), sink)
+            pyarrow.csv.write_csv(csv_table(table), sink)
         else:
             assert form == ARROW
             heads = [json.loads(self.answer(r, query, questions)) for r in records]

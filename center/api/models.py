@@ -106,7 +106,7 @@ class Query(BaseModel):
 
     name: str
     version: int = Field(description="Incremented when a name is registered again after a deletion.")
-    spec: dict[str, Any] = Field(examples=[EXAMPLE_SPEC], description="In canonical form.")
+    spec: dict[str, Any] = Field(examples=[EXAMPLE_SPEC], description="In canonical form, without the seed.")
     registered_at: Rfc3339
 
     @classmethod
@@ -114,7 +114,7 @@ class Query(BaseModel):
         return cls(
             name=query.ref.name,
             version=query.ref.version,
-            spec=query.spec.to_mapping(),
+            spec=query.spec.to_mapping(seed=False),
             registered_at=rfc3339(query.registered_at_ms),
         )
 

@@ -91,15 +91,17 @@ class Catalog:
 
     # Queries
 
-    def register(self, spec: QuerySpec, now_ms: int) -> RegisteredQuery:
-        """Registers a query; registering an equal one again returns the live one.
+    def register(self, spec: QuerySpec, now_ms: int, seed: int | None = None) -> RegisteredQuery:
+        """Registers a query; registering an equal one again returns the live one, with the seed that it has.
+
+        Args:
+            seed: for a new query, if the spec has none.
 
         Raises:
             Conflict: another query is live under that name, or there are `MAX_QUERIES`.
             InvalidQuery: it does not fit the stream's declared columns or, without any, the stream as an edge serves
                 it; names the edge. Or a record of it costs too much.
         """
-        mapping = spec.to_mapping()
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
             rows = connection.execute(select(t.queries).where(t.queries.c.name == spec.name)).all()
@@ -117,7 +119,8 @@ class Catalog:
                 require_fit_at_edges(spec, select_edges(connection))
             version = max([r.version for r in rows], default=0)
             version = max(version, counter(connection, FORGOTTEN)) + 1
-            row = {"name": spec.name, "version": version, "spec": mapping, "registered_at_ms": now_ms}
+            spec = spec if spec.seed is not None else spec.with_seed(seed)
+            row = {"name": spec.name, "version": version, "spec": spec.to_mapping(), "registered_at_ms": now_ms}
             connection.execute(insert(t.queries).values(**row, last_position=0))
             increment_version(connection)
         return RegisteredQuery(QueryRef(spec.name, version), spec, now_ms, None)
@@ -635,7 +638,7 @@ class Catalog:
 def _live_one(rows: Sequence[Row[Any]], spec: QuerySpec) -> RegisteredQuery | None:
     """The live query of these rows, if it is equal. Raises Conflict if it is another."""
     for live in (query_from_row(r) for r in rows if r.deleted_at_ms is None):
-        if live.spec == spec:
+        if spec.asks_for(live.spec):
             return live
         raise Conflict(
             f"query {spec.name}: another one is registered under this name, as version {live.ref.version};"

@@ -22,7 +22,7 @@ from center.ledger.events import FRAMES, refusal
 from edgewater.accuracy import report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.errors import InvalidQuery, named
-from edgewater.frame_work import MAX_FRAME_WORK, FrameWork
+from edgewater.frame_work import FIELDS_PER_UNIT, MAX_FRAME_WORK, STATEMENTS_PER_UNIT, FrameWork
 from edgewater.partial_check import PartialCheck
 from edgewater.query import MAX_MEASURES, QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
@@ -57,6 +57,7 @@ class CheckedFrame:
     Attributes:
         reason, message: what was refused of it; None: nothing.
         work: the job's work with it (`FrameWork`).
+        checking: the work of its check, in the same units.
         through_ms: event time up to which its edge has answered the query with it.
     """
 
@@ -65,6 +66,7 @@ class CheckedFrame:
     message: str = ""
     work: int = 0
     through_ms: int = MIN_TIME_MS
+    checking: int = 0
 
 
 @dataclass(slots=True)
@@ -123,18 +125,18 @@ class FrameCheck:
         """
         plain = frame.plain_body()
         try:
-            body = parse_body(plain)
+            body, fields = parse_body(plain)
         except (DecodeError, ValueError) as exc:
             lost = FrameBody(MIN_TIME_MS, losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),))
             why = f"the body cannot be read: {exc}"[:_SHOWN]
             return CheckedFrame(Frame.pack(frame.seq, frame.query, lost), LossReason.FRAME_DAMAGED, why)
-        work = FrameWork.of(self._spec)
+        work, checking = FrameWork.of(self._spec), _checking(body, fields)
         faults = self._take_out(body, latest_ms, work, too_open)
         if not faults.count:
-            return CheckedFrame(frame, work=work.units, through_ms=body.through_ms)
+            return CheckedFrame(frame, work=work.units, through_ms=body.through_ms, checking=checking)
         kept = Frame.pack(frame.seq, frame.query, body_from_wire(body))
         more = f", and {faults.count - 1} more" if faults.count > 1 else ""
-        return CheckedFrame(kept, faults.reason, faults.first + more, work.units, body.through_ms)
+        return CheckedFrame(kept, faults.reason, faults.first + more, work.units, body.through_ms, checking)
 
     def _take_out(self, body: pb.FrameBody, latest_ms: int, work: FrameWork, too_open: TooOpen | None) -> _Faults:
         """Removes invalid parts from a body, and adds the losses that this causes. Adds up the work of the others."""
@@ -286,6 +288,12 @@ class FrameCheck:
             if loss.records > MAX_COUNT:
                 loss.ClearField("records")
             loss.source, loss.reason = bounded_text(loss.source, MAX_SOURCE), bounded_text(loss.reason)
+
+
+def _checking(body: pb.FrameBody, fields: int) -> int:
+    """The units of work of a body's check, whatever is refused of it."""
+    lists = (body.partials, body.closes, body.losses, body.dropped, body.arrivals.substreams)
+    return max(sum(map(len, lists)) // STATEMENTS_PER_UNIT, fields // FIELDS_PER_UNIT)
 
 
 def _state(body: pb.FrameBody, loss: InputLoss) -> None:

@@ -161,7 +161,7 @@ class Evaluator:
             _require_disjoint(found, measure)
         aggregate = self._aggregate(found, key)
         if aggregate is None:
-            empty = measure.function.make(measure.parameters, None)
+            empty = measure.stack(None)
             if spec.group_by and not is_global:
                 if group is not None and len(group) == len(spec.group_by):
                     raise _no_group(group, found)
@@ -247,7 +247,10 @@ class _StackAnswer:
         except IncompatibleSynopses as exc:
             # The cause is the user's choice of measures, not the stored bytes.
             raise InvalidRequest(
-                "with", question.second and question.second.description, "a measure with equal parameters", str(exc)
+                "with",
+                question.second and question.second.description,
+                "a measure with equal parameters and seed",
+                str(exc),
             ) from exc
         whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and stack.kind in _WHOLE)
         return self._rows(intervals(estimates, whole), stated_confidence(estimates), estimates.basis)
@@ -393,7 +396,7 @@ def _no_group(group: Mapping[str, Any], found: Sequence[WindowAnswer]) -> NotFou
 
 def _require_disjoint(found: Sequence[WindowAnswer], measure: Measure) -> None:
     overlap = any(b.start_ms < a.end_ms for a, b in pairwise(found))
-    if overlap and not measure.function.make(measure.parameters, None).properties.idempotent:
+    if overlap and not measure.stack(None).properties.idempotent:
         raise InvalidRequest(
             "merge",
             True,

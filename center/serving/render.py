@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.results import AnswerRecord
-from center.serving.cells import NOT_FINITE, Cell, CellPart, plain_key, without_lists
+from center.serving.cells import NOT_FINITE, Cell, CellPart, csv_table, plain_key
 from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
 from center.serving.measures import (
     DEFAULT_QUANTILES,
@@ -213,7 +213,7 @@ def _table(record: AnswerRecord, rows: AnswerRows) -> pa.Table:
 def to_csv(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> bytes:
     """`to_table` as CSV with a header line, UTF-8; lists are JSON strings."""
     sink = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(without_lists(to_table(record, spec, questions)), sink)
+    pyarrow.csv.write_csv(csv_table(to_table(record, spec, questions)), sink)
     text: bytes = sink.getvalue().to_pybytes()
     return text
 
@@ -247,7 +247,7 @@ def answer_rows(
     incomplete, doubtful = is_incomplete(completeness), may_count_twice(completeness)
     if record.synopsis is None:
         groups = {name: pa.nulls(0) for name in spec.group_by}
-        stacks = {m.name: m.function.make(m.parameters, None) for m in spec.measures}
+        stacks = {m.name: m.stack(None) for m in spec.measures}
         # Without groups, there is a value of no records.
         order: IntArray = np.arange(0 if spec.group_by or "merged_into_ms" in record.quality else 1)
         for stack in stacks.values():

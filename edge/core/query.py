@@ -137,7 +137,7 @@ class QueryPipeline:
         self.late_record_policy = late_record_policy_of(self.bound.spec)
         clock = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
         if clock is not None and self.monitor is None:
-            self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types)
+            self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types, self.spec.sampling_seed)
         self.accuracy_measure = AccuracyMeasure(self.bound) if self.spec.accuracy is not None else None
         self._state_bytes = group_bytes(self.bound)
         self._slice_bytes = SLICE_BYTES + MEASURE_BYTES * len(self.spec.measures)
@@ -204,7 +204,7 @@ class QueryPipeline:
                 arguments = observed.processed
             elif self.sampling_rate < 1.0 and self._end(start) > watermark_ms:
                 # Late records are not sampled: they would lower the rate of the sample that has been sent already.
-                kept = is_sampled(self.source, records.ids, self.sampling_rate)
+                kept = is_sampled(self.source, records.ids, self.sampling_rate, self.spec.sampling_seed)
                 arguments = arguments.filter(kept)
             if kept is not None:
                 sampled_out = len(records) - int(kept.sum())
@@ -891,7 +891,9 @@ class QueryPipeline:
         result.history = GroupHistory.from_state(components["history"])
         if result.monitor is not None:
             reports, key_types = result.monitor.schedule, result.monitor.key_types
-            result.monitor = ArrivalMonitor.from_state(components["monitor"], reports, source, key_types)
+            result.monitor = ArrivalMonitor.from_state(
+                components["monitor"], reports, source, key_types, spec.sampling_seed
+            )
         for start, slice_ in components["slices"].components.items():
             result.slices[int(start)] = Slice.from_state(slice_, result.bounded_measures)
         return result

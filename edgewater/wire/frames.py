@@ -330,7 +330,7 @@ class Frame:
         """Decodes the body. Raises CorruptFrame like `plain_body`, and for bytes that are not a FrameBody."""
         plain = self.plain_body()
         try:
-            return body_from_wire(parse_body(plain))
+            return body_from_wire(parse_body(plain)[0])
         except (DecodeError, ValueError) as exc:
             raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
 
@@ -401,10 +401,14 @@ def encode_body(body: FrameBody) -> bytes:
     return body_to_wire(body).SerializeToString(deterministic=True)
 
 
-def parse_body(plain: bytes) -> pb.FrameBody:
-    """Parses an encoded body of at most `MAX_MESSAGES`, which are counted first. Raises DecodeError, ValueError."""
-    check_nesting(plain, _BODY_NESTING, _BYTES_PER_MESSAGE, depth=2, max_messages=MAX_MESSAGES)
-    return pb.FrameBody.FromString(plain)
+def parse_body(plain: bytes) -> tuple[pb.FrameBody, int]:
+    """Parses an encoded body of at most `MAX_MESSAGES`, which are counted first. Raises DecodeError, ValueError.
+
+    Returns:
+        The body, and the number of fields as in `check_nesting`.
+    """
+    fields = check_nesting(plain, _BODY_NESTING, _BYTES_PER_MESSAGE, depth=2, max_messages=MAX_MESSAGES)
+    return pb.FrameBody.FromString(plain), fields
 
 
 def body_to_wire(body: FrameBody) -> pb.FrameBody:

@@ -517,4 +517,6 @@ class Kll(SingleSynopsis[KllStack]):
 
 
 register_kind(KllStack)
-register_function(Function("kll", stack_maker(KllStack), parameters={"k": Parameter.whole(DEFAULT_K, MIN_K, MAX_K)}))
+register_function(
+    Function("kll", stack_maker(KllStack), seeded=True, parameters={"k": Parameter.whole(DEFAULT_K, MIN_K, MAX_K)})
+)

@@ -82,8 +82,11 @@ class Desk:
 
     def register(self, **changes: object) -> RegisteredQuery:
         query = self.catalog.register(QuerySpec.from_mapping({**SPEC, **changes}), self.now)
-        self.results.tick(self.ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], self.now)
+        self.ledger_knows(query)
         return query
+
+    def ledger_knows(self, query: RegisteredQuery) -> None:
+        self.results.tick(self.ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], self.now)
 
     def report(
         self,
@@ -102,10 +105,7 @@ class Desk:
         carriers = pa.array([c for c, n in flights.items() for _ in range(n)], pa.string())
         rows = len(carriers)
         bound = query.spec.bind(COLUMNS)
-        stacks = {
-            b.measure.name: b.measure.function.make(b.measure.parameters, b.argument.type if b.argument else None)
-            for b in bound.measures
-        }
+        stacks = {b.measure.name: b.measure.stack(b.argument.type if b.argument else None) for b in bound.measures}
         part = GroupedAggregate({"carrier": pa.string()}, stacks)
         columns = {"distance": np.full(rows, 100), "dep_delay": np.arange(rows) + delay_from, "carrier": carriers}
         read = {b.measure.name: b.measure.argument for b in bound.measures}

@@ -325,7 +325,7 @@ async def test_a_small_frame_that_carries_much_is_admitted_by_what_it_carries(tm
 @on_a_loop
 async def test_an_edge_that_comes_first_does_not_set_the_types_of_a_query(tmp_path: Path) -> None:
     bound = spec().bind({"carrier": pa.int64(), "distance": pa.float64()})
-    stacks = {m.measure.name: m.measure.function.make(m.measure.parameters, pa.float64()) for m in bound.measures}
+    stacks = {m.measure.name: m.measure.stack(pa.float64()) for m in bound.measures}
     numbers = GroupedAggregate({"carrier": pa.int64()}, stacks)
     numbers.update([pa.array([7])], {name: pa.array([1.5]) for name in stacks}, 1)
     async with center(tmp_path) as c, RawEdge(c.port) as evil, RawEdge(c.port) as honest:

@@ -156,7 +156,7 @@ def test_for_error_returns_a_sketch_with_this_error() -> None:
 def test_only_sketches_of_equal_parameters_join() -> None:
     with pytest.raises(IncompatibleSynopses, match=r"'width': 64.*'width': 128"):
         FastAgms(64).query(JoinSize(FastAgms(128)))
-    with pytest.raises(IncompatibleSynopses, match=r"'seed': 1\b.*'seed': 2\b"):
+    with pytest.raises(IncompatibleSynopses, match="seeds differ"):
         FastAgms(seed=1).query(JoinSize(FastAgms(seed=2)))
     with pytest.raises(IncompatibleSynopses, match="fast_agms and str"):
         FastAgms().query(JoinSize("not one"))
