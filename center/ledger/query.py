@@ -467,11 +467,10 @@ class QueryLedger(ABC):
         changed = {start for start in dirty if (w := self._windows.get(start)) and self._gets_answer(start, w)}
         may_be = (s for s in waiting | changed if (w := self._windows.get(s)) is not None and w.may_be_refined(now_ms))
         now = set(nsmallest(max(0, most), may_be))
-        for start in changed - now - waiting:
+        self._outdated = (waiting | changed) - now
+        for start in (changed - now - waiting) | (waiting & now):
             if (state := self._windows.get(start)) is not None:
-                self._windows.put(start, replace(state, outdated=True))
-                waiting.add(start)
-        self._outdated = waiting - now
+                self._windows.put(start, replace(state, outdated=start not in now))
         return now
 
     def _without_wait(self, starts: set[int]) -> set[int]:
