@@ -82,6 +82,7 @@ class QueryLedger(ABC):
             elif isinstance(entry, SealedSlice):
                 self._sealed.put(start, entry)
         self._outdated: set[int] = set()
+        self._refine_at_ms: int | None = None  # wall time at which the next of them may be answered
         self._edges = StoredEdges()
         self._frontier: tuple[object, ...] | None = None
         self._writing: QueryState | None = None
@@ -202,7 +203,7 @@ class QueryLedger(ABC):
             dirty |= self._windows_lacking(at_most(list(map(self._lost, rejected))), now_ms)
         for edge, losses in stated.items():
             self._set_state(self._state.with_losses(edge, losses))
-            dirty |= self._windows_lacking(at_most(losses), now_ms)
+            dirty |= self._without_wait(self._windows_lacking(at_most(losses), now_ms))
         return self._emit_due(dirty, now_ms)
 
     def refuse(self, slice_starts: Iterable[int]) -> None:
@@ -221,13 +222,15 @@ class QueryLedger(ABC):
         return self._emit_due(set(), now_ms)
 
     def deadline(self) -> int | None:
-        """Wall time, ms, at which the next window is due; None: no window becomes due by time alone."""
+        """Wall time, ms, at which the next window is due, or may be refined; None: none is by time alone."""
+        refined = [] if self._refine_at_ms is None else [self._refine_at_ms]
         if self._due_after_ms is None:
-            return None
+            return min(refined, default=None)
         while self._awaiting_due and not self._is_unanswered(self._awaiting_due[0]):
             heappop(self._awaiting_due)
         starts = [*self._awaiting_due[:1], *self._next_without_data()]
-        return self._due_at(min(starts)) if starts else None
+        due = [self._due_at(min(starts))] if starts else []
+        return min([*due, *refined], default=None)
 
     @abstractmethod
     def sealed_before(self) -> int:
@@ -452,7 +455,7 @@ class QueryLedger(ABC):
         closed |= self._pop_closed(self._max_answers - len(closed))
         due = self._pop_due(now_ms, self._max_answers - len(closed))
         passed = closed | due
-        dirty = self._postpone(dirty - passed, self._max_answers - len(passed)) | (dirty & passed)
+        dirty = self._postpone(dirty - passed, self._max_answers - len(passed), now_ms) | (dirty & passed)
         # Nobody has more records of these before they are final, so they are answered now, without being complete.
         lacking = {s for s in closed if self._lacks_records(s) and not self._says_so(s)}
         dirty, due = dirty | lacking, due | lacking
@@ -463,6 +466,7 @@ class QueryLedger(ABC):
                 emissions.append(emission)
         self._seal_slices()
         self._set_state(self._state.without_losses_before(self.sealed_before()))
+        self._refine_at_ms = self._next_refinement()
         self.has_backlog = self._has_backlog(now_ms)
         return emissions
 
@@ -471,17 +475,29 @@ class QueryLedger(ABC):
         state = self._windows.get(start_ms)
         return state is not None and state.lacks_edges
 
-    def _postpone(self, dirty: set[int], most: int) -> set[int]:
-        """The changed windows that are answered now, the earliest first; the others are marked."""
+    def _postpone(self, dirty: set[int], most: int, now_ms: int) -> set[int]:
+        """Returns the changed windows that are answered now, the earliest first, and marks the others as outdated."""
         waiting = {start for start in self._outdated if (w := self._windows.get(start)) is not None and w.outdated}
         changed = {start for start in dirty if (w := self._windows.get(start)) and self._gets_answer(start, w)}
-        now = set(nsmallest(max(0, most), waiting | changed))
-        for start in changed - now - waiting:
+        may_be = (s for s in waiting | changed if (w := self._windows.get(s)) is not None and w.may_be_refined(now_ms))
+        now = set(nsmallest(max(0, most), may_be))
+        self._outdated = (waiting | changed) - now
+        for start in (changed - now - waiting) | (waiting & now):
             if (state := self._windows.get(start)) is not None:
-                self._windows.put(start, replace(state, outdated=True))
-                waiting.add(start)
-        self._outdated = waiting - now
+                self._windows.put(start, replace(state, outdated=start not in now))
         return now
+
+    def _without_wait(self, starts: set[int]) -> set[int]:
+        """Lets the next event answer these windows, however new their last answers are."""
+        for start in starts:
+            if (state := self._windows.get(start)) is not None and state.refine_from_ms:
+                self._windows.put(start, replace(state, refine_from_ms=0))
+        return starts
+
+    def _next_refinement(self) -> int | None:
+        """Wall time, ms, at which the first of the outdated windows may be answered; None: no window is outdated."""
+        states = (self._windows.get(start) for start in self._outdated)
+        return min((w.refine_from_ms for w in states if w is not None and w.outdated), default=None)
 
     def _gets_answer(self, start_ms: int, state: WindowState) -> bool:
         """Whether a changed window may get an answer now; one that waits for its close or its deadline gets none."""
@@ -492,7 +508,7 @@ class QueryLedger(ABC):
         """Whether windows are left that could be answered now."""
         final = self._closed_ms - self._spec.lateness_ms
         return bool(
-            self._outdated
+            (self._refine_at_ms is not None and self._refine_at_ms <= now_ms)
             or (self._awaiting_final and self._required_span(self._awaiting_final[0])[1] <= final)
             or (self._awaiting_close and self._required_span(self._awaiting_close[0])[1] <= self._closed_ms)
         )
@@ -528,15 +544,17 @@ class QueryLedger(ABC):
         if phase is Phase.FINAL:
             self._close_window(start_ms)
         else:
-            revision = state.revision + 1
+            # A combined budget is kept in time by the first answer that keeps its error, so that answer cannot wait.
+            may_wait = kept is not None or not self._spec.saves_bytes
             answered = replace(
                 state,
-                revision=revision,
+                revision=state.revision + 1,
                 phase=phase,
                 first_staleness_ms=first,
                 lacks_edges=lacks_edges,
                 outdated=False,
                 kept_staleness_ms=kept,
+                refine_from_ms=now_ms + state.refinement_wait_ms if may_wait else 0,
             )
             self._windows.put(start_ms, answered)
             if lacks_edges and not state.lacks_edges:
@@ -747,6 +765,7 @@ class QueryLedger(ABC):
         self._awaiting_final = [start for start, _ in windows]
         self._awaiting_due = [start for start, w in windows if not w.is_answered and self._due_after_ms is not None]
         self._outdated = {start for start, w in windows if w.outdated}
+        self._refine_at_ms = self._next_refinement()
         self._open_slices = list(self._slices)
         self._sealed_statements = sum(len(s.observed) for _, s in self._sealed.items())
         heaps = (self._awaiting_close, self._awaiting_final, self._awaiting_due, self._open_slices)

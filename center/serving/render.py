@@ -111,17 +111,29 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
     """
     merged = merged_data(record)
     rows = answer_rows(record, spec, questions, merged=merged)
-    quality, contract = stated_quality(record, spec, rows, questions, merged)
     groups = rows.group_cells()
     columns = [(values.name, values.cells(rows.length)) for values in rows.values]
     data = [{"group": groups[i], **{name: cells[i] for name, cells in columns}} for i in range(rows.length)]
+    return _members(record, spec, rows, questions, merged, {"data": data})
+
+
+def _members(
+    record: AnswerRecord,
+    spec: QuerySpec,
+    rows: AnswerRows,
+    questions: MeasureQuestions,
+    merged: GroupedAggregate | None,
+    data: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The members of an answer as JSON, with `data` in their place."""
+    quality, contract = stated_quality(record, spec, rows, questions, merged)
     return {
         "query": record.query.name,
         "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
         "phase": record.phase.value,
         "revision": record.revision,
         "given_at": rfc3339(record.answered_at_ms),
-        "data": data,
+        **data,
         "confidence": min((c for values in rows.values if (c := values.confidence) is not None), default=None),
         "quality": quality,
         "contract": contract,
@@ -179,11 +191,11 @@ def stated_quality(
 
 def to_stated_table(
     record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS
-) -> tuple[pa.Table, dict[str, Any], dict[str, Any]]:
-    """`to_table`, with the quality and the contract that `render` states."""
+) -> tuple[pa.Table, dict[str, Any]]:
+    """`to_table`, with what `render` states but for the data."""
     merged = merged_data(record)
     rows = answer_rows(record, spec, questions, merged=merged)
-    return _table(record, rows), *stated_quality(record, spec, rows, questions, merged)
+    return _table(record, rows), _members(record, spec, rows, questions, merged, {})
 
 
 def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> pa.Table:

@@ -29,7 +29,7 @@ from edgewater.timestamps import rfc3339
 
 MAX_LIMIT = 1_000
 CHUNK = 25
-PAGE_BYTES = 16 << 20
+PAGE_BYTES = 4 << 20
 """Bytes of synopses after which a page ends before its `limit`; rendered answers are about ten times larger."""
 MAX_NAMED = 3
 """Edges that a problem names."""
@@ -180,12 +180,14 @@ def revisions(name: str, start: Time, center: Center) -> Revisions:
 
 
 def _read_page(center: Services, query: RegisteredQuery, params: RangeParams) -> tuple[list[AnswerRecord], str | None]:
-    """At most `limit` answers and PAGE_BYTES of synopses, but at least one chunk; and the next page's cursor."""
+    """Returns at most `limit` answers, the last one the first that reaches PAGE_BYTES of synopses; and the cursor."""
     records: list[AnswerRecord] = []
     cursor, held = params.cursor, 0
     while len(records) < params.limit and held < PAGE_BYTES:
         count = min(CHUNK, params.limit - len(records))
-        chunk, cursor = center.results.windows(query.ref, params.start, params.end, count, cursor, params.min_phase)
+        chunk, cursor = center.results.windows(
+            query.ref, params.start, params.end, count, cursor, params.min_phase, PAGE_BYTES - held
+        )
         records += chunk
         held += sum(len(r.synopsis or b"") for r in chunk)
         if cursor is None:

@@ -82,7 +82,7 @@ def test_the_deltas_of_many_windows_are_read_together_within_a_bound(
 def test_a_revision_leaves_the_one_before_as_it_was(job: Job) -> None:
     job.batch(job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2))
     first = job.store.answer(REF, 0, 1)
-    job.batch(job.frame("a", MINUTE, m0=4))
+    job.batch(job.frame("a", MINUTE, m0=4), now_ms=MINUTE)
     assert job.store.revisions(REF, 0) == [1, 2]
     assert job.store.answer(REF, 0, 1) == first
     assert total(first.synopsis) == 3
@@ -181,7 +181,7 @@ def test_a_batch_that_is_applied_again_after_a_restart_changes_nothing(open_job:
     again = open_job("a", "b", lateness="10m")
     assert again.batch(*frames) == []
     assert again.store.revisions(REF, 0) == [1]
-    (emission,) = again.batch((replace(frames[0][0], position=3), frames[0][1]))
+    (emission,) = again.batch((replace(frames[0][0], position=3), frames[0][1]), now_ms=MINUTE)
     assert emission.revision == 2
     assert total(again.store.answer(REF, 0, 2).synopsis) == 4
 
@@ -460,7 +460,7 @@ def test_frames_of_a_query_that_the_ledger_does_not_know_fail_the_batch(job: Job
 def four_windows(open_job: OpenJob) -> Job:
     job = open_job("a", lateness="1d")
     job.batch(job.frame("a", 4 * MINUTE, m0=1, m1=2, m2=4, m3=8))
-    job.batch(job.frame("a", 4 * MINUTE, m1=16))
+    job.batch(job.frame("a", 4 * MINUTE, m1=16), now_ms=MINUTE)
     return job
 
 
