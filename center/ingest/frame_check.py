@@ -293,7 +293,7 @@ class FrameCheck:
 def _checking(body: pb.FrameBody, fields: int) -> int:
     """The units of work of a body's check, whatever is refused of it."""
     lists = (body.partials, body.closes, body.losses, body.dropped, body.arrivals.substreams)
-    return max(sum(map(len, lists)) // STATEMENTS_PER_UNIT, fields // FIELDS_PER_UNIT)
+    return max(sum(len(each) for each in lists) // STATEMENTS_PER_UNIT, fields // FIELDS_PER_UNIT)
 
 
 def _state(body: pb.FrameBody, loss: InputLoss) -> None:
