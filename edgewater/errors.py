@@ -17,6 +17,7 @@
     ├── NotFound                a query, edge, window or revision that does not exist
     ├── Conflict                it exists already, or exists with other content
     └── StorageError            a failure of disk, log, journal or database
+        └── IncompatibleState   a state that another release wrote in another format
 
 Each class has a stable `code`, which `center/api` maps to HTTP and `center/ingest` to gRPC.
 """
@@ -138,6 +139,10 @@ class Conflict(EdgewaterError):
 
 class StorageError(EdgewaterError):
     code = "storage"
+
+
+class IncompatibleState(StorageError):
+    code = "incompatible-state"
 
 
 def named(exc: Exception) -> str:

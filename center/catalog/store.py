@@ -50,14 +50,23 @@ from center.catalog.stream_rows import DeclaredStream, delete_columns, select_de
 from center.catalog.suspensions import SuspendedQuery
 from center.config import ColumnEntry
 from center.edge_access import UNLIMITED, EdgeAccess
-from center.storage.database import open_engine, read_transaction, schema_transaction, upsert, write_transaction
+from center.storage.database import (
+    open_engine,
+    read_transaction,
+    require_store_format,
+    schema_transaction,
+    upsert,
+    write_transaction,
+)
 from center.storage.frame_log import FrameEntry
-from edgewater.errors import Conflict, EdgewaterError, InvalidQuery, NotFound, StorageError
+from edgewater.errors import Conflict, EdgewaterError, InvalidQuery, NotFound
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 
-SCHEMA_VERSION = 1
+FORMAT = 1
+"""Of the tables and of the frame log. Increment it with each change after which one of two releases cannot read what
+the other has written."""
 
 
 class Catalog:
@@ -69,7 +78,8 @@ class Catalog:
 
     Raises:
         InvalidConfig: not a URL of SQLite or PostgreSQL.
-        StorageError: the database cannot be used, or belongs to a newer release. So does every method.
+        StorageError: the database cannot be used. So does every method.
+        IncompatibleState: another release wrote the catalog in another format.
     """
 
     def __init__(self, url: str, columns: Mapping[str, Mapping[str, ColumnEntry]] | None = None) -> None:
@@ -78,13 +88,10 @@ class Catalog:
         with schema_transaction(self._engine, t.metadata) as connection:
             rows = select(t.counters.c.name, t.counters.c.value)
             counters: dict[str, int] = dict(connection.execute(rows).all())
-            for name, value in (("schema", SCHEMA_VERSION), ("catalog", 0), ("budgets", 0)):
+            require_store_format(connection, "catalog", FORMAT, is_new=not counters)
+            for name in ("catalog", "budgets"):
                 if name not in counters:
-                    connection.execute(insert(t.counters).values(name=name, value=value))
-            if counters.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
-                raise StorageError(
-                    f"catalog of schema {counters['schema']}, this release reads up to {SCHEMA_VERSION}: upgrade it"
-                )
+                    connection.execute(insert(t.counters).values(name=name, value=0))
 
     def close(self) -> None:
         self._engine.dispose()

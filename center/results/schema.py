@@ -19,7 +19,7 @@ counters = Table(
     Column("name", Identifier(64), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""``schema``: version of these tables. ``answer``: last answer id, incremented in the order in which answers become
+"""``answer``: last answer id, incremented in the order in which answers become
 visible. ``late``: incremented when records have come for final windows. ``drivers``: partitions of the queries. Per
 partition (`QueryPartition.name`): ``step``, incremented by each transaction of its driver, which the row's lock
 serializes; ``starts`` of a driver since frames were applied last."""

@@ -22,6 +22,8 @@ import sqlalchemy
 from sqlalchemy import (
     CTE,
     URL,
+    BigInteger,
+    Column,
     Connection,
     Dialect,
     Engine,
@@ -33,9 +35,11 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
+    insert,
     inspect,
     select,
     text,
+    update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
@@ -45,6 +49,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from edgewater.errors import InvalidConfig, StorageError
+from edgewater.state_release import RELEASE, require_format
 
 BUSY_TIMEOUT_MS = 30_000
 """How long a transaction waits for a lock."""
@@ -106,6 +111,16 @@ class FreeText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return _without_nul(value)
+
+
+_releases = Table(
+    "releases",
+    MetaData(),
+    Column("store", Identifier(64), primary_key=True),
+    Column("format", BigInteger, nullable=False),
+    Column("release", Identifier(64), nullable=False),
+)
+"""The format of each store in the database, and the last release that opened it."""
 
 
 def _without_nul(value: str | None) -> str | None:
@@ -247,6 +262,29 @@ def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]
 
 MAX_ADDED = 1 << 53
 """Counts in the stores stay at it once they reach it: an edge may state any count, and counts add up over edges."""
+
+
+def require_store_format(connection: Connection, store: str, reads: int, *, is_new: bool) -> None:
+    """Records this release in a store, or refuses the store. Called in the store's `schema_transaction`.
+
+    Args:
+        store: names the store, such as ``catalog``; two stores may share a database.
+        reads: the format of the store that this release reads and writes.
+        is_new: the store has no contents yet.
+
+    Raises:
+        IncompatibleState: another release wrote the store in another format.
+    """
+    _releases.create(connection, checkfirst=True)
+    row = connection.execute(select(_releases.c.format, _releases.c.release).where(_releases.c.store == store)).first()
+    if row is None and is_new:
+        connection.execute(insert(_releases).values(store=store, format=reads, release=RELEASE))
+        return
+    remedy = "start with an empty database and an empty log_dir, and register the queries again"
+    where = f"{store} {connection.engine.url.render_as_string()}"
+    require_format(where, None if row is None else (row.format, row.release), reads, remedy)
+    if row is not None and row.release != RELEASE:
+        connection.execute(update(_releases).where(_releases.c.store == store).values(release=RELEASE))
 
 
 def upsert(

@@ -27,7 +27,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +67,9 @@ from edge.core import (
 from edge.durability import journal
 from edge.durability.journal import Record, Segment
 from edge.records import InputGone, Position, RejectedRecords
-from edgewater.errors import CorruptSynopsis, StorageError
+from edgewater.errors import CorruptSynopsis, IncompatibleState, StorageError, SynopsisError
 from edgewater.query import QuerySpec
+from edgewater.state_release import RELEASE, require_format
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Frame, LossReason, QueryRef, SamplingReason
@@ -81,6 +81,10 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 """(source, start, end) -> the batch that was read between two positions."""
 
 _CHECKPOINT = "edge-checkpoint"
+STATE_FORMAT = 1
+"""Of checkpoints and journals. Increment it with each change after which one of two releases cannot read the data of
+the other."""
+_COUNTED_AGAIN = "records that its sources have delivered are then counted again"
 # Kinds of journal records. Numbers are never reused.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
 BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, PULL_FRAMES, RAN_TOGETHER = range(12, 18)
@@ -119,7 +123,7 @@ class BackfillRange:
 def platform_id() -> int:
     """Returns a hash of everything on which the last bit of a value may depend: releases, the C library, and the
     processor features that NumPy and Arrow use."""
-    releases = version("edgewater"), np.__version__, pa.__version__, platform.python_version()
+    releases = RELEASE, np.__version__, pa.__version__, platform.python_version()
     machine = platform.machine(), platform.libc_ver(), pa.runtime_info().simd_level, opt_func_info()
     return int(google_crc32c.value(repr((releases, machine)).encode()))
 
@@ -127,25 +131,35 @@ def platform_id() -> int:
 def load_identity(directory: Path, fresh: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Loads the identity of a state directory, which never changes; `fresh` creates that of a new directory.
 
+    The file also has the format of the state, and the last release that wrote it.
+
     Raises:
         StorageError: the directory cannot be used, or the identity is damaged.
+        IncompatibleState: the state has another format.
     """
     path = directory / "identity.json"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            journal.write_durably(path, json.dumps(fresh()).encode())
+            _write_identity(directory, fresh() | {"format": STATE_FORMAT})
         identity = json.loads(path.read_text())
         if not isinstance(identity.get("incarnation"), str):
             raise ValueError("it has no incarnation")
+        written = None if "format" not in identity else (int(identity["format"]), str(identity.get("release")))
     except OSError as exc:
         raise StorageError(f"state_dir {directory} cannot be used: {exc.strerror or exc}") from exc
     except (ValueError, AttributeError) as exc:
         raise StorageError(
-            f"{path} is damaged ({exc}). Restore it from a copy, or remove {directory} to start over: records that "
-            "its sources have delivered are then counted again"
+            f"{path} is damaged ({exc}). Restore it from a copy, or remove {directory} to start over: {_COUNTED_AGAIN}"
         ) from exc
+    require_format(
+        f"state_dir {directory}", written, STATE_FORMAT, f"remove the directory to start over: {_COUNTED_AGAIN}"
+    )
     return dict(identity)
+
+
+def _write_identity(directory: Path, identity: Mapping[str, Any]) -> None:
+    journal.write_durably(directory / "identity.json", json.dumps({**identity, "release": RELEASE}).encode())
 
 
 @contextlib.contextmanager
@@ -211,7 +225,8 @@ class DurableCore:
         self._make_core = make_core
         self._reread = reread
         self._reread_backfill = reread_backfill or reread
-        self.incarnation = str(load_identity(directory, lambda: {"incarnation": incarnation})["incarnation"])
+        identity = load_identity(directory, lambda: {"incarnation": incarnation})
+        self.incarnation, self._written_by = str(identity["incarnation"]), str(identity["release"])
         self.core = make_core()
         self._number = 0
         self._now_ms = now_ms
@@ -222,6 +237,8 @@ class DurableCore:
         self._has_lost = False
         self._lost_records: dict[str, tuple[int, str]] = {}
         self._segment = self._recover()
+        if self._written_by != RELEASE:
+            _write_identity(directory, identity)
         if self._has_lost:
             # The journal cannot be replayed in the same way once more, for example if the input is there again.
             self.checkpoint()
@@ -465,19 +482,29 @@ class DurableCore:
                 log.error("checkpoint %d is damaged and skipped: %s", number, exc)
                 self.damaged_records += 1
                 continue
-            counters = checkpoint.numbers
-            self.positions, self.drops = counters["positions"], counters["drops"]
-            self.function_failures, self.losses = counters["function_failures"], counters.get("losses", {})
-            for *ref, source, until, position in counters.get("backfills", ()):
-                self.backfills.setdefault(QueryRef(*ref), {})[source] = BackfillRange(until, position)
-            self.core.restore(checkpoint.arrays["core"])
+            try:
+                self._restore(checkpoint)
+            except (SynopsisError, KeyError, TypeError, ValueError) as exc:
+                raise IncompatibleState(
+                    f"{self.directory}: checkpoint {number} of Edgewater {self._written_by} is whole, and Edgewater "
+                    f"{RELEASE} cannot restore it ({type(exc).__name__}: {exc}). Go back to the release that wrote it, "
+                    f"or remove the directory to start over: {_COUNTED_AGAIN}"
+                ) from exc
             return number
         if numbers and not (self.directory / "journal-0.log").exists():
             raise StorageError(
-                f"{self.directory}: all checkpoints {numbers} are damaged. Restore the directory from a copy, or "
-                "remove it to start over: records that its sources have delivered are then counted again"
+                f"{self.directory}: all checkpoints {numbers}, of Edgewater {self._written_by}, are damaged. Restore "
+                f"the directory from a copy, or remove it to start over: {_COUNTED_AGAIN}"
             )
         return 0
+
+    def _restore(self, checkpoint: State) -> None:
+        counters = checkpoint.numbers
+        self.positions, self.drops = counters["positions"], counters["drops"]
+        self.function_failures, self.losses = counters["function_failures"], counters.get("losses", {})
+        for *ref, source, until, position in counters.get("backfills", ()):
+            self.backfills.setdefault(QueryRef(*ref), {})[source] = BackfillRange(until, position)
+        self.core.restore(checkpoint.arrays["core"])
 
     def _replay(self, records: list[Record]) -> None:
         for record in records:
@@ -493,7 +520,7 @@ class DurableCore:
             raise StorageError(
                 f"{self.directory}: the journal has frame {event.built[0].frame.seq} where {self.core.next_seq} is "
                 "expected: a damaged record was skipped. Restore the directory from a copy, or remove it to start "
-                "over: records that its sources have delivered are then counted again"
+                f"over: {_COUNTED_AGAIN}"
             )
         for effect in self._apply(event):
             if isinstance(effect, FrameDiverged) and not self._has_lost:

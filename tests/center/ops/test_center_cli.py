@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -21,7 +22,8 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from center.catalog import ComponentRegistry, IndexOutcome, UnindexedFrame
+from center.catalog import Catalog, ComponentRegistry, IndexOutcome, UnindexedFrame
+from center.results import ResultStore
 from center.spark.session import class_archive
 from edgewater.__main__ import main
 from edgewater.wire import FrameBody, Partial, SliceClose
@@ -106,6 +108,18 @@ def test_check_finds_what_is_there_and_what_is_in_the_way(tmp_path: Path) -> Non
     assert busy in found["gateway.listen"]["message"]
     assert found["api.listen"]["ok"]
     assert found["catalog_url"] == {"name": "catalog_url", "ok": True, "message": "0 queries, 0 edges"}
+
+
+@pytest.mark.parametrize("store", ["catalog", "results"])
+def test_check_names_the_release_that_wrote_a_store_in_another_format(tmp_path: Path, store: str) -> None:
+    Catalog(f"sqlite:///{tmp_path}/catalog.db").close()
+    ResultStore(f"sqlite:///{tmp_path}/results.db").close()
+    with sqlite3.connect(tmp_path / f"{store}.db") as connection:
+        connection.execute("UPDATE releases SET format = 99, release = '9.8.7'")
+    result = invoke("check", "--json", "--data-dir", str(tmp_path))
+    found = {c["name"]: c for c in json.loads(result.output)["checks"]}[f"{store}_url"]
+    assert result.exit_code == 1 and not found["ok"]
+    assert "9.8.7" in found["message"]
 
 
 def test_prepare_says_what_to_install_when_java_is_missing_and_keeps_what_was_written(
