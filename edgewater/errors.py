@@ -142,7 +142,7 @@ class StorageError(EdgewaterError):
 
 
 class IncompatibleState(StorageError):
-    code = "incompatible-state"
+    """Raised at the start of a process only, so it needs no code of its own."""
 
 
 def named(exc: Exception) -> str:
