@@ -142,7 +142,7 @@ class StorageError(EdgewaterError):
 
 
 class IncompatibleState(StorageError):
-    """Raised at the start of a process only, so it needs no code of its own."""
+    """Ends a process when it starts. It has no code of its own, because no client gets it."""
 
 
 def named(exc: Exception) -> str:
