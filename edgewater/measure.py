@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import pyarrow as pa
@@ -32,7 +32,7 @@ class Measure:
     function: Function
     argument: str | None
     parameters: Parameters
-    seed: int | None = None
+    seed: int | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, name: str, text: object) -> Measure:
