@@ -278,7 +278,7 @@ class StragglerModel(ArrayState):
         counted = np.where(silent & learned, usual_events, recent.events[LONG])
         prior_weight = np.where(silent, 1.0, prior / np.maximum(recent.complete_slots[LONG] + prior, _MIN_SHARE))
         horizon = self.triangle.horizon
-        known = (self.triangle.observed >= horizon + slots) & (self.triangle.age >= min(first_lag, horizon) + slots)
+        known = (self.triangle.observed > horizon) & (self.triangle.age >= min(first_lag, horizon) + slots)
         known &= (~silent | (self.weight >= SILENT_SUBSTREAMS)) & self._shows_rate()
         window = slice(first_lag, last)
         share, arrived = shares[:, :, window], seen[:, window]
