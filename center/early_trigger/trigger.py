@@ -291,7 +291,7 @@ class EarlyTrigger:
         """
         if offset + 1 >= self.grid.lags:
             return True
-        if not stragglers.known or not earned and self.triangle.is_young(self.grid.lags).any():
+        if not stragglers.known or (not earned and self.triangle.is_young(self.grid.lags).any()):
             return False
         expected = float(stragglers.expected[self.triangle.silent_slots == 0].sum())
         return expected < NEGLIGIBLE_FAILURES * (1 - self.target.confidence)

@@ -38,7 +38,7 @@ ZERO_MEAN_MIN_ARRIVED = 0.5
 records of a skewed distribution a single large one decides, and waiting brings more."""
 
 TOO_FEW = "too few records for an error bound"
-TOO_YOUNG = "an edge has not been observed for the longest delay and a window more"
+TOO_YOUNG = "an edge has not been observed for longer than the longest delay"
 UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual ones"
 BEYOND_LAGS = "records come later than the longest lag that is resolved, so stragglers cannot be bounded"
 UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"

@@ -40,7 +40,7 @@ DEFAULT_WIDTH, DEFAULT_DEPTH = 1024, 5
 _MOMENT_FAILURES = 0.2
 """Part of the permitted failures that the bounds of second moments use."""
 _PAIRS = 16
-"""Pairs of probabilities of which the worst is searched. For an odd number of rows it is the first or the middle one."""
+"""Pairs of probabilities of which the worst is searched. For an odd number of rows it is an end or the middle."""
 
 _PRIME = (1 << 61) - 1
 _P, _LOW = np.uint64(_PRIME), np.uint64(0xFFFFFFFF)
