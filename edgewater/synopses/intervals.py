@@ -27,9 +27,9 @@ def dominated_quantile(confidence: float) -> float:
     The terms have the mean 0 given the terms before, and each term's contribution to V is (d + σ²/d)²/4 for a greatest
     value d and a variance σ²: a² for ±a, and W²/4 for two values at a distance of W. Nothing else is assumed: whether a
     term occurs may depend on the terms before. Then E(S - s)₊⁵ ≤ E(√V·Z - s)₊⁵ for all s, with Z normal (Pinelis,
-    "Binomial upper bounds on generalized moments and tail probabilities of (super)martingales", 2006). Markov's inequality
-    with the best s bounds the tail: P(S ≥ t√V) ≤ m₄⁵/m₅⁴ at t = s + m₅/m₄, where mₙ = E(Z - s)₊ⁿ. Hoeffding's
-    inequality, √(2·ln(2/(1 - confidence))), is 6 to 15 % wider.
+    "Binomial upper bounds on generalized moments and tail probabilities of (super)martingales", 2006). Markov's
+    inequality with the best s bounds the tail: P(S ≥ t√V) ≤ m₄⁵/m₅⁴ at t = s + m₅/m₄, where mₙ = E(Z - s)₊ⁿ.
+    Hoeffding's inequality, √(2·ln(2/(1 - confidence))), is 5 to 10 % wider.
     """
     failures = (1 - check_confidence(confidence)) / 2
     hoeffding = math.sqrt(-2 * math.log(failures))
