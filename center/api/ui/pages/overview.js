@@ -3,7 +3,7 @@
 import { html, useEffect, useMemo, useRef } from "../vendor/preact.js";
 import { get, live } from "../api.js";
 import * as f from "../format.js";
-import { Completeness, Contract, Interval, Phase, Problem, Sparkline, Staleness, useData, useQueries, useThrottled } from "../parts.js";
+import { Completeness, Contract, Interval, Phase, Problem, Sparkline, Staleness, State, useData, useLost, useQueries, useThrottled } from "../parts.js";
 
 const HISTORY = 40;
 const FILLED = 12;
@@ -58,7 +58,7 @@ export function Overview() {
   const progress = useRef(new Map());
   const redraw = useThrottled();
   const [queries, problem] = useQueries();
-  const [parts] = useData(() => fetch("/readyz").then((r) => r.json()), [], 5000);
+  const [parts] = useData(() => get("/readyz", [], { anyStatus: true }), [], 5000);
   const [alarms] = useData(() => get("/v1/alarms", [["limit", 5]]).catch(() => null), [], 5000);
   const filling = useRef(0);
 
@@ -91,8 +91,10 @@ export function Overview() {
 }
 
 function Parts({ parts }) {
+  const lost = useLost();
+  if (lost !== null) return html`<span class="parts"><${State} /></span>`;
   if (!parts?.components) return null;
-  return html`<span class="parts">${Object.entries(parts.components).map(([name, part]) => html`<span class=${`badge ${part.ready ? "ok" : "bad"}`} title=${part.reason || ""}>${name} ${part.ready ? "ready" : "not ready"}</span>`)}</span>`;
+  return html`<span class="parts">${Object.entries(parts.components).map(([name, part]) => html`<${State} kind=${part.ready ? "ok" : "bad"} title=${part.reason}>${name} ${part.ready ? "ready" : "not ready"}<//>`)}</span>`;
 }
 
 function QueryRow({ name, row, answer, edges }) {
