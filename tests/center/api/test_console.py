@@ -396,10 +396,12 @@ def test_while_the_center_is_down_no_badge_says_that_all_is_well(browser, desk):
     for row in t.page.locator("tr[data-given]").all_inner_texts():
         assert "not reachable since 20" in row and "met" not in row
     assert "ready" not in t.text(".parts") and all(t.page.evaluate(badges))
+    t.page.locator("[role=alert]").first.wait_for()  # the list of queries was asked for again
+    assert "12 records have no time" in t.text("section[aria-label=Alarms]")
     with desk.served(urlsplit(url).netloc):
         t.shows("job ready")
         t.page.locator("tr[data-query=miles_by_carrier] .badge.ok", has_text="met").wait_for()
-        assert t.page.locator("[data-lost]").count() == 0
+        t.until("() => !document.querySelector('[data-lost]')")
     assert t.errors == []
     context.close()
 

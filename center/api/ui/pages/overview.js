@@ -8,6 +8,12 @@ import { Completeness, Contract, Interval, Phase, Problem, Sparkline, Staleness,
 const HISTORY = 40;
 const FILLED = 12;
 
+/** A token may read queries but no alarms. Of other failures, the alarms that are known stay. */
+function readable(error) {
+  if (error.status === 403) return null;
+  throw error;
+}
+
 /** The value that a row shows: the first measure's, of the group with the widest interval. */
 function headline(answer) {
   let best = null;
@@ -59,7 +65,7 @@ export function Overview() {
   const redraw = useThrottled();
   const [queries, problem] = useQueries();
   const [parts] = useData(() => get("/readyz", [], { anyStatus: true }), [], 5000);
-  const [alarms] = useData(() => get("/v1/alarms", [["limit", 5]]).catch(() => null), [], 5000);
+  const [alarms] = useData(() => get("/v1/alarms", [["limit", 5]]).catch(readable), [], 5000);
   const filling = useRef(0);
 
   useEffect(() => {
