@@ -51,6 +51,7 @@ EXAMPLE_ANSWER: dict[str, Any] = {
         "completeness": {"ratio": 0.667, "expected": 3, "reported": 2, "missing": ["lga"]},
         "records": {"observed": 602, "expected": None, "sampled": 602, "late": 0, "after_final": 0, "rejected": 0},
         "staleness_ms": 1800,
+        "first_staleness_ms": 1800,
         "error": {
             "rounding": {"flights": 0},
             "sketch": {"flights": 0},

@@ -299,6 +299,8 @@ class Quality:
             joined too late, lost their state or have lost input.
         lost_state: those of `missing` that lost their state while the window was open.
         observed, late: records in the answer, and those of them that arrived after their slice's close.
+        staleness_ms: time from the window's end to this answer.
+        first_staleness_ms: time from the window's end to the answer that a staleness budget applies to, as in `assess`.
         withheld: per measure, where an edge withholds anything.
         requested: the budget as requested. Without one ``{"exact": true}``, or whether each measure is exact: such an
             answer has all records, and a measure that is not exact has the error of its synopsis.
@@ -316,6 +318,7 @@ class Quality:
     observed: int
     late: int
     staleness_ms: int
+    first_staleness_ms: int
     withheld: Mapping[str, WithheldBound]
     requested: Mapping[str, Any]
     violations: tuple[Violation, ...] = ()
@@ -361,6 +364,7 @@ class Quality:
                 "rejected": 0,
             },
             "staleness_ms": self.staleness_ms,
+            "first_staleness_ms": self.first_staleness_ms,
             "error": {
                 "sampling": 0,
                 "withheld": {name: bound.to_mapping() for name, bound in self.withheld.items()},
@@ -460,6 +464,7 @@ def assess(
         observed=totals.observed,
         late=totals.late,
         staleness_ms=staleness_ms,
+        first_staleness_ms=first_staleness_ms,
         withheld=withheld,
         requested=requested,
         violations=(*violations, *_lost(losses)),
