@@ -14,7 +14,7 @@ from center.catalog import Catalog
 from center.ledger import AT_ONCE_MS, EdgesChanged, FramesMerged, Ledger, Phase, QueryDeleted
 from center.results import ResultStore, writes
 from center.results import schema as t
-from center.results.writes import MAX_SIDE_BY_SIDE
+from center.results.writes import MAX_RANGES, MAX_SIDE_BY_SIDE
 from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
 from edgewater.measure import Measure
 from edgewater.synopses import GroupedAggregate
@@ -127,6 +127,25 @@ def test_records_dropped_before_their_window_has_an_answer_are_stated_in_it(open
         job.batch(*frames)
     records = job.store.answer(REF, -MINUTE, 1).quality["records"]
     assert (records["observed"], records["after_final"]) == (1, 3)
+
+
+def test_ranges_of_rejected_records_with_one_start_are_kept_apart_and_bounded(open_job: OpenJob) -> None:
+    job = open_job("a", lateness="10m")
+    for n in range(3 * MAX_RANGES):
+        fact, deltas = job.frame("a", 0)
+        lost = DroppedRecords(0, DropReason.MALFORMED, 2, (n + 1) * MINUTE)
+        job.batch((replace(fact, dropped=(lost,)), deltas), now_ms=n)
+        with job.store._engine.connect() as connection:
+            rows = connection.execute(t.late_slices.select()).all()
+        assert sum(row.records for row in rows) == 2 * (n + 1)
+        assert 1 <= len(rows) <= MAX_RANGES and max(row.slice_end_ms for row in rows) == (n + 1) * MINUTE
+    (emission,) = [e for e in job.batch(job.frame("a", MINUTE, m0=1)) if e.window_start_ms == 0]
+    assert emission.phase is Phase.COMPLETE
+    assert job.store.answer(REF, 0, 1).quality["records"]["rejected"] == 6 * MAX_RANGES
+    assert job.ledger.states_late(REF) and job.ledger.after_final(REF) == 0
+    again = Ledger()
+    job.store.load_ledger(again)
+    assert again.states_late(REF)
 
 
 def test_slices_that_only_this_answer_needs_are_merged_with_stored_ones_and_not_stored(open_job: OpenJob) -> None:
