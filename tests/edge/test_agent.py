@@ -189,7 +189,9 @@ def test_rejected_records_are_not_in_the_log_unless_it_is_asked_for(
         agent = open_agent(config(tmp_path, center, [{"http": {}}]))
         schema = agent.config.streams["flights"].record_schema
         rejection = Rejection("wrong-type", 2, '{"name": "Jane Doe"}', "distance: got 'Jane Doe'; expected int64")
+        committing = asyncio.create_task(agent.commit.run())
         await agent.accept(Chunk("flights:http", schema.empty(), None, None, (rejection,), 1), "flights")
+        committing.cancel()
         agent.durable.close()
 
     for level in (logging.INFO, logging.DEBUG):
