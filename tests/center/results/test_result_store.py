@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given
@@ -146,6 +147,23 @@ def test_ranges_of_rejected_records_with_one_start_are_kept_apart_and_bounded(op
     again = Ledger()
     job.store.load_ledger(again)
     assert again.states_late(REF)
+
+
+def test_late_and_rejected_records_are_found_by_window_whatever_the_length_of_their_ranges(job: Job) -> None:
+    rng = np.random.default_rng(7)
+    starts, lengths = rng.integers(0, 60, 80) * MINUTE, rng.choice([1, 1, 2, 5, 40], 80) * MINUTE
+    rows = {(int(s), int(s + n)): int(rng.integers(1, 9)) for s, n in zip(starts, lengths, strict=True)}
+    with job.store._engine.begin() as connection:
+        for (start, end), n in rows.items():
+            values = {"slice_start_ms": start, "slice_end_ms": end, "through_ms": 70 * MINUTE, "records": n}
+            connection.execute(t.late_slices.insert().values(query=KEY, reason="malformed", **values))
+        windows = [(at * MINUTE, (at + size) * MINUTE) for at in range(-3, 100) for size in (1, 7)]
+        for size in (1, 7):
+            each = [w for w in windows if w[1] - w[0] == size * MINUTE]
+            found = writes.late_by_window(connection, KEY, each)
+            for start, end in each:
+                expected = sum(n for (a, b), n in rows.items() if a < end and b > start and end <= 70 * MINUTE)
+                assert found.get(start, {}).get("malformed", 0) == expected
 
 
 def test_slices_that_only_this_answer_needs_are_merged_with_stored_ones_and_not_stored(open_job: OpenJob) -> None:
