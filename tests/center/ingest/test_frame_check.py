@@ -76,7 +76,8 @@ def test_what_an_edge_ships_is_kept_byte_for_byte() -> None:
     ):
         frame = Frame.pack(3, MILES, body)
         result = FrameCheck(spec()).check(frame, NOW_MS)
-        assert result == CheckedFrame(frame, work=result.work, through_ms=body.through_ms)
+        kept = CheckedFrame(frame, work=result.work, through_ms=body.through_ms, checking=result.checking)
+        assert result == kept
 
 
 @pytest.mark.parametrize(
