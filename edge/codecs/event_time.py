@@ -56,7 +56,8 @@ def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, 
     if not keep.all():
         _explain(raw, times, implausible, schema.time, arrival_ms, rejections)
         batch = batch.filter(pa.array(keep))
-    rejections.place(schema.time.min_ms, schema.time.latest_ms(arrival_ms), times.millis[keep])
+    if rejections.count:
+        rejections.place(schema.time.min_ms, schema.time.latest_ms(arrival_ms), times.millis[keep])
     return Decoded(batch, rejections.as_tuple())
 
 
