@@ -92,6 +92,7 @@ def test_an_answer_is_rendered_as_documented() -> None:
             "completeness": {"ratio": 1.0, "expected": 2, "reported": 2, "missing": []},
             "records": {"observed": 5, "expected": 5, "sampled": 5, "late": 0, "after_final": 0, "rejected": 0},
             "staleness_ms": 180,
+            "first_staleness_ms": 180,
             "error": {
                 "rounding": {"n": 0, "mean_delay": 0},
                 "sketch": {"n": 0, "mean_delay": 0},
