@@ -647,9 +647,12 @@ def _live_one(rows: Sequence[Row[Any]], spec: QuerySpec) -> RegisteredQuery | No
     for live in (query_from_row(r) for r in rows if r.deleted_at_ms is None):
         if spec.asks_for(live.spec):
             return live
+        registered, wanted = live.spec.to_mapping(), spec.to_mapping()
+        differing = [key for key in wanted | registered if registered.get(key) != wanted.get(key)]
         raise Conflict(
-            f"query {spec.name}: another one is registered under this name, as version {live.ref.version};"
-            " delete it first or take another name"
+            f"query {spec.name}: version {live.ref.version} is registered under this name and differs in"
+            f" {', '.join(differing)}; take another name to keep its answers, or replace it, which deletes all its"
+            f" answers: `edgewater query add --replace`, or DELETE /v1/queries/{spec.name} and then this request again"
         )
     return None
 
