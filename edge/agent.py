@@ -240,19 +240,33 @@ class Agent:
     def _over_memory_limit(self) -> bool:
         return self.durable.core.pending_bytes > self.config.limits.max_pending_bytes
 
-    async def accept(self, chunk: Chunk, stream: str) -> None:
-        """Ingests a pushed chunk; returns when it is durable. Raises Retired: the edge has been retired."""
+    async def accept(self, chunk: Chunk, stream: str) -> int | None:
+        """Ingests a pushed chunk, unless its batch was counted before; returns when the batch is durable.
+
+        Returns: the number of records of a batch that was counted before; None: the chunk was not.
+
+        Raises:
+            Retired: the edge has been retired.
+            InvalidRequest: the client has used its idempotency key for another body.
+        """
         if self.uplink.retired.is_set():
             raise Retired(RETIRED)
+        arrival_ms, durable = now_ms(), self.durable
+        counted = None if chunk.push is None else durable.pushes.records_of(chunk.push, arrival_ms)
+        if counted is not None:
+            durable.pushes.repeated += 1
+            await self.commit.durable()  # the first push may still wait for it
+            return counted
         self.tap.offer(stream, chunk)
         self._count_rejected(stream, chunk)
         if chunk.batch.num_rows or chunk.rejected:
             with self.meter.busy(chunk.source):
-                event = Ingested(stream, chunk.source, chunk.batch, now_ms(), rejected=chunk.rejected_records)
-                queued = self.worker.ingest(event, self.durable.ingest_payload)
+                event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
+                queued = self.worker.ingest(event, partial(durable.ingest_payload, push=chunk.push))
             if not queued:
                 self.outbox.changed.set()
             await self.commit.durable()
+        return None
 
     def _count_refused(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1

@@ -166,6 +166,11 @@ class LimitsConfig(Model):
     checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
     scheduling: Literal["klink", "fair", "fcfs", "off"] = "off"
 
+    @field_validator("scheduling", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return "off" if value is False else value  # what YAML makes of `off` without quotes
+
     @model_validator(mode="after")
     def _leaves_room(self) -> LimitsConfig:
         most = self.max_pending_bytes - self.max_pending_bytes // 4
@@ -264,7 +269,14 @@ class StdinConfig(Model):
 
 
 class HttpPushConfig(Model):
-    """Records are pushed to ``POST /v1/streams/{stream}``."""
+    """Records are pushed to ``POST /v1/streams/{stream}``.
+
+    Attributes:
+        dedupe: how a batch that is pushed again is recognised: by its Idempotency-Key and, if it has none, by its body
+            and client; or only by its key.
+    """
+
+    dedupe: Literal["body", "key"] = "body"
 
 
 class SourceConfig(Model):
