@@ -36,8 +36,9 @@ from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, 
 from edge.process import now_ms
 from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
+from edge.sources.files import FilePosition, InputFingerprints
 from edge.tap import StreamTap, tap_routes
-from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
+from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edge.worker import OFF, QUEUE_SHARE, Worker
 from edgewater.allocator import release_free_memory
@@ -72,6 +73,9 @@ LIMITS = ConnectionLimits()
 RETIRED = "retired: the center has retired this edge; an admin of the center can reinstate it, then restart the agent"
 LONG_BACKPRESSURE_MS = 500
 """After a longer backpressured wait the idle rule restarts for the source: records may have queued up in it."""
+INPUTS_EVERY_S = 5.0
+MAX_FINGERPRINTS = 64
+"""Fingerprints of files that an edge reports, over all sources."""
 LONG_PAUSE_MS = 500
 """After a longer time in which the agent did not run, the idle rule restarts for all sources, for the same reason."""
 
@@ -151,7 +155,7 @@ class Agent:
         """Returns everything that runs but the HTTP server; each runs until cancelled."""
         return [
             self.commit.run(), self.uplink.run(), self._tick(), self._sync(), self._checkpoint(), self._read_all(),
-            self.backfills.run(), self.worker.run(),
+            self.backfills.run(), self.worker.run(), self._fingerprint_inputs(),
         ]  # fmt: skip
 
     async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
@@ -403,6 +407,22 @@ class Agent:
         """Returns `TickEvent.empty_ms` of all sources; 0 for a source that has never been found empty."""
         ages = {source.name: self.meter.empty_for_s(source.name) for source in self.sources}
         return {name: now - round(1000 * age_s) if math.isfinite(age_s) else 0 for name, age_s in ages.items()}
+
+    async def _fingerprint_inputs(self) -> None:
+        """Keeps the fingerprints of the files that are read, for the center, which compares them over all edges."""
+        sources = [source for source in self.sources if source.replayable][:MAX_FINGERPRINTS]
+        known = {source.name: InputFingerprints() for source in sources}
+        while sources:
+            found = []
+            for source in sources:
+                position = self.durable.positions.get(source.name)
+                files = [] if position is None else [FilePosition.from_json(position)]
+                most = MAX_FINGERPRINTS // len(sources)
+                fingerprints = await asyncio.to_thread(known[source.name].of, files, most)
+                found += [Input(source.stream, source.name, fingerprints)] if fingerprints else []
+            self.outbox.inputs = tuple(found)
+            await asyncio.sleep(INPUTS_EVERY_S)
+        await asyncio.Event().wait()
 
     async def _sync(self) -> None:
         while True:
