@@ -36,7 +36,6 @@ from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, 
 from edge.process import now_ms
 from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
-from edge.sources.files import FilePosition, InputFingerprints
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
@@ -411,15 +410,13 @@ class Agent:
     async def _fingerprint_inputs(self) -> None:
         """Keeps the fingerprints of the files that are read, for the center, which compares them over all edges."""
         sources = [source for source in self.sources if source.replayable][:MAX_FINGERPRINTS]
-        known = {source.name: InputFingerprints() for source in sources}
         while sources:
             found = []
             for source in sources:
-                position = self.durable.positions.get(source.name)
-                files = [] if position is None else [FilePosition.from_json(position)]
-                most = MAX_FINGERPRINTS // len(sources)
-                fingerprints = await asyncio.to_thread(known[source.name].of, files, most)
-                found += [Input(source.stream, source.name, fingerprints)] if fingerprints else []
+                if (position := self.durable.positions.get(source.name)) is not None:
+                    most = MAX_FINGERPRINTS // len(sources)
+                    fingerprints = await asyncio.to_thread(source.fingerprints, position, most)
+                    found += [Input(source.stream, source.name, fingerprints)] if fingerprints else []
             self.outbox.inputs = tuple(found)
             await asyncio.sleep(INPUTS_EVERY_S)
         await asyncio.Event().wait()

@@ -343,3 +343,10 @@ class Source(Protocol):
             InputGone: the data no longer exists, or it has changed.
             StorageError: the data cannot be read now, or the source is not replayable.
         """
+
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        """Returns hashes below 2^62 of the input up to a position, at most `most`, ascending. Blocking.
+
+        Sources with equal input, also of other edges, return equal ones; a source whose input nobody else can read
+        returns none.
+        """

@@ -101,6 +101,9 @@ class HttpSource:
     def reread(self, start: Position | None, end: Position) -> Chunk:
         raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
 
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        return ()
+
 
 class BearerTokens:
     """The tokens of those who may push.

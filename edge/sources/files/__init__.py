@@ -4,7 +4,7 @@ Called by `edge.sources.factory` and `edge.preflight`. Knows no configuration an
 in its chunks are the whole state.
 """
 
-from edge.sources.files.fingerprint import InputFingerprints, matching_files
+from edge.sources.files.fingerprint import matching_files
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import FileReader, OpenReader, Piece
 from edge.sources.files.source import FileSource, parquet_opener, text_opener
@@ -13,7 +13,6 @@ __all__ = [
     "FilePosition",
     "FileReader",
     "FileSource",
-    "InputFingerprints",
     "OpenReader",
     "Piece",
     "matching_files",

@@ -9,7 +9,7 @@ import hashlib
 import os
 import signal
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from errno import EAGAIN
 from pathlib import Path
 
@@ -116,7 +116,7 @@ BEGINNING_BYTES = 4_096
 
 
 class InputFingerprints:
-    """Fingerprints of the files of sources, by which the center recognises files that are read twice.
+    """Fingerprints of the files of a source, by which the center recognises files that are read twice.
 
     A fingerprint is a hash below 2^62 of the first `BEGINNING_BYTES` of a file on disk. Each file is read once.
     """
@@ -124,14 +124,14 @@ class InputFingerprints:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], int] = {}
 
-    def of(self, positions: Sequence[FilePosition], most: int) -> tuple[int, ...]:
-        """Returns the fingerprints of the files of these positions, ascending. Blocking.
+    def of(self, position: FilePosition, most: int) -> tuple[int, ...]:
+        """Returns the fingerprints of the files of a position, ascending. Blocking.
 
         Args:
             most: of more files, those with the smallest fingerprints are returned: two edges with the same files return
                 the same ones.
         """
-        files = {(p.file, p.inode) for position in positions for p in (position, *position.others)}
+        files = {(p.file, p.inode) for p in (position, *position.others)}
         self._known = {file: known for file, known in self._known.items() if file in files}
         for path, inode in files - self._known.keys():
             if (fingerprint := _fingerprint(path, inode)) is not None:
