@@ -28,6 +28,7 @@ from edgewater.configuration import (
     Address,
     Duration,
     Instant,
+    RemoteAddress,
     Section,
     Size,
     is_loopback,
@@ -72,7 +73,7 @@ class UplinkConfig(Model):
         daily: limit of bytes per UTC day sent by this edge; None: unlimited.
     """
 
-    address: Address = "127.0.0.1:7400"
+    address: RemoteAddress = "127.0.0.1:7400"
     token: SecretStr | None = None
     tls: TlsConfig | None = None
     bandwidth: Size | None = Field(default=None, ge=MIN_BANDWIDTH)

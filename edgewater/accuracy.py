@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from edgewater.arrivals.schedule import ReportSchedule
-from edgewater.errors import InvalidInput, InvalidQuery
+from edgewater.errors import InvalidInput, InvalidQuery, did_you_mean
 from edgewater.quantities import duration_ms, format_duration, fraction, require_keys
 from edgewater.windows import SlidingWindow, Window
 
@@ -274,7 +274,8 @@ def _measure(name: object, measures: Sequence[Measure]) -> Measure:
         return measures[0]
     found = next((m for m in measures if m.name == name), None)
     if found is None:
-        raise InvalidQuery("accuracy.measure", name, f"one of the measures {names}", "unknown measure")
+        reason = f"unknown measure{did_you_mean(name, [m.name for m in measures])}"
+        raise InvalidQuery("accuracy.measure", name, f"one of the measures {names}", reason)
     return found
 
 

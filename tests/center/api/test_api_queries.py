@@ -196,3 +196,13 @@ def test_a_deleted_query_is_gone_and_its_name_is_free_for_the_next_version(two_h
         assert desk.get(f"/v1/queries/flights{path}").status_code == 404
     assert desk.ask("DELETE", "/v1/queries/flights").status_code == 404
     assert post(desk, {**SPEC, "name": "flights"}).json()["version"] == 2
+
+
+def test_the_name_of_a_stream_that_no_edge_serves_and_is_like_one_is_noted(desk):
+    desk.connect("jfk")
+    noted = post(desk, {**SPEC, "from": "fligths"})
+    assert (noted.status_code, "did you mean flights" in noted.json()["notes"][0]) == (201, True)
+    tried = desk.ask("POST", "/v1/queries?dry_run=true", json={**SPEC, "name": "other", "from": "fligths"})
+    assert "did you mean flights" in tried.json()["notes"][0]
+    for stream in ("flights", "turbines"):
+        assert "notes" not in post(desk, {**SPEC, "name": stream, "from": stream}).json()
