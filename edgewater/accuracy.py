@@ -22,6 +22,11 @@ GroupScope = Literal["each", "all"]
 MEASURES: tuple[MeasureKind, ...] = ("mean", "sum", "count")
 SCOPES: tuple[GroupScope, ...] = ("each", "all")
 
+KEYS = {
+    "error": True, "confidence": False, "measure": False, "substream": False, "scope": False, "range": False,
+    "delays": False,
+}  # fmt: skip
+"""The keys of an accuracy, and whether each is required."""
 MAX_GROUPS = 256
 """Groups per query for which windows are answered early; the center holds an estimator for each."""
 
@@ -157,16 +162,7 @@ class Accuracy:
         """
         if mapping is None:
             return None
-        keys = {
-            "error": True,
-            "confidence": False,
-            "measure": False,
-            "substream": False,
-            "scope": False,
-            "range": False,
-            "delays": False,
-        }
-        fields = require_keys(mapping, "accuracy", keys, InvalidQuery)
+        fields = require_keys(mapping, "accuracy", KEYS, InvalidQuery)
         measure = _measure(fields.get("measure"), measures)
         sampled = measure.function.sample is not None
         if not isinstance(window, SlidingWindow) and not sampled:

@@ -38,6 +38,12 @@ from edgewater.syntax import check_calls, column_names, parse_sql
 from edgewater.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.windows import ACCEPTED_IN_QUERIES, SlicedWindow, Window
 
+KEYS = {
+    "name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
+    "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
+    "shards": False, "since": False, "seed": False,
+}  # fmt: skip
+"""The keys of a query, and whether each is required."""
 MAX_MEASURES = 32
 MAX_GROUP_COLUMNS = 16
 MAX_EXPRESSIONS_LENGTH = 32_768
@@ -153,12 +159,9 @@ class QuerySpec:
         Raises:
             InvalidQuery: names the field, its value and what is accepted.
         """
-        keys = {"name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
-                "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
-                "shards": False, "since": False, "seed": False}  # fmt: skip
         require_serialisable(mapping, InvalidQuery)
         require_uncut(mapping, InvalidQuery)
-        q = require_keys(mapping, "", keys, InvalidQuery)
+        q = require_keys(mapping, "", KEYS, InvalidQuery)
         name = _name(q["name"], "name")
         stream = _name(q["from"], "from")
         if not isinstance(q["measures"], Mapping) or not q["measures"]:

@@ -654,7 +654,7 @@ def _live_one(rows: Sequence[Row[Any]], spec: QuerySpec) -> RegisteredQuery | No
     for live in (query_from_row(r) for r in rows if r.deleted_at_ms is None):
         if spec.asks_for(live.spec):
             return live
-        registered, wanted = live.spec.to_mapping(), spec.to_mapping()
+        registered, wanted = live.spec.to_mapping(seed=spec.seed is not None), spec.to_mapping()
         differing = [key for key in wanted | registered if registered.get(key) != wanted.get(key)]
         raise Conflict(
             f"query {spec.name}: version {live.ref.version} is registered under this name and differs in"
