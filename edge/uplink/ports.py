@@ -61,7 +61,7 @@ class Input:
     """The files of a source.
 
     Attributes:
-        fingerprints: `edge.sources.files.InputFingerprints.of`.
+        fingerprints: `Source.fingerprints` of `edge.records`.
     """
 
     stream: str
