@@ -37,7 +37,7 @@ from edge.process import now_ms
 from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
 from edge.tap import StreamTap, tap_routes
-from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
+from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edge.worker import OFF, QUEUE_SHARE, Worker
 from edgewater.allocator import release_free_memory
@@ -72,6 +72,9 @@ LIMITS = ConnectionLimits()
 RETIRED = "retired: the center has retired this edge; an admin of the center can reinstate it, then restart the agent"
 LONG_BACKPRESSURE_MS = 500
 """After a longer backpressured wait the idle rule restarts for the source: records may have queued up in it."""
+INPUTS_EVERY_S = 5.0
+MAX_FINGERPRINTS = 64
+"""Fingerprints of files that an edge reports, over all sources."""
 LONG_PAUSE_MS = 500
 """After a longer time in which the agent did not run, the idle rule restarts for all sources, for the same reason."""
 
@@ -151,7 +154,7 @@ class Agent:
         """Returns everything that runs but the HTTP server; each runs until cancelled."""
         return [
             self.commit.run(), self.uplink.run(), self._tick(), self._sync(), self._checkpoint(), self._read_all(),
-            self.backfills.run(), self.worker.run(),
+            self.backfills.run(), self.worker.run(), self._fingerprint_inputs(),
         ]  # fmt: skip
 
     async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
@@ -240,19 +243,33 @@ class Agent:
     def _over_memory_limit(self) -> bool:
         return self.durable.core.pending_bytes > self.config.limits.max_pending_bytes
 
-    async def accept(self, chunk: Chunk, stream: str) -> None:
-        """Ingests a pushed chunk; returns when it is durable. Raises Retired: the edge has been retired."""
+    async def accept(self, chunk: Chunk, stream: str) -> int | None:
+        """Ingests a pushed chunk, unless its batch was counted before; returns when the batch is durable.
+
+        Returns: the number of records of a batch that was counted before; None: the chunk was not.
+
+        Raises:
+            Retired: the edge has been retired.
+            InvalidRequest: the client has used its idempotency key for another body.
+        """
         if self.uplink.retired.is_set():
             raise Retired(RETIRED)
+        arrival_ms, durable = now_ms(), self.durable
+        counted = None if chunk.push is None else durable.pushes.records_of(chunk.push, arrival_ms)
+        if counted is not None:
+            durable.pushes.repeated += 1
+            await self.commit.durable()  # the first push may still wait for it
+            return counted
         self.tap.offer(stream, chunk)
         self._count_rejected(stream, chunk)
         if chunk.batch.num_rows or chunk.rejected:
             with self.meter.busy(chunk.source):
-                event = Ingested(stream, chunk.source, chunk.batch, now_ms(), rejected=chunk.rejected_records)
-                queued = self.worker.ingest(event, self.durable.ingest_payload)
+                event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
+                queued = self.worker.ingest(event, partial(durable.ingest_payload, push=chunk.push))
             if not queued:
                 self.outbox.changed.set()
             await self.commit.durable()
+        return None
 
     def _count_refused(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
@@ -389,6 +406,20 @@ class Agent:
         """Returns `TickEvent.empty_ms` of all sources; 0 for a source that has never been found empty."""
         ages = {source.name: self.meter.empty_for_s(source.name) for source in self.sources}
         return {name: now - round(1000 * age_s) if math.isfinite(age_s) else 0 for name, age_s in ages.items()}
+
+    async def _fingerprint_inputs(self) -> None:
+        """Keeps the fingerprints of the files that are read, for the center, which compares them over all edges."""
+        sources = [source for source in self.sources if source.replayable][:MAX_FINGERPRINTS]
+        while sources:
+            found = []
+            for source in sources:
+                if (position := self.durable.positions.get(source.name)) is not None:
+                    most = MAX_FINGERPRINTS // len(sources)
+                    fingerprints = await asyncio.to_thread(source.fingerprints, position, most)
+                    found += [Input(source.stream, source.name, fingerprints)] if fingerprints else []
+            self.outbox.inputs = tuple(found)
+            await asyncio.sleep(INPUTS_EVERY_S)
+        await asyncio.Event().wait()
 
     async def _sync(self) -> None:
         while True:

@@ -114,7 +114,7 @@ def check(config: Path, as_json: bool) -> None:
 def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
     """Show one running agent until Ctrl-C: records in, records that are not counted by reason, queries, backlog.
 
-    AGENT is its configuration file, or its address, such as http://127.0.0.1:7410. No center is asked.
+    AGENT is its configuration file, or its address, such as 127.0.0.1:7410. No center is asked.
     """
     from edge import watch
 
@@ -131,7 +131,7 @@ def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
 def tap(agent: str, stream: str, records: int, wait: float, as_json: bool) -> None:
     """Show records of STREAM as one running agent decodes them: some of the next ones, and why others are rejected.
 
-    AGENT is its configuration file, or its address, such as http://127.0.0.1:7410. If the agent has tokens for pushes,
+    AGENT is its configuration file, or its address, such as 127.0.0.1:7410. If the agent has tokens for pushes,
     the first one in the file is used, or with an address EDGEWATER_EDGE_TOKEN.
     """
     from edge import watch

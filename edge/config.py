@@ -28,6 +28,7 @@ from edgewater.configuration import (
     Address,
     Duration,
     Instant,
+    RemoteAddress,
     Section,
     Size,
     is_loopback,
@@ -72,7 +73,7 @@ class UplinkConfig(Model):
         daily: limit of bytes per UTC day sent by this edge; None: unlimited.
     """
 
-    address: Address = "127.0.0.1:7400"
+    address: RemoteAddress = "127.0.0.1:7400"
     token: SecretStr | None = None
     tls: TlsConfig | None = None
     bandwidth: Size | None = Field(default=None, ge=MIN_BANDWIDTH)
@@ -165,6 +166,11 @@ class LimitsConfig(Model):
     push_cpu_ms: Duration = Field(default=5_000, alias="push_cpu", ge=10)
     checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
     scheduling: Literal["klink", "fair", "fcfs", "off"] = "off"
+
+    @field_validator("scheduling", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return "off" if value is False else value  # what YAML makes of `off` without quotes
 
     @model_validator(mode="after")
     def _leaves_room(self) -> LimitsConfig:
@@ -264,7 +270,14 @@ class StdinConfig(Model):
 
 
 class HttpPushConfig(Model):
-    """Records are pushed to ``POST /v1/streams/{stream}``."""
+    """Records are pushed to ``POST /v1/streams/{stream}``.
+
+    Attributes:
+        dedupe: how a batch that is pushed again is recognised: by its Idempotency-Key and, if it has none, by its body
+            and client; or only by its key.
+    """
+
+    dedupe: Literal["body", "key"] = "body"
 
 
 class SourceConfig(Model):

@@ -65,6 +65,11 @@ class EdgeCollector:
             ["reason"],
             self._refused,
         )
+        yield CounterMetricFamily(
+            "edgewater_edge_repeated_pushes",
+            "Pushed batches that had been counted before, and were not counted again.",
+            durable.pushes.repeated,
+        )
         losses = {tuple(kind.split("/", 1)): count for kind, count in durable.losses.items()}
         yield _counter("input_losses", "Stated losses of input, by reason.", ["stream", "reason"], losses)
         yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", core.next_seq - 1)

@@ -8,7 +8,7 @@ content of a batch depends on, including the arrival time, against which event t
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -191,6 +191,29 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True)
+class PushId:
+    """Identifies a pushed batch, so that a batch which its client sends again counts once.
+
+    Attributes:
+        key: digest of what a repetition has in common with the first push, 16 bytes.
+        body: digest of the body, 16 bytes.
+        shown: the client's key, for an error message; empty: the client gave none.
+    """
+
+    key: bytes
+    body: bytes
+    shown: str = field(default="", compare=False)
+
+    def to_hex(self) -> str:
+        return (self.key + self.body).hex()
+
+    @classmethod
+    def from_hex(cls, text: str) -> PushId:
+        data = bytes.fromhex(text)
+        return cls(data[:16], data[16:])
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A batch of records that a source passes to the core.
 
@@ -203,6 +226,7 @@ class Chunk:
         nbytes: bytes of input, decompressed.
         losses: a `LossReason` for each loss of input that was found before `end`; only if there are no rows.
         input_gone: the input of earlier chunks can no longer be read again, so they should leave the journal.
+        push: identity of a pushed batch; None: it is not pushed, or its repetitions are not recognised.
     """
 
     source: str
@@ -213,6 +237,7 @@ class Chunk:
     nbytes: int
     losses: tuple[str, ...] = ()
     input_gone: bool = False
+    push: PushId | None = None
 
     @property
     def rejected_records(self) -> tuple[RejectedRecords, ...]:
@@ -317,4 +342,11 @@ class Source(Protocol):
         Raises:
             InputGone: the data no longer exists, or it has changed.
             StorageError: the data cannot be read now, or the source is not replayable.
+        """
+
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        """Returns hashes below 2^62 of the input up to a position, at most `most`, ascending. Blocking.
+
+        Sources with equal input, also of other edges, return equal ones; a source whose input nobody else can read
+        returns none.
         """

@@ -21,6 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edge.config import load_config
+from edgewater.configuration import split_address
 from edgewater.errors import EdgewaterError, InvalidConfig, ProtocolError
 from edgewater.terminal import console, plain, table
 
@@ -51,15 +52,25 @@ class AgentAddress:
     @classmethod
     def of(cls, where: str) -> AgentAddress:
         """From a URL, or from the agent's configuration. Raises InvalidConfig."""
-        if where.startswith(("http://", "https://")):
-            base = where.rstrip("/")
-            return cls(base, base, os.environ.get(TOKEN))
         if not Path(where).is_file():
-            raise InvalidConfig("AGENT", where, "the agent's configuration file, or its address: http://127.0.0.1:7410")
+            base = _base_url(where)
+            return cls(base, base, os.environ.get(TOKEN))
         http = load_config(Path(where)).http
         records = f"{'https' if http.tls else 'http'}://{http.listen}"
         token = http.tokens[0].get_secret_value() if http.tokens else None
         return cls(f"http://{http.metrics}" if http.metrics else records, records, token)
+
+
+def _base_url(where: str) -> str:
+    """Returns the URL of an address with or without a scheme. Raises InvalidConfig."""
+    if where.startswith(("http://", "https://")):
+        return where.rstrip("/")
+    try:
+        split_address(where)
+    except ValueError:
+        accepted = "the agent's configuration file, or its address: 127.0.0.1:7410 or http://127.0.0.1:7410"
+        raise InvalidConfig("AGENT", where, accepted) from None
+    return f"http://{where}"
 
 
 def _get(client: httpx.Client, url: str, **request: Any) -> httpx.Response:

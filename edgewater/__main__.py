@@ -1,15 +1,17 @@
 """The `edgewater` command, whose sub-commands are entry points of the group `edgewater.commands` (`pyproject.toml`).
 
 The kernel may not import edge or center, so it finds their commands through entry points. They are loaded when they are
-used, which keeps `edgewater edge` free of the center's dependencies; a missing dependency becomes an error message
-with the command that installs it.
+used, which keeps `edgewater edge` free of the center's dependencies and `edgewater --help` fast; a missing dependency
+becomes an error message with the command that installs it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -18,19 +20,44 @@ from edgewater.errors import EdgewaterError, InvalidInput
 
 GROUP = "edgewater.commands"
 OWN_PACKAGES = frozenset({"edgewater", "edge", "center", "sim"})
-DISTRIBUTIONS = {
-    "center": "edgewater[center]",
-    "demo": "edgewater[demo]",
-    "plan": "edgewater[sim]",
-    "simulate": "edgewater[sim]",
-    "query": "edgewater[client]",
-    "edges": "edgewater[client]",
-    "streams": "edgewater[client]",
-    "top": "edgewater[client]",
-    "edge": "edgewater[client]",
-}
-"""The distribution that a command needs; the other commands need `edgewater` without extras. Of `edge`, only `top` and
-`tap` need more than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What `edgewater --help` says about a command, so that the command's module need not be imported.
+
+    Attributes:
+        summary: the first sentence of the command's help.
+        distribution: the distribution that has all that the command needs.
+        packages: the packages that the command needs besides those of `edgewater` without extras.
+    """
+
+    summary: str
+    distribution: str = "edgewater"
+    packages: tuple[str, ...] = ()
+
+
+_CLIENT = ("edgewater[client]", ("httpx", "httpx_sse", "rich"))
+LISTED = {
+    "center": Listed("Run a center, which edges connect to and which answers queries.", "edgewater[center]"),
+    "demo": Listed("Run a center and three edges on a year of flights, and compare each answer with the truth.",
+                   "edgewater[demo]", ("pyspark", "httpx", "rich")),
+    # Only `edge top` and `edge tap` need the client's packages.
+    "edge": Listed("Run and inspect an edge agent.", "edgewater[client]"),
+    "edges": Listed("List the edges of a center: state, lag of the watermark, backlog, link, records that were not "
+                    "counted.", *_CLIENT),
+    "functions": Listed("List the scalar functions that plugins provide for expressions in queries."),
+    "plan": Listed("Predict the staleness, error and bytes of budgets on your own data.",
+                   "edgewater[sim]", ("matplotlib", "rich")),
+    "query": Listed("Register, list, read and delete the queries of a center.", *_CLIENT),
+    "simulate": Listed("Run production code under a virtual clock, on synthetic or recorded events.",
+                       "edgewater[sim]", ("matplotlib", "rich")),
+    "streams": Listed("List the streams of a center, and declare the columns that their edges may have.", *_CLIENT),
+    "synopses": Listed("List the functions that a query's measures may call, such as sum, distinct or quantiles."),
+    "top": Listed("Show a center's queries, edges and alarms until Ctrl-C; of each query, the group with the widest "
+                  "interval.", *_CLIENT),
+}  # fmt: skip
+"""The commands of this release. A command of another package is imported when it is listed."""
 CLIENT_PACKAGES = frozenset({"httpx", "rich"})
 """Of `center`, only `top` needs them."""
 
@@ -48,16 +75,20 @@ class InvalidUsage(CommandError):
     exit_code = 2
 
 
+def _distribution(command: str) -> str:
+    return LISTED[command].distribution if command in LISTED else "edgewater"
+
+
 def not_installed(command: str, missing: str) -> CommandError:
     """Returns the error for a command whose dependency is missing."""
-    distribution = "edgewater[client]" if missing in CLIENT_PACKAGES else DISTRIBUTIONS.get(command, "edgewater")
+    distribution = "edgewater[client]" if missing in CLIENT_PACKAGES else _distribution(command)
     return CommandError(
         f"`{command}` needs the package {missing}, which is not installed: pip install '{distribution}'"
     )
 
 
 class Commands(click.Group):
-    """A group whose sub-commands are entry points, loaded when they are invoked or listed."""
+    """A group whose sub-commands are entry points, imported when they are invoked."""
 
     def __init__(self, *args: Any, find: Callable[[], Iterable[EntryPoint]] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -67,16 +98,20 @@ class Commands(click.Group):
         return sorted({point.name for point in self._find()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        point = next((p for p in self._find() if p.name == cmd_name), None)
-        if point is None:
-            return None
-        try:
-            command = point.load()
-        except ModuleNotFoundError as exc:
-            return _unavailable(cmd_name, exc.name or str(exc))
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{GROUP}: {point.value} is not a click command")
-        return command
+        """Returns the command; of one that `LISTED` describes only the name and the summary, for a list of commands."""
+        point = self._point(cmd_name)
+        return None if point is None else _described(point) or _loaded(point)
+
+    def _point(self, name: str | None) -> EntryPoint | None:
+        return next((point for point in self._find() if point.name == name), None)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Imports the command that is invoked."""
+        name, command, rest = super().resolve_command(ctx, args)
+        point = self._point(name)
+        return name, command if point is None else _loaded(point), rest
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -92,6 +127,26 @@ class Commands(click.Group):
             raise CommandError(exc.message) from exc
 
 
+def _loaded(point: EntryPoint) -> click.Command:
+    """Imports a command; returns one that reports a missing dependency if that fails."""
+    try:
+        command = point.load()
+    except ModuleNotFoundError as exc:
+        return _unavailable(point.name, exc.name or str(exc))
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{GROUP}: {point.value} is not a click command")
+    return command
+
+
+def _described(point: EntryPoint) -> click.Command | None:
+    """Returns a command that has the summary of an entry point in `LISTED`; None: it has to be imported."""
+    listed = LISTED.get(point.name)
+    if listed is None:
+        return None
+    missing = next((p for p in (point.module.partition(".")[0], *listed.packages) if find_spec(p) is None), None)
+    return click.Command(point.name, help=listed.summary) if missing is None else _unavailable(point.name, missing)
+
+
 def _unavailable(name: str, missing: str) -> click.Command:
     """Returns a command that reports a missing dependency, with any arguments."""
 
@@ -103,7 +158,7 @@ def _unavailable(name: str, missing: str) -> click.Command:
         callback=fail,
         params=[click.Argument(["ignored"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True, "help_option_names": []},
-        short_help=f"(not installed: pip install '{DISTRIBUTIONS.get(name, 'edgewater')}')",
+        short_help=f"(not installed: pip install '{_distribution(name)}')",
     )
 
 

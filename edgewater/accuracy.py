@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from edgewater.arrivals.schedule import ReportSchedule
-from edgewater.errors import InvalidInput, InvalidQuery
+from edgewater.errors import InvalidInput, InvalidQuery, did_you_mean
 from edgewater.quantities import duration_ms, format_duration, fraction, require_keys
 from edgewater.windows import SlidingWindow, Window
 
@@ -22,6 +22,11 @@ GroupScope = Literal["each", "all"]
 MEASURES: tuple[MeasureKind, ...] = ("mean", "sum", "count")
 SCOPES: tuple[GroupScope, ...] = ("each", "all")
 
+KEYS = {
+    "error": True, "confidence": False, "measure": False, "substream": False, "scope": False, "range": False,
+    "delays": False,
+}  # fmt: skip
+"""The keys of an accuracy, and whether each is required."""
 MAX_GROUPS = 256
 """Groups per query for which windows are answered early; the center holds an estimator for each."""
 
@@ -157,16 +162,7 @@ class Accuracy:
         """
         if mapping is None:
             return None
-        keys = {
-            "error": True,
-            "confidence": False,
-            "measure": False,
-            "substream": False,
-            "scope": False,
-            "range": False,
-            "delays": False,
-        }
-        fields = require_keys(mapping, "accuracy", keys, InvalidQuery)
+        fields = require_keys(mapping, "accuracy", KEYS, InvalidQuery)
         measure = _measure(fields.get("measure"), measures)
         sampled = measure.function.sample is not None
         if not isinstance(window, SlidingWindow) and not sampled:
@@ -274,7 +270,8 @@ def _measure(name: object, measures: Sequence[Measure]) -> Measure:
         return measures[0]
     found = next((m for m in measures if m.name == name), None)
     if found is None:
-        raise InvalidQuery("accuracy.measure", name, f"one of the measures {names}", "unknown measure")
+        reason = f"unknown measure{did_you_mean(name, [m.name for m in measures])}"
+        raise InvalidQuery("accuracy.measure", name, f"one of the measures {names}", reason)
     return found
 
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from edgewater.errors import InvalidQuery
+from edgewater.errors import InvalidQuery, did_you_mean
 from edgewater.quantities import fraction, require_keys
 
 EVICTIONS = ("gain", "lru", "spe", "mae", "rate")
@@ -73,7 +73,7 @@ def format_fraction(share: float) -> str:
 
 def _one_of(value: object, at: str, names: tuple[str, ...]) -> str:
     if value not in names:
-        raise InvalidQuery(at, value, f"one of {', '.join(names)}")
+        raise InvalidQuery(at, value, f"one of {', '.join(names)}", did_you_mean(value, names).removeprefix(", "))
     return str(value)
 
 

@@ -6,7 +6,6 @@ value, what is accepted and, for an unknown key, the key that was probably meant
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
@@ -18,9 +17,9 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
-from edgewater.errors import InvalidConfig, InvalidInput
+from edgewater.errors import InvalidConfig, InvalidInput, did_you_mean
 from edgewater.plain_yaml import load_yaml
-from edgewater.quantities import duration_ms, size_bytes
+from edgewater.quantities import duration_ms, require_uncut, size_bytes
 
 PRIVATE_UMASK = 0o077
 """The umask of long-running processes: only their user can read the state and the secrets that they write."""
@@ -78,6 +77,7 @@ def validate(model: type[M], document: object, context: Mapping[str, Any] | None
         document = {}
     if not isinstance(document, Mapping):
         raise InvalidConfig("", document, f"a mapping with the keys {', '.join(_keys(model))}")
+    require_uncut(document, InvalidConfig)
     try:
         return model.model_validate(document, context=context)
     except ValidationError as exc:
@@ -104,7 +104,7 @@ def parsed_by(parse: Callable[[object, str], Any]) -> BeforeValidator:
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of ``host:port`` or ``[v6]:port``. Raises ValueError."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
+    if not host or "/" in host or not port.isdecimal() or int(port) > 65_535:
         raise ValueError(address)
     return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -120,12 +120,20 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def _address(value: object) -> object:
-    try:
-        split_address(value)  # type: ignore[arg-type]  # anything but text has no rpartition
-    except (ValueError, AttributeError) as exc:
-        raise refusal("host:port, such as 127.0.0.1:7400; port 0 takes a free one") from exc
-    return value
+def _address(accepted: str, least_port: int) -> BeforeValidator:
+    """Returns a validator of addresses, which calls `accepted` what it accepts."""
+
+    def validated(value: object) -> object:
+        try:
+            _, port = split_address(value)  # type: ignore[arg-type]  # anything but text has no rpartition
+        except (ValueError, AttributeError) as exc:
+            reason = "it is a URL" if isinstance(value, str) and "://" in value else ""
+            raise refusal(accepted, reason) from exc
+        if port < least_port:
+            raise refusal(accepted, f"its port is {port}")
+        return value
+
+    return BeforeValidator(validated)
 
 
 INSTANT_ACCEPTED = "an ISO 8601 time such as 2013-01-01T00:00:00Z"
@@ -149,8 +157,10 @@ Duration = Annotated[int, parsed_by(duration_ms)]
 """Written as 30s; int64 ms."""
 Size = Annotated[int, parsed_by(size_bytes)]
 """Written as 64KiB; bytes."""
-Address = Annotated[str, BeforeValidator(_address)]
-"""Written as host:port."""
+Address = Annotated[str, _address("host:port, such as 127.0.0.1:7400; port 0 takes a free one", 0)]
+"""An address to listen at, written as host:port."""
+RemoteAddress = Annotated[str, _address("host:port of the other side's gRPC server, such as 127.0.0.1:7400", 1)]
+"""An address to connect to, written as host:port."""
 
 
 def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidConfig:
@@ -163,8 +173,7 @@ def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidCon
     further = f"{more} more after it" if more else ""
     if first["type"] == "extra_forbidden":
         known = _keys_at(root, location[:-1])
-        near = difflib.get_close_matches(str(location[-1]), known, 1)
-        reason = f"unknown key, did you mean {near[0]}?" if near else "unknown key"
+        reason = f"unknown key{did_you_mean(location[-1], known)}"
         return InvalidConfig(field, first["input"], f"one of the keys {', '.join(known)}", _join(reason, further))
     if first["type"] == "missing":
         return InvalidConfig(field, None, "a value", _join("missing key", further))

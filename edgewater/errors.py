@@ -24,6 +24,8 @@ Each class has a stable `code`, which `center/api` maps to HTTP and `center/inge
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -143,6 +145,12 @@ class StorageError(EdgewaterError):
 
 class IncompatibleState(StorageError):
     """Ends a process when it starts. It has no code of its own, because no client gets it."""
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Returns ``, did you mean sum?`` for the known name that is most like `name`; empty if none is like it."""
+    near = difflib.get_close_matches(str(name).lower(), list(known), 1)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def named(exc: Exception) -> str:

@@ -19,7 +19,7 @@ from sqlglot import exp
 
 from edgewater import arithmetic, record_functions
 from edgewater.arithmetic import Value
-from edgewater.errors import InvalidQuery
+from edgewater.errors import InvalidQuery, did_you_mean
 from edgewater.record_functions import CallFailures, values_or_null
 from edgewater.streams import COLUMN_TYPES, type_name
 from edgewater.syntax import SUPPORTED_SYNTAX, check_calls
@@ -209,7 +209,8 @@ class _Binder:
         name = node.name
         if node.table or name not in self._columns:
             known = ", ".join(self._columns)
-            raise InvalidQuery(self._field, node.sql(), f"one of the columns {known}", "unknown column")
+            reason = f"unknown column{did_you_mean(name, self._columns)}"
+            raise InvalidQuery(self._field, node.sql(), f"one of the columns {known}", reason)
         return BoundExpression(self._columns[name], lambda batch: batch.column(name))
 
     def _literal(self, node: exp.Literal) -> BoundExpression:

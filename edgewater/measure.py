@@ -12,7 +12,7 @@ from sqlglot import exp
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
 from edgewater.expressions import as_row, columns_of
-from edgewater.synopses import Function, Parameters, Stack, function_named, function_names, plugins
+from edgewater.synopses import Function, Parameters, Stack, function_named, function_names, meant_function, plugins
 from edgewater.syntax import called_names, check_calls, parse_sql
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -46,7 +46,8 @@ class Measure:
         called, arguments = _call(text, at, accepted)
         function = function_named(called)
         if function is None:
-            raise InvalidQuery(at, text, accepted, f"unknown function {called}: {plugins.INSTALLED.hint()}")
+            why = meant_function(called) or f": {plugins.INSTALLED.hint()}"
+            raise InvalidQuery(at, text, accepted, f"unknown function {called}{why}")
         positional = [a for a in arguments if not isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
         by_name = [a for a in arguments if isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
         named = {a.this.name: a.expression for a in by_name}

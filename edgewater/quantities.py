@@ -13,7 +13,7 @@ from datetime import timedelta
 import durationpy
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from edgewater.errors import InvalidInput
+from edgewater.errors import InvalidInput, did_you_mean
 
 MAX_DURATION_MS = 36_525 * 86_400_000
 """100 years. durationpy computes in floats, which are exact to the millisecond up to twice that."""
@@ -105,11 +105,44 @@ def require_keys(
     prefix = f"{field}." if field else ""
     for key, value in mapping.items():
         if key not in allowed:
-            raise error(f"{prefix}{key}", value, f"one of the keys {names}", "unknown key")
+            raise error(f"{prefix}{key}", value, f"one of the keys {names}", f"unknown key{did_you_mean(key, allowed)}")
     for key, required in allowed.items():
         if required and key not in mapping:
             raise error(f"{prefix}{key}", None, "a value", "missing key")
     return {str(k): v for k, v in mapping.items()}
+
+
+def require_uncut(mapping: object, error: type[InvalidInput]) -> None:
+    """Raises `error` if YAML has cut a text with parentheses at a comma: ``{p99: quantiles(x, 0.99)}`` without quotes.
+
+    YAML reads that as ``{"p99": "quantiles(x", "0.99)": None}``.
+    """
+    pending, seen = [("", mapping)], set[int]()
+    while pending:
+        field, value = pending.pop()
+        if not isinstance(value, Mapping | list) or id(value) in seen:
+            continue
+        seen.add(id(value))  # a YAML alias can make a value contain itself
+        prefix = f"{field}." if field else ""
+        if isinstance(value, Mapping):
+            _require_uncut_values(list(value.items()), prefix, error)
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            pending.append((f"{prefix}{key}", item))
+
+
+def _require_uncut_values(items: list[tuple[object, object]], prefix: str, error: type[InvalidInput]) -> None:
+    for at, (key, value) in enumerate(items):
+        if not isinstance(value, str) or value.count("(") <= value.count(")"):
+            continue
+        parts = [value]
+        for part, nothing in items[at + 1 :]:
+            if nothing is not None:
+                break
+            parts.append(str(part))
+        if len(parts) > 1:
+            whole = ", ".join(parts)
+            raise error(f"{prefix}{key}", value, f'quotes around it: "{whole}"',
+                        "YAML ends a value without quotes at a comma inside { }")  # fmt: skip
 
 
 def require_serialisable(mapping: object, error: type[InvalidInput]) -> None:

@@ -18,18 +18,32 @@ import yaml
 from edgewater import algebra
 from edgewater.accuracy import Accuracy
 from edgewater.caching import CacheSpec, format_fraction
-from edgewater.errors import InvalidQuery
+from edgewater.errors import InvalidQuery, did_you_mean
 from edgewater.expressions import BoundExpression, bind, bind_condition, bind_row
 from edgewater.measure import NAME, NAME_ACCEPTED, Measure
 from edgewater.plain_yaml import load_yaml
-from edgewater.quantities import duration_ms, format_duration, fraction, require_keys, require_serialisable, size_bytes
+from edgewater.quantities import (
+    duration_ms,
+    format_duration,
+    fraction,
+    require_keys,
+    require_serialisable,
+    require_uncut,
+    size_bytes,
+)
 from edgewater.record_functions import CallFailures
 from edgewater.streams import COLUMN_TYPES, MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses import DEFAULT_SEED
 from edgewater.syntax import check_calls, column_names, parse_sql
 from edgewater.timestamps import TIME_ACCEPTED, parse_time, rfc3339
-from edgewater.windows import SlicedWindow, Window
+from edgewater.windows import ACCEPTED_IN_QUERIES, SlicedWindow, Window
 
+KEYS = {
+    "name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
+    "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
+    "shards": False, "since": False, "seed": False,
+}  # fmt: skip
+"""The keys of a query, and whether each is required."""
 MAX_MEASURES = 32
 MAX_GROUP_COLUMNS = 16
 MAX_EXPRESSIONS_LENGTH = 32_768
@@ -145,11 +159,9 @@ class QuerySpec:
         Raises:
             InvalidQuery: names the field, its value and what is accepted.
         """
-        keys = {"name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
-                "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
-                "shards": False, "since": False, "seed": False}  # fmt: skip
         require_serialisable(mapping, InvalidQuery)
-        q = require_keys(mapping, "", keys, InvalidQuery)
+        require_uncut(mapping, InvalidQuery)
+        q = require_keys(mapping, "", KEYS, InvalidQuery)
         name = _name(q["name"], "name")
         stream = _name(q["from"], "from")
         if not isinstance(q["measures"], Mapping) or not q["measures"]:
@@ -172,7 +184,7 @@ class QuerySpec:
         shards = q.get("shards", 1)
         if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 256:
             raise InvalidQuery("shards", shards, "a whole number from 1 to 256")
-        window = algebra.require_sliced(Window.from_mapping(q["window"]))
+        window = algebra.require_sliced(Window.from_mapping(q["window"], ACCEPTED_IN_QUERIES))
         accuracy = Accuracy.from_mapping(q.get("accuracy"), measures, window, group_by)
         spec = cls(
             name=name,
@@ -288,7 +300,8 @@ class QuerySpec:
         known = ", ".join(columns)
         for i, name in enumerate(self.group_by):
             if name not in columns:
-                raise InvalidQuery(f"group_by.{i}", name, f"one of the columns {known}", "unknown column")
+                reason = f"unknown column{did_you_mean(name, columns)}"
+                raise InvalidQuery(f"group_by.{i}", name, f"one of the columns {known}", reason)
         failures = CallFailures()
         where = bind_condition(parse_sql(self.where, "where"), columns, "where", failures) if self.where else None
         bound = []
@@ -367,7 +380,8 @@ def _error_budget(value: object, measures: tuple[Measure, ...], accuracy: Accura
     for name, amount in value.items():
         at = f"budget.error.{name}"
         if name not in names:
-            raise InvalidQuery(at, amount, f"one of the measures {', '.join(names)}", "unknown measure")
+            reason = f"unknown measure{did_you_mean(name, names)}"
+            raise InvalidQuery(at, amount, f"one of the measures {', '.join(names)}", reason)
         share = fraction(amount)
         if share is None:
             limits.append((str(name), _amount(amount, at)))

@@ -11,7 +11,7 @@ from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.parser import Parser
 
 from edgewater import record_functions
-from edgewater.errors import InvalidQuery
+from edgewater.errors import InvalidQuery, did_you_mean
 from edgewater.quantities import is_number
 
 MAX_DEPTH = 100
@@ -25,9 +25,10 @@ logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements, 
 _DIALECT = Dialect.get_or_raise(None)
 _MISSING_OPERAND = re.compile(r"Required keyword: '\w+' missing for <class '(?:\w+\.)*(\w+)'>")
 """sqlglot's message for an operator or function without an operand."""
+SUPPORTED_FUNCTIONS = ("abs", "ceil", "floor", "round", "sqrt", "ln", "lower", "upper", "trim", "length", "nullif")
 SUPPORTED_SYNTAX = (
     "arithmetic, comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, CASE, COALESCE, CAST "
-    "and the functions abs, ceil, floor, round, sqrt, ln, lower, upper, trim, length, nullif"
+    f"and the functions {', '.join(SUPPORTED_FUNCTIONS)}"
 )
 """What expressions may contain besides columns and literals."""
 
@@ -136,5 +137,6 @@ def check_calls(tree: exp.Expression, field: str) -> None:
     for name in called_names(tree):
         if record_functions.find(name) is None:
             known = ", ".join([SUPPORTED_SYNTAX, *sorted(record_functions.installed())])
-            reason = f"unknown function {name}: {record_functions.INSTALLED.hint()}"
+            near = did_you_mean(name, [*SUPPORTED_FUNCTIONS, *record_functions.installed()])
+            reason = f"unknown function {name}{near or f': {record_functions.INSTALLED.hint()}'}"
             raise InvalidQuery(field, tree.sql(), known, reason)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from edgewater.errors import InvalidQuery
+from edgewater.errors import InvalidQuery, did_you_mean
 from edgewater.quantities import duration_ms, format_duration
 
 if TYPE_CHECKING:  # a configuration needs this module, and NumPy starts a thread
@@ -37,10 +37,10 @@ T = TypeVar("T")
 Span = int | str
 """A length of event time: integer ms, or a duration such as ``"30s"``."""
 
-ACCEPTED = (
-    "{tumbling: 60s}, {sliding: 5m, every: 30s}, each with an optional offset, {session: 30s} with an optional max,"
-    " or {count: 1000}"
+ACCEPTED_IN_QUERIES = (
+    "{tumbling: 60s}, {sliding: 5m, every: 30s}, each with an optional offset, or {session: 30s} with an optional max"
 )
+ACCEPTED = f"{ACCEPTED_IN_QUERIES}, or {{count: 1000}}"
 MAX_SLICES_PER_WINDOW = 10_000
 MAX_WINDOWS_PER_SLICE = 500
 """Windows to which one record may belong, where a query is registered. Measured with one core: a window that a record
@@ -56,17 +56,26 @@ class Window:
     __slots__ = ()
 
     @classmethod
-    def from_mapping(cls, mapping: object) -> Window:
-        """Reads a mapping in one of the forms of `ACCEPTED`. Raises InvalidQuery."""
+    def from_mapping(cls, mapping: object, accepted: str = ACCEPTED) -> Window:
+        """Reads a mapping in one of the forms of `ACCEPTED`.
+
+        Args:
+            accepted: the forms that an error message offers.
+
+        Raises:
+            InvalidQuery: names the field, its value and what is accepted.
+        """
         if not isinstance(mapping, dict) or not mapping:
-            raise InvalidQuery("window", mapping, ACCEPTED)
+            raise InvalidQuery("window", mapping, accepted)
         kinds = [kind for kind in _KEYS if kind in mapping]
         if len(kinds) != 1:
-            raise InvalidQuery("window", mapping, ACCEPTED, "exactly one kind of window is needed")
+            near = next((meant for key in mapping if (meant := did_you_mean(key, _KEYS))), "")
+            raise InvalidQuery("window", mapping, accepted, f"exactly one kind of window is needed{near}")
         (kind,) = kinds
         for key in mapping:
             if key not in _KEYS[kind]:
-                raise InvalidQuery(f"window.{key}", mapping[key], ACCEPTED, f"unknown key of a {kind} window")
+                reason = f"unknown key of a {kind} window{did_you_mean(key, _KEYS[kind])}"
+                raise InvalidQuery(f"window.{key}", mapping[key], accepted, reason)
         if kind == "count":
             return CountWindow(mapping["count"])
         spans = {key: _read(value, key) for key, value in mapping.items()}
@@ -139,7 +148,7 @@ class SlidingWindow(SlicedWindow):
         for name, value in (("size", size), ("every", every), ("offset", offset)):
             object.__setattr__(self, f"{name}_ms", _span(value, name))
         if self.size_ms <= 0 or self.every_ms <= 0:
-            raise InvalidQuery("window", self, ACCEPTED, "size and step must be positive")
+            raise InvalidQuery("window", self, "a size and a step above 0", "size and step must be positive")
         if self.every_ms > self.size_ms:
             raise InvalidQuery(
                 "window.every",

@@ -16,6 +16,7 @@ from center.catalog.edges import (
     expected_edges,
 )
 from center.catalog.frame_index import IndexOutcome, LastPositions, UnindexedFrame, query_from_key, query_key
+from center.catalog.input_rows import InputRecord
 from center.catalog.liveness import (
     COMPONENTS,
     Component,
@@ -48,6 +49,7 @@ __all__ = [
     "HeartbeatRecord",
     "HeartbeatThread",
     "IndexOutcome",
+    "InputRecord",
     "LastPositions",
     "QuarantinedFrame",
     "QueryDelayRecord",

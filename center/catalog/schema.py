@@ -205,6 +205,17 @@ sampling_rates = Table(
 """``rates``: by edge, the fraction of records that the query's accuracy needs processed. The gateway decides whether an
 edge samples at all."""
 
+inputs = Table(
+    "inputs",
+    metadata,
+    Column("stream", Identifier(63), primary_key=True),
+    Column("fingerprint", BigInteger, primary_key=True),
+    Column("edge", Identifier(128), primary_key=True),
+    Column("source", Identifier(255), primary_key=True),
+)
+"""The files that edges read: of each source some fingerprints, of the edge's last report."""
+Index("inputs_by_edge", inputs.c.edge)
+
 alarms = Table(
     "alarms",
     metadata,

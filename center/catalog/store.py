@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
-from center.catalog import alarm_rows, budget_rows, delay_rows, frame_index, quarantine, suspensions
+from center.catalog import alarm_rows, budget_rows, delay_rows, frame_index, input_rows, quarantine, suspensions
 from center.catalog import schema as t
 from center.catalog.budget_rows import ComputeBudgetUpdate
 from center.catalog.delay_rows import QueryDelayRecord
@@ -31,6 +31,7 @@ from center.catalog.edges import (
     StreamRecord,
 )
 from center.catalog.frame_index import IndexOutcome, LastPositions, UnindexedFrame, query_key
+from center.catalog.input_rows import InputRecord
 from center.catalog.quarantine import QuarantinedFrame
 from center.catalog.query_rows import (
     FORGET_AFTER_MS,
@@ -239,6 +240,12 @@ class Catalog:
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
             delay_rows.write_delays(connection, records)
+
+    def record_inputs(self, inputs: Mapping[EdgeId, Sequence[InputRecord]], now_ms: int) -> None:
+        """Stores which files edges read, in one transaction; raises alarms about files that are read twice."""
+        with write_transaction(self._engine) as connection:
+            lock_catalog(connection)  # of two edges with one file, the second must see the first
+            input_rows.write_inputs(connection, inputs, now_ms)
 
     def query_delays(self) -> dict[QueryRef, list[QueryDelayRecord]]:
         """How live queries stand at the edges that schedule them."""
@@ -647,9 +654,12 @@ def _live_one(rows: Sequence[Row[Any]], spec: QuerySpec) -> RegisteredQuery | No
     for live in (query_from_row(r) for r in rows if r.deleted_at_ms is None):
         if spec.asks_for(live.spec):
             return live
+        registered, wanted = live.spec.to_mapping(seed=spec.seed is not None), spec.to_mapping()
+        differing = [key for key in wanted | registered if registered.get(key) != wanted.get(key)]
         raise Conflict(
-            f"query {spec.name}: another one is registered under this name, as version {live.ref.version};"
-            " delete it first or take another name"
+            f"query {spec.name}: version {live.ref.version} is registered under this name and differs in"
+            f" {', '.join(differing)}; take another name to keep its answers, or replace it, which deletes all its"
+            f" answers: `edgewater query add --replace`, or DELETE /v1/queries/{spec.name} and then this request again"
         )
     return None
 

@@ -28,6 +28,7 @@ from center.ingest.validation import (
     bounded_text,
     read_budget_report,
     read_heartbeat,
+    read_inputs,
     read_query_delays,
     read_utilization,
 )
@@ -388,6 +389,8 @@ class GatewaySession:
             beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, requirements, read_utilization(message)
         ):
             self.outgoing.put(pb.ToEdge(sampling=sampling), sampling.query, str(sampling.query_version))
+        if message.inputs:
+            self._status.inputs(self.edge, read_inputs(message))
         if message.HasField("scheduling"):
             self._on_scheduling(message.scheduling, now_ms)
         echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms, heartbeat_ms=every_ms)

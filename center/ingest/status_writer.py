@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from center.catalog import UNREACHABLE_AFTER_MS, Catalog, HeartbeatRecord, QueryDelayRecord, QueryStatusRecord
+from center.catalog import (
+    UNREACHABLE_AFTER_MS,
+    Catalog,
+    HeartbeatRecord,
+    InputRecord,
+    QueryDelayRecord,
+    QueryStatusRecord,
+)
 from center.ingest.metrics import GatewayMetrics
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
@@ -32,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 MAX_STATUSES = 2_000
 """The most statuses in one write, which takes 45 ms of CPU."""
+MAX_INPUTS = 20
+"""The most reports of files in one write, of 64 rows each."""
 MAX_HEARTBEATS = 1_000
 """The most heartbeats in one write, which takes 15 ms."""
 
@@ -41,6 +50,7 @@ class _Pending:
     heartbeats: dict[EdgeId, HeartbeatRecord] = field(default_factory=dict)
     statuses: dict[tuple[EdgeId, QueryRef], QueryStatusRecord] = field(default_factory=dict)
     delays: dict[tuple[EdgeId, QueryRef], QueryDelayRecord] = field(default_factory=dict)
+    inputs: dict[EdgeId, tuple[InputRecord, ...]] = field(default_factory=dict)
     ends: dict[EdgeId, tuple[str, int]] = field(default_factory=dict)
     alarms: dict[tuple[EdgeId, str, str], tuple[str, int]] = field(default_factory=dict)
 
@@ -91,6 +101,10 @@ class StatusWriter:
         self._pending.delays[record.edge, record.query] = record
         self._changed.set()
 
+    def inputs(self, edge: EdgeId, records: tuple[InputRecord, ...]) -> None:
+        self._pending.inputs[edge] = records
+        self._changed.set()
+
     def session_ended(self, edge: EdgeId, session: str, now_ms: int) -> None:
         self._heard.pop(edge, None)
         self._pending.ends[edge] = (session, now_ms)
@@ -126,15 +140,16 @@ class StatusWriter:
             _take(pending.heartbeats, most),
             _take(pending.statuses, MAX_STATUSES),
             _take(pending.delays, MAX_STATUSES),
+            _take(pending.inputs, MAX_INPUTS),
             pending.ends,
             pending.alarms,
         )
-        self._pending = _Pending(pending.heartbeats, pending.statuses, pending.delays)
+        self._pending = _Pending(pending.heartbeats, pending.statuses, pending.delays, pending.inputs)
         now_ms = self._now_ms()
         silent = frozenset(e for e, (at_ms, silence_ms) in self._heard.items() if now_ms - at_ms > silence_ms)
         changed = {e: (e not in silent, self._heard[e][0]) for e in silent ^ self._silent if e in self._heard}
         longest_ms = max((silence_ms for _, silence_ms in self._heard.values()), default=UNREACHABLE_AFTER_MS)
-        if self._heard or pending.heartbeats or pending.statuses or pending.delays:
+        if self._heard or pending.heartbeats or pending.statuses or pending.delays or pending.inputs:
             self._changed.set()
         try:
             await asyncio.to_thread(self._write, taken, changed, longest_ms, now_ms)
@@ -146,6 +161,7 @@ class StatusWriter:
                 taken.heartbeats | newer.heartbeats,
                 taken.statuses | newer.statuses,
                 taken.delays | newer.delays,
+                taken.inputs | newer.inputs,
                 taken.ends | newer.ends,
                 taken.alarms | newer.alarms,
             )
@@ -160,6 +176,8 @@ class StatusWriter:
             self._catalog.record_query_statuses(taken.statuses.values())
         if taken.delays:
             self._catalog.record_query_delays(taken.delays.values())
+        if taken.inputs:
+            self._catalog.record_inputs(taken.inputs, now_ms)
         self._catalog.end_sessions(taken.ends)
         due = not 0 <= now_ms - self._sign_at_ms < SIGN_OF_LIFE_MS  # also of a clock that was set back
         if changed or (self._heard and due):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from center.budgets import BudgetReport
-from center.catalog import HeartbeatRecord, QueryDelayRecord, StreamRecord
+from center.catalog import HeartbeatRecord, InputRecord, QueryDelayRecord, StreamRecord
 from center.edge_access import EdgeAccess
 from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
@@ -31,6 +31,10 @@ MAX_ALL_COLUMNS = 8_192
 MAX_STATEMENTS = 128
 """Statements of a stream about rejected records, and about columns without values."""
 MAX_TEXT = 256
+MAX_SOURCE = 255
+MAX_FINGERPRINTS = 64
+"""Fingerprints of files that are stored of an edge."""
+MAX_FINGERPRINT = 1 << 62
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 _ID_ACCEPTED = "letters, digits, '.', '_' and '-', at most 127, the first a letter or a digit"
 
@@ -153,6 +157,18 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> Heartbea
             if s.null_columns
         },
     )
+
+
+def read_inputs(message: pb.Heartbeat) -> tuple[InputRecord, ...]:
+    """Returns the files that an edge reads, at most `MAX_FINGERPRINTS` of them; what no edge can mean is left out."""
+    left, found = MAX_FINGERPRINTS, dict[tuple[str, str], InputRecord]()
+    for each in message.inputs:
+        fingerprints = tuple(sorted({f for f in each.fingerprints[:left] if f < MAX_FINGERPRINT}))
+        source = bounded_text(each.source, MAX_SOURCE)
+        if NAME.fullmatch(each.stream) and fingerprints:
+            found[each.stream, source] = InputRecord(each.stream, source, fingerprints)
+            left -= len(fingerprints)
+    return tuple(found.values())
 
 
 def read_query_delays(edge: EdgeId, message: pb.Scheduling, now_ms: int) -> Iterator[QueryDelayRecord]:

@@ -167,6 +167,10 @@ def rank_open_by_deadline(
     else:
         size = SIZINGS[spec.sizing](entries, history, elapsed, slots)
         ranked = errors if spec.estimate == "acc" else explicit_errors(entries, history, groups, elapsed)
+        if spec.sizing == "pure_pess" and size < 1.0:
+            # TR 16-003, section 5.3: without a primary cache "this policy degrades to evicting keys in order of
+            # estimated initial prefix error". To send nothing would waste the sends of the whole slice.
+            return SendQueue.for_open_slice(-ranked, groups, entries.newest_batch, context.now_ms)
         threshold = nth_largest(ranked, size)
         groups = groups[ranked > threshold]
     scales = error_scales(entries, history)

@@ -6,7 +6,8 @@ sends remain until the deadline, and f(t) of them are reserved for groups that h
 `prev_window`  f(t) is the number of important groups that appeared after t in the slice before, and every entry is
                expected to be sent as often as the most sent group;
 `linear`       important groups appear evenly: f(t) = k·(T + W − t) / W (the sign in the report is corrected);
-`pure_pess`    every group to come will be important; their rate is averaged exponentially;
+`pure_pess`    every group to come will be important; their rate is averaged exponentially. While s(t) < 1 there is no
+               primary cache, and all entries are sent in the order of their errors;
 `target`       not by size: the primary cache has the entries above an error that this edge can reach (`ErrorTarget`).
 
 Errors of different measures are compared in units of `GroupHistory.scale`.

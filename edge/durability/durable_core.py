@@ -66,7 +66,8 @@ from edge.core import (
 )
 from edge.durability import journal
 from edge.durability.journal import Record, Segment
-from edge.records import InputGone, Position, RejectedRecords
+from edge.durability.pushes import CountedPushes
+from edge.records import InputGone, Position, PushId, RejectedRecords
 from edgewater.errors import CorruptSynopsis, IncompatibleState, StorageError, SynopsisError
 from edgewater.query import QuerySpec
 from edgewater.state_release import RELEASE, require_format
@@ -194,6 +195,7 @@ class DurableCore:
 
     Attributes:
         positions: by source, the position after the last ingested record.
+        pushes: the pushed batches that were counted lately.
         backfills: by query and source, what has to be read.
         drops: numbers of records that were not counted in a query, by reason.
         function_failures: numbers of failed calls of user-defined functions, by function.
@@ -215,6 +217,7 @@ class DurableCore:
     ) -> None:
         self.directory = directory
         self.positions: dict[str, Position] = {}
+        self.pushes = CountedPushes()
         self.backfills: dict[QueryRef, dict[str, BackfillRange]] = {}
         self.drops: dict[str, int] = {}
         self.function_failures: dict[str, int] = {}
@@ -265,9 +268,15 @@ class DurableCore:
         self._set_backfill_position(event.query, event.source, end)
         return self._apply_batch(event)
 
-    def ingest_payload(self, event: Ingested) -> list[Effect]:
-        """Ingests a batch of a source that is not replayable; the journal stores its records."""
-        self._segment.append(_payload_record(event))
+    def ingest_payload(self, event: Ingested, push: PushId | None = None) -> list[Effect]:
+        """Ingests a batch of a source that is not replayable; the journal stores its records.
+
+        Args:
+            push: identity of a pushed batch, which is remembered with the batch; None: it need not be.
+        """
+        self._segment.append(_payload_record(event, push))
+        if push is not None:
+            self.pushes.add(push, event.arrival_ms, event.batch.num_rows)
         return self._apply_batch(event)
 
     def run(self, event: Ran) -> list[Effect]:
@@ -396,7 +405,8 @@ class DurableCore:
         number = self._number + 1
         path = self.directory / f"checkpoint-{number}.ckpt"
         try:
-            journal.write_durably(path, State(counters, {"core": self.core.to_state()}).pack(_CHECKPOINT))
+            parts = {"core": self.core.to_state(), "pushes": self.pushes.to_bytes()}
+            journal.write_durably(path, State(counters, parts).pack(_CHECKPOINT))
             segment = self._open(number)
         except StorageError:
             # The file may exist all the same. Recovery would restore it and miss later records of the current journal.
@@ -504,6 +514,7 @@ class DurableCore:
         self.function_failures, self.losses = counters["function_failures"], counters.get("losses", {})
         for *ref, source, until, position in counters.get("backfills", ()):
             self.backfills.setdefault(QueryRef(*ref), {})[source] = BackfillRange(until, position)
+        self.pushes = CountedPushes.from_bytes(checkpoint.arrays.get("pushes", b""))
         self.core.restore(checkpoint.arrays["core"])
 
     def _replay(self, records: list[Record]) -> None:
@@ -537,7 +548,10 @@ class DurableCore:
         if record.kind == BACKFILL:
             return self._reread_backfill_range(json.loads(record.payload))
         if record.kind == PAYLOAD:
-            return _payload_event(record.payload)
+            event, push = _read_payload(record.payload)
+            if push is not None:
+                self.pushes.add(push, event.arrival_ms, event.batch.num_rows)
+            return event
         try:
             return _decode_plain(record.kind, json.loads(record.payload))
         except KeyError:
@@ -687,18 +701,20 @@ def _backfill_record(event: BackfillIngested, start: Position | None, end: Posit
     return _json(BACKFILL, {**head, "rows": rows, "start": start, "end": end, **_rejected(event)})
 
 
-def _payload_record(event: Ingested) -> Record:
+def _payload_record(event: Ingested, push: PushId | None) -> Record:
     fields = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
-    head = json.dumps({**fields, **_queued(event), **_rejected(event)}).encode()
+    identity = {} if push is None else {"push": push.to_hex()}
+    head = json.dumps({**fields, **_queued(event), **_rejected(event), **identity}).encode()
     return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + batch_to_bytes(event.batch, "zstd"))
 
 
-def _payload_event(payload: bytes) -> Ingested:
+def _read_payload(payload: bytes) -> tuple[Ingested, PushId | None]:
     length = int.from_bytes(payload[:4], "little")
     head = json.loads(payload[4 : 4 + length])
     batch = batch_from_bytes(payload[4 + length :])
     queued = head.get("queued", False)
-    return Ingested(head["stream"], head["source"], batch, head["arrival_ms"], queued, _read_rejected(head))
+    event = Ingested(head["stream"], head["source"], batch, head["arrival_ms"], queued, _read_rejected(head))
+    return event, PushId.from_hex(head["push"]) if "push" in head else None
 
 
 def _pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:

@@ -4,6 +4,9 @@ A positive reply guarantees that the records are counted exactly once. It is the
 `accept` has returned, which waits for the journal. A request is accepted as a whole or not at all;
 invalid records in it are rejected individually and listed in the reply. If all are, the reply is an error.
 
+A client that gets no reply pushes the same batch again. The repetition is recognised by the `Idempotency-Key` of the
+request, or else by its body and client; its reply says `already_counted`.
+
 A request reserves memory for what has arrived of it, not for what it announces, and has a deadline; clients divide the
 memory (`PushMemory`): one that sends slowly or not at all keeps nobody else out. Bodies are decoded in threads of their
 own, within a CPU time.
@@ -12,6 +15,7 @@ own, within a CPU time.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,12 +27,12 @@ from starlette.routing import Route
 
 from edge.codecs import RecordSchema
 from edge.config import EdgeConfig
-from edge.records import Chunk, Decoded, Position
+from edge.records import Chunk, Decoded, Position, PushId
 from edge.sources.http_body import MEDIA_TYPES, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body, media_type
 from edge.sources.push_shares import DecodingThreads, PushMemory, Reservation, TooManyBytes
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.bearer import bearer_token, token_digest
-from edgewater.errors import EdgewaterError, InvalidInput, Retired, StorageError
+from edgewater.errors import EdgewaterError, InvalidInput, InvalidRequest, Retired, StorageError
 from edgewater.streams import Delivery
 
 MAX_BODIES_PENDING = 4
@@ -38,10 +42,14 @@ DECODING_THREADS = 2
 TYPE_BASE = "https://edgewater.dev/problems/"
 """Base URI of problem types, the same as in the center's API."""
 
-Accept = Callable[[Chunk, str], Awaitable[None]]
-"""Ingests a chunk of a stream; returns when it is durable.
+MAX_KEY_CHARACTERS = 255
+"""Length of an `Idempotency-Key`."""
 
-Raises Unavailable, Retired, StorageError: it was not accepted.
+Accept = Callable[[Chunk, str], Awaitable[int | None]]
+"""Ingests a chunk of a stream, unless it was counted before; returns when it is durable.
+
+Returns the number of records of a chunk that was counted before; None: it was not.
+Raises Unavailable, Retired, StorageError, InvalidRequest: it was not accepted.
 """
 
 
@@ -56,15 +64,28 @@ class Unavailable(EdgewaterError):
 
 
 class HttpSource:
-    """A `Source` whose records arrive through `push_routes`; `chunks` yields nothing and never ends."""
+    """A `Source` whose records arrive through `push_routes`; `chunks` yields nothing and never ends.
+
+    Attributes:
+        knows_bodies: whether a body without an `Idempotency-Key` that its client sends again is a repetition.
+    """
 
     replayable = False
     delivery = Delivery.EXACTLY_ONCE
 
-    def __init__(self, name: str, stream: str, schema: RecordSchema, idle: ActivityMarker = no_marker) -> None:
+    def __init__(
+        self,
+        name: str,
+        stream: str,
+        schema: RecordSchema,
+        idle: ActivityMarker = no_marker,
+        *,
+        knows_bodies: bool = True,
+    ) -> None:
         self.name = name
         self.stream = stream
         self.schema = schema
+        self.knows_bodies = knows_bodies
         self._idle = idle
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
@@ -79,6 +100,9 @@ class HttpSource:
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
+
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        return ()
 
 
 class BearerTokens:
@@ -138,9 +162,10 @@ def push_routes(
         count_refused: called with the error code of each refused request.
     """
     sources = {
-        name: HttpSource(http_source_name(name), name, stream.record_schema)
+        name: HttpSource(http_source_name(name), name, stream.record_schema, knows_bodies=source.http.dedupe == "body")
         for name, stream in config.streams.items()
-        if any(source.http for source in stream.sources)
+        for source in stream.sources
+        if source.http is not None
     }
     body = BodyLimits(config.limits.max_push_bytes, config.limits.push_cpu_ms / 1000)
     limits = PushLimits(body, MAX_BODIES_PENDING * body.size_bytes, config.limits.push_timeout_ms / 1000)
@@ -227,12 +252,13 @@ class _PushEndpoint:
             reserved.deadline = None
         try:
             encoding = request.headers.get("content-encoding", "identity")[:100]
+            key = _idempotency_key(request)
             with self._busy(source.name):
                 async with self._permits.permit(reserved.principal):
-                    decoded = await self._decode(body, media, encoding, source)
-            await self._accept(
-                Chunk(source.name, decoded.batch, None, None, decoded.rejected, len(body)), source.stream
-            )
+                    decoded, digest = await self._decode(body, media, encoding, source)
+            push = _push_id(source, key, digest, reserved.principal)
+            chunk = Chunk(source.name, decoded.batch, None, None, decoded.rejected, len(body), push=push)
+            counted = await self._accept(chunk, source.stream)
         except BodyTooLarge:
             return self._too_large()
         except BodyTooCostly:
@@ -250,19 +276,31 @@ class _PushEndpoint:
             return self._refuse(source, 503, exc.code, exc.message, exc.retry_after_s)
         except StorageError as exc:
             return self._refuse(source, 503, exc.code, exc.message, limits.retry_after_s)
-        accepted, rejected = decoded.batch.num_rows, [r.to_json() for r in decoded.rejected]
+        accepted = decoded.batch.num_rows if counted is None else counted
+        rejected = [r.to_json() for r in decoded.rejected]
         if rejected and not accepted:
             first = decoded.rejected[0]
             detail = f"none of {sum(r.count for r in decoded.rejected)} records can be read: {first.message}"
             return self._problem(422, "invalid-record", detail, members={"accepted": 0, "rejected": rejected})
-        return JSONResponse({"accepted": accepted, "rejected": rejected})
+        return JSONResponse({"accepted": accepted, "rejected": rejected, "already_counted": counted is not None})
 
-    async def _decode(self, body: bytes, media: str, encoding: str, source: HttpSource) -> Decoded:
-        """Raises BodyTooLarge, BodyTooCostly, InvalidInput."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._decoding,
-            decode_body, body, media, encoding, source.schema, self._now_ms(), self._limits.body, source.stream,
-        )  # fmt: skip
+    async def _decode(self, body: bytes, media: str, encoding: str, source: HttpSource) -> tuple[Decoded, bytes]:
+        """Returns the records and a digest of the decompressed body: gzip data has a time, so repetitions differ.
+
+        Raises:
+            BodyTooLarge, BodyTooCostly, InvalidInput: as `decode_body`.
+        """
+        arrival_ms, limits = self._now_ms(), self._limits.body
+
+        def decode() -> tuple[Decoded, bytes]:
+            digests = list[bytes]()
+            decoded = decode_body(
+                body, media, encoding, source.schema, arrival_ms, limits, source.stream,
+                lambda plain: digests.append(_digest(media.encode(), plain)),
+            )  # fmt: skip
+            return decoded, digests[0]
+
+        return await asyncio.get_running_loop().run_in_executor(self._decoding, decode)
 
     async def _read(self, request: Request, reserved: Reservation) -> bytes:
         """Raises BodyTooLarge, TooManyBytes and ClientDisconnect."""
@@ -294,6 +332,39 @@ class _PushEndpoint:
         """As `problem`; counts it."""
         self._count_refused(code)
         return problem(status, code, detail, **more)
+
+
+def _idempotency_key(request: Request) -> str | None:
+    """Returns the key by which the client recognises its batch. Raises InvalidRequest."""
+    key: str | None = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= MAX_KEY_CHARACTERS:
+        raise InvalidRequest("Idempotency-Key", key[:100], f"1 to {MAX_KEY_CHARACTERS} characters")
+    return key
+
+
+def _push_id(source: HttpSource, key: str | None, body: bytes, principal: bytes | str) -> PushId | None:
+    """Returns the identity of a batch; None: repetitions of it are not recognised.
+
+    Clients may choose equal keys, so a key belongs to the client's token; without tokens it may come again from another
+    address. A body without a key belongs to the token, or to the address.
+    """
+    stream = source.stream.encode()
+    if key is not None:
+        owner = principal if isinstance(principal, bytes) else b""
+        return PushId(_digest(b"key", stream, owner, key.encode()), body, key)
+    if not source.knows_bodies:
+        return None
+    owner = principal if isinstance(principal, bytes) else principal.encode()
+    return PushId(_digest(b"body", stream, owner, body), body)
+
+
+def _digest(*parts: bytes) -> bytes:
+    """Returns 16 bytes that identify a sequence of byte strings."""
+    lengths = b"".join(len(part).to_bytes(8, "little") for part in parts)
+    result = hashlib.blake2b(lengths, digest_size=16)
+    for part in parts:
+        result.update(part)
+    return result.digest()
 
 
 def problem(

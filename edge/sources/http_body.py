@@ -81,9 +81,19 @@ def media_type(header: str) -> str | None:
 
 
 def decode_body(
-    body: bytes, media: str, encoding: str, schema: RecordSchema, arrival_ms: int, limits: BodyLimits, where: str
+    body: bytes,
+    media: str,
+    encoding: str,
+    schema: RecordSchema,
+    arrival_ms: int,
+    limits: BodyLimits,
+    where: str,
+    on_plain: Callable[[bytes], object] = lambda _: None,
 ) -> Decoded:
     """Decodes all valid records of a body as one batch.
+
+    Args:
+        on_plain: called with the decompressed body.
 
     Raises:
         InvalidRecord: the body as a whole is invalid; the message says why and what is accepted.
@@ -95,6 +105,7 @@ def decode_body(
         body = _gunzip(body, limits.size_bytes)
     elif encoding.lower() != "identity":
         raise InvalidRecord("Content-Encoding", encoding, "gzip or identity")
+    on_plain(body)
     if media == "arrow":
         return _decode_arrow(body, schema, arrival_ms, limits.size_bytes, where, check)
     text = TextFormat("csv" if media == "csv" else "ndjson", schema)

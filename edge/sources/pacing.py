@@ -59,6 +59,9 @@ class PacedSource:
     def reread(self, start: Position | None, end: Position) -> Chunk:
         return self._source.reread(start, end)
 
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        return self._source.fingerprints(position, most)
+
 
 async def paced(
     chunks: AsyncIterator[Chunk],

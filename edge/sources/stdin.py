@@ -108,3 +108,6 @@ class StdinSource:
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         raise StorageError(f"{self.name}: standard input cannot be read again")
+
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        return ()

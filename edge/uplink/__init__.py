@@ -7,12 +7,13 @@ durable state: frames and acknowledgements are in the journal. Importing it load
 from edge.uplink.client import TlsFiles, Uplink
 from edge.uplink.flow_control import MIN_FRAME_BYTES, DailyQuota, LinkLimits
 from edge.uplink.outbox import PathDelay, UplinkOutbox
-from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
+from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, UplinkEndpoint
 
 __all__ = [
     "MIN_FRAME_BYTES",
     "BudgetUpdate",
     "DailyQuota",
+    "Input",
     "LinkLimits",
     "PathDelay",
     "QueryStatusReport",

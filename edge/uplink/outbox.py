@@ -24,7 +24,7 @@ from edge.core import (
     StreamState,
 )
 from edge.durability import DurableCore, JournalGroupCommit
-from edge.uplink.ports import BudgetUpdate, QueryDelay, QueryStatusReport
+from edge.uplink.ports import BudgetUpdate, Input, QueryDelay, QueryStatusReport
 from edgewater.query import QuerySpec
 from edgewater.scheduling.costs import MAX_COST_MS
 from edgewater.streams import LIVE, MAX_TIME_MS, Delivery, type_name
@@ -90,6 +90,7 @@ class UplinkOutbox:
         delays: returns how the queries stand; None: this edge does not schedule them.
         refused_costs: costs of the center that cannot be right: the last one stays.
         refused_frames: frames that the center has refused since the start, in whole or in part, by reason.
+        inputs: the files that the sources read, as far as they have a fingerprint.
         changed: set whenever the core has changed, which wakes a waiting `take`.
         configured: set once the first queries are known.
     """
@@ -113,6 +114,8 @@ class UplinkOutbox:
             self.configured.set()
         self._busy_share, self._unread = busy_share, unread
         self.delays: Callable[[], Mapping[QueryRef, QueryDelay]] | None = None
+        self.inputs: tuple[Input, ...] = ()
+        self._sent_inputs: tuple[Input, ...] = ()
         self._sent_delays: dict[QueryRef, QueryDelay] = {}
         self._delays_at_ms = -math.inf
         self._was_behind = False
@@ -177,6 +180,7 @@ class UplinkOutbox:
         # Another center may have taken over, and an older one reports no costs.
         self._costs_ms.clear()
         self._sent_delays.clear()
+        self._sent_inputs = ()
         self._delays_at_ms = -math.inf
         if acked_through is not None:
             self.on_ack(acked_through)
@@ -309,9 +313,17 @@ class UplinkOutbox:
             sent_at_ms=self._now_ms(),
             busy_share=self._busy_share(),
             scheduling=self._scheduling(),
+            inputs=self._changed_inputs(),
         )
         _add_rejected(core.streams, beat.streams)
         return beat
+
+    def _changed_inputs(self) -> list[pb.Input]:
+        """Returns all inputs if they have changed since they were sent in this session, otherwise none."""
+        if self.inputs == self._sent_inputs:
+            return []
+        self._sent_inputs = self.inputs
+        return [pb.Input(stream=i.stream, source=i.source, fingerprints=i.fingerprints) for i in self.inputs]
 
     def _scheduling(self) -> pb.Scheduling | None:
         """How queries stand otherwise than was sent last, while any has a queue, and once more when none has.

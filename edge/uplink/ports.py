@@ -56,6 +56,19 @@ class QueryDelay:
     late_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The files of a source.
+
+    Attributes:
+        fingerprints: `Source.fingerprints` of `edge.records`.
+    """
+
+    stream: str
+    source: str
+    fingerprints: tuple[int, ...]
+
+
 class UplinkEndpoint(Protocol):
     """The agent's end of the uplink.
 

@@ -28,12 +28,32 @@ AGAIN = frozenset({429, 503})
 """Statuses after which a live stream tries again."""
 
 
+def _with_scheme(address: str, where: str, token: str | None) -> str:
+    """Returns ``http://host:port`` for ``host:port``, and any other address unchanged.
+
+    Raises:
+        InvalidConfig: a token would leave this machine without TLS, although nobody has asked for ``http``.
+    """
+    if "://" in address:
+        return address
+    from edgewater.configuration import is_loopback, split_address  # pydantic, which few clients need
+
+    try:
+        split_address(address)
+    except ValueError:
+        return address
+    if token is not None and not is_loopback(address):
+        accepted = f"https://{address}, or http://{address} to send the token without TLS"
+        raise InvalidConfig(where, address, accepted, "a token is sent, and the address has no scheme")
+    return f"http://{address}"
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """The settings of a client.
 
     Attributes:
-        url: of the API; None: EDGEWATER_URL, or the default address on loopback.
+        url: of the API, or its ``host:port``; None: EDGEWATER_URL, or the default address on loopback.
         token: None: EDGEWATER_TOKEN, or the content of the file EDGEWATER_TOKEN_FILE.
         ca: certificates that sign the center's; None: those of the system.
         timeout: seconds that a request may take without news.
@@ -48,14 +68,15 @@ class Connection:
         """Arguments of an httpx client. Raises InvalidConfig."""
         address = self.url or os.environ.get("EDGEWATER_URL") or DEFAULT_URL
         where = "url" if self.url else "EDGEWATER_URL"
+        token = self._token()
         try:
-            url = httpx.URL(address)
+            url = httpx.URL(_with_scheme(address, where, token))
         except httpx.InvalidURL as exc:
             raise InvalidConfig(where, address, f"an address such as {DEFAULT_URL}", str(exc)) from None
         if url.scheme not in ("http", "https") or not url.host:
             raise InvalidConfig(where, address, f"an address such as {DEFAULT_URL}")
         headers = {"User-Agent": f"edgewater/{version('edgewater')}"}
-        if token := self._token():
+        if token:
             headers["Authorization"] = f"Bearer {token}"
         return {"base_url": url, "headers": headers, "timeout": self.timeout, "verify": self._verify()}
 

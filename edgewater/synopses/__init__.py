@@ -70,6 +70,7 @@ from edgewater.synopses.registry import (
     Parameters,
     function_named,
     function_names,
+    meant_function,
     require_fit,
     stack_from_message,
 )
@@ -184,6 +185,7 @@ __all__ = [
     "function_names",
     "hash_values",
     "is_sampled",
+    "meant_function",
     "merge_bytes",
     "merge_what_fits",
     "normal_quantile",

@@ -8,13 +8,21 @@ imports no kind. Plugins are registered when a name or kind comes up that is unk
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, InvalidInput, InvalidQuery, SynopsisError, UnsupportedVersion
+from edgewater.errors import (
+    CorruptSynopsis,
+    InvalidInput,
+    InvalidQuery,
+    SynopsisError,
+    UnsupportedVersion,
+    did_you_mean,
+)
 from edgewater.streams import type_name
 from edgewater.synopses.base import NUMBER_TYPES, SampleFunction, Stack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -159,7 +167,8 @@ class Function:
         values = dict(zip(names, positional, strict=False))
         for name, value in named.items():
             if (name not in self.parameters and name not in self.goals) or name in values:
-                raise InvalidQuery(f"{at}.{name}", value, accepted, "unknown or repeated parameter")
+                near = did_you_mean(name, {**self.parameters, **self.goals}) if name not in values else ""
+                raise InvalidQuery(f"{at}.{name}", value, accepted, f"unknown or repeated parameter{near}")
             values[name] = value
         known = {**self.parameters, **self.goals}
         read = {name: _read(known[name], value, f"{at}.{name}") for name, value in values.items()}
@@ -327,6 +336,26 @@ def function_names() -> list[str]:
     """Returns the sorted names of the functions that queries may use, plugins' included."""
     _load_plugins()
     return sorted(name for name, function in _FUNCTIONS.items() if not function.unavailable)
+
+
+_MEANT = {
+    **dict.fromkeys(("approx_count_distinct", "approx_distinct", "count_distinct", "nunique", "uniq", "hll"),
+                    "distinct"),
+    **dict.fromkeys(("percentile", "percentile_approx", "approx_percentile", "approx_quantile", "percentile_cont",
+                     "quantile", "median"), "quantiles, which answers any quantile"),
+    **dict.fromkeys(("stddev", "stddev_samp", "stddev_pop", "stdev", "std"), "var, the square of it"),
+    **dict.fromkeys(("topk", "approx_top_k", "most_frequent", "mode"), "top_k"),
+}  # fmt: skip
+"""What other systems call our functions."""
+
+
+def meant_function(name: str) -> str:
+    """Returns ``, did you mean distinct?`` for a name that is no function; empty if none is like it."""
+    if re.fullmatch(r"p\d{1,2}(_?\d+)?", name):
+        return f", did you mean {_MEANT['quantile']}?"
+    if name in _MEANT:
+        return f", did you mean {_MEANT[name]}?"
+    return did_you_mean(name, [*function_names(), *_ALIASES])
 
 
 def stack_maker(stack: Callable[..., Stack], *, items: bool = False) -> Callable[..., Stack]:

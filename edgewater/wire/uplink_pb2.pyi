@@ -759,6 +759,7 @@ class Heartbeat(_message.Message):
     SENT_AT_MS_FIELD_NUMBER: _builtins.int
     BUSY_SHARE_FIELD_NUMBER: _builtins.int
     SCHEDULING_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
     backlog_bytes: _builtins.int
     """Bytes in the journal that the center has not acknowledged."""
     bandwidth_bytes_s: _builtins.float
@@ -779,6 +780,12 @@ class Heartbeat(_message.Message):
         The center sends Cost to such edges only.
         """
 
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
+        """The files that the sources read. In the first heartbeats of a session, and again when they have changed; then all
+        of them.
+        """
+
     def __init__(
         self,
         *,
@@ -790,14 +797,46 @@ class Heartbeat(_message.Message):
         sent_at_ms: _builtins.int = ...,
         busy_share: _builtins.float = ...,
         scheduling: Global___Scheduling | None = ...,
+        inputs: _abc.Iterable[Global___Input] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["scheduling", b"scheduling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "bandwidth_bytes_s", b"bandwidth_bytes_s", "busy_share", b"busy_share", "drops", b"drops", "rtt_ms", b"rtt_ms", "scheduling", b"scheduling", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "bandwidth_bytes_s", b"bandwidth_bytes_s", "busy_share", b"busy_share", "drops", b"drops", "inputs", b"inputs", "rtt_ms", b"rtt_ms", "scheduling", b"scheduling", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class Input(_message.Message):
+    """The files of a source, by which the center recognises files that are read twice."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FINGERPRINTS_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    source: _builtins.str
+    """The edge's source, such as "access:file:/var/log/access.log"."""
+    @_builtins.property
+    def fingerprints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Below 2^62: a hash of the first 4 KiB of a file on disk. Of many files the smallest hashes."""
+
+    def __init__(
+        self,
+        *,
+        stream: _builtins.str = ...,
+        source: _builtins.str = ...,
+        fingerprints: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprints", b"fingerprints", "source", b"source", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Input: _TypeAlias = Input  # noqa: Y015
 
 @_typing.final
 class Scheduling(_message.Message):

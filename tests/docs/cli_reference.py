@@ -49,7 +49,7 @@ def pages(command: click.Command, context: click.Context, path: str) -> Iterator
     yield path, command.get_help(context)
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
-            child = command.get_command(context, name)
+            _, child, _ = command.resolve_command(context, [name])  # `get_command` gives a summary
             assert child is not None
             if not child.hidden:
                 settings = {**command.context_settings, **child.context_settings}

@@ -87,10 +87,21 @@ class AgentProcess:
         self._process.stdin.write(data.encode())
         self._process.stdin.flush()
 
-    def push(self, data: str) -> None:
-        headers = {"Content-Type": "application/x-ndjson"}
+    def push(self, data: str, key: str | None = None) -> dict[str, Any]:
+        """Pushes records; returns the reply."""
+        headers = {"Content-Type": "application/x-ndjson"} | ({"Idempotency-Key": key} if key else {})
         reply = self._http.post("/v1/streams/events", content=data, headers=headers)
         assert reply.status_code == 200, reply.text
+        return dict(reply.json())
+
+    def push_unheard(self, data: str, key: str | None = None) -> socket.socket:
+        """Sends a push and reads no reply, as a client whose time is out; the connection is the caller's to close."""
+        connection = socket.create_connection(("127.0.0.1", self._port), TIMEOUT_S)
+        named = f"Idempotency-Key: {key}\r\n" if key else ""
+        head = (f"POST /v1/streams/events HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n{named}"
+                f"Content-Type: application/x-ndjson\r\nContent-Length: {len(data)}\r\n\r\n")  # fmt: skip
+        connection.sendall((head + data).encode())
+        return connection
 
     def kill(self) -> None:
         """kill -9."""

@@ -540,3 +540,29 @@ def test_an_edge_that_is_retired_while_it_is_connected_accepts_no_more_records(t
             await until(lambda: merged(center.bodies()) == closed, "all closed days", task)
 
     run(test, tmp_path)
+
+
+@pytest.mark.slow
+def test_two_edges_that_read_one_file_raise_an_alarm_that_names_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.agent.INPUTS_EVERY_S", 0.05)
+    for name, rows in (("shared", range(200)), ("other", range(200, 400))):
+        (tmp_path / f"{name}.ndjson").write_text(lines(rows))
+
+    async def test(center: Center) -> None:
+        def agent(edge: str, *names: str) -> Agent:
+            sources = [{"file": {"path": str(tmp_path / f"{name}.ndjson"), "follow": True}} for name in names]
+            return open_agent(config(tmp_path / edge, center, sources, edge=edge))
+
+        def equal() -> list[str]:
+            return [a.message for a in center.catalog.alarms() if a.kind == "equal-inputs"]
+
+        async with running(agent("jfk", "shared")) as jfk, running(agent("lga", "other", "shared")) as lga:
+            await until(lambda: bool(equal()), "the alarm", jfk)
+            assert not lga.done()
+        (message,) = equal()
+        assert all(part in message for part in ("jfk", "lga", "flights:file:", "shared.ndjson"))
+        assert "other.ndjson" not in message
+
+    run(test, tmp_path)

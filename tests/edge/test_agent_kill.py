@@ -158,3 +158,28 @@ def test_a_file_that_is_deleted_before_its_positions_are_journaled_is_a_stated_l
     count, losses = agent.recovered()
     assert count == 1
     assert {loss.reason for loss in losses} == {"file-gone"}
+
+
+@pytest.mark.parametrize("key", [None, "batch 1"])
+def test_a_push_whose_reply_was_lost_counts_once_when_it_is_pushed_again(agent_of: Start, key: str | None) -> None:
+    agent = agent_of({"http": {}})
+    data = lines(0, 5)
+    with agent.push_unheard(data, key):
+        agent.until(lambda: synced(agent, "payload") == 1)
+        agent.kill()
+    agent.start()
+    again = agent.push(data, key)
+    assert (again["accepted"], again["already_counted"], agent.records()) == (5, True, 5)
+    other = agent.push(data, "on purpose")
+    assert (other["already_counted"], agent.records()) == (False, 10)
+    agent.kill()
+    assert agent.recovered()[0] == 10
+
+
+def test_a_push_that_comes_again_before_it_is_durable_is_counted_once_and_waits_for_the_disk(agent_of: Start) -> None:
+    agent = agent_of({"http": {}})
+    data = lines(0, 5)
+    with agent.push_unheard(data), agent.push_unheard(data):
+        assert agent.push(data)["accepted"] == 5
+        agent.until(lambda: (agent.metrics() or {})["edgewater_edge_repeated_pushes_total"] == 2)
+    assert (synced(agent, "payload"), agent.records()) == (1, 5)

@@ -1,8 +1,10 @@
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 
 from edge.config import load_config, parse_config
 from edgewater.errors import InvalidConfig
@@ -200,3 +202,46 @@ def test_a_bandwidth_below_the_heartbeats_is_refused() -> None:
 def test_a_delimiter_is_one_plain_character(delimiter: str) -> None:
     with pytest.raises(InvalidConfig, match=r"delimiter"):
         parse_config(in_stream(sources=[{"file": {"path": "a.csv", "csv": {"delimiter": delimiter}}}]))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1:7400",
+        "https://center.example:7400",
+        "grpc://c:7400",
+        "center.example",
+        "center.example:0",
+        7400,
+    ],
+)
+def test_the_address_of_the_center_is_a_host_and_a_port(address: Any) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        parse_config(given(center={"address": address}))
+    assert (caught.value.field, caught.value.value) == ("center.address", address)
+    (offered,) = re.findall(r"\d+\.\S+", caught.value.accepted)
+    assert parse_config(given(center={"address": offered})).center.address == offered
+
+
+def test_an_address_to_listen_at_is_no_url() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        parse_config(given(http={"listen": "http://127.0.0.1:7410"}))
+    assert caught.value.field == "http.listen"
+
+
+def test_each_word_that_the_refusal_of_a_word_offers_is_accepted(tmp_path: Path) -> None:
+    """YAML reads `off` without quotes as false."""
+    with pytest.raises(InvalidConfig) as caught:
+        parse_config(given(limits={"scheduling": "sometimes"}))
+    for word in re.findall(r"'(\w+)'", caught.value.accepted):
+        path = tmp_path / "edge.yaml"
+        path.write_text(yaml.safe_dump(given()) + f"limits: {{scheduling: {word}}}\n")
+        assert load_config(path).limits.scheduling == word
+
+
+def test_a_value_of_a_file_that_yaml_cuts_at_a_comma_is_refused_with_the_quotes_that_it_needs() -> None:
+    document = yaml.safe_load("{edge: a, labels: {site: New York (JFK, LGA)}}")
+    with pytest.raises(InvalidConfig) as caught:
+        parse_config({**given(), **document})
+    assert caught.value.field == "labels.site"
+    assert '"New York (JFK, LGA)"' in caught.value.accepted

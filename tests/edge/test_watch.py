@@ -45,8 +45,8 @@ def test_top_and_tap_show_what_an_agent_reads_rejects_and_answers(tmp_path: Path
             assert reply.status_code == 200
             found["tap"] = await tapping
             for name, arguments in {
-                "top": ("top", url, "--json"), "text": ("top", url), "none": ("tap", url, "flights", "--wait", "0.05"),
-                "stream": ("tap", url, "trips"),
+                "top": ("top", url, "--json"), "text": ("top", settings.http.listen),
+                "none": ("tap", url, "flights", "--wait", "0.05"), "stream": ("tap", url, "trips"),
             }.items():  # fmt: skip
                 found[name] = await asyncio.to_thread(command, *arguments)
             for query in ("records=0", "wait=soon", "wait=61", "records=nan"):

@@ -1,16 +1,17 @@
 """The `edgewater` command: late loading of sub-commands, one-line errors, the version."""
 
+import os
 import re
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, version
+from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from edgewater.__main__ import GROUP, Commands, main
+from edgewater.__main__ import GROUP, LISTED, Commands, main
 from edgewater.errors import InvalidConfig, StorageError
 
 
@@ -101,3 +102,50 @@ def test_the_kernel_and_its_command_import_neither_side() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+HEAVY = ("pyarrow", "grpc", "pyspark", "numpy", "pydantic", "fastapi", "sqlglot", "httpx", "rich", "yaml")
+
+
+def modules_after(*args: str, env: dict[str, str] | None = None) -> set[str]:
+    code = (
+        "import sys; from edgewater.__main__ import main\n"
+        "try: main(sys.argv[1:], prog_name='edgewater')\n"
+        "finally: print('\\n' + ' '.join(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **(env or {})},
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("args", [("--help",), ("--version",), ("edge", "--help"), ("edge", "run", "--help")])
+def test_help_imports_nothing_heavy(args: tuple[str, ...]) -> None:
+    assert modules_after(*args).isdisjoint(HEAVY)
+
+
+def test_completing_a_command_imports_nothing_heavy() -> None:
+    env = {"_EDGEWATER_COMPLETE": "bash_complete", "COMP_WORDS": "edgewater ed", "COMP_CWORD": "1"}
+    assert modules_after(env=env).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("args", [("query", "--help"), ("top", "--help"), ("center", "--help")])
+def test_help_of_a_command_imports_neither_spark_nor_grpc(args: tuple[str, ...]) -> None:
+    assert modules_after(*args).isdisjoint({"pyspark", "grpc", "fastapi", "sqlglot", "pandas"})
+
+
+def test_each_command_is_listed_with_its_own_first_sentence() -> None:
+    points = {point.name: point for point in entry_points(group=GROUP) if point.dist and point.dist.name == "edgewater"}
+    assert LISTED.keys() == points.keys()
+    for name, point in points.items():
+        assert LISTED[name].summary == point.load().get_short_help_str(200)
+
+
+def test_help_lists_a_command_whose_package_is_not_installed() -> None:
+    result = invoke({"query": "a_package_nobody_has.cli:query"}, "--help")
+    assert "not installed: pip install 'edgewater[client]'" in result.output

@@ -28,7 +28,7 @@ from center.results import LeaseLost, ResultStore
 from center.storage.frame_log import FrameLog
 from edge.config import parse_config
 from edge.core import EdgeCore, Effect, Event, Ingested, MemoryLimits
-from edge.records import Chunk, Position, Rejection, Rejections
+from edge.records import Chunk, Position, PushId, Rejection, Rejections
 from edge.sources.http import http_source_name
 from edgewater.errors import StorageError
 from edgewater.streams import TIME_COLUMN, Delivery
@@ -132,6 +132,9 @@ class FollowedFile:
     def reread(self, start: Position | None, end: Position) -> Chunk:
         return self._chunk(start["row"] if start else 0, end["row"])
 
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        return ()
+
 
 def observed_core(disk: Disk) -> type[EdgeCore]:
     """The production core; it also notes by which rule it counts each record."""
@@ -195,10 +198,11 @@ class EdgeProgram:
         worker._together = lambda first: together(first) if rng.random() < 0.5 else []  # type: ignore[method-assign]
 
     async def push(self, row: int) -> None:
-        """Pushes a record once; no reply if the process is killed meanwhile."""
+        """Pushes a record; no reply if the process is killed meanwhile."""
         agent, name = self.agent, http_source_name(STREAM)
         batch, rejected = self.disk.read(row, row + 1)
-        await agent.accept(Chunk(name, batch, None, None, rejected, 100), STREAM)
+        push = PushId(*2 * (row.to_bytes(16, "little"),))
+        await agent.accept(Chunk(name, batch, None, None, rejected, 100, push=push), STREAM)
         self.disk.accepted[self.disk.batch.column("id")[row].as_py()] = True
 
     def close(self) -> None:

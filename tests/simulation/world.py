@@ -285,12 +285,16 @@ class World:
             plan.retired_s = None
 
     def _push(self, disk: Disk, row: int, attempt: int) -> None:
-        """A client: it tries again while it is refused, and never after a request that may have been accepted."""
-        program = self.edges.get(disk.plan.name)
+        """A client: it tries again while it is refused or has no reply, unless the edge forgets what it has counted."""
+        program, number = self.edges.get(disk.plan.name), row_id(disk, row)
+        if disk.accepted.get(number):
+            return
         if program is not None and program.process.alive and program.process.run(program.agent.unavailable) is None:
-            disk.accepted[row_id(disk, row)] = False
+            disk.accepted[number] = False
             program.process.spawn(program.push(row), "push")
-        elif attempt < PUSH_ATTEMPTS:
+            if disk.plan.loses_state_s is not None:
+                return
+        if attempt < PUSH_ATTEMPTS:
             self.loop.call_later(PUSH_RETRY_S, self._push, disk, row, attempt + 1)
 
     def _break(self, fault: LinkFault) -> None:

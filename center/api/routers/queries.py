@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
@@ -29,7 +30,7 @@ from center.api.services import Center, Services
 from center.api.waiting import explain
 from center.api_access import Principal
 from center.catalog import COMPONENTS, EdgeRecord, RegisteredQuery, component_status, expected_edges
-from edgewater.errors import InvalidQuery, NotFound
+from edgewater.errors import InvalidQuery, NotFound, did_you_mean
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.synopses import require_fit
@@ -113,9 +114,16 @@ def _dry_run(center: Services, spec: QuerySpec) -> DryRun:
         registered=live is not None,
         refused=None if misfit is None or live is not None else misfit.message,
         entry_bytes={m.name: m.entry_bytes for m in spec.measures},
-        notes=list(spec.notes),
+        notes=[*spec.notes, *_stream_notes(spec.stream, known.values())],
         edges=[_would_accept(edge, known.get(edge), spec) for edge in sorted(wanted)],
     )
+
+
+def _stream_notes(stream: str, edges: Iterable[EdgeRecord]) -> list[str]:
+    """A stream that no edge serves may come later, or is misspelt."""
+    served = {s.name for edge in edges for s in edge.streams if not edge.retired}
+    near = did_you_mean(stream, sorted(served))
+    return [f"from: no edge serves the stream {stream}{near}"] if near and stream not in served else []
 
 
 def _would_accept(edge: EdgeId, record: EdgeRecord | None, spec: QuerySpec) -> DryRunEdge:
@@ -155,7 +163,8 @@ def _is_registered(center: Services, spec: QuerySpec) -> bool:
 def _register(center: Services, spec: QuerySpec) -> Response:
     known = {q.ref for q in center.catalog.queries()}
     query = center.catalog.register(spec, center.now_ms(), center.draw_seed())
-    answer = RegisteredAnswer.of(query).model_copy(update={"notes": query.spec.notes or None})
+    notes = [*query.spec.notes, *_stream_notes(spec.stream, center.catalog.edges())]
+    answer = RegisteredAnswer.of(query).model_copy(update={"notes": notes or None})
     return JSONResponse(
         answer.model_dump(mode="json", exclude_none=True),
         200 if query.ref in known else 201,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import hashlib
 import os
 import signal
 import stat
@@ -108,6 +109,46 @@ def _neighbours(path: str) -> Iterable[str]:
         return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]  # noqa: PTH118, PTH208
     except OSError:
         return []
+
+
+BEGINNING_BYTES = 4_096
+"""A file has a fingerprint if it is so long. Shorter beginnings may be alike by chance, such as header lines."""
+
+
+class InputFingerprints:
+    """Fingerprints of the files of a source, by which the center recognises files that are read twice.
+
+    A fingerprint is a hash below 2^62 of the first `BEGINNING_BYTES` of a file on disk. Each file is read once.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], int] = {}
+
+    def of(self, position: FilePosition, most: int) -> tuple[int, ...]:
+        """Returns the fingerprints of the files of a position, ascending. Blocking.
+
+        Args:
+            most: of more files, those with the smallest fingerprints are returned: two edges with the same files return
+                the same ones.
+        """
+        files = {(p.file, p.inode) for p in (position, *position.others)}
+        self._known = {file: known for file, known in self._known.items() if file in files}
+        for path, inode in files - self._known.keys():
+            if (fingerprint := _fingerprint(path, inode)) is not None:
+                self._known[path, inode] = fingerprint
+        return tuple(sorted(set(self._known.values()))[:most])
+
+
+def _fingerprint(path: str, inode: int) -> int | None:
+    """Returns the fingerprint of a file; None if it is short, or no longer at its path."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(BEGINNING_BYTES)
+            if len(data) < BEGINNING_BYTES or os.fstat(file.fileno()).st_ino != inode:
+                return None
+    except OSError:
+        return None
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 2
 
 
 def current_path(descriptor: int) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from edge.codecs import RecordSchema, TextFormat, codec_of
 from edge.records import COALESCE_S, MAX_CHUNK_ROWS, SHORT_READ_BYTES, Chunk, InputGone, Position, split_rows
 from edge.sources.files.backfill import BackfillFile, BackfillReader
-from edge.sources.files.fingerprint import inode_of, locate, matching_files
+from edge.sources.files.fingerprint import InputFingerprints, inode_of, locate, matching_files
 from edge.sources.files.follower import ROTATE_WAIT_MS, FollowedFiles, contains, requires_complete_by_name
 from edge.sources.files.parquet import ParquetReader
 from edge.sources.files.position import FilePosition
@@ -81,6 +81,10 @@ class FileSource:
         self._poll_s = poll_s
         self._rotate_wait_ms = rotate_wait_ms
         self._reread: FileReader | None = None
+        self._fingerprints = InputFingerprints()
+
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        return self._fingerprints.of(FilePosition.from_json(position), most)
 
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         self.close()  # recovery is over

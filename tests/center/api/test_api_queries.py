@@ -55,6 +55,14 @@ def test_another_query_under_a_name_that_is_taken_is_a_conflict(desk):
     assert refused.json()["type"] == "https://edgewater.dev/problems/conflict"
 
 
+def test_the_refusal_of_a_changed_query_says_what_differs_and_that_a_replacement_deletes_the_answers(desk):
+    post(desk, SPEC)
+    detail = post(desk, {**SPEC, "window": {"tumbling": "2h"}, "lateness": "1m"}).json()["detail"]
+    for part in ("window", "lateness", "--replace", f"DELETE /v1/queries/{SPEC['name']}", "deletes all its answers"):
+        assert part in detail
+    assert "measures" not in detail
+
+
 def test_an_invalid_query_is_refused_with_field_value_and_what_is_accepted(desk):
     refused = post(desk, {**SPEC, "window": {"tumbling": "soon"}})
     assert refused.status_code == 422
@@ -188,3 +196,13 @@ def test_a_deleted_query_is_gone_and_its_name_is_free_for_the_next_version(two_h
         assert desk.get(f"/v1/queries/flights{path}").status_code == 404
     assert desk.ask("DELETE", "/v1/queries/flights").status_code == 404
     assert post(desk, {**SPEC, "name": "flights"}).json()["version"] == 2
+
+
+def test_the_name_of_a_stream_that_no_edge_serves_and_is_like_one_is_noted(desk):
+    desk.connect("jfk")
+    noted = post(desk, {**SPEC, "from": "fligths"})
+    assert (noted.status_code, "did you mean flights" in noted.json()["notes"][0]) == (201, True)
+    tried = desk.ask("POST", "/v1/queries?dry_run=true", json={**SPEC, "name": "other", "from": "fligths"})
+    assert "did you mean flights" in tried.json()["notes"][0]
+    for stream in ("flights", "turbines"):
+        assert "notes" not in post(desk, {**SPEC, "name": stream, "from": stream}).json()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from center.ingest.validation import read_heartbeat, read_hello, read_utilization
+from center.ingest.validation import MAX_FINGERPRINTS, read_heartbeat, read_hello, read_inputs, read_utilization
 from edgewater.errors import ProtocolError
 from edgewater.streams import Delivery, EdgeId
 from edgewater.wire import uplink_pb2 as pb
@@ -46,3 +46,15 @@ def test_a_figure_of_a_heartbeat_that_no_edge_can_measure_is_unknown(value: floa
     beat = read_heartbeat(EdgeId("jfk"), message, 7)
     assert (beat.bandwidth_bytes_s, beat.rtt_ms, beat.clock_offset_ms, read_utilization(message)) == (0, 0, 0, 0)
     assert max(*beat.records.values(), *beat.drops.values()) < 1 << 63
+
+
+def test_of_the_files_of_an_edge_a_bounded_number_is_taken_and_what_no_edge_can_mean_is_left_out() -> None:
+    inputs = [
+        pb.Input(stream="no name!", source="a", fingerprints=[1]),
+        pb.Input(stream="flights", source="a\0" * 400, fingerprints=[1, 1, (1 << 64) - 1]),
+        *(pb.Input(stream="flights", source=f"s{n}", fingerprints=range(50)) for n in range(100)),
+    ]
+    found = read_inputs(pb.Heartbeat(inputs=inputs))
+    assert found[0].fingerprints == (1,)
+    assert "\0" not in found[0].source and len(found[0].source) <= 255
+    assert sum(len(record.fingerprints) for record in found) == MAX_FINGERPRINTS

@@ -125,7 +125,8 @@ class EpisodeRun:
             if source.kind == "file":
                 made = FileInput(*common, edge.log_file)
             elif source.kind == "http":
-                made = PushInput(*common, edge.push_url, bool(self._rng.random() < 0.5))
+                arrow, forgets = bool(self._rng.random() < 0.5), {"lost-state", "clock", "retire"} & set(e.kinds)
+                made = PushInput(*common, edge.push_url, arrow, not forgets)
             else:
                 made = StdinInput(*common)
             self.inputs.setdefault(edge.name, []).append(made)

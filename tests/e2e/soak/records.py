@@ -83,12 +83,14 @@ class InputLog:
     Attributes:
         disorder_ms: how far behind the newest record of its source a record may come, as configured at the edges.
         idle_ms: the watermark of a source that has been silent for half of this may follow the clock.
+        repeated: batches that an edge had counted when they were pushed again.
     """
 
     disorder_ms: int
     idle_ms: int
     handed: list[Handed] = field(default_factory=list)
     refused: int = 0
+    repeated: int = 0
     _newest: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import shutil
@@ -19,6 +20,8 @@ from tests.e2e.soak.records import InputLog, Record, RecordSource, to_arrow
 
 PERIOD_S = 0.1
 PUSH_TIMEOUT_S = 8.0
+REPEAT_EVERY = 10
+"""Every so many pushes, a batch is pushed again that was counted."""
 GOES_ON_S = 1.0
 COMPRESS_AFTER_S = 1.0
 BAD_LINES = ('{"at": "yesterday"}', "not json", '{"k": "a", "n": 1}', '{"at": 1, "n": 1.5}')
@@ -186,15 +189,22 @@ def _gzip(path: Path) -> None:
 
 
 class PushInput(Input):
-    """Pushes batches; a refused batch is pushed again, one without a reply is not."""
+    """Pushes batches; a batch that is refused, or gets no reply, is pushed again with the same body.
+
+    Args:
+        retries: whether a batch without a reply is pushed again: the edge keeps its state and its clock.
+    """
 
     def __init__(
-        self, edge: str, source: RecordSource, log: InputLog, records_per_s: float, bad: bool, url: str, arrow: bool
-    ) -> None:
+        self, edge: str, source: RecordSource, log: InputLog, records_per_s: float, bad: bool, url: str, arrow: bool,
+        retries: bool,
+    ) -> None:  # fmt: skip
         super().__init__(edge, source, log, records_per_s, bad)
         self._client = httpx.Client(timeout=PUSH_TIMEOUT_S)
-        self._url, self._arrow = url, arrow
+        self._url, self._arrow, self._retries = url, arrow, retries
         self._waiting: list[Record] = []
+        self._pushed = 0
+        self._unheard: tuple[bytes, str, list[Record]] | None = None
 
     def write(self, records: list[Record], with_bad: bool) -> None:
         self._waiting += records
@@ -202,34 +212,66 @@ class PushInput(Input):
 
     def finish(self) -> None:
         deadline = time.monotonic() + PUSH_TIMEOUT_S
-        while self._waiting and time.monotonic() < deadline:
+        while (self._waiting or self._unheard) and time.monotonic() < deadline:
             self._push(False)
             time.sleep(PERIOD_S)
+        if self._unheard is not None:
+            self.log.add(self.edge, self._unheard[2], wall_ms(), certain=False, capped=False)
         self.log.refused += len(self._waiting)
         self._client.close()
 
     def _push(self, with_bad: bool) -> None:
-        batch, arrow = self._waiting, self._arrow and not with_bad
-        content = to_arrow(batch) if arrow else _lines(batch, with_bad)
-        kind = "application/vnd.apache.arrow.stream" if arrow else "application/x-ndjson"
+        is_again = self._unheard is not None
+        content, kind, batch = self._unheard or self._next(with_bad)
+        if not batch:
+            return
         try:
             reply = self._client.post(self._url, content=content, headers={"Content-Type": kind})
-        except (httpx.ConnectError, httpx.ConnectTimeout):
-            return  # nothing was taken
-        except httpx.TransportError:
-            self._waiting = []
-            self.log.add(self.edge, batch, wall_ms(), certain=False, capped=False)
+        except httpx.TransportError as exc:
+            if is_again or not isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
+                self._keep(content, kind, batch)
+            else:
+                self._wait(batch)
             return
+        self._unheard = None
         if reply.status_code == 200:
             assert reply.json()["accepted"] == len(batch), reply.text
-            self._waiting = []
-            self.log.add(self.edge, batch, wall_ms(), capped=self.capped)
-        elif reply.status_code in (500, 502):  # the agent stopped in the middle of it
-            self._waiting = []
-            self.log.add(self.edge, batch, wall_ms(), certain=False, capped=False)
-        elif reply.status_code not in (429, 503):
-            self._waiting = []
+            assert is_again or not reply.json()["already_counted"], reply.text
+            self.log.repeated += reply.json()["already_counted"]
+            self.log.add(self.edge, batch, wall_ms(), capped=self.capped and not is_again)
+            self._pushed += 1
+            if self._retries and self._pushed % REPEAT_EVERY == 0:
+                self._repeat(content, kind)
+        elif reply.status_code in (500, 502) or is_again:  # the agent stopped in the middle of it
+            self._keep(content, kind, batch)
+        elif reply.status_code in (429, 503):
+            self._wait(batch)
+        else:
             self.log.refused += len(batch)
+
+    def _repeat(self, content: bytes, kind: str) -> None:
+        """Pushes a batch again that was counted, as a client whose reply came too late."""
+        with contextlib.suppress(httpx.TransportError):
+            reply = self._client.post(self._url, content=content, headers={"Content-Type": kind})
+            assert reply.status_code != 200 or reply.json()["already_counted"], reply.text
+            self.log.repeated += reply.status_code == 200
+
+    def _next(self, with_bad: bool) -> tuple[bytes, str, list[Record]]:
+        batch, self._waiting = self._waiting, []
+        if self._arrow and not with_bad:
+            return to_arrow(batch), "application/vnd.apache.arrow.stream", batch
+        return _lines(batch, with_bad), "application/x-ndjson", batch
+
+    def _wait(self, batch: list[Record]) -> None:
+        """Nothing of the batch was taken."""
+        self._waiting = batch + self._waiting
+
+    def _keep(self, content: bytes, kind: str, batch: list[Record]) -> None:
+        """The batch may have been taken."""
+        if self._retries:
+            self._unheard = content, kind, batch
+        else:
+            self.log.add(self.edge, batch, wall_ms(), certain=False, capped=False)
 
 
 class StdinInput(Input):

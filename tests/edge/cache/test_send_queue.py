@@ -8,6 +8,7 @@ import pytest
 
 from edge.cache import ErrorLimits, GroupHistory, SendQueue, SendSlots, SliceEntries, policy
 from edge.cache.send_queue import MAX_QUEUED, RERANK_FRACTION
+from edge.cache.sizing import pure_pess
 from edgewater.caching import CacheSpec
 from edgewater.synopses import GroupedAggregate, IntArray, function_named
 
@@ -86,6 +87,18 @@ def test_an_empty_history_allows_a_ranking(sizing: str) -> None:
         held, CacheSpec(sizing=sizing), GroupHistory(("v",)), moment, SendSlots(100.0, 100.0)
     )
     assert set(queue.draw(held, 99).groups.tolist()) <= set(range(8))
+
+
+@pytest.mark.parametrize("eviction", ["gain", "lru"])
+def test_without_a_primary_cache_pure_pess_sends_by_error_the_largest_first(eviction: str) -> None:
+    """TR 16-003, section 5.3: with few sends left, every entry may have to make room for groups to come."""
+    held = entries_of(8)
+    moment, spec = policy.RankingContext(500, 0.5, 1.0), CacheSpec(eviction, "pure_pess")
+    slots = SendSlots(1.0, 100.0)
+    assert pure_pess(held, GroupHistory(("v",)), 0.5, slots) < 1.0
+    queue = policy.rank_open_by_deadline(held, spec, GroupHistory(("v",)), moment, slots)
+    assert queue.draw(held, 3).groups.tolist() == [5, 6, 7]
+    assert queue.draw(held, 9).groups.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_restored_queue_continues_with_the_groups_not_drawn() -> None:

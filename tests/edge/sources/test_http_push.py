@@ -19,12 +19,13 @@ ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
 PATH = "/v1/streams/flights"
 
 
-def config(**limits: object) -> EdgeConfig:
+def config(http: object = None, tokens: tuple[str, ...] = (), **limits: object) -> EdgeConfig:
     columns = {"carrier": "string", "distance": "int64", "delay": "float64", "late": "bool"}
-    stream = {"columns": columns, "time": {"column": "t"}, "sources": [{"http": None}]}
+    stream = {"columns": columns, "time": {"column": "t"}, "sources": [{"http": http}]}
     return parse_config(
         {
             "edge": "jfk",
+            "http": {"tokens": list(tokens)},
             "state_dir": "state",
             "streams": {"flights": stream, "quiet": {**stream, "sources": [{"stdin": None}]}},
             "limits": limits,
@@ -35,22 +36,29 @@ def config(**limits: object) -> EdgeConfig:
 class Agent:
     """The other side of the routes: takes chunks once `durable` is set."""
 
-    def __init__(self, arrival_ms: int, **limits: object) -> None:
+    def __init__(self, arrival_ms: int, **settings: Any) -> None:
         self.taken: list[tuple[str, Chunk]] = []
         self.durable = asyncio.Event()
         self.durable.set()
         self.entered = asyncio.Event()
         self.unavailable: Unavailable | None = None
         self.failure: Exception | None = None
-        routes = push_routes(config(**limits), self.accept, lambda: self.unavailable, lambda: arrival_ms)
+        self.counted: int | None = None
+        routes = push_routes(config(**settings), self.accept, lambda: self.unavailable, lambda: arrival_ms)
         self.transport = httpx.ASGITransport(app=Starlette(routes=routes))
 
-    async def accept(self, chunk: Chunk, stream: str) -> None:
+    async def accept(self, chunk: Chunk, stream: str) -> int | None:
         self.entered.set()
         if self.failure is not None:
             raise self.failure
         self.taken.append((stream, chunk))
         await self.durable.wait()
+        return self.counted
+
+    def push_id(self, body: Any, **headers: str) -> Any:
+        """Pushes a body; returns the identity that its chunk has."""
+        assert self.push(body, NDJSON | {name.replace("_", "-"): value for name, value in headers.items()}).is_success
+        return self.taken[-1][1].push
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=self.transport, base_url="http://edge")
@@ -78,7 +86,7 @@ def problem(response: httpx.Response, status: int, code: str) -> str:
 
 def test_records_are_taken_and_counted(agent: Agent, ndjson: Any) -> None:
     response = agent.push(ndjson(0, 3))
-    assert (response.status_code, response.json()) == (200, {"accepted": 3, "rejected": []})
+    assert (response.status_code, response.json()) == (200, {"accepted": 3, "rejected": [], "already_counted": False})
     ((stream, chunk),) = agent.taken
     assert (stream, chunk.source) == ("flights", "flights:http")
     assert chunk.batch.column("distance").to_pylist() == [0, 1, 2]
@@ -119,7 +127,7 @@ def test_csv_arrow_and_gzip_are_read_by_their_headers(agent: Agent, ndjson: Any,
 
 
 def test_a_body_of_several_blocks_is_taken_as_one_chunk(agent: Agent, ndjson: Any) -> None:
-    assert agent.push(ndjson(0, 25_000)).json() == {"accepted": 25_000, "rejected": []}
+    assert agent.push(ndjson(0, 25_000)).json()["accepted"] == 25_000
     ((_, chunk),) = agent.taken
     assert chunk.batch.column("distance").to_pylist() == list(range(25_000))
 
@@ -250,4 +258,46 @@ def test_a_dictionary_that_would_expand_beyond_the_limit_is_refused(arrival_ms: 
     body = sink.getvalue().to_pybytes()
     assert len(body) < 10_000
     problem(agent.push(body, ARROW), 413, "too-large")
+    assert agent.taken == []
+
+
+def test_a_batch_that_was_counted_before_says_so_with_the_number_of_its_records(agent: Agent, ndjson: Any) -> None:
+    agent.counted = 3
+    reply = agent.push(ndjson(0, 3))
+    assert (reply.status_code, reply.json()) == (200, {"accepted": 3, "rejected": [], "already_counted": True})
+
+
+def test_without_a_key_a_repetition_has_the_same_body_and_client(arrival_ms: int, ndjson: Any) -> None:
+    agent = Agent(arrival_ms, tokens=("first", "second"))
+    first, second = {"authorization": "Bearer first"}, {"authorization": "Bearer second"}
+    body = ndjson(0, 3)
+    push = agent.push_id(body, **first)
+    assert agent.push_id(body, **first) == push
+    packed = gzip.compress(body.encode(), mtime=arrival_ms // 1000)
+    assert agent.push_id(packed, content_encoding="gzip", **first) == push, "gzip data has a time"
+    for other in (agent.push_id(body, **second), agent.push_id(ndjson(0, 4), **first)):
+        assert other.key != push.key
+
+
+def test_a_key_says_which_batches_are_the_same_and_belongs_to_a_token(arrival_ms: int, ndjson: Any) -> None:
+    agent = Agent(arrival_ms, tokens=("first", "second"))
+    body = ndjson(0, 3)
+    keyed = {"authorization": "Bearer first", "idempotency_key": "a"}
+    push = agent.push_id(body, **keyed)
+    assert agent.push_id(body, **keyed) == push
+    again = agent.push_id(ndjson(0, 4), **keyed)
+    assert (again.key, again.body == push.body) == (push.key, False)
+    for other in ({"idempotency_key": "b"}, {"authorization": "Bearer second"}):
+        assert agent.push_id(body, **(keyed | other)).key != push.key
+
+
+def test_equal_bodies_are_different_batches_where_only_keys_count(arrival_ms: int, ndjson: Any) -> None:
+    agent = Agent(arrival_ms, http={"dedupe": "key"})
+    assert agent.push_id(ndjson(0, 3)) is None
+    assert agent.push_id(ndjson(0, 3), idempotency_key="a") is not None
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256])
+def test_a_key_that_is_none_is_refused(agent: Agent, ndjson: Any, key: str) -> None:
+    problem(agent.push(ndjson(0, 3), NDJSON | {"idempotency-key": key}), 422, "invalid-request")
     assert agent.taken == []

@@ -290,10 +290,23 @@ def test_a_token_comes_from_the_argument_the_environment_or_a_file_and_is_never_
     assert "two words" not in str(bad.value)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:7480", "ftp://x", "http://", "nothing"])
+@pytest.mark.parametrize("url", ["127.0.0.1", "localhost:port", "ftp://x", "http://", "nothing"])
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(InvalidConfig, match="an address such as http"):
         Center(url)
+
+
+def test_an_address_without_a_scheme_is_one_of_http() -> None:
+    with Center("127.0.0.1:7480") as center, Center("localhost:7480", token="t") as other:
+        assert (center.url, other.url) == ("http://127.0.0.1:7480", "http://localhost:7480")
+
+
+def test_a_token_leaves_the_machine_without_tls_only_where_the_address_says_http() -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        Center("center.example:7480", token="t")
+    assert (refused.value.field, refused.value.value) == ("url", "center.example:7480")
+    with Center("http://center.example:7480", token="t") as center:
+        assert center.url == "http://center.example:7480"
 
 
 def test_a_center_that_is_not_there_and_a_server_that_is_none_are_told_apart(tmp_path):

@@ -118,6 +118,34 @@ def test_under_a_staleness_budget_the_deadline_is_kept_and_what_is_omitted_is_st
         np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
 
 
+def by_error(trace: Trace, updates_s: float, deadline_ms: float) -> tuple[int, float]:
+    """The reference of TR 16-003, section 5.3, without a primary cache: each slot sends the largest accumulated error.
+
+    Returns the number of sends, and the largest error at the deadline, of the first window.
+    """
+    pending, sends, at = np.zeros(trace.codes.max() + 1), 0, 0
+    first = trace.rows(np.flatnonzero(trace.times_ms < WINDOW_MS))
+    values = first.batch.column("value").to_numpy()
+    for slot_ms in np.arange(1000.0 / updates_s, WINDOW_MS + deadline_ms, 1000.0 / updates_s):
+        until = int(np.searchsorted(first.times_ms, slot_ms))
+        np.add.at(pending, first.codes[at:until], values[at:until])
+        at, largest = until, int(pending.argmax())
+        sends += pending[largest] > 0
+        pending[largest] = 0.0
+    return sends, float(pending.max())
+
+
+@pytest.mark.parametrize("eviction", ["lru", "gain"])
+def test_pure_pess_on_a_narrow_link_is_about_as_good_as_the_reference(eviction: str) -> None:
+    narrow = 4.0
+    short = zipf(1, WINDOW_MS, records=1000, groups=300, seed=4)
+    sends, error = by_error(short, narrow, 1_000.0)
+    out = run(short, query(staleness="1s"), link(narrow), SimulatedPolicy(cache=CacheSpec(eviction, "pure_pess")))
+    assert out.updates >= 0.8 * sends
+    assert out.error[0] <= 1.5 * error
+    np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
+
+
 @pytest.mark.parametrize("updates_s", [1.1, 0.8])
 def test_a_deadline_of_about_one_send_is_kept(updates_s: float) -> None:
     out = run(TRACE, query(staleness="1s"), link(updates_s))

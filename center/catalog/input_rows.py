@@ -1,0 +1,70 @@
+"""Rows of the files that edges read; each function runs inside a transaction of the catalog.
+
+Two sources of a stream that read one file count each of its records twice, and no answer can show it: the center sees
+only sums. So edges report fingerprints of their files, and equal ones raise an alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, insert, select
+
+from center.catalog import alarm_rows
+from center.catalog import schema as t
+from edgewater.streams import EdgeId
+
+EQUAL_INPUTS = "equal-inputs"
+MAX_PAIRS = 5
+"""Pairs of sources about which one report raises alarms."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputRecord:
+    """The files of one source of an edge.
+
+    Attributes:
+        fingerprints: hashes below 2^62 of the beginnings of files, each once.
+    """
+
+    stream: str
+    source: str
+    fingerprints: tuple[int, ...]
+
+
+def write_inputs(connection: Connection, inputs: Mapping[EdgeId, Sequence[InputRecord]], now_ms: int) -> None:
+    """Replaces the reports of these edges; raises an alarm for each source that reads a file of another one."""
+    for edge, records in inputs.items():
+        connection.execute(delete(t.inputs).where(t.inputs.c.edge == edge))
+        rows = [
+            {"stream": record.stream, "fingerprint": fingerprint, "edge": edge, "source": record.source}
+            for record in records
+            for fingerprint in record.fingerprints
+        ]
+        if rows:
+            connection.execute(insert(t.inputs), rows)
+        for mine, other_edge, other in _equal(connection, edge)[:MAX_PAIRS]:
+            message = (
+                f"stream {mine[0]}: source {mine[1]} of edge {edge} and source {other} of edge {other_edge} read files"
+                " that begin with the same 4 KiB; if they are the same files, their records count twice. Let one"
+                " source read each file"
+            )
+            alarm_rows.add(connection, EQUAL_INPUTS, message, edge, now_ms)
+
+
+def _equal(connection: Connection, edge: EdgeId) -> list[tuple[tuple[str, str], str, str]]:
+    """Returns the sources of an edge, as (stream, name), with the edge and the source that read an equal file."""
+    mine, other = t.inputs.alias(), t.inputs.alias()
+    is_equal = (mine.c.stream == other.c.stream) & (mine.c.fingerprint == other.c.fingerprint)
+    is_another = (other.c.edge != edge) | (other.c.source > mine.c.source)
+    rows = (
+        select(mine.c.stream, mine.c.source, other.c.edge, other.c.source)
+        .join(other, is_equal)
+        .join(t.edges, t.edges.c.edge == other.c.edge)
+        .where(mine.c.edge == edge, is_another, t.edges.c.retired.is_(False))
+        .distinct()
+        .order_by(mine.c.stream, mine.c.source, other.c.edge, other.c.source)
+        .limit(MAX_PAIRS)
+    )
+    return [((stream, source), other_edge, name) for stream, source, other_edge, name in connection.execute(rows)]
