@@ -24,6 +24,7 @@ from edgewater.plain_yaml import load_yaml
 from edgewater.quantities import duration_ms, format_duration, fraction, require_keys, require_serialisable, size_bytes
 from edgewater.record_functions import CallFailures
 from edgewater.streams import COLUMN_TYPES, MIN_TIME_MS, TIME_COLUMN
+from edgewater.synopses.missing_records import has_bounds
 from edgewater.syntax import check_calls, column_names, parse_sql
 from edgewater.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.windows import SlicedWindow, Window
@@ -54,6 +55,16 @@ RELATIVE_SAVES_REPEATS = (
     "of a group's own value withholds no group: each edge sends every group at least once per window, unless its "
     "value is 0, as without a budget. It saves only updates that would be sent again; "
     "an absolute budget also saves small groups"
+)
+
+
+WITHOUT_BOUND = (
+    "while edges withhold records, nothing bounds the error of this function, so its intervals are null and the "
+    "contract is not met; name the measure in budget.error to limit the records that it may lack, or leave it out"
+)
+WITHOUT_BOUND_LIMITED = (
+    "the limit counts the records that the answer may lack; nothing bounds their effect on the value, so its intervals "
+    "are null while edges withhold any"
 )
 
 
@@ -206,8 +217,18 @@ class QuerySpec:
     @property
     def notes(self) -> list[str]:
         """What a valid query does not do, although its writer may expect it."""
-        relative = self.error_budget.relative if self.error_budget is not None else ()
-        return [f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in relative]
+        budget = self.error_budget
+        if budget is None:
+            return []
+        notes = [
+            f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in budget.relative
+        ]
+        named = {name for name, _ in (*budget.limits, *budget.relative)}
+        for measure in self.measures:
+            if measure.function.error is None and not has_bounds(measure.function.make(measure.parameters, None)):
+                at = f"budget.error.{measure.name}" if measure.name in named else f"measures.{measure.name}"
+                notes.append(f"{at}: {WITHOUT_BOUND_LIMITED if measure.name in named else WITHOUT_BOUND}")
+        return notes
 
     def to_mapping(self) -> dict[str, object]:
         """Returns the canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``."""

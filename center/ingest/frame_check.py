@@ -216,8 +216,8 @@ class FrameCheck:
         if len(close.withheld) > MAX_MEASURES:
             return f"{len(close.withheld)} withheld; expected at most {MAX_MEASURES}"
         for w in close.withheld:
-            amounts = (w.largest_above, w.largest_below, w.total_above, w.total_below)
-            if w.measure not in self._measures or min(amounts) < 0 or w.groups > MAX_COUNT:
+            amounts = (w.largest_above, w.largest_below, w.total_above, w.total_below, w.above_share, w.below_share)
+            if w.measure not in self._measures or not all(a >= 0 for a in amounts) or w.groups > MAX_COUNT:
                 accepted = f"a measure of the query, amounts from 0 and at most {MAX_COUNT} groups"
                 return f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups; expected {accepted}"
         return ""

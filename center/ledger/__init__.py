@@ -31,6 +31,7 @@ from center.ledger.quality import (
     with_violations,
 )
 from center.ledger.stored_state import pack_state
+from center.ledger.withheld import WithheldBound
 
 __all__ = [
     "ACCURACY",
@@ -56,6 +57,7 @@ __all__ = [
     "SlicesRefused",
     "TimeAdvanced",
     "Violation",
+    "WithheldBound",
     "pack_state",
     "state_refusal",
     "with_late_records",

@@ -9,12 +9,13 @@ from enum import StrEnum
 from typing import Any
 
 from center.estimation import GroupPrediction, Prediction
+from center.ledger.withheld import Totals, WithheldBound
 from center.sampling import describe_reasons, is_expensive
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import Delivery, EdgeId
-from edgewater.wire import InputLoss, SamplingReason, Signs, SliceClose
+from edgewater.wire import InputLoss, SamplingReason
 
 
 class Phase(StrEnum):
@@ -32,95 +33,6 @@ class Phase(StrEnum):
 _RANKS = {Phase.EARLY: 0, Phase.COMPLETE: 1, Phase.FINAL: 2}
 
 
-@dataclass(frozen=True, slots=True)
-class WithheldBound:
-    """How far, at most, any group's true value lies above and below its estimate; both are ≥ 0.
-
-    Attributes:
-        unsent: the largest maximum of which an edge sent nothing, for its group. Any group's true maximum is at most
-            this, or its estimate plus `above`. None: every edge sent something of each of its groups.
-    """
-
-    above: float
-    below: float
-    unsent: float | None = None
-
-    def to_mapping(self) -> dict[str, float | None]:
-        result = {"above": _finite(self.above), "below": _finite(self.below)}
-        return result if self.unsent is None else {**result, "unsent": _finite(self.unsent)}
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Union of all edges' closes of a slice, or of all slices of a window.
-
-    Attributes:
-        withheld: per measure of which anything is withheld.
-        signs: per sum with a relative limit, the signs of the values of any edge and slice: a set of +1 and -1.
-    """
-
-    observed: int = 0
-    late: int = 0
-    withheld: Mapping[str, WithheldBound] | None = None
-    signs: Mapping[str, frozenset[int]] | None = None
-
-    @classmethod
-    def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> Totals:
-        """Totals of one slice; `closes` holds one close per edge and incarnation."""
-        return cls.union((cls._of_close(c, spec) for c in closes), spec)
-
-    @classmethod
-    def _of_close(cls, close: SliceClose, spec: QuerySpec) -> Totals:
-        bounds = {
-            w.measure: WithheldBound(w.largest_above, w.largest_below, w.largest_unsent)
-            for w in close.withheld
-            if w.groups or w.largest_unsent is not None
-        }
-        relative = dict(spec.error_budget.relative) if spec.error_budget is not None else {}
-        sums = [m.name for m in spec.measures if m.name in relative and m.function.error == "sum"]
-        signs: dict[str, frozenset[int]] = {}
-        if sums and close.observed:
-            stated = {w.measure: Signs(w.signs) for w in close.withheld}
-            signs = {name: _SIGNS[stated.get(name, Signs.NOT_NEGATIVE)] for name in sums}
-        return cls(close.observed, close.late, bounds, signs)
-
-    @classmethod
-    def union(cls, parts: Iterable[Totals], spec: QuerySpec) -> Totals:
-        """Adds counters and the bounds of sums and counts: the worst group may be the same at every edge and in every
-        slice. The error of an extremum is at most the largest single bound, since max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ)."""
-        observed = late = 0
-        sums: dict[str, list[Any]] = {}
-        signs: dict[str, frozenset[int]] = {}
-        extrema: frozenset[str] | None = None
-        for part in parts:
-            observed += part.observed
-            late += part.late
-            for measure, some in (part.signs or {}).items():
-                signs[measure] = signs.get(measure, frozenset()) | some
-            if not part.withheld:
-                continue
-            if extrema is None:
-                extrema = frozenset(m.name for m in spec.measures if m.function.error == "extremum")
-            for measure, bound in part.withheld.items():
-                # A list, not a `WithheldBound`, for each addition: an answer adds the slices of many edges.
-                held = sums.get(measure)
-                if held is None:
-                    held = sums[measure] = [0.0, 0.0, None]
-                if measure in extrema:
-                    held[0], held[1] = max(held[0], bound.above), max(held[1], bound.below)
-                else:
-                    held[0] += bound.above
-                    held[1] += bound.below
-                if bound.unsent is not None:
-                    held[2] = bound.unsent if held[2] is None else max(held[2], bound.unsent)
-        return cls(observed, late, {measure: WithheldBound(*held) for measure, held in sums.items()}, signs)
-
-
-_SIGNS = {
-    Signs.NOT_NEGATIVE: frozenset({1}),
-    Signs.NEGATIVE: frozenset({-1}),
-    Signs.BOTH: frozenset({1, -1}),
-}
 _NONE: Mapping[str, frozenset[SamplingReason]] = {}
 _ROUNDING = 1e-9
 """Relative tolerance: n shares of E/n need not add up to E in floating point."""
@@ -433,7 +345,7 @@ def assess(
         budget = spec.error_budget or ErrorBudget(())
         limits = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
         requested = {"error": limits} if spec.error_budget is not None else {"exact": _exactness(spec)}
-        violations += _over_budget(withheld, budget) + _of_both_signs(totals)
+        violations += _over_budget(withheld, budget, totals.signs or {})
     if spec.staleness_budget is not None:
         staleness_budget_ms = spec.staleness_budget.staleness_ms
         requested["staleness_ms"] = staleness_budget_ms
@@ -614,17 +526,6 @@ def _lost(losses: Iterable[tuple[EdgeId, InputLoss]]) -> list[Violation]:
     ]
 
 
-def _of_both_signs(totals: Totals) -> list[Violation]:
-    """Sums whose values have both signs while edges withhold a fraction of them: the values of a group may cancel, and
-    then its sum is smaller than the values of which the fractions are withheld."""
-    withheld = totals.withheld or {}
-    both = [name for name, signs in sorted((totals.signs or {}).items()) if len(signs) > 1 and name in withheld]
-    return [
-        Violation("both-signs", f"{name}: edges withhold a percentage of values of both signs, which may cancel")
-        for name in both
-    ]
-
-
 def _nothing_arrived(expected: int, missing: tuple[str, ...]) -> list[Violation]:
     """An answer without data says nothing, unless all edges have closed the window: then it has no records."""
     if expected > 0 and not missing:
@@ -634,25 +535,35 @@ def _nothing_arrived(expected: int, missing: tuple[str, ...]) -> list[Violation]
     return [Violation(NOTHING_ARRIVED, f"no record of the window has arrived{whom}; that there are none is not known")]
 
 
-def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> list[Violation]:
-    """Measures whose withheld bound exceeds their limit. Without any limit, all measures must be exact; a measure that
-    the budget does not name has no limit.
+def _over_budget(
+    withheld: Mapping[str, WithheldBound], budget: ErrorBudget, signs: Mapping[str, frozenset[int]]
+) -> list[Violation]:
+    """Returns a violation for each measure whose withheld amount exceeds its limit.
 
-    A relative limit applies to each group's own value. The bound is that of the worst group, whose value is not known
-    here, so it is not compared with a relative limit: the edges enforce that one.
+    A relative limit is compared with the largest withheld share of any group. Without any limit, all measures must be
+    exact. A measure that the budget does not name has no limit.
+
+    Args:
+        signs: as in `Totals`. Values of both signs may cancel: a sum is then smaller than the values whose shares are
+            withheld.
     """
     limits, relative = dict(budget.limits), dict(budget.relative)
     violations = []
     for measure, bound in withheld.items():
-        if measure in relative:
-            continue
         worst, limit = max(bound.above, bound.below), limits.get(measure)
-        if limit is None and worst > 0 and not (limits or relative):
+        if measure in relative:
+            if len(signs.get(measure, ())) > 1:
+                message = f"{measure}: edges withhold a percentage of values of both signs, which may cancel"
+                violations.append(Violation("both-signs", message))
+                continue
+            share, most = max(bound.above_share, bound.below_share), relative[measure]
+            if not share <= most * (1 + _ROUNDING):
+                stated = f"up to {100 * share:.4g}%" if math.isfinite(share) else "an unknown share"
+                message = f"{measure}: edges withhold {stated} of a group; the budget is {format_fraction(most)}"
+                violations.append(Violation("error-budget", message))
+        elif limit is None and worst > 0 and not (limits or relative):
             violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} per group"))
-        elif limit is not None and worst > limit * (1 + _ROUNDING):
-            violations.append(
-                Violation(
-                    "error-budget", f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
-                )
-            )
+        elif limit is not None and not worst <= limit * (1 + _ROUNDING):
+            message = f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
+            violations.append(Violation("error-budget", message))
     return violations

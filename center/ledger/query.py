@@ -25,7 +25,7 @@ from typing import Any
 
 from center.catalog import EdgeRecord, expected_edges
 from center.ledger.events import Emission, FrameSummary, LateSlice, refusal
-from center.ledger.quality import EdgeStatements, Phase, Quality, Totals, assess
+from center.ledger.quality import EdgeStatements, Phase, Quality, assess
 from center.ledger.state import (
     EdgeIncarnation,
     QueryState,
@@ -37,6 +37,7 @@ from center.ledger.state import (
     at_most,
 )
 from center.ledger.stored_state import EntryRow, StoredEdges
+from center.ledger.withheld import Totals
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.windows import SlidingWindow
 from edgewater.wire import InputLoss, LossReason, SliceClose

@@ -13,8 +13,9 @@ from functools import reduce
 from typing import Any, Generic, TypeVar
 
 from center.catalog import RegisteredQuery
-from center.ledger.quality import Phase, Totals
+from center.ledger.quality import Phase
 from center.ledger.sessionize import ObservedSession
+from center.ledger.withheld import Totals
 from edgewater.errors import UnsupportedVersion
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock

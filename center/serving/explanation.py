@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from center.results import AnswerRecord
 from center.serving.cells import Cell
 from center.serving.measures import MeasureQuestions, is_incomplete, may_count_twice
 from center.serving.own_error import OwnError
 from center.serving.render import AnswerRows, answer_rows, stated_quality
+from center.serving.withheld import with_withheld_amounts
 from edgewater.errors import NotFound
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
@@ -96,7 +99,7 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
     before = own.noted[0] if own.noted and cell else None
     parts = (
         _own_part(own, before, at, measure),
-        _withheld_part(record, measure),
+        _withheld_part(rows, measure, before, at, cell),
         *_predicted_parts(record, spec, measure),
         *_missing_part(record, measure),
     )
@@ -174,12 +177,22 @@ def _own_part(own: NotedError, before: Estimates | None, row: int, measure: Meas
     return ErrorPart(cause, above, below, f"the error of {what}")
 
 
-def _withheld_part(record: AnswerRecord, measure: Measure) -> ErrorPart:
-    withheld = record.quality["error"]["withheld"]
-    if not withheld or (measure.name not in withheld and measure.function.error is not None):
+def _withheld_part(rows: AnswerRows, measure: Measure, before: Estimates | None, row: int, cell: Cell) -> ErrorPart:
+    """The part of the interval in `cell` that is due to what edges withhold."""
+    bound, is_bounded = rows.withheld.bounds.get(measure.name), measure.function.error is not None
+    if not rows.withheld.bounds or (bound is None and is_bounded):
         return ErrorPart("withheld", 0, 0, "the edges that have closed the window withhold nothing")
-    bound = withheld.get(measure.name)
-    above, below = (None, None) if bound is None else (bound["above"], bound["below"])
+    above = below = None
+    if before is not None:
+        value, lower, upper = (float(getattr(before, name)[row]) for name in ("value", "lower", "upper"))
+        if bound is not None and is_bounded:
+            widened = with_withheld_amounts(
+                Estimates(np.array([value]), np.array([lower]), np.array([upper]), integers=before.integers), bound
+            )
+            above, below = _finite(float(widened.upper[0]) - upper), _finite(lower - float(widened.lower[0]))
+        else:
+            above = None if cell["upper"] is None else max(cell["upper"] - upper, 0)
+            below = None if cell["lower"] is None else max(lower - cell["lower"], 0)
     return ErrorPart("withheld", above, below, "what edges withhold of a group, at most, under the error budget")
 
 

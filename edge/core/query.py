@@ -734,11 +734,9 @@ class QueryPipeline:
         return select_groups(slice_, self.spec, self.history, self._limits(start), context, slots)
 
     @property
-    def _relative_sums(self) -> tuple[str, ...]:
-        if self.spec.error_budget is None:
-            return ()
-        relative = dict(self.spec.error_budget.relative)
-        return tuple(m.name for m in self.spec.measures if m.name in relative and m.function.error == "sum")
+    def _has_relative_limit(self) -> bool:
+        budget = self.spec.error_budget
+        return budget is not None and bool(budget.relative)
 
     @property
     def _has_session_windows(self) -> bool:
@@ -746,7 +744,8 @@ class QueryPipeline:
 
     def _slice_close(self, start: int, slice_: Slice) -> SliceClose:
         extent = (slice_.first_ms, slice_.last_ms) if self._has_session_windows else (None, None)
-        return SliceClose(start, slice_.observed, slice_.late, slice_.entries.withheld(self._relative_sums), *extent)
+        withheld = slice_.entries.withheld(shares=self._has_relative_limit)
+        return SliceClose(start, slice_.observed, slice_.late, withheld, *extent)
 
     def _may_send_early(self, end: int, drain_window_ms: tuple[int, int], early: EarlySends | None) -> bool:
         if self.monitor is not None:

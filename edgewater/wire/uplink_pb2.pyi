@@ -658,7 +658,7 @@ class Withheld(_message.Message):
         BOTH: Withheld._Signs.ValueType  # 2
 
     class Signs(_Signs, metaclass=_SignsEnumTypeWrapper):
-        """For a sum with a relative limit: the signs of the groups' values."""
+        """For a sum of a query with a relative limit: the signs of the groups' values."""
 
     NOT_NEGATIVE: Withheld.Signs.ValueType  # 0
     NEGATIVE: Withheld.Signs.ValueType  # 1
@@ -672,6 +672,8 @@ class Withheld(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     LARGEST_UNSENT_FIELD_NUMBER: _builtins.int
     SIGNS_FIELD_NUMBER: _builtins.int
+    ABOVE_SHARE_FIELD_NUMBER: _builtins.int
+    BELOW_SHARE_FIELD_NUMBER: _builtins.int
     measure: _builtins.str
     largest_above: _builtins.float
     """The largest withheld amount of a group above and below zero; below as a positive number."""
@@ -683,6 +685,11 @@ class Withheld(_message.Message):
     largest_unsent: _builtins.float
     """For a maximum: the largest one of the groups of which the edge sent none."""
     signs: Global___Withheld.Signs.ValueType
+    above_share: _builtins.float
+    """For a query with a relative limit: the largest withheld amounts of a group, as fractions of the group's own value
+    in the slice. Absent: unknown.
+    """
+    below_share: _builtins.float
     def __init__(
         self,
         *,
@@ -694,13 +701,24 @@ class Withheld(_message.Message):
         groups: _builtins.int = ...,
         largest_unsent: _builtins.float | None = ...,
         signs: Global___Withheld.Signs.ValueType = ...,
+        above_share: _builtins.float | None = ...,
+        below_share: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_largest_unsent", b"_largest_unsent", "largest_unsent", b"largest_unsent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_above_share", b"_above_share", "_below_share", b"_below_share", "_largest_unsent", b"_largest_unsent", "above_share", b"above_share", "below_share", b"below_share", "largest_unsent", b"largest_unsent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_largest_unsent", b"_largest_unsent", "groups", b"groups", "largest_above", b"largest_above", "largest_below", b"largest_below", "largest_unsent", b"largest_unsent", "measure", b"measure", "signs", b"signs", "total_above", b"total_above", "total_below", b"total_below"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above_share", b"_above_share", "_below_share", b"_below_share", "_largest_unsent", b"_largest_unsent", "above_share", b"above_share", "below_share", b"below_share", "groups", b"groups", "largest_above", b"largest_above", "largest_below", b"largest_below", "largest_unsent", b"largest_unsent", "measure", b"measure", "signs", b"signs", "total_above", b"total_above", "total_below", b"total_below"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__above_share: _TypeAlias = _typing.Literal["above_share"]  # noqa: Y015
+    _WhichOneofArgType__above_share: _TypeAlias = _typing.Literal["_above_share", b"_above_share"]  # noqa: Y015
+    _WhichOneofReturnType__below_share: _TypeAlias = _typing.Literal["below_share"]  # noqa: Y015
+    _WhichOneofArgType__below_share: _TypeAlias = _typing.Literal["_below_share", b"_below_share"]  # noqa: Y015
     _WhichOneofReturnType__largest_unsent: _TypeAlias = _typing.Literal["largest_unsent"]  # noqa: Y015
     _WhichOneofArgType__largest_unsent: _TypeAlias = _typing.Literal["_largest_unsent", b"_largest_unsent"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__above_share) -> _WhichOneofReturnType__above_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__below_share) -> _WhichOneofReturnType__below_share | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__largest_unsent) -> _WhichOneofReturnType__largest_unsent | None: ...
 
 Global___Withheld: _TypeAlias = Withheld  # noqa: Y015
