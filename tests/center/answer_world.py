@@ -12,7 +12,7 @@ import pyarrow as pa
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, Phase, QueryRegistered
 from center.results import AnswerRecord
-from center.serving import render, to_csv, to_table
+from center.serving import NO_QUESTIONS, MeasureQuestions, render, to_csv, to_table
 from edge.core import (
     BudgetSet,
     Configured,
@@ -97,7 +97,9 @@ class World:
                 summary = FrameSummary(REF, position, name, body.through_ms, body.closes, touched, 100, 0, "i1")
                 answers += ledger.handle(FramesMerged((summary,), WINDOW_MS))
         emission = [a for a in answers if a.window_start_ms == 0][-1]
-        parts = [p.synopsis for bodies in self.bodies for b in bodies for p in b.partials if p.slice_start_ms == 0]
+        slices = self.spec.window.slices_of_window(0)
+        partials = [p for bodies in self.bodies for b in bodies for p in b.partials]
+        parts = [p.synopsis for p in partials if p.slice_start_ms in slices]
         return AnswerRecord(
             answer_id=1,
             query=REF,
@@ -118,8 +120,8 @@ class World:
             bandwidth_bytes_s=0.0, rtt_ms=0.0, clock_offset_ms=0.0, retired=False, incarnations=1,
         )  # fmt: skip
 
-    def answer(self) -> dict[str, Any]:
-        return render(self.record(), self.spec)
+    def answer(self, questions: MeasureQuestions = NO_QUESTIONS) -> dict[str, Any]:
+        return render(self.record(), self.spec, questions)
 
     def table(self) -> pa.Table:
         return to_table(self.record(), self.spec)
