@@ -14,7 +14,7 @@ from center.sampling import describe_reasons, is_expensive
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec
-from edgewater.streams import Delivery, EdgeId
+from edgewater.streams import Constant, Delivery, EdgeId
 from edgewater.wire import InputLoss, SamplingReason
 
 
@@ -34,6 +34,7 @@ _RANKS = {Phase.EARLY: 0, Phase.COMPLETE: 1, Phase.FINAL: 2}
 
 
 _NONE: Mapping[str, frozenset[SamplingReason]] = {}
+_NO_CONSTANTS: Mapping[str, Mapping[str, Constant]] = {}
 _ROUNDING = 1e-9
 """Relative tolerance: n shares of E/n need not add up to E in floating point."""
 
@@ -75,6 +76,10 @@ NOT_SAMPLED = "not sampled: the measure is cheap, and edges and links keep up"
 ALL_RECORDS_NEEDED = (
     "not sampled: the measure is expensive, but every record is needed, or the needed rate is not known yet"
 )
+
+
+Constants = Mapping[str, Constant]
+"""Columns of `group_by` that have one value in all records of an edge, with this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +219,8 @@ class Quality:
         left: edges, sorted, that were expected when the window had begun and have left since, without having closed it:
             they were retired, or no longer serve the stream.
         edges: what each edge had stated.
+        constants: by edge of `missing` and `left`: its records are only in groups with these values. Edges without a
+            constant are absent.
     """
 
     expected: int
@@ -231,6 +238,7 @@ class Quality:
     at_most_once: tuple[EdgeId, ...] = ()
     left: tuple[EdgeId, ...] = ()
     edges: EdgeStatements = NO_STATEMENTS
+    constants: Mapping[str, Constants] = field(default_factory=dict)
 
     @property
     def reported(self) -> int:
@@ -281,6 +289,8 @@ class Quality:
             result["completeness"]["lost_state"] = list(self.lost_state)
         if self.left:
             result["completeness"]["left"] = list(self.left)
+        if self.constants:
+            result["completeness"]["only"] = {edge: dict(values) for edge, values in self.constants.items()}
         if self.at_most_once:
             result["completeness"]["delivery"] = dict.fromkeys(self.at_most_once, Delivery.AT_MOST_ONCE)
         if self.losses:
@@ -326,6 +336,7 @@ def assess(
     first_staleness_ms: int,
     lost_state: tuple[str, ...] = (),
     losses: tuple[tuple[EdgeId, InputLoss], ...] = (),
+    constants: Mapping[str, Constants] = _NO_CONSTANTS,
     at_most_once: tuple[EdgeId, ...] = (),
     left: tuple[EdgeId, ...] = (),
     has_data: bool = True,
@@ -334,6 +345,7 @@ def assess(
     """Computes the quality of an answer.
 
     Args:
+        constants: by edge.
         has_data: some edge has reported records of the window.
         first_staleness_ms: staleness of the window's first answer; under a combined budget, of the first one that
             kept the error budget. A staleness budget applies to that one only.
@@ -372,6 +384,7 @@ def assess(
         at_most_once=at_most_once,
         left=left,
         edges=edges,
+        constants={edge: constants[edge] for edge in (*missing, *left) if edge in constants},
     )
 
 

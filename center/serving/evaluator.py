@@ -20,6 +20,7 @@ from center.serving.cells import NOT_FINITE, intervals, plain_key, stated_confid
 from center.serving.function_values import FunctionPart, function_confidence
 from center.serving.measures import (
     is_incomplete,
+    lacking_rows,
     may_count_twice,
     widen_by_missing,
     without_bounds,
@@ -32,6 +33,7 @@ from edgewater.errors import IncompatibleSynopses, InvalidRequest, NotFound
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
 from edgewater.synopses import (
+    BoolArray,
     Estimates,
     GroupedAggregate,
     IntArray,
@@ -308,9 +310,7 @@ class _StackAnswer:
         """The answer's prediction in place of the data's estimate; without one, the bounds are unknown."""
         if len(self.windows) > 1 or not own or self.of_all_groups:
             return with_prediction(estimates, self.measure, {}, {})
-        rows = [self.question.group or {}] if self.groups is None else self.groups
-        keys = {name: pa.array([row[name] for row in rows]) for name in self.group_by}
-        return with_prediction(estimates, self.measure, self.windows[0].prediction or {}, keys)
+        return with_prediction(estimates, self.measure, self.windows[0].prediction or {}, self._keys())
 
     def _widened(self, estimates: Estimates, kind: Question | None, groups: IntArray | None = None) -> Estimates:
         """Widens intervals by what edges withhold, and removes bounds that missing edges may exceed.
@@ -326,9 +326,29 @@ class _StackAnswer:
         if doubtful:
             return without_bounds(estimates)
         widened = self.withheld.widen(self.measure, self.stack, estimates, kind, own=own, groups=groups)
-        if not any(is_incomplete(w.completeness) for w in self.windows):
-            return widened
-        return widen_by_missing(widened, self.measure) if own else without_bounds(widened)
+        lacking = self._lacking()
+        if groups is not None:
+            lacking = lacking[groups]
+        if own or not lacking.any():
+            return widen_by_missing(widened, self.measure, lacking)
+        unknown = np.where(lacking, np.nan, 0.0)
+        return replace(widened, lower=widened.lower + unknown, upper=widened.upper + unknown)
+
+    def _lacking(self) -> BoolArray:
+        """Returns which groups may lack records of missing edges."""
+        rows = len(self.stack)
+        result = np.zeros(rows, bool)
+        is_of_group = not self.of_all_groups and self.question.name not in BINARY_QUESTIONS
+        keys = self._keys() if is_of_group else {}
+        for window in self.windows:
+            if is_incomplete(window.completeness):
+                result |= lacking_rows(window.completeness, keys, rows)
+        return result
+
+    def _keys(self) -> dict[str, pa.Array]:
+        """Returns the key columns of the groups."""
+        rows = [self.question.group or {}] if self.groups is None else self.groups
+        return {name: pa.array([row[name] for row in rows]) for name in self.group_by}
 
 
 def _is_own(question: WindowQuestion, measure: Measure) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from center.results import AnswerRecord
 from center.serving.cells import Cell
-from center.serving.measures import MeasureQuestions, is_incomplete, may_count_twice
+from center.serving.measures import MeasureQuestions, is_incomplete, lacking_rows, may_count_twice
 from center.serving.own_error import OwnError
 from center.serving.render import AnswerRows, answer_rows, stated_quality
 from center.serving.withheld import with_withheld_amounts
@@ -101,7 +101,7 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
         _own_part(own, before, at, measure),
         _withheld_part(rows, measure, before, at, cell),
         *_predicted_parts(record, spec, measure),
-        *_missing_part(record, measure),
+        *_missing_part(record, measure, rows, at),
     )
     coverage = quality.get("accuracy", {}).get("coverage")
     return ExplainedValue(rows.group_cells()[at], name, cell, values.confidence, parts, rows.length, contract, coverage)
@@ -217,7 +217,7 @@ def _predicted_parts(record: AnswerRecord, spec: QuerySpec, measure: Measure) ->
     return tuple(parts)
 
 
-def _missing_part(record: AnswerRecord, measure: Measure) -> tuple[ErrorPart, ...]:
+def _missing_part(record: AnswerRecord, measure: Measure, rows: AnswerRows, row: int) -> tuple[ErrorPart, ...]:
     """How far records that the answer lacks may move the value, where no estimate stands for them."""
     completeness, name = record.quality["completeness"], measure.function.name
     if may_count_twice(completeness):
@@ -227,6 +227,8 @@ def _missing_part(record: AnswerRecord, measure: Measure) -> tuple[ErrorPart, ..
         return ()
     if not is_incomplete(completeness):
         return (ErrorPart("missing", 0, 0, "every expected edge has closed the window with all its records"),)
+    if not lacking_rows(completeness, rows.groups, rows.length)[row]:
+        return (ErrorPart("missing", 0, 0, "edges are missing, and none of them has records of this group"),)
     lacking = [*completeness["missing"], *completeness.get("left", ())]
     says = f"records of {', '.join(lacking[:3])}{', …' if len(lacking) > 3 else ''} may be missing"
     if not lacking:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from center.serving.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart
 from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
@@ -22,6 +23,7 @@ from edgewater.errors import InvalidRequest
 from edgewater.measure import Measure
 from edgewater.synopses import (
     BloomStack,
+    BoolArray,
     Count,
     CountMinStack,
     CuckooStack,
@@ -330,18 +332,45 @@ def is_incomplete(completeness: Mapping[str, Any]) -> bool:
     return lacks_records or completeness.get("expected") == 0
 
 
+def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array], rows: int) -> BoolArray:
+    """Returns which rows may lack records of an incomplete answer: all, unless each edge that it lacks has records of
+    some groups only (`completeness.only`).
+
+    Args:
+        groups: the rows' key columns.
+    """
+    lacking, only = [*completeness.get("missing", ()), *completeness.get("left", ())], completeness.get("only", {})
+    everywhere = np.ones(rows, bool)
+    if not rows or not lacking or completeness.get("after_final") or not all(edge in only for edge in lacking):
+        return everywhere
+    result = np.zeros(rows, bool)
+    for values in {tuple(sorted(only[edge].items())) for edge in lacking}:
+        mask = everywhere.copy()
+        for name, value in values:
+            if name in groups and pa.types.is_null(groups[name].type):
+                mask[:] = False
+            elif name in groups:
+                equal = pc.equal(groups[name], pa.scalar(value, groups[name].type))
+                mask &= pc.fill_null(equal, False).to_numpy(zero_copy_only=False)
+        result |= mask
+    return result
+
+
 def may_count_twice(completeness: Mapping[str, Any]) -> bool:
     """Whether an edge lost its state while the window was open: then not even a count has a bound."""
     return bool(completeness.get("lost_state"))
 
 
-def widen_by_missing(estimates: Estimates, measure: Measure) -> Estimates:
+def widen_by_missing(estimates: Estimates, measure: Measure, lacking: BoolArray) -> Estimates:
     """Removes the bounds that records of missing edges may exceed.
 
     Further records can only raise a count or a maximum, and lower a minimum. Everything else may move either way, by an
     unknown amount.
+
+    Args:
+        lacking: which estimates may lack records.
     """
-    unknown = np.full(len(estimates), np.nan)
-    lower = estimates.lower if measure.function.name in ("count", "max") else unknown
-    upper = estimates.upper if measure.function.name == "min" else unknown
+    unknown = np.where(lacking, np.nan, 0.0)
+    lower = estimates.lower if measure.function.name in ("count", "max") else estimates.lower + unknown
+    upper = estimates.upper if measure.function.name == "min" else estimates.upper + unknown
     return replace(estimates, lower=lower, upper=upper)

@@ -26,6 +26,7 @@ from center.serving.measures import (
     MeasureEvaluator,
     MeasureQuestions,
     is_incomplete,
+    lacking_rows,
     may_count_twice,
     widen_by_missing,
     without_bounds,
@@ -264,6 +265,8 @@ def answer_rows(
         if not np.array_equal(order, np.arange(len(aggregate))):
             stacks = {name: stack.take(order) for name, stack in stacks.items()}
 
+    lacking = lacking_rows(completeness, groups, len(order)) if incomplete else np.zeros(0, bool)
+
     def widen(
         measure: Measure,
         stack: Stack,
@@ -277,7 +280,9 @@ def answer_rows(
         if doubtful:
             return without_bounds(estimates)
         widened = withheld.widen(measure, stack, estimates, question, groups=rows)
-        return widen_by_missing(widened, measure) if incomplete else widened
+        if not incomplete:
+            return widened
+        return widen_by_missing(widened, measure, lacking if rows is None else lacking[rows])
 
     def evaluator(measure: Measure) -> MeasureEvaluator:
         confidence = function_confidence(spec, measure, groups_in_all, questions.confidence)

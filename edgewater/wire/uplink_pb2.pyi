@@ -217,6 +217,26 @@ class Stream(_message.Message):
     """A source cannot be read again: what it gave shortly before a crash may be lost, and is never counted twice."""
 
     @_typing.final
+    class ConstantsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class Column(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -266,6 +286,7 @@ class Stream(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
     DELIVERY_FIELD_NUMBER: _builtins.int
+    CONSTANTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     delivery: Global___Stream.Delivery.ValueType
     """The weakest delivery of its sources; UNSPECIFIED: exactly once."""
@@ -273,6 +294,10 @@ class Stream(_message.Message):
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stream.Column]: ...
     @_builtins.property
     def clock(self) -> Global___Stream.Clock: ...
+    @_builtins.property
+    def constants(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Columns that have the same value in all records of the stream at this edge; the value as JSON."""
+
     def __init__(
         self,
         *,
@@ -280,10 +305,11 @@ class Stream(_message.Message):
         columns: _abc.Iterable[Global___Stream.Column] | None = ...,
         clock: Global___Stream.Clock | None = ...,
         delivery: Global___Stream.Delivery.ValueType = ...,
+        constants: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "columns", b"columns", "delivery", b"delivery", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "columns", b"columns", "constants", b"constants", "delivery", b"delivery", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -121,7 +121,7 @@ def check_within(cell: dict[str, Any], true: float, shown: str, slack: float = 1
 
 
 def check_sketches(row: dict[str, Any], found: Sequence[float]) -> None:
-    """Each value of the cells about its truth. With few values no sketch has an error that is more than its interval."""
+    """Compares each value of the cells with its truth. With few values no sketch exceeds its interval."""
     ordered, frequency = sorted(found), {v: found.count(v) for v in found}
     check_within(row["d"], len(frequency), "distinct")
     check_within(row["b"], len(frequency), "bloom")
