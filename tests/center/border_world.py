@@ -65,7 +65,9 @@ class Border:
             site.configure()
         return query.ref
 
-    def edge(self, name: str, incarnation: str = "i1", constants: Mapping[str, Constant] = MappingProxyType({})) -> Site:
+    def edge(
+        self, name: str, incarnation: str = "i1", constants: Mapping[str, Constant] = MappingProxyType({})
+    ) -> Site:
         """Starts an edge's agent, or starts it again on the directory of that incarnation."""
         self.edges[name] = Site(self, name, incarnation, constants)
         return self.edges[name]

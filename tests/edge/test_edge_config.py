@@ -200,3 +200,28 @@ def test_a_bandwidth_below_the_heartbeats_is_refused() -> None:
 def test_a_delimiter_is_one_plain_character(delimiter: str) -> None:
     with pytest.raises(InvalidConfig, match=r"delimiter"):
         parse_config(in_stream(sources=[{"file": {"path": "a.csv", "csv": {"delimiter": delimiter}}}]))
+
+
+def test_a_constant_has_the_type_of_its_column() -> None:
+    columns = {"site": "string", "rack": "int64", "spare": "bool"}
+    config = parse_config(in_stream(columns=columns, constants={"site": "north", "rack": 7, "spare": False}))
+    (stream,) = config.streams.values()
+    assert dict(stream.record_schema.constants) == {"site": "north", "rack": 7, "spare": False}
+
+
+@pytest.mark.parametrize(
+    ("constants", "says"),
+    [
+        ({"side": "north"}, "one of the columns"),
+        ({"site": 7}, "a string"),
+        ({"site": "n" * 257}, "at most 256"),
+        ({"rack": True}, "a int64"),
+        ({"rack": 1 << 63}, "a int64"),
+        ({"load": 1.5}, "constants"),
+        ({"load": 1}, "a column of type"),
+    ],
+)
+def test_a_constant_that_is_not_of_its_column_is_refused(constants: dict[str, object], says: str) -> None:
+    columns = {"site": "string", "rack": "int64", "load": "float64"}
+    with pytest.raises(InvalidConfig, match=says):
+        parse_config(in_stream(columns=columns, constants=constants))
