@@ -91,11 +91,11 @@ class GroupsWithheld:
             bound = self.bounds.get(measure.name)
             widened = estimates if bound is None else with_withheld_amounts(estimates, bound)
             self._note_excess(measure.name, widened)
-            return widened
-        missing = self.missing_records(len(stack))
-        if groups is not None:
-            missing = missing[groups]
-        widened = with_missing_records(stack, question, estimates, missing)
+        else:
+            missing = self.missing_records(len(stack))
+            if groups is not None:
+                missing = missing[groups]
+            widened = with_missing_records(stack, question, estimates, missing)
         for before, after in ((estimates.lower, widened.lower), (estimates.upper, widened.upper)):
             if (np.isfinite(before) & ~np.isfinite(after)).any():
                 self.without_bound.add(measure.name)
@@ -132,7 +132,7 @@ class GroupsWithheld:
             result.append(Violation("error-budget", f"{name}: a value may be off {stated}{allowed}"))
         named = _named(budget)
         for name in sorted(self.without_bound - named):
-            message = f"{name}: edges withhold records, and nothing bounds their effect on a value of it"
+            message = f"{name}: edges withhold records, and nothing bounds their effect on a value"
             result.append(Violation("withheld", message))
         return result
 
