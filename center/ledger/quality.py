@@ -98,18 +98,22 @@ class EdgeStatements:
         closed: expected edges, sorted, that had closed the window with all their records.
         closed_until_ms: per missing edge that has closed any slice, the event time before which it had closed all.
         totals: per edge, sorted, whose closes state late or withheld records.
+        constants: of the edges in `totals`.
     """
 
     closed: tuple[str, ...] = ()
     closed_until_ms: Mapping[str, int] = field(default_factory=dict)
     totals: Mapping[str, Totals] = field(default_factory=dict)
+    constants: Mapping[str, Constants] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON; a member is null where it would have more than `MAX_LISTED_EDGES`."""
         bounds = {edge: t.withheld for edge, t in self.totals.items() if t.withheld}
         late = {edge: t.late for edge, t in self.totals.items() if t.late}
         few = MAX_LISTED_EDGES
+        only = {edge: dict(self.constants[edge]) for edge in bounds if edge in self.constants}
         return {
+            **({"only": only} if only and len(bounds) <= few else {}),
             "closed": list(self.closed) if len(self.closed) <= few else None,
             "closed_until_ms": dict(self.closed_until_ms) if len(self.closed_until_ms) <= few else None,
             "late": late if len(late) <= few else None,

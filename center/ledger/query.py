@@ -572,6 +572,7 @@ class QueryLedger(ABC):
             tuple(e for e in self._state.expected if e not in absent),
             {e: through[e] for e in missing if MIN_TIME_MS < through.get(e, MIN_TIME_MS) < MAX_TIME_MS},
             {e: each[0] if len(each) == 1 else Totals.union(each, self._spec) for e, each in sorted(by_edge.items())},
+            {e: self._state.constants[e] for e in sorted(by_edge) if e in self._state.constants},
         )
 
     def _is_missing(self, edge: EdgeId, start_ms: int) -> bool:

@@ -154,7 +154,7 @@ class Evaluator:
             arguments = {**arguments, "other": other}
             windows += theirs
             more = GroupsWithheld.of(there, union_of_windows(there, [read_bounds(w.withheld) for w in theirs]))
-            withheld = replace(withheld, records=max(withheld.records, more.records), sent=None)
+            withheld = withheld.beside(more)
         # A function of a sample takes long and does not change its stack, so it needs no lock.
         computed = question.name is None and measure.function.sample is not None
         with nullcontext() if computed else self.synopses.exclusively():

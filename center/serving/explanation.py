@@ -179,17 +179,17 @@ def _own_part(own: NotedError, before: Estimates | None, row: int, measure: Meas
 
 def _withheld_part(rows: AnswerRows, measure: Measure, before: Estimates | None, row: int, cell: Cell) -> ErrorPart:
     """The part of the interval in `cell` that is due to what edges withhold."""
-    bound, is_bounded = rows.withheld.bounds.get(measure.name), measure.function.error is not None
-    if not rows.withheld.bounds or (bound is None and is_bounded):
+    edges, is_bounded = rows.withheld.edges_of(row), measure.function.error is not None
+    bound = edges.bounds.get(measure.name)
+    if not edges.bounds or (bound is None and is_bounded):
         return ErrorPart("withheld", 0, 0, "the edges that have closed the window withhold nothing")
     above = below = None
     if before is not None:
-        value, lower, upper = (float(getattr(before, name)[row]) for name in ("value", "lower", "upper"))
+        lower, upper = float(before.lower[row]), float(before.upper[row])
         if bound is not None and is_bounded:
-            widened = with_withheld_amounts(
-                Estimates(np.array([value]), np.array([lower]), np.array([upper]), integers=before.integers), bound
-            )
-            above, below = _finite(float(widened.upper[0]) - upper), _finite(lower - float(widened.lower[0]))
+            given, whole = (np.array([lower]), np.array([upper])), before.integers is not None
+            (low,), (high,) = with_withheld_amounts(*given, bound, whole=whole)
+            above, below = _finite(float(high) - upper), _finite(lower - float(low))
         else:
             above = None if cell["upper"] is None else max(cell["upper"] - upper, 0)
             below = None if cell["lower"] is None else max(lower - cell["lower"], 0)

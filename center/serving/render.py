@@ -261,7 +261,7 @@ def answer_rows(
         groups_in_all = len(aggregate)
         groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
         stacks = dict(aggregate.measures)
-        withheld = withheld.of_rows(aggregate, order)
+        withheld = withheld.of_rows(aggregate, order, groups, record.quality.get("edges") or {})
         if not np.array_equal(order, np.arange(len(aggregate))):
             stacks = {name: stack.take(order) for name, stack in stacks.items()}
 

@@ -38,8 +38,8 @@ batches = st.lists(
 )
 
 
-def made(spec: QuerySpec, given: Sequence[Batch], shares: dict[str, float] | None = None) -> World:
-    world = World(spec, EDGES, shares=shares or {})
+def made(spec: QuerySpec, given: Sequence[Batch], shares: dict[str, float] | None = None, **parts: Any) -> World:
+    world = World(spec, EDGES, shares=shares or {}, **parts)
     for edge, time_ms, key, count, value in sorted(given, key=lambda b: b[1]):
         records = [{"key": key, "f": float(value + i % 7), "i": value + i % 7} for i in range(count)]
         world.reads(edge, records, time_ms, pulls=True)
@@ -106,6 +106,34 @@ def test_the_interval_of_a_small_group_does_not_depend_on_what_is_withheld_of_a_
     large, small = rows(answer)["large"]["v"], rows(answer)["small"]["v"]
     assert large == {"estimate": 3000 * edges, "lower": 3000 * edges, "upper": 3025 * edges}
     assert small == {"estimate": 150, "lower": 150, "upper": 151}
+
+
+OWN = [{"key": key} for key in "abc"]
+
+
+@examples(60)
+@given(batches, st.sampled_from(["count()", "sum(f)", "max(f)"]), st.sampled_from([9.0, 90.0, "10%"]), st.booleans())
+@example([(e, t, k, n, 1) for e, k in enumerate("abc") for t, n in ((10, 300), (310, 2))], "count()", 9.0, True)
+def test_only_edges_that_may_have_records_of_a_group_widen_its_interval(
+    given: list[Batch], measure: str, limit: Any, all_have_constants: bool
+) -> None:
+    """Each edge has records of one group. The last edge states no constant, or all state one."""
+    given = [(edge, time_ms, "abc"[edge], *rest) for edge, time_ms, _, *rest in given]
+    spec = query({"v": measure, "d": "distinct(i)"}, budget={"error": {"v": limit}}, cache=EAGER)
+    is_sum = measure != "max(f)"
+    shares = None if isinstance(limit, str) else {"v": limit / EDGES if is_sum else limit}
+    constants = OWN if all_have_constants else [*OWN[:2], {}]
+    answer = made(spec, given, shares, constants=constants).answer()
+    withheld = answer["quality"]["error"]["withheld"].get("v", {"above": 0.0})
+    for group, row in rows(answer).items():
+        found = values(given, group)
+        true = float({"count()": len, "max(f)": max, "sum(f)": sum}[measure](found))
+        shown = f"{measure} {limit} of {group}: {row}, {answer['quality']}"
+        check_interval(row["v"], true, limit, answer["contract"]["met"], shown)
+        check_within(row["d"], len(set(found)), "distinct")
+        if all_have_constants and not isinstance(limit, str):
+            assert row["v"]["upper"] - row["v"]["estimate"] <= (limit / EDGES if is_sum else limit), shown
+        assert row["v"]["upper"] - row["v"]["estimate"] <= withheld["above"] + 1e-9, shown
 
 
 SKETCHES = {
