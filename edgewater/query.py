@@ -225,7 +225,7 @@ class QuerySpec:
         ]
         named = {name for name, _ in (*budget.limits, *budget.relative)}
         for measure in self.measures:
-            if measure.function.error is None and not has_bounds(measure.function.make(measure.parameters, None)):
+            if not has_bounds(measure.function.name, measure.parameters):
                 at = f"budget.error.{measure.name}" if measure.name in named else f"measures.{measure.name}"
                 notes.append(f"{at}: {WITHOUT_BOUND_LIMITED if measure.name in named else WITHOUT_BOUND}")
         return notes

@@ -9,7 +9,19 @@ from enum import StrEnum
 from typing import Any
 
 from center.estimation import GroupPrediction, Prediction
-from center.ledger.withheld import Totals, WithheldBound
+from center.ledger.violations import (
+    ACCURACY,
+    AFTER_FINAL,
+    INPUT_LOST,
+    LEFT,
+    LOST_STATE,
+    MISSING_EDGES,
+    NOTHING_ARRIVED,
+    STALENESS,
+    Violation,
+    with_violations,
+)
+from center.ledger.withheld import Totals, WithheldBound, over_budget, without_bounds
 from center.sampling import describe_reasons, is_expensive
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
@@ -35,8 +47,6 @@ _RANKS = {Phase.EARLY: 0, Phase.COMPLETE: 1, Phase.FINAL: 2}
 
 _NONE: Mapping[str, frozenset[SamplingReason]] = {}
 _NO_CONSTANTS: Mapping[str, Mapping[str, Constant]] = {}
-_ROUNDING = 1e-9
-"""Relative tolerance: n shares of E/n need not add up to E in floating point."""
 
 
 MAX_NAMED_EDGES = 3
@@ -44,30 +54,6 @@ MAX_NAMED_EDGES = 3
 
 MAX_LISTED_EDGES = 1_000
 """Edges that a statement of an answer lists."""
-
-STALENESS = "staleness-budget"
-"""Violation code: the answer came later than its staleness budget."""
-
-MISSING_EDGES = "missing-edges"
-"""Violation code: an expected edge has not closed the window, or closed it without all its records."""
-
-LOST_STATE = "lost-state"
-"""Violation code: an edge lost its state while the window was open, so it may lack records or count some twice."""
-
-INPUT_LOST = "input-lost"
-"""Violation code: an edge has lost, or may have lost, input of the window."""
-
-LEFT = "left"
-"""Violation code: an edge was retired, or stopped serving the stream, before it had closed the window."""
-
-NOTHING_ARRIVED = "nothing-arrived"
-"""Violation code: no record of the window has arrived, and edges that may have some have not closed it."""
-
-AFTER_FINAL = "after-final"
-"""Violation code: records of the window are not in the answer, as they came when the window was final."""
-
-ACCURACY = "accuracy"
-"""Violation code: the answer's interval is wider than the requested error."""
 
 TOO_FEW_ARRIVALS = "too few arrivals are known for an error bound"
 TOO_MANY_GROUPS = f"there are, or recently were, more than {MAX_GROUPS} groups: windows are answered when complete"
@@ -80,14 +66,6 @@ ALL_RECORDS_NEEDED = (
 
 Constants = Mapping[str, Constant]
 """Columns of `group_by` that have one value in all records of an edge, with this value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A part of the contract that the answer does not keep. `code` is stable."""
-
-    code: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +233,7 @@ class Quality:
     @property
     def keeps_error(self) -> bool:
         """Whether nothing but the staleness violates the contract. False also for an unsent maximum, whose error shows
-        only beside the values of the answer (`center.serving.unsent_maxima`)."""
+        only beside the values of the answer (`center.serving.withheld`)."""
         unsent = any(bound.unsent is not None for bound in self.withheld.values())
         return not unsent and all(v.code == STALENESS for v in self.violations)
 
@@ -361,7 +339,8 @@ def assess(
         budget = spec.error_budget or ErrorBudget(())
         limits = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
         requested = {"error": limits} if spec.error_budget is not None else {"exact": _exactness(spec)}
-        violations += _over_budget(withheld, budget, totals.signs or {})
+        violations += over_budget(withheld, budget, totals.signs or {})
+        violations += without_bounds(spec, withheld)
     if spec.staleness_budget is not None:
         staleness_budget_ms = spec.staleness_budget.staleness_ms
         requested["staleness_ms"] = staleness_budget_ms
@@ -390,12 +369,6 @@ def assess(
         edges=edges,
         constants={edge: constants[edge] for edge in (*missing, *left) if edge in constants},
     )
-
-
-def with_violations(contract: Mapping[str, Any], added: Iterable[Violation]) -> dict[str, Any]:
-    """Extends the contract of `Quality.to_mapping()` by violations; it is met only without any."""
-    violations = [*contract["violations"], *({"code": v.code, "message": v.message} for v in added)]
-    return {**contract, "met": not violations, "violations": violations}
 
 
 def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
@@ -550,37 +523,3 @@ def _nothing_arrived(expected: int, missing: tuple[str, ...]) -> list[Violation]
     silent = ", ".join(missing[:MAX_NAMED_EDGES]) + (", …" if len(missing) > MAX_NAMED_EDGES else "")
     whom = f" from {silent}" if missing else ""
     return [Violation(NOTHING_ARRIVED, f"no record of the window has arrived{whom}; that there are none is not known")]
-
-
-def _over_budget(
-    withheld: Mapping[str, WithheldBound], budget: ErrorBudget, signs: Mapping[str, frozenset[int]]
-) -> list[Violation]:
-    """Returns a violation for each measure whose withheld amount exceeds its limit.
-
-    A relative limit is compared with the largest withheld share of any group. Without any limit, all measures must be
-    exact. A measure that the budget does not name has no limit.
-
-    Args:
-        signs: as in `Totals`. Values of both signs may cancel: a sum is then smaller than the values whose shares are
-            withheld.
-    """
-    limits, relative = dict(budget.limits), dict(budget.relative)
-    violations = []
-    for measure, bound in withheld.items():
-        worst, limit = max(bound.above, bound.below), limits.get(measure)
-        if measure in relative:
-            if len(signs.get(measure, ())) > 1:
-                message = f"{measure}: edges withhold a percentage of values of both signs, which may cancel"
-                violations.append(Violation("both-signs", message))
-                continue
-            share, most = max(bound.above_share, bound.below_share), relative[measure]
-            if not share <= most * (1 + _ROUNDING):
-                stated = f"up to {100 * share:.4g}%" if math.isfinite(share) else "an unknown share"
-                message = f"{measure}: edges withhold {stated} of a group; the budget is {format_fraction(most)}"
-                violations.append(Violation("error-budget", message))
-        elif limit is None and worst > 0 and not (limits or relative):
-            violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} per group"))
-        elif limit is not None and not worst <= limit * (1 + _ROUNDING):
-            message = f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
-            violations.append(Violation("error-budget", message))
-    return violations

@@ -10,9 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from edgewater.query import QuerySpec
+from center.ledger.violations import WITHHELD, Violation
+from edgewater.caching import format_fraction
+from edgewater.query import ErrorBudget, QuerySpec
+from edgewater.synopses.missing_records import has_bounds
 from edgewater.wire import Signs, SliceClose
 
+_ROUNDING = 1e-9
+"""Relative tolerance: n shares of E/n need not add up to E in floating point."""
 _SIGNS = {
     Signs.NOT_NEGATIVE: frozenset({1}),
     Signs.NEGATIVE: frozenset({-1}),
@@ -139,6 +144,58 @@ class Totals:
             has_both_signs = len(signs.get(measure, ())) > 1
             withheld[measure] = bound.without_shares() if has_both_signs else bound
         return cls(observed, late, withheld, signs)
+
+
+def over_budget(
+    withheld: Mapping[str, WithheldBound], budget: ErrorBudget, signs: Mapping[str, frozenset[int]]
+) -> list[Violation]:
+    """Returns a violation for each measure whose withheld amount exceeds its limit.
+
+    A relative limit is compared with the largest withheld share of any group. Without any limit, all measures must be
+    exact. A measure that the budget does not name has no limit.
+
+    Args:
+        signs: as in `Totals`. Values of both signs may cancel: a sum is then smaller than the values whose shares are
+            withheld.
+    """
+    limits, relative = dict(budget.limits), dict(budget.relative)
+    violations = []
+    for measure, bound in withheld.items():
+        worst, limit = max(bound.above, bound.below), limits.get(measure)
+        if measure in relative:
+            if len(signs.get(measure, ())) > 1:
+                message = f"{measure}: edges withhold a percentage of values of both signs, which may cancel"
+                violations.append(Violation("both-signs", message))
+                continue
+            share, most = max(bound.above_share, bound.below_share), relative[measure]
+            if not share <= most * (1 + _ROUNDING):
+                stated = f"up to {100 * share:.4g}%" if math.isfinite(share) else "an unknown share"
+                message = f"{measure}: edges withhold {stated} of a group; the budget is {format_fraction(most)}"
+                violations.append(Violation("error-budget", message))
+        elif limit is None and worst > 0 and not (limits or relative):
+            violations.append(Violation(WITHHELD, f"{measure}: edges withhold up to {worst:g} per group"))
+        elif limit is not None and not worst <= limit * (1 + _ROUNDING):
+            message = f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
+            violations.append(Violation("error-budget", message))
+    return violations
+
+
+def without_bounds(spec: QuerySpec, withheld: Mapping[str, WithheldBound]) -> list[Violation]:
+    """Returns a violation for each measure whose records are withheld, if nothing bounds their effect on its value.
+
+    A measure whose records the budget limits keeps the contract all the same. Whether the bounds of other measures hold
+    shows only beside the values of the answer (`center.serving.withheld`).
+    """
+    budget = spec.error_budget
+    if budget is None:
+        return []
+    limited = {name for name, _ in (*budget.limits, *budget.relative)}
+    without = [m for m in spec.measures if m.name in withheld and m.name not in limited]
+    return [
+        Violation(WITHHELD, f"{m.name}: edges withhold records, and nothing bounds their effect on a value")
+        for m in without
+        if not has_bounds(m.function.name, m.parameters)
+    ]
 
 
 def _known(share: float | None) -> float:

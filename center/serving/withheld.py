@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from center.ledger import Violation, WithheldBound, with_violations
+from center.ledger import WITHHELD, Violation, WithheldBound, with_violations
 from edgewater.measure import Measure
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.synopses import Estimates, FloatArray, GroupedAggregate, IntArray, Question, Stack
@@ -224,7 +224,7 @@ class GroupsWithheld:
         named = _named(budget)
         for name in sorted(self.without_bound - named):
             message = f"{name}: edges withhold records, and nothing bounds their effect on a value"
-            result.append(Violation("withheld", message))
+            result.append(Violation(WITHHELD, message))
         return result
 
 

@@ -10,6 +10,7 @@ shifts a rank by at most 1. Nothing bounds its effect on a mean, a variance or a
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from edgewater.synopses.questions import (
     SubsetCount,
     TopItems,
 )
+from edgewater.synopses.registry import Parameters, function_named
 from edgewater.synopses.sampling.biased_reservoir import BiasedReservoirStack
 from edgewater.synopses.sampling.fifo import FifoStack
 from edgewater.synopses.sampling.sample_stack import SampleStack
@@ -46,8 +48,15 @@ _OF_A_PART = (BiasedReservoirStack, FifoStack)
 """Samples of the newest records: a missing record may replace any of them."""
 
 
-def has_bounds(stack: Stack) -> bool:
-    """Returns whether all values of the stack's default answer keep their bounds while a few records are missing."""
+@lru_cache(maxsize=1024)
+def has_bounds(function: str, parameters: Parameters) -> bool:
+    """Returns whether all values of a function's default answer keep their bounds while a few records are missing."""
+    named = function_named(function)
+    assert named is not None
+    return named.error is not None or _has_bounds(named.make(parameters, None))
+
+
+def _has_bounds(stack: Stack) -> bool:
     if isinstance(stack, SampleStack):
         return False  # its means and sums have none
     if isinstance(stack, ItemRanking) or Quantile in stack.questions or Range in stack.questions:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from center.ledger.quality import _over_budget
-from center.ledger.withheld import Totals, WithheldBound
+from center.ledger.withheld import Totals, WithheldBound, over_budget
 from edgewater.query import ErrorBudget
 from edgewater.wire import Signs, SliceClose, Withheld
 from tests.center.answer_world import query
@@ -18,7 +17,7 @@ BUDGET = ErrorBudget((("s", 5.0),), (("r", 0.01),))
 
 def codes(share: float = 0.01, signs: frozenset[int] = frozenset({1}), **withheld: Any) -> list[str]:
     bounds = {n: WithheldBound(above, 0.0, None, share, 0.0) for n, above in withheld.items()}
-    return [v.code for v in _over_budget(bounds, BUDGET, {"r": signs})]
+    return [v.code for v in over_budget(bounds, BUDGET, {"r": signs})]
 
 
 def test_withholding_within_a_relative_budget_is_no_violation() -> None:
