@@ -59,7 +59,7 @@ RELATIVE_SAVES_REPEATS = (
 
 
 WITHOUT_BOUND = (
-    "while edges withhold records, nothing bounds the error of this function, so its intervals are null and the "
+    "while edges withhold records, nothing bounds some values of this function, so their intervals are null and the "
     "contract is not met; name the measure in budget.error to limit the records that it may lack, or leave it out"
 )
 WITHOUT_BOUND_LIMITED = (

@@ -175,6 +175,8 @@ class GroupsWithheld:
             if groups is not None:
                 missing = missing[groups]
             widened = with_missing_records(stack, question, estimates, missing)
+        if widened is estimates:
+            return estimates
         for before, after in ((estimates.lower, widened.lower), (estimates.upper, widened.upper)):
             if (np.isfinite(before) & ~np.isfinite(after)).any():
                 self.without_bound.add(measure.name)

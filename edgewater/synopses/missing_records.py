@@ -26,6 +26,7 @@ from edgewater.synopses.base import (
     Rank,
     Stack,
 )
+from edgewater.synopses.histograms.equi_depth import EquiDepthStack
 from edgewater.synopses.named_questions import default_question
 from edgewater.synopses.questions import (
     Contains,
@@ -57,8 +58,8 @@ def has_bounds(function: str, parameters: Parameters) -> bool:
 
 
 def _has_bounds(stack: Stack) -> bool:
-    if isinstance(stack, SampleStack):
-        return False  # its means and sums have none
+    if isinstance(stack, SampleStack | EquiDepthStack):
+        return False  # means and sums have none, nor have the least and the greatest boundary
     if isinstance(stack, ItemRanking) or Quantile in stack.questions or Range in stack.questions:
         return True
     default = default_question(stack, None)
