@@ -132,10 +132,7 @@ def _aggregate(spec: QuerySpec, records: int) -> GroupedAggregate:
         }
     )
     bound = spec.bind(COLUMNS)
-    stacks = {
-        m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
-        for m in bound.measures
-    }
+    stacks = {m.measure.name: m.measure.stack(m.argument.type if m.argument else None) for m in bound.measures}
     result = GroupedAggregate(dict(zip(spec.group_by, bound.group_types, strict=True)), stacks)
     values = {m.measure.name: m.argument.array(batch) if m.argument else None for m in bound.measures}
     result.update([batch.column(n) for n in spec.group_by], values, records)

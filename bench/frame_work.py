@@ -68,7 +68,7 @@ def spec(measures: Mapping[str, str], window: Mapping[str, str]) -> QuerySpec:
 def partial(query: QuerySpec, groups: int = 1) -> bytes:
     """Returns a partial of a query with one record in each group."""
     measures = query.bind(COLUMNS).measures
-    stacks = {m.measure.name: m.measure.function.make(m.measure.parameters, pa.int64()) for m in measures}
+    stacks = {m.measure.name: m.measure.stack(pa.int64()) for m in measures}
     aggregate = GroupedAggregate({"key": pa.string()}, stacks)
     columns = {m.measure.name: None if m.measure.function.name == "count" else pa.array([5] * groups) for m in measures}
     aggregate.update([pa.array([f"key-{i:07d}" for i in range(groups)])], columns, groups)

@@ -45,9 +45,7 @@ def partial(measures: dict[str, str], groups: int, seed: int) -> bytes:
         "amount": pa.array(rng.integers(0, 1 << 40, rows)),
         "value": pa.array(rng.lognormal(3, 1, rows)),
     }
-    stacks = {
-        n: m.function.make(m.parameters, columns[m.argument].type if m.argument else None) for n, m in parsed.items()
-    }
+    stacks = {n: m.stack(columns[m.argument].type if m.argument else None) for n, m in parsed.items()}
     aggregate = GroupedAggregate({"key": pa.string()}, stacks)
     keys = pa.array([f"key-{i:05d}" for i in rng.permutation(rows) % groups])
     aggregate.update([keys], {n: columns[m.argument] if m.argument else None for n, m in parsed.items()}, rows)

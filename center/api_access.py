@@ -1,12 +1,12 @@
 """Who may use the API, and what each may do: `api.token`, `api.principals`, `api.tokens_file` and `api.oidc`.
 
-A principal has grants: a role, on the queries whose names match one of the patterns. No error shows a value, as it may
-be a secret.
+A principal has grants: a role, on the queries whose names match one of the patterns. A grant also says which
+streams and columns new queries may read. No error shows a value, as it may be a secret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from center.edge_access import without_secret
 from edgewater.configuration import Duration, Instant, Section, is_loopback, read_yaml, refusal, validate
 from edgewater.errors import InvalidConfig
+from edgewater.streams import TIME_COLUMN
 
 Role = Literal["reader", "editor", "admin"]
 ROLES: tuple[Role, ...] = ("reader", "editor", "admin")
@@ -26,16 +27,32 @@ ROLES: tuple[Role, ...] = ("reader", "editor", "admin")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role on the queries that match one of the patterns; None: on everything, also on what belongs to no query."""
+    """A role on the queries that match one of the patterns; None: on everything, also on what belongs to no query.
+
+    Attributes:
+        streams: patterns of the streams that new queries may read; None: all streams if `queries` is None, else none.
+            A name of a query says nothing about the records that it reads, so a grant on some names must say this.
+        columns: patterns of the columns that new queries may read; None: all columns of these streams.
+    """
 
     role: Role
     queries: tuple[str, ...] | None = None
+    streams: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
 
     def includes(self, role: Role, query: str | None) -> bool:
         """Whether it includes the role on a query; None: on everything."""
         if ROLES.index(self.role) < ROLES.index(role):
             return False
-        return self.queries is None or (query is not None and any(fnmatchcase(query, p) for p in self.queries))
+        return self.queries is None or (query is not None and _matches(query, self.queries))
+
+    def names_stream(self, stream: str) -> bool:
+        """Whether new queries may read the stream."""
+        return self.queries is None if self.streams is None else _matches(stream, self.streams)
+
+    def names_columns(self, columns: Iterable[str]) -> bool:
+        """Whether new queries may read all of these columns. Event time is a column of every stream."""
+        return self.columns is None or all(c == TIME_COLUMN or _matches(c, self.columns) for c in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +66,45 @@ class Principal:
         """Whether it has the role on a query; None: on everything."""
         return any(grant.includes(role, query) for grant in self.grants)
 
+    def may_register(self, query: str, stream: str, columns: Sequence[str]) -> bool:
+        """Whether one grant names the query as an editor's, its stream and all its columns."""
+        return any(
+            grant.includes("editor", query) and grant.names_stream(stream) and grant.names_columns(columns)
+            for grant in self.grants
+        )
+
     def has(self, role: Role) -> bool:
         """Whether it has the role on anything."""
         return any(ROLES.index(grant.role) >= ROLES.index(role) for grant in self.grants)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 ANYONE = Principal("anyone", (Grant("admin"),))
 """Everyone, where no credentials are configured. Limits per principal are not for it."""
 
 
-class PrincipalEntry(Section):
+class GrantEntry(Section):
+    """A role, and what it is for: patterns of names, such as ``sales_*``. See `Grant`."""
+
+    role: Role
+    queries: tuple[str, ...] | None = None
+    streams: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
+
+    @property
+    def grant(self) -> Grant:
+        return Grant(self.role, self.queries, self.streams, self.columns)
+
+
+class PrincipalEntry(GrantEntry):
     """A principal with a bearer token, which is given as it is or as the hexadecimal digest of its SHA-256."""
 
+    role: Role = "reader"
     token: SecretStr | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    role: Role = "reader"
-    queries: tuple[str, ...] | None = None
-    """Patterns of the names of the queries that the role is for, such as ``sales_*``; None: all."""
     expires: Instant | None = None
 
     @model_validator(mode="after")
@@ -79,15 +118,6 @@ class PrincipalEntry(Section):
 
 def _grant(value: object) -> object:
     return {"role": value} if isinstance(value, str) else value
-
-
-class GrantEntry(Section):
-    role: Role
-    queries: tuple[str, ...] | None = None
-
-    @property
-    def grant(self) -> Grant:
-        return Grant(self.role, self.queries)
 
 
 class OidcSection(Section):
@@ -118,9 +148,11 @@ class _PrincipalsFile(Section):
 
 
 def read_principals_file(path: Path) -> dict[str, PrincipalEntry]:
-    """The entries of `api.tokens_file`, by name. Raises InvalidConfig, without any value."""
+    """The entries of `api.tokens_file`, by name; none of an empty file. Raises InvalidConfig, without any value."""
     document = read_yaml(path, "api.tokens_file", secret=True)
     accepted = "a file with a YAML mapping of name to {token: …, role: reader}"
+    if document is None:
+        return {}
     if not isinstance(document, Mapping):
         raise InvalidConfig("api.tokens_file", str(path), accepted)
     try:

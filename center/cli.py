@@ -159,7 +159,10 @@ def run(config: CenterConfig, as_json: bool) -> None:
 
 
 @center.command()
-def prepare() -> None:
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=1800, show_default=True, help="Limit in seconds."
+)
+def prepare(timeout_s: float) -> None:
     """Make this installation's centers start faster: once, and again after an update of Java.
 
     Starts Spark for some seconds, and writes the classes that Java has loaded and verified beside the Python
@@ -167,7 +170,7 @@ def prepare() -> None:
     """
     from center.ops.prepare import prepare
 
-    click.echo(f"written: {prepare()}")
+    click.echo(f"written: {prepare(timeout_s)}")
 
 
 @center.command()

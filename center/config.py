@@ -34,6 +34,8 @@ from edgewater.quantities import duration_ms
 
 DEFAULT_DATA_DIR = Path(".edgewater/center")
 ENVIRONMENT_PREFIX = "EDGEWATER_CENTER__"
+_SPARK_PROPERTIES = "spark.conf."
+"""Prefix of the keys whose rest is one name that contains dots."""
 
 
 class TlsSection(Section):
@@ -180,6 +182,8 @@ class ApiSection(Section):
     """Address of /livez, /readyz and /metrics without credentials, besides those at `listen`; None: not served."""
     audit: Path | Literal["log"] = "log"
     """Where changes and refused requests are recorded as JSON lines: a file, or the process' log."""
+    audit_required: bool = False
+    """Whether a change is refused while it cannot be recorded."""
     limits: ApiLimitsSection = ApiLimitsSection()
     cache: Size = 64 << 20
     progress: Annotated[Duration, Field(ge=100)] = 2000
@@ -319,7 +323,8 @@ class CenterConfig(Section):
         """Reads a YAML file (None: defaults), overridden by the environment, overridden by `overrides`.
 
         Args:
-            overrides: dotted key -> value, such as ``{"api.listen": "127.0.0.1:0"}``.
+            overrides: dotted key -> value, such as ``{"api.listen": "127.0.0.1:0"}``, or
+                ``{"spark.conf.spark.executor.instances": "1"}``.
             environment: variables of the process; those without the prefix are ignored.
 
         Raises:
@@ -356,7 +361,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 
 def _with_overrides(document: dict[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
     for key, value in overrides.items():
-        *sections, last = key.split(".")
+        if key.startswith(_SPARK_PROPERTIES):
+            sections, last = ["spark", "conf"], key.removeprefix(_SPARK_PROPERTIES)
+        else:
+            *sections, last = key.split(".")
         inner = document
         for section in sections:
             held = inner.get(section)

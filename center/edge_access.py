@@ -65,8 +65,10 @@ class _TokensFile(Section):
 
 
 def read_tokens_file(path: Path) -> dict[str, EdgeAccess]:
-    """The entries of a tokens' file, by edge. Raises InvalidConfig, without any value."""
+    """The entries of a tokens' file, by edge; none of an empty file. Raises InvalidConfig, without any value."""
     document = read_yaml(path, "tokens_file", secret=True)
+    if document is None:
+        return {}
     if not isinstance(document, Mapping):
         raise InvalidConfig("tokens_file", str(path), "a file with a YAML mapping of edge to token")
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import ssl
 import time
 import uuid
@@ -245,9 +246,9 @@ class Agent:
             raise Retired(RETIRED)
         self.tap.offer(stream, chunk)
         self._count_rejected(stream, chunk)
-        if chunk.batch.num_rows:
+        if chunk.batch.num_rows or chunk.rejected:
             with self.meter.busy(chunk.source):
-                event = Ingested(stream, chunk.source, chunk.batch, now_ms())
+                event = Ingested(stream, chunk.source, chunk.batch, now_ms(), rejected=chunk.rejected_records)
                 queued = self.worker.ingest(event, self.durable.ingest_payload)
             if not queued:
                 self.outbox.changed.set()
@@ -315,7 +316,8 @@ class Agent:
             self.failing.pop(source.name, None)
             self.tap.offer(source.stream, chunk)
             self._count_rejected(source.stream, chunk)
-            event = Ingested(source.stream, source.name, chunk.batch, now_ms())
+            rejected = chunk.rejected_records
+            event = Ingested(source.stream, source.name, chunk.batch, now_ms(), rejected=rejected)
             is_open = self.durable.core.streams[source.stream].is_open(source.name)
             for reason in chunk.losses if is_open else ():  # one that has ended has nothing to lose
                 # Before the position after it: a crash in between states the loss twice rather than never.
@@ -324,7 +326,7 @@ class Agent:
             if source.replayable and chunk.end is not None:
                 append = partial(self.durable.ingest_range, start=chunk.start, end=chunk.end)
                 queued = self.worker.ingest(event, append, is_full_read=chunk.is_full_read)
-            elif chunk.batch.num_rows:
+            elif chunk.batch.num_rows or rejected:
                 queued = self.worker.ingest(event, self.durable.ingest_payload)
             if source.delivery is Delivery.AT_MOST_ONCE:
                 self._unsynced.set()
@@ -368,7 +370,7 @@ class Agent:
             now = now_ms()
             if deadline is not None and deadline <= now:
                 before = {n: s.watermark_ms for n, s in self.durable.core.streams.items()}
-                self.durable.handle(TickEvent(now, self._unread_sources()))
+                self.durable.handle(TickEvent(now, self._unread_sources(), self._empty_ms(now)))
                 for stream in before:
                     self.worker.advance(stream)
                 if before != {n: s.watermark_ms for n, s in self.durable.core.streams.items()}:
@@ -382,6 +384,11 @@ class Agent:
         if not self.outbox.configured.is_set() or self.commit.failure is not None or self._over_memory_limit():
             return tuple(source.name for source in self.sources)
         return (*self._failures(), *self.backpressured)
+
+    def _empty_ms(self, now: int) -> dict[str, int]:
+        """Returns `TickEvent.empty_ms` of all sources; 0 for a source that has never been found empty."""
+        ages = {source.name: self.meter.empty_for_s(source.name) for source in self.sources}
+        return {name: now - round(1000 * age_s) if math.isfinite(age_s) else 0 for name, age_s in ages.items()}
 
     async def _sync(self) -> None:
         while True:

@@ -102,7 +102,7 @@ class BackfillRunner:
                 if not self._is_running(query, source):
                     return
                 assert chunk.end is not None
-                event = BackfillIngested(query, source, chunk.batch, self._now_ms())
+                event = BackfillIngested(query, source, chunk.batch, self._now_ms(), chunk.rejected_records)
                 self._core.ingest_backfill(event, chunk.start, chunk.end)
                 self._changed()
                 await self._sleep(PAUSES * (self._monotonic() - began_s))

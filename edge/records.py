@@ -7,20 +7,27 @@ content of a batch depends on, including the arrival time, against which event t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from edgewater.errors import StorageError
 from edgewater.streams import Delivery
 
+IntArray = npt.NDArray[np.int64]
 Position = dict[str, Any]
 """A place in a source: serialisable as JSON, opaque to everything but the source that made it."""
 
 MAX_EXAMPLE_CHARACTERS = 200
+MAX_SPANS = 256
+"""Spans of event times of a block's records that were rejected for one reason."""
+SPAN_UNITS_MS = (1, 1_000, 60_000, 3_600_000)
+"""Rejected records of a block are counted by event time in the smallest of these units that gives few spans."""
 MAX_CHUNK_ROWS = 65_536
 BLOCK_BYTES = 1 << 22
 FULL_READ_BYTES = BLOCK_BYTES - (BLOCK_BYTES >> 3)
@@ -57,15 +64,45 @@ class Rejection:
         count: number of records.
         example: the first of them, or the invalid value, cut to `MAX_EXAMPLE_CHARACTERS`.
         message: what was wrong with the first one, and what is accepted.
+        spans: (from_ms, to_ms, records): numbers of records with event times in [from_ms, to_ms). The event times of
+            the other records cannot be read.
+        around: first event time of the valid records of the input, and the time after the last; None: there are none.
     """
 
     reason: str
     count: int
     example: str
     message: str
+    spans: tuple[tuple[int, int, int], ...] = ()
+    around: tuple[int, int] | None = None
+
+    def parts(self) -> Iterator[RejectedRecords]:
+        """Yields the records by event time, those whose event time cannot be read last."""
+        for from_ms, to_ms, records in self.spans:
+            yield RejectedRecords(self.reason, records, from_ms, to_ms, is_timed=True)
+        untimed = self.count - sum(records for _, _, records in self.spans)
+        if untimed:
+            yield RejectedRecords(self.reason, untimed, *(self.around or (None, None)))
 
     def to_json(self) -> dict[str, object]:
         return {"reason": self.reason, "count": self.count, "example": self.example, "message": self.message}
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRecords:
+    """Rejected records of one input of a source, as the core counts them.
+
+    Attributes:
+        reason: a `RejectionReason`.
+        from_ms, to_ms: event times of the records, [from_ms, to_ms); None: nothing is known of them.
+        is_timed: the event times have been read. Otherwise the range is the range of the valid records around them.
+    """
+
+    reason: str
+    records: int
+    from_ms: int | None = None
+    to_ms: int | None = None
+    is_timed: bool = False
 
 
 class Rejections:
@@ -73,6 +110,8 @@ class Rejections:
 
     def __init__(self, initial: Iterable[Rejection] = ()) -> None:
         self._by_reason: dict[str, Rejection] = {}
+        self._spans: dict[str, list[IntArray]] = {}
+        self._around: tuple[int, int] | None = None
         self.extend(initial)
 
     def add(self, reason: RejectionReason, example: str | bytes, message: str, count: int = 1) -> None:
@@ -83,13 +122,52 @@ class Rejections:
         for new in rejections:
             known = self._by_reason.get(new.reason)
             self._by_reason[new.reason] = new if known is None else replace(known, count=known.count + new.count)
+            if new.spans:
+                self._spans.setdefault(new.reason, []).append(np.array(new.spans, np.int64))
+            if new.around is not None:
+                first, end = self._around or new.around
+                self._around = min(first, new.around[0]), max(end, new.around[1])
+
+    def add_times(self, reason: RejectionReason, times_ms: IntArray) -> None:
+        """Adds the event times of records that were added for a reason, as far as the times can be read."""
+        if len(times_ms):
+            each = np.stack([times_ms, times_ms + 1, np.ones_like(times_ms)], axis=1)
+            self._spans.setdefault(str(reason), []).append(each)
+
+    def place(self, earliest_ms: int, latest_ms: int, valid_ms: IntArray) -> None:
+        """Removes the event times that are not plausible, and notes the event times of the input's valid records."""
+        for reason, parts in self._spans.items():
+            self._spans[reason] = [p[(p[:, 0] >= earliest_ms) & (p[:, 1] <= latest_ms + 1)] for p in parts]
+        if self._by_reason and len(valid_ms):
+            self._around = int(valid_ms.min()), int(valid_ms.max()) + 1
 
     def as_tuple(self) -> tuple[Rejection, ...]:
-        return tuple(self._by_reason.values())
+        return tuple(
+            replace(r, spans=_few_spans(self._spans.get(reason, ())), around=self._around)
+            for reason, r in self._by_reason.items()
+        )
 
     @property
     def count(self) -> int:
         return sum(r.count for r in self._by_reason.values())
+
+
+def _few_spans(parts: Sequence[IntArray]) -> tuple[tuple[int, int, int], ...]:
+    """Returns spans in the order of their times, at most `MAX_SPANS`: of more, neighbours are united."""
+    if not parts:
+        return ()
+    spans = np.concatenate(parts)
+    spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
+    for unit_ms in SPAN_UNITS_MS:
+        begins = np.flatnonzero(np.append(True, np.diff(spans[:, 0] // unit_ms) != 0)[: len(spans)])
+        if len(begins) <= MAX_SPANS:
+            break
+    else:
+        begins = np.arange(0, len(spans), -(-len(spans) // MAX_SPANS))
+    if not len(begins):
+        return ()
+    first, end = spans[begins, 0], np.maximum.reduceat(spans[:, 1], begins)
+    return tuple(zip(first.tolist(), end.tolist(), np.add.reduceat(spans[:, 2], begins).tolist(), strict=True))
 
 
 def truncate_example(example: str | bytes) -> str:
@@ -136,6 +214,11 @@ class Chunk:
     nbytes: int
     losses: tuple[str, ...] = ()
     input_gone: bool = False
+
+    @property
+    def rejected_records(self) -> tuple[RejectedRecords, ...]:
+        """The rejected records by event time, as an event of the core has them."""
+        return tuple(part for rejection in self.rejected for part in rejection.parts())
 
     @property
     def is_full_read(self) -> bool:

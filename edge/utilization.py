@@ -35,6 +35,7 @@ class _SourceActivity:
             the others are pushed requests.
         idle: number of waits for input in progress.
         drained_s: end of the last wait for input; all input had been read then.
+        empty_s: start of the last wait for input; the source was found to have nothing to read then.
         refused_s: time of the last refused push.
         since_s: time of the last change of `depth`.
         busy_s: busy time in the current interval.
@@ -45,6 +46,7 @@ class _SourceActivity:
     began_s: dict[int, float] = field(default_factory=dict)
     idle: int = 0
     drained_s: float = -math.inf
+    empty_s: float = -math.inf
     refused_s: float = -math.inf
     since_s: float = 0.0
     busy_s: float = 0.0
@@ -58,6 +60,12 @@ class _SourceActivity:
         if pushed:
             return now_s - min(pushed)  # requests overlap, and each is read on its own
         return now_s - self.drained_s if self.began_s and not self.idle else 0.0
+
+    def last_empty_s(self, now_s: float) -> float:
+        """Returns when the source was last found to have nothing to read; -infinity: never, or a push waits."""
+        if now_s - self.refused_s <= REFUSED_S:
+            return -math.inf
+        return min([self.empty_s, *list(self.began_s.values())[1:]])
 
 
 class BusyMeter:
@@ -90,10 +98,14 @@ class BusyMeter:
 
     @contextmanager
     def idle(self, source: str) -> Iterator[None]:
-        """Marks a wait for input inside a busy section: all input has been read."""
+        """Marks a wait for input inside a busy section: all input had been read when the wait began.
+
+        A source waits for a short time, and then looks for input again: the idle rule counts from the last look.
+        """
         with self.backpressured(source):
             state = self._sources[source]
             state.idle += 1
+            state.empty_s = self._monotonic()
             try:
                 yield
             finally:
@@ -117,6 +129,12 @@ class BusyMeter:
         """Returns the sources that may have had unread input for longer than `longer_s`."""
         now_s = self._monotonic()
         return {name for name, source in self._sources.items() if source.unread_s(now_s) > longer_s}
+
+    def empty_for_s(self, source: str) -> float:
+        """Returns the time since a source was last found to have nothing to read; infinity: it never was."""
+        state = self._sources.get(source)
+        now_s = self._monotonic()
+        return math.inf if state is None else now_s - state.last_empty_s(now_s)
 
     def busy_for_s(self, source: str) -> float:
         """Returns for how long a source has been read without a wait for input."""

@@ -68,7 +68,7 @@ def properties_of(measure: Measure) -> Properties:
     """Returns the properties of the measure's synopsis, which do not depend on the argument's type."""
     function = measure.function
     data_type = COLUMN_TYPES[function.types[0]] if function.argument == "required" else None
-    return function.make(measure.parameters, data_type).properties
+    return measure.stack(data_type).properties
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Limits of the connections of an HTTP server, which uvicorn has no options for.
 
 uvicorn waits for ever for the first byte of a connection and for the end of a request's headers (its keep-alive
-time-out begins after a response, and any byte ends it), and for a client that takes nothing of its response; and
-asyncio counts no TLS handshakes. `GuardedProtocol` closes such connections, `GuardedServer` such handshakes. When there
-are too many, the one that has been without a request the longest is closed for the new one, so that silent connections
-never keep others out.
+time-out begins after a response, and any byte ends it), and for a client that takes nothing of its response; each
+chunk of a body costs it the same, however small; and asyncio counts no TLS handshakes. `GuardedProtocol` closes such
+connections, `GuardedServer` such handshakes. When there are too many, the one that has been
+without a request the longest is closed for the new one, so that silent connections never keep others out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES = 16 << 10
 """Size of a request's line and headers; a longer one is answered with 400."""
+SMALL_CHUNKS = 1024
+BYTES_PER_CHUNK = 16
+"""A body may have so many chunks, and one more for so many bytes. A chunk takes about 15 µs, and the event loop reads
+256 KiB at once: of one-byte chunks that took 0.6 s, in which nobody else was served."""
 DESCRIPTORS = 256
 """File descriptors of a process besides its connections: databases, files, the log."""
 
@@ -72,11 +77,51 @@ class Connections:
         return oldest is not None
 
 
+class _BoundedRequests(h11.Connection):
+    """The state of an HTTP connection, which refuses bodies of too many chunks and requests with two lengths.
+
+    A request with Content-Length and Transfer-Encoding has another end for a proxy that heeds the other one, so what
+    follows it may be somebody else's request. A client that is not authenticated has no further request, so that its
+    body is not read.
+
+    Attributes:
+        refusal: why the request is refused; empty: it is not, or it cannot be parsed.
+    """
+
+    refusal = ""
+    _chunks = _bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                self._refuse("Content-Length and Transfer-Encoding exclude each other")
+        elif isinstance(event, h11.Data) and event.chunk_start:
+            self._chunks += 1
+            self._bytes += len(event.data)
+            if self._chunks > SMALL_CHUNKS + self._bytes // BYTES_PER_CHUNK:
+                self._refuse(f"{self._chunks} chunks of {self._bytes} bytes; expected {BYTES_PER_CHUNK} bytes or more")
+        return event
+
+    def send(self, event: Any) -> Any:
+        if isinstance(event, h11.Response) and event.status_code == 401 and self.their_state is h11.SEND_BODY:
+            headers = [*event.headers, (b"connection", b"close")]
+            event = h11.Response(status_code=401, headers=headers, reason=event.reason)
+        return super().send(event)
+
+    def _refuse(self, why: str) -> NoReturn:
+        self.refusal = why
+        raise h11.RemoteProtocolError(why)
+
+
 class GuardedProtocol(H11Protocol):
-    """uvicorn's protocol with a deadline for headers and for each part of a response that a client has to take."""
+    """uvicorn's protocol with a deadline for headers and for each part of a response that a client has to take, and
+    with `_BoundedRequests`."""
 
     def __init__(self, connections_: Connections, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.conn: _BoundedRequests = _BoundedRequests(h11.SERVER, MAX_HEAD_BYTES)
         self._guard = connections_
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
@@ -122,7 +167,10 @@ class GuardedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         self._guard.on_closed("malformed")
-        super().send_400_response(msg)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(self.conn.refusal or msg)
+        else:  # its response has begun
+            self.abort()
 
     def _update(self) -> None:
         """Starts the deadline when the connection is without a request, and ends it with a request's headers."""
@@ -285,7 +333,6 @@ def guarded(limits: ConnectionLimits, on_closed: Callable[[str], None]) -> dict[
         "log_level": "error",  # a warning per malformed request is a client's way to fill the disk; they are counted
         "access_log": False,
         "server_header": False,
-        "h11_max_incomplete_event_size": MAX_HEAD_BYTES,
     }
 
 

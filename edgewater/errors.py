@@ -17,6 +17,7 @@
     ├── NotFound                a query, edge, window or revision that does not exist
     ├── Conflict                it exists already, or exists with other content
     └── StorageError            a failure of disk, log, journal or database
+        └── IncompatibleState   a state that another release wrote in another format
 
 Each class has a stable `code`, which `center/api` maps to HTTP and `center/ingest` to gRPC.
 """
@@ -138,6 +139,10 @@ class Conflict(EdgewaterError):
 
 class StorageError(EdgewaterError):
     code = "storage"
+
+
+class IncompatibleState(StorageError):
+    """Ends a process when it starts. It has no code of its own, because no client gets it."""
 
 
 def named(exc: Exception) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
+import pyarrow as pa
 from sqlglot import exp
 
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
 from edgewater.expressions import as_row, columns_of
-from edgewater.synopses import Function, Parameters, function_named, function_names, plugins
+from edgewater.synopses import Function, Parameters, Stack, function_named, function_names, plugins
 from edgewater.syntax import called_names, check_calls, parse_sql
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -24,12 +25,14 @@ class Measure:
 
     Attributes:
         argument: SQL text of the expression; None for ``count()``.
+        seed: seed of the query's synopses; None: the default, which is public.
     """
 
     name: str
     function: Function
     argument: str | None
     parameters: Parameters
+    seed: int | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, name: str, text: object) -> Measure:
@@ -64,6 +67,14 @@ class Measure:
             [_literal(p, at, text) for p in positional], {k: _literal(v, at, text) for k, v in named.items()}, at
         )
         return cls(name, function, expression.sql() if expression is not None else None, parameters)
+
+    def stack(self, argument: pa.DataType | None) -> Stack:
+        """Returns an empty stack of the measure.
+
+        Args:
+            argument: type of the argument; None: not known, or no argument.
+        """
+        return self.function.stack(self.parameters, argument, self.seed)
 
     @property
     def is_expensive(self) -> bool:

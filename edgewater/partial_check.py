@@ -78,22 +78,19 @@ class StackHeader:
         return message.kind == self.kind and message.parameters == self.parameters and message.seed == self.seed
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.parameters} with seed {self.seed}"
+        # Without the seed: alarms and logs show it, and it is a secret.
+        return f"{self.kind} {self.parameters} with the query's seed"
 
 
 def group_bytes(bound: BoundQuery) -> int:
     """Returns the memory of one group's states that are of fixed size."""
-    headers = (StackHeader.of(_stack(m.measure, m.argument.type if m.argument else None)) for m in bound.measures)
+    headers = (StackHeader.of(m.measure.stack(m.argument.type if m.argument else None)) for m in bound.measures)
     return sum(header.group_bytes for header in headers)
 
 
 def max_groups(group_bytes: int) -> int:
     """Returns how many groups a partial may have, at least one."""
     return max(min(MAX_STATE_BYTES // max(group_bytes, 1), MAX_GROUPS), 1)
-
-
-def _stack(measure: Measure, argument: pa.DataType | None) -> Stack:
-    return measure.function.make(measure.parameters, argument)
 
 
 class PartialCheck:
@@ -139,7 +136,7 @@ class PartialCheck:
             types = {m.measure.name: [m.argument.type if m.argument else None] for m in bound.measures}
             keys = dict(zip(spec.group_by, bound.group_types, strict=True))
         measures = {
-            m.name: list(dict.fromkeys(StackHeader.of(_stack(m, t)) for t in types[m.name])) for m in spec.measures
+            m.name: list(dict.fromkeys(StackHeader.of(m.stack(t)) for t in types[m.name])) for m in spec.measures
         }
         return cls(keys, measures)
 
@@ -176,7 +173,8 @@ class PartialCheck:
             header = next((h for h in headers if h.fits(part)), None)
             if header is None:
                 raise IncompatibleSynopses(
-                    f"measures.{name}: {part.kind[:_SHOWN]} {part.parameters[:_SHOWN]} with seed {part.seed}; expected "
+                    f"measures.{name}: {part.kind[:_SHOWN]} {part.parameters[:_SHOWN]} with "
+                    f"{'the' if part.seed == headers[0].seed else 'another'} seed; expected "
                     f"{' or '.join(map(str, headers))}"
                 )
             fixed_bytes += groups * header.group_bytes

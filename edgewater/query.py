@@ -7,8 +7,9 @@ at each edge.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from edgewater.plain_yaml import load_yaml
 from edgewater.quantities import duration_ms, format_duration, fraction, require_keys, require_serialisable, size_bytes
 from edgewater.record_functions import CallFailures
 from edgewater.streams import COLUMN_TYPES, MIN_TIME_MS, TIME_COLUMN
+from edgewater.synopses import DEFAULT_SEED
 from edgewater.synopses.missing_records import has_bounds
 from edgewater.syntax import check_calls, column_names, parse_sql
 from edgewater.timestamps import TIME_ACCEPTED, parse_time, rfc3339
@@ -35,6 +37,7 @@ MAX_EXPRESSIONS_LENGTH = 32_768
 """Characters of all expressions of a query together, so that parsing them takes at most about a second."""
 DEFAULT_LATENESS_MS = 0
 BEGINNING = "beginning"
+_HEXADECIMAL = re.compile(r"0x[0-9a-f]{1,16}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,8 @@ class QuerySpec:
         lateness_ms: event time after a window's end during which the window may be revised.
         edges: the expected edges, sorted; None: every edge that has the stream.
         shards: number of partitions of a slice by hash of the group; reserved, without effect in this release.
+        seed: seed of the hashes and random choices of its synopses and samples, 0 to 2^64 - 1; None: the default, which
+            is public. A center draws one when it registers the query.
         since_ms: event time from which records count that edges have read before the registration and can read again;
             `MIN_TIME_MS`: all of them; None: none of them.
     """
@@ -153,7 +158,7 @@ class QuerySpec:
         """
         keys = {"name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
                 "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
-                "shards": False, "since": False}  # fmt: skip
+                "shards": False, "since": False, "seed": False}  # fmt: skip
         require_serialisable(mapping, InvalidQuery)
         q = require_keys(mapping, "", keys, InvalidQuery)
         name = _name(q["name"], "name")
@@ -163,7 +168,8 @@ class QuerySpec:
         if len(q["measures"]) > MAX_MEASURES:
             raise InvalidQuery("measures", len(q["measures"]), f"at most {MAX_MEASURES} measures")
         _check_length([q.get("where"), *q["measures"].values()])
-        measures = tuple(Measure.parse(str(k), v) for k, v in q["measures"].items())
+        seed = _seed(q.get("seed"))
+        measures = tuple(replace(Measure.parse(str(k), v), seed=seed) for k, v in q["measures"].items())
         where = q.get("where")
         if where is not None:
             if not isinstance(where, str):
@@ -230,8 +236,28 @@ class QuerySpec:
                 notes.append(f"{at}: {WITHOUT_BOUND_LIMITED if measure.name in named else WITHOUT_BOUND}")
         return notes
 
-    def to_mapping(self) -> dict[str, object]:
-        """Returns the canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``."""
+    @property
+    def seed(self) -> int | None:
+        return self.measures[0].seed
+
+    @property
+    def sampling_seed(self) -> int:
+        """The seed of the choice of records that are processed."""
+        return DEFAULT_SEED if self.seed is None else self.seed
+
+    def with_seed(self, seed: int | None) -> QuerySpec:
+        return replace(self, measures=tuple(replace(m, seed=seed) for m in self.measures))
+
+    def asks_for(self, registered: QuerySpec) -> bool:
+        """Whether registering this spec means the registered one: they are equal, but for a seed that this lacks."""
+        return self == (registered if self.seed is not None else registered.with_seed(None))
+
+    def to_mapping(self, *, seed: bool = True) -> dict[str, object]:
+        """Returns the canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``.
+
+        Args:
+            seed: False leaves the seed out, for readers: who knows it can choose records that distort the answers.
+        """
         result: dict[str, object] = {"name": self.name, "from": self.stream}
         if self.where is not None:
             result["where"] = self.where
@@ -259,6 +285,8 @@ class QuerySpec:
             result["shards"] = self.shards
         if self.since_ms is not None:
             result["since"] = BEGINNING if self.since_ms == MIN_TIME_MS else rfc3339(self.since_ms)
+        if seed and self.seed is not None:
+            result["seed"] = f"{self.seed:#018x}"  # a text: JSON readers round numbers beyond 2^53
         return result
 
     @property
@@ -400,6 +428,17 @@ def _since(value: object, accuracy: Accuracy | None) -> int | None:
         return parse_time(str(value))
     except ValueError as exc:
         raise InvalidQuery("since", value, accepted) from exc
+
+
+def _seed(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and _HEXADECIMAL.fullmatch(value):
+        return int(value, 16)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+        # The value is a secret.
+        raise InvalidQuery("seed", "…", "a whole number from 0 to 2^64 - 1, or up to 16 hexadecimal digits after 0x")
+    return value
 
 
 def _edges(value: object) -> tuple[str, ...] | None:

@@ -99,7 +99,7 @@ def application() -> tuple[FastAPI, Catalog, asyncio.AbstractEventLoop]:
     bound = query.spec.bind(COLUMNS).measures
     part = GroupedAggregate(
         {"carrier": pa.string()},
-        {b.measure.name: b.measure.function.make(b.measure.parameters, b.argument and b.argument.type) for b in bound},
+        {b.measure.name: b.measure.stack(b.argument and b.argument.type) for b in bound},
     )
     keys = pa.array(["UA", "AA", "UA"])
     numbers: dict[str | None, Any] = {"distance": pa.array([1, 2, 3]), "dep_delay": pa.array([1.0, 2.0, 3.0])}

@@ -101,10 +101,7 @@ def batch(rows: int, seed: int) -> pa.RecordBatch:
 def partial(spec: QuerySpec, rows: int, seed: int) -> bytes:
     """Returns what an edge ships of records."""
     bound, records = spec.bind(COLUMNS), batch(rows, seed)
-    stacks = {
-        m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
-        for m in bound.measures
-    }
+    stacks = {m.measure.name: m.measure.stack(m.argument.type if m.argument else None) for m in bound.measures}
     aggregate = GroupedAggregate(dict(zip(spec.group_by, bound.group_types, strict=True)), stacks)
     aggregate.set_source(seed)
     values = {m.measure.name: m.argument.array(records) if m.argument else None for m in bound.measures}

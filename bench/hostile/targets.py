@@ -15,6 +15,7 @@ from edgewater.errors import EdgewaterError
 MODULES = (
     "bench.hostile.synopses",
     "bench.hostile.frames",
+    "bench.hostile.statements",
     "bench.hostile.arrivals",
     "bench.hostile.pushes",
     "bench.hostile.requests",

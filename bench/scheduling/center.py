@@ -161,7 +161,7 @@ def _spec(number: int, offset_ms: int) -> QuerySpec:
 
 def _partial(spec: QuerySpec, groups: int = 20) -> bytes:
     measures = spec.bind(COLUMNS).measures
-    stacks = {m.measure.name: m.measure.function.make(m.measure.parameters, pa.int64()) for m in measures}
+    stacks = {m.measure.name: m.measure.stack(pa.int64()) for m in measures}
     aggregate = GroupedAggregate({"key": pa.string()}, stacks)
     keys = pa.array([f"key-{number:03}" for number in range(groups)])
     aggregate.update([keys], {"m": pa.array(range(groups), pa.int64())}, groups)

@@ -14,10 +14,12 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from center.api.audit import begin_change
 from center.api.problems import HttpProblem
 from center.api.services import Services
 from center.api_access import Principal, Role
 from edgewater.errors import NotFound, Unauthenticated
+from edgewater.query import QuerySpec
 
 BEARER = HTTPBearer(auto_error=False, description="A token of the center's configuration, or a JWT of its issuer.")
 Scope = Literal["query", "some", "all"]
@@ -46,6 +48,8 @@ class Requires:
         request.state.principal = principal
         request.state.is_change = is_change = self.role != "reader"
         await center.rates.spend(principal, "changes" if is_change else "reads")
+        if is_change:
+            await begin_change(request, center.audit)
         if self.scope == "query":
             require(request, self.role, request.path_params["name"])
         elif not (principal.has(self.role) if self.scope == "some" else principal.may(self.role, None)):
@@ -61,6 +65,18 @@ def require(request: Request, role: Role, query: str) -> None:
         request.state.refused = "another's query"
         raise NotFound(f"query {query} is not registered")
     raise _forbidden(principal, role, query)
+
+
+def require_inputs(request: Request, spec: QuerySpec) -> None:
+    """Raises HttpProblem unless a grant of the caller names the query, and the stream and columns that it reads."""
+    principal = caller(request)
+    if not principal.may_register(spec.name, spec.stream, spec.columns):
+        inputs = f"stream {spec.stream}" + (f" with columns {', '.join(spec.columns)}" if spec.columns else "")
+        raise HttpProblem(
+            "forbidden",
+            f"{principal.name} may not register {spec.name} over {inputs}: no grant of the role editor names them in"
+            " streams and columns; a grant with queries and without streams names no stream",
+        )
 
 
 async def require_still(request: Request) -> None:

@@ -26,7 +26,7 @@ from center.api.negotiation import ARROW, CSV, JSON
 from center.catalog import RegisteredQuery
 from center.ledger import Violation, with_violations
 from center.results import AnswerRecord
-from center.serving import MeasureQuestions, render, summarized, to_stated_table, without_lists
+from center.serving import MeasureQuestions, csv_table, render, summarized, to_stated_table
 from edgewater.errors import InvalidInput
 from edgewater.timestamps import rfc3339
 
@@ -114,16 +114,16 @@ class AnswerRenderer:
         """Answers as CSV or as an Arrow IPC stream, with what every row has to state: window, phase, revision, when it
         was given, completeness, contract, and what edges withhold."""
         make = partial(to_stated_table, spec=query.spec, questions=questions)
-        tables = [_with_quality(*_as_far_as_readable(make, record), record, form) for record in records]
+        stated = [_as_far_as_readable(make, record) for record in records]
+        tables = [_with_quality(*each, record, form) for each, record in zip(stated, records, strict=True)]
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         sink = BytesIO()
         if form == CSV:
-            pyarrow.csv.write_csv(without_lists(table), sink)
+            pyarrow.csv.write_csv(csv_table(table), sink)
         else:
             assert form == ARROW
-            heads = [json.loads(self.answer(r, query, questions)) for r in records]
-            metadata = [{k: v for k, v in a.items() if k != "data"} for a in heads]
-            table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: to_json(metadata)})
+            heads = to_json([members for _, members in stated])
+            table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: heads})
             with pa.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table)
         return sink.getvalue()
@@ -146,11 +146,10 @@ def _as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord)
         return make(replace(record, synopsis=None, quality={**record.quality, "contract": contract}))
 
 
-def _with_quality(
-    table: pa.Table, quality: Mapping[str, Any], contract: Mapping[str, Any], record: AnswerRecord, form: str
-) -> pa.Table:
+def _with_quality(table: pa.Table, members: Mapping[str, Any], record: AnswerRecord, form: str) -> pa.Table:
     """Prepends the answer's own columns, so that no row looks complete, exact or as promised if it is not."""
-    codes = [violation["code"] for violation in contract["violations"]]
+    quality = members["quality"]
+    codes = [violation["code"] for violation in members["contract"]["violations"]]
     metadata = {
         "window_start": _time(record.window_start_ms, form),
         "window_end": _time(record.window_end_ms, form),
@@ -184,10 +183,11 @@ def entity_tag(
     return f'"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"'
 
 
-def _late(record: AnswerRecord) -> int:
-    """The part of an answer that may change: the number of records that have come since it was final."""
-    late: int = record.quality["records"]["after_final"]
-    return late
+def _late(record: AnswerRecord) -> tuple[int, int]:
+    """The part of an answer that may change: the numbers of records that have come, or were rejected, since it was
+    final."""
+    records = record.quality["records"]
+    return records["after_final"], records["rejected"]
 
 
 def to_json(value: object) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
@@ -82,15 +83,17 @@ def create_app(
     *,
     now_ms: Callable[[], int],
     monotonic: Callable[[], float] = time.monotonic,
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
 ) -> FastAPI:
     """Creates the API as an ASGI application.
 
     Args:
         now_ms: wall clock.
         monotonic: monotonic clock in seconds, which paces live streams.
+        draw_seed: draws the seed of a new query's synopses. It must not be predictable: whoever knows it can choose
+            records that distort them.
     """
-    services = _services(catalog, results, components, config, now_ms, monotonic)
-    audit = AuditLog(config.audit, now_ms, services.metrics.audit_failures.inc)
+    services = _services(catalog, results, components, config, now_ms, monotonic, draw_seed)
     app = FastAPI(
         title="Edgewater",
         summary="Streaming queries whose answers state their error, completeness and age",
@@ -107,7 +110,7 @@ def create_app(
     if not config.authenticates:
         app.add_middleware(LocalHosts, hosts=config.hosts, key="api.hosts", refuse=_misdirected(services))
     app.add_middleware(SecurityHeaders, over_tls=config.tls is not None)
-    app.add_middleware(AuditMiddleware, audit=audit)
+    app.add_middleware(AuditMiddleware, audit=services.audit)
     app.add_middleware(MetricsMiddleware, metrics=services.metrics)
     for router in ROUTERS:
         assert not list(unguarded(router)), (
@@ -125,8 +128,10 @@ def _services(
     config: ApiSection,
     now_ms: Callable[[], int],
     monotonic: Callable[[], float],
+    draw_seed: Callable[[], int],
 ) -> Services:
     metrics, limits = ApiMetrics(), config.limits
+    audit = AuditLog(config.audit, now_ms, metrics.audit_failures.inc, required=config.audit_required)
     renderer = AnswerRenderer(config.cache, metrics.on_lookup)
     progress = EdgeProgress(catalog, now_ms)
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
@@ -138,7 +143,7 @@ def _services(
         SamplesCache(), CapacityLimiter(1), Authenticator(config, now_ms), Rates(limits, metrics.on_refused),
         Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
         Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused),
-        Turns(limits.reads_at_once, metrics.on_refused), limits,
+        Turns(limits.reads_at_once, metrics.on_refused), limits, audit, draw_seed,
     )  # fmt: skip
 
 

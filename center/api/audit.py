@@ -1,11 +1,14 @@
 """The audit log: every change and every refused access as a line of JSON, written before the response is sent.
 
+Where `required` is set, a change also has a line before it is made, and is refused if that line cannot be written.
+
 A line never contains a secret: neither headers, nor parameters, nor bodies are in it. Refused accesses are limited to
 `REFUSED_PER_MINUTE` lines, so that nobody fills the disk; the next line states how many were left out.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -18,9 +21,10 @@ from typing import Any, Literal
 
 from anyio.to_thread import run_sync
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgewater.errors import InvalidConfig
+from edgewater.errors import InvalidConfig, StorageError
 from edgewater.timestamps import rfc3339
 
 REFUSED = (401, 403, 421, 429)
@@ -33,14 +37,26 @@ log = logging.getLogger(__name__)
 class AuditLog:
     """Appends lines to a file that only its owner may read, or to the process' log.
 
-    The file is opened for each line, so that it may be renamed at any time to rotate it.
+    The file is opened for each line, so that it may be renamed at any time to rotate it. A symbolic link is refused:
+    whoever may write to the directory could make the center append to any file.
+
+    Args:
+        required: `begin` refuses changes while the log cannot be written.
 
     Raises:
         InvalidConfig: the file cannot be written.
     """
 
-    def __init__(self, target: Path | Literal["log"], now_ms: Callable[[], int], on_failed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        target: Path | Literal["log"],
+        now_ms: Callable[[], int],
+        on_failed: Callable[[], None],
+        *,
+        required: bool = False,
+    ) -> None:
         self._path = None if target == "log" else Path(target)
+        self._required = required
         self._now_ms = now_ms
         self._on_failed = on_failed
         self._lock = threading.Lock()
@@ -48,7 +64,23 @@ class AuditLog:
         try:
             self._append("")
         except OSError as exc:
-            raise InvalidConfig("api.audit", str(target), "a file that can be written", exc.strerror or "") from exc
+            accepted = "a file that can be written, not a symbolic link"
+            raise InvalidConfig("api.audit", str(target), accepted, exc.strerror or str(exc)) from exc
+
+    def begin(self, entry: Mapping[str, Any]) -> None:
+        """Writes a line of a change that is about to be made, if the log is required; blocks.
+
+        Raises:
+            StorageError: the line cannot be written, so that the change must not be made.
+        """
+        if not self._required:
+            return
+        with self._lock:
+            try:
+                self._append(_line({"time": rfc3339(self._now_ms()), **entry, "outcome": "begun"}))
+            except OSError as exc:
+                self._on_failed()
+                raise StorageError(f"the audit log cannot be written, so no change is made: {exc.strerror}") from exc
 
     def write(self, entry: Mapping[str, Any], *, is_refusal: bool) -> None:
         """Writes a line; blocks. A failure is logged and counted, since what it states has happened already."""
@@ -60,7 +92,7 @@ class AuditLog:
             left_out, self._left_out = self._left_out, 0
             line = {"time": rfc3339(now_ms), **entry, **({"left_out": left_out} if left_out else {})}
             try:
-                self._append(json.dumps(line) + "\n")
+                self._append(_line(line))
             except OSError as exc:
                 self._on_failed()
                 log.error("the audit log cannot be written: %s", exc)
@@ -76,11 +108,26 @@ class AuditLog:
             if text:
                 log.info("%s", text.rstrip())
             return
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        data = text.encode()
+        # Not blocking: opening a named pipe that nobody reads would wait for ever.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(self._path, flags, 0o600)
         try:
-            os.write(descriptor, text.encode())
+            if os.write(descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry) + "\n"
+
+
+async def begin_change(request: Request, audit: AuditLog) -> None:
+    """Records that a request of an identified principal is about to change something. Raises StorageError."""
+    state = request.scope["state"]
+    entry = _entry(request.scope, state, state.get("request_id"), None)
+    await run_sync(audit.begin, entry)
 
 
 class AuditMiddleware:
@@ -101,6 +148,7 @@ class AuditMiddleware:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
+        state["request_id"] = request_id
 
         async def audited_send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -114,7 +162,7 @@ class AuditMiddleware:
         await self._app(scope, receive, audited_send)
 
 
-def _entry(scope: Scope, state: Mapping[str, Any], request_id: str, status: int) -> dict[str, Any]:
+def _entry(scope: Scope, state: Mapping[str, Any], request_id: str | None, status: int | None) -> dict[str, Any]:
     endpoint, principal, client = scope.get("endpoint"), state.get("principal"), scope.get("client")
     refused = status in REFUSED or "refused" in state
     return {
@@ -122,7 +170,7 @@ def _entry(scope: Scope, state: Mapping[str, Any], request_id: str, status: int)
         "remote": client[0] if client else None,
         "action": getattr(endpoint, "__name__", None) or scope["method"],
         "target": state.get("target") or scope["path"][:200],
-        "outcome": "refused" if refused else "done" if status < 400 else "failed",
+        "outcome": "refused" if refused else "done" if status is not None and status < 400 else "failed",
         "status": status,
         "request": request_id,
     }

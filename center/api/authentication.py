@@ -15,7 +15,7 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from cachetools import LRUCache
 
-from center.api_access import ANYONE, Grant, OidcSection, Principal, PrincipalEntry, read_principals_file
+from center.api_access import ANYONE, OidcSection, Principal, PrincipalEntry, read_principals_file
 from center.config import ApiSection
 from edgewater.bearer import bearer_token, token_digest
 from edgewater.configuration import file_signature
@@ -118,7 +118,7 @@ class Authenticator:
             if digest in static:
                 raise InvalidConfig(f"api.principals.{name}", "…", "a token that no other principal has")
             end_ms = NO_END_MS if entry.expires is None else entry.expires
-            static[digest] = Principal(name, (Grant(entry.role, entry.queries),)), end_ms
+            static[digest] = Principal(name, (entry.grant,)), end_ms
         return static
 
 

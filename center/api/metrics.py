@@ -16,6 +16,7 @@ from center.catalog import COMPONENTS, ComponentRegistry, component_status
 from center.results import ResultStore
 from edgewater.errors import StorageError
 from edgewater.streams import MAX_TIME_MS
+from edgewater.wire import REJECTIONS
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -113,9 +114,15 @@ class CenterCollector(Collector):
             "Accepted records that came for final windows, and are in no answer to them.",
             labels=["query", "edge", "reason"],
         )
+        rejected = CounterMetricFamily(
+            "edgewater_rejected_records",
+            "Records that sources rejected, and that windows of the query lack or may lack.",
+            labels=["query", "edge", "reason"],
+        )
         for (ref, edge, reason), records in self._results.late_records().items():
-            late.add_metric([ref.name, edge, reason], records)
-        return [GaugeMetricFamily("edgewater_last_answer_id", "The id of the newest answer.", value=given), late]
+            (rejected if reason in REJECTIONS else late).add_metric([ref.name, edge, reason], records)
+        newest = GaugeMetricFamily("edgewater_last_answer_id", "The id of the newest answer.", value=given)
+        return [newest, late, rejected]
 
 
 class MetricsMiddleware:

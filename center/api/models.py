@@ -17,6 +17,7 @@ from center.catalog import AlarmRecord, DeclaredStream, EdgeRecord, QueryStatusR
 from center.catalog import QuarantinedFrame as QuarantinedRecord
 from edgewater.streams import Constant, Delivery, type_name
 from edgewater.timestamps import rfc3339
+from edgewater.wire import REJECTIONS
 
 EXAMPLE_SPEC: dict[str, Any] = {
     "name": "flights_by_carrier",
@@ -48,8 +49,9 @@ EXAMPLE_ANSWER: dict[str, Any] = {
     "confidence": 1.0,
     "quality": {
         "completeness": {"ratio": 0.667, "expected": 3, "reported": 2, "missing": ["lga"]},
-        "records": {"observed": 602, "expected": None, "sampled": 602, "late": 0, "after_final": 0},
+        "records": {"observed": 602, "expected": None, "sampled": 602, "late": 0, "after_final": 0, "rejected": 0},
         "staleness_ms": 1800,
+        "first_staleness_ms": 1800,
         "error": {
             "rounding": {"flights": 0},
             "sketch": {"flights": 0},
@@ -105,7 +107,7 @@ class Query(BaseModel):
 
     name: str
     version: int = Field(description="Incremented when a name is registered again after a deletion.")
-    spec: dict[str, Any] = Field(examples=[EXAMPLE_SPEC], description="In canonical form.")
+    spec: dict[str, Any] = Field(examples=[EXAMPLE_SPEC], description="In canonical form, without the seed.")
     registered_at: Rfc3339
 
     @classmethod
@@ -113,7 +115,7 @@ class Query(BaseModel):
         return cls(
             name=query.ref.name,
             version=query.ref.version,
-            spec=query.spec.to_mapping(),
+            spec=query.spec.to_mapping(seed=False),
             registered_at=rfc3339(query.registered_at_ms),
         )
 
@@ -151,6 +153,9 @@ class QueryEdge(BaseModel):
     after_final: dict[str, int] = Field(
         description="Accepted records that came for final windows, and are in no answer to them, by reason."
     )
+    rejected: dict[str, int] = Field(
+        description="Records that its sources rejected since it runs the query, by reason."
+    )
 
     @classmethod
     def of(
@@ -159,7 +164,7 @@ class QueryEdge(BaseModel):
         expected: bool,
         status: QueryStatusRecord | None,
         shipped: dict[str, int],
-        after_final: dict[str, int],
+        late: dict[str, int],
     ) -> Self:
         refused = status is not None and not status.accepted
         return cls(
@@ -169,7 +174,8 @@ class QueryEdge(BaseModel):
             code=status.code if status and refused else None,
             message=status.message if status and refused else None,
             shipped=Shipped(**shipped),
-            after_final=after_final,
+            after_final={reason: n for reason, n in late.items() if reason not in REJECTIONS},
+            rejected={reason: n for reason, n in late.items() if reason in REJECTIONS},
         )
 
 
@@ -179,6 +185,7 @@ class QueryDetail(Query):
     edges: list[QueryEdge]
     latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
     after_final: int = Field(description="Accepted records that came for final windows, over all edges.")
+    rejected: int = Field(description="Records that sources rejected, over all edges.")
     alarms: list[Alarm] = Field(description="The latest alarms about this query, the latest first.")
 
 
@@ -296,6 +303,21 @@ class StreamList(BaseModel):
         return cls(streams=streams)
 
 
+class RejectedCount(BaseModel):
+    """Records that a source rejected for one reason."""
+
+    source: str
+    reason: str = Field(examples=["wrong-type", "malformed"])
+    records: int
+
+
+class NullColumn(BaseModel):
+    """A column of a source that has no values any more."""
+
+    source: str
+    column: str
+
+
 class Stream(BaseModel):
     """A stream at one edge."""
 
@@ -308,6 +330,12 @@ class Stream(BaseModel):
     delivery: Delivery = Field(description="`at-most-once`: a source cannot be read again after a crash.")
     constants: dict[str, Constant] = Field(description="Columns that have one value in all records at this edge.")
     records: int = Field(description="Accepted since the edge's incarnation began.")
+    rejected: list[RejectedCount] = Field(
+        description="Records that sources rejected since the edge's incarnation began: the 128 largest numbers."
+    )
+    null_columns: list[NullColumn] = Field(
+        description="Columns that had values, and are null in most of the newest records of a source."
+    )
 
 
 class Edge(BaseModel):
@@ -348,6 +376,11 @@ class Edge(BaseModel):
                     delivery=s.delivery,
                     constants=dict(s.constants),
                     records=record.records.get(s.name, 0),
+                    rejected=[
+                        RejectedCount(source=source, reason=reason, records=n)
+                        for source, reason, n in record.rejected.get(s.name, ())
+                    ],
+                    null_columns=[NullColumn(source=s, column=c) for s, c in record.null_columns.get(s.name, ())],
                     watermark_ms=record.watermarks.get(s.name),
                     **watermark(record.watermarks.get(s.name)),
                 )

@@ -107,7 +107,7 @@ class QuestionParams(BaseModel):
             confidence=read_confidence(self.confidence),
         )
         named = [m for m in spec.measures if not questions.measures or m.name in questions.measures]
-        require_possible(questions, {m.name: m.function.make(m.parameters, None) for m in named})
+        require_possible(questions, {m.name: m.stack(None) for m in named})
         return questions
 
 

@@ -10,6 +10,7 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from center.api.answer_cache import AnswerRenderer
+from center.api.audit import AuditLog
 from center.api.authentication import Authenticator
 from center.api.edge_progress import EdgeProgress
 from center.api.limits import Rates, Slots, Turns
@@ -29,6 +30,7 @@ class Services:
     Attributes:
         now_ms: wall clock.
         parsing: lets one query at a time be parsed.
+        draw_seed: draws the seed of a new query, a number from 0 to 2^64 - 1.
     """
 
     catalog: Catalog
@@ -48,6 +50,8 @@ class Services:
     evaluate_slots: Slots
     turns: Turns
     limits: ApiLimitsSection
+    audit: AuditLog
+    draw_seed: Callable[[], int]
 
 
 def _services(request: Request) -> Services:

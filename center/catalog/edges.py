@@ -17,7 +17,7 @@ from edgewater.wire import QueryRef
 
 UNREACHABLE_AFTER_MS = 5_000
 """A gateway without a sign of life for this long has no sessions any more; nor has, by default, a silent edge."""
-NO_PROGRESS: dict[str, dict[str, int]] = {"watermarks": {}, "records": {}, "drops": {}}
+NO_PROGRESS: dict[str, Any] = {"watermarks": {}, "records": {}, "drops": {}, "rejected": {}, "null_columns": {}}
 """Progress of an incarnation that has not sent a heartbeat yet."""
 
 
@@ -53,6 +53,8 @@ class EdgeRecord:
             a stream that has ended.
         records: records accepted per stream since the incarnation began.
         drops: records not counted, by reason, since the incarnation began.
+        rejected: per stream (source, reason, records): records that sources rejected, since the incarnation began.
+        null_columns: per stream (source, column): columns that had values, and are null in most of the newest records.
         clock_offset_ms: the edge's wall clock less the center's.
         retired: declared gone for good; answers no longer wait for it.
         incarnations: number of incarnations seen.
@@ -84,6 +86,8 @@ class EdgeRecord:
     state_lost_at_ms: int | None = None
     former_streams: tuple[StreamRecord, ...] = ()
     heard_by_ms: int | None = None
+    rejected: Mapping[str, Sequence[tuple[str, str, int]]] = field(default_factory=dict)
+    null_columns: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
 
     @property
     def seen_before_ms(self) -> int:
@@ -111,9 +115,11 @@ class HeartbeatRecord:
     rtt_ms: float
     clock_offset_ms: float
     seen_at_ms: int
+    rejected: Mapping[str, Sequence[tuple[str, str, int]]] = field(default_factory=dict)
+    null_columns: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
 
     def to_row(self) -> dict[str, Any]:
-        progress = {"watermarks": dict(self.watermarks), "records": dict(self.records), "drops": dict(self.drops)}
+        progress = {name: dict(getattr(self, name)) for name in NO_PROGRESS}
         return {
             "progress": progress,
             "backlog_bytes": self.backlog_bytes,
@@ -236,6 +242,8 @@ def edge_from_row(
         retired=row.retired,
         incarnations=incarnations,
         state_lost_at_ms=state_lost_at_ms,
+        rejected=row.progress.get("rejected", {}),
+        null_columns=row.progress.get("null_columns", {}),
     )
 
 

@@ -15,7 +15,7 @@ counters = Table(
     Column("name", Identifier(64), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""``schema``: version of these tables. ``catalog``, ``budgets``: incremented by every change that assignments depend
+"""``catalog``, ``budgets``: incremented by every change that assignments depend
 on; the row ``catalog`` is also the lock under which queries and edges change."""
 
 queries = Table(

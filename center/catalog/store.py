@@ -50,14 +50,23 @@ from center.catalog.stream_rows import DeclaredStream, delete_columns, select_de
 from center.catalog.suspensions import SuspendedQuery
 from center.config import ColumnEntry
 from center.edge_access import UNLIMITED, EdgeAccess
-from center.storage.database import open_engine, read_transaction, schema_transaction, upsert, write_transaction
+from center.storage.database import (
+    open_engine,
+    read_transaction,
+    require_store_format,
+    schema_transaction,
+    upsert,
+    write_transaction,
+)
 from center.storage.frame_log import FrameEntry
-from edgewater.errors import Conflict, EdgewaterError, InvalidQuery, NotFound, StorageError
+from edgewater.errors import Conflict, EdgewaterError, InvalidQuery, NotFound
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 
-SCHEMA_VERSION = 1
+FORMAT = 1
+"""Of the tables and of the frame log. Increment it with each change after which one of two releases cannot read what
+the other has written."""
 
 
 class Catalog:
@@ -69,7 +78,8 @@ class Catalog:
 
     Raises:
         InvalidConfig: not a URL of SQLite or PostgreSQL.
-        StorageError: the database cannot be used, or belongs to a newer release. So does every method.
+        StorageError: the database cannot be used. So does every method.
+        IncompatibleState: another release wrote the catalog in another format.
     """
 
     def __init__(self, url: str, columns: Mapping[str, Mapping[str, ColumnEntry]] | None = None) -> None:
@@ -78,28 +88,27 @@ class Catalog:
         with schema_transaction(self._engine, t.metadata) as connection:
             rows = select(t.counters.c.name, t.counters.c.value)
             counters: dict[str, int] = dict(connection.execute(rows).all())
-            for name, value in (("schema", SCHEMA_VERSION), ("catalog", 0), ("budgets", 0)):
+            require_store_format(connection, "catalog", FORMAT, is_new=not counters)
+            for name in ("catalog", "budgets"):
                 if name not in counters:
-                    connection.execute(insert(t.counters).values(name=name, value=value))
-            if counters.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
-                raise StorageError(
-                    f"catalog of schema {counters['schema']}, this release reads up to {SCHEMA_VERSION}: upgrade it"
-                )
+                    connection.execute(insert(t.counters).values(name=name, value=0))
 
     def close(self) -> None:
         self._engine.dispose()
 
     # Queries
 
-    def register(self, spec: QuerySpec, now_ms: int) -> RegisteredQuery:
-        """Registers a query; registering an equal one again returns the live one.
+    def register(self, spec: QuerySpec, now_ms: int, seed: int | None = None) -> RegisteredQuery:
+        """Registers a query; registering an equal one again returns the live one, with the seed that it has.
+
+        Args:
+            seed: for a new query, if the spec has none.
 
         Raises:
             Conflict: another query is live under that name, or there are `MAX_QUERIES`.
             InvalidQuery: it does not fit the stream's declared columns or, without any, the stream as an edge serves
                 it; names the edge. Or a record of it costs too much.
         """
-        mapping = spec.to_mapping()
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
             rows = connection.execute(select(t.queries).where(t.queries.c.name == spec.name)).all()
@@ -117,7 +126,8 @@ class Catalog:
                 require_fit_at_edges(spec, select_edges(connection))
             version = max([r.version for r in rows], default=0)
             version = max(version, counter(connection, FORGOTTEN)) + 1
-            row = {"name": spec.name, "version": version, "spec": mapping, "registered_at_ms": now_ms}
+            spec = spec if spec.seed is not None else spec.with_seed(seed)
+            row = {"name": spec.name, "version": version, "spec": spec.to_mapping(), "registered_at_ms": now_ms}
             connection.execute(insert(t.queries).values(**row, last_position=0))
             increment_version(connection)
         return RegisteredQuery(QueryRef(spec.name, version), spec, now_ms, None)
@@ -635,7 +645,7 @@ class Catalog:
 def _live_one(rows: Sequence[Row[Any]], spec: QuerySpec) -> RegisteredQuery | None:
     """The live query of these rows, if it is equal. Raises Conflict if it is another."""
     for live in (query_from_row(r) for r in rows if r.deleted_at_ms is None):
-        if live.spec == spec:
+        if spec.asks_for(live.spec):
             return live
         raise Conflict(
             f"query {spec.name}: another one is registered under this name, as version {live.ref.version};"

@@ -68,8 +68,8 @@ class Stragglers:
         untested: the same with the clumps in which late records arrive, for where past errors do not show them yet.
         by_lag: `expected` by the lag at which they will arrive, (sources, lags).
         rate: events per slot at the window's end.
-        known: every source has been observed for the longest lag that can occur and a window more, and, if it is
-            silent, for long enough to know how its rate varies. Longer lags than the source is old cannot have been
+        known: every source has been observed for longer than the longest lag that can occur, and, if it is silent,
+            for long enough to know how its rate varies. Longer lags than the source is old cannot have been
             seen, whatever the number of its events. (No arrivals yet is not "no events", and silence is not either.)
         drift: standard errors by which the two memories disagree, over all sources.
         alarm: standard errors by which delays or rates have changed, the maximum over sources.
@@ -278,7 +278,7 @@ class StragglerModel(ArrayState):
         counted = np.where(silent & learned, usual_events, recent.events[LONG])
         prior_weight = np.where(silent, 1.0, prior / np.maximum(recent.complete_slots[LONG] + prior, _MIN_SHARE))
         horizon = self.triangle.horizon
-        known = (self.triangle.observed >= horizon + slots) & (self.triangle.age >= min(first_lag, horizon) + slots)
+        known = (self.triangle.observed > horizon) & (self.triangle.age >= min(first_lag, horizon) + slots)
         known &= (~silent | (self.weight >= SILENT_SUBSTREAMS)) & self._shows_rate()
         window = slice(first_lag, last)
         share, arrived = shares[:, :, window], seen[:, window]

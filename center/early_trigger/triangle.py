@@ -108,6 +108,10 @@ class ArrivalTriangle(ArrayState):
         """Slots for which each source has been observed: longer lags cannot have been seen. int64 [source]."""
         return self.age + self.before
 
+    def is_young(self, slots: int) -> BoolArray:
+        """Whether each source has been observed for less than the longest lag and so many slots more, [source]."""
+        return np.asarray(self.observed < self.horizon + slots)
+
     def inherit(self, source: int, sums: NDArray[np.float32], slots: int) -> None:
         """Takes the delays of a source's records from another query that has observed them for so many slots.
 
@@ -187,9 +191,11 @@ class ArrivalTriangle(ArrayState):
         The last lag stands for all longer ones, so nothing is known of when such events arrive. And a source of age A
         has shown only those with a lag of up to A. Without an assumption, a right-truncated sample says nothing of the
         mass beyond its truncation (Lagakos, Barraj and De Gruttola 1988). The assumption is that the tail is not
-        heavier than that of a distribution with a mean: x·P(lag > x) does not increase beyond the longest lag H. Then
-        a slot of age a has shown at least 1 - H/a of its events beyond H. The sums contain the arrivals of all times
-        from H to A with the weights of the long memory.
+        heavier than the tail of a distribution with a mean: x·P(lag > x) does not increase beyond half the longest lag
+        H. Then a slot of age a has shown at least 1 - H/a of its events beyond H, and at least 1 - H/2a of its events
+        beyond H/2, and the share beyond H is at most half of the share beyond H/2. Few records are at risk at H while
+        the source is hardly older, and many at H/2: the smaller of the two bounds holds. The sums contain the arrivals
+        of all times up to A with the weights of the long memory.
 
         Declared delays exclude what is beyond them. Then nothing is hidden, and events are at risk at the first lag
         that is excluded.
@@ -206,15 +212,26 @@ class ArrivalTriangle(ArrayState):
             at_risk, none = np.asarray(self.sums[1, LONG, :, self.horizon], np.float64), np.zeros(self.sources)
             with np.errstate(divide="ignore"):
                 return np.stack([none, none, -math.log(failures) / at_risk])
-        arrivals, at_risk = np.asarray(self.sums[:, LONG, :, -1], np.float64)
-        longest, memory = self.grid.lags - 1, self.grid.substream_slots * LONG_SUBSTREAMS
-        oldest = np.exp(-np.maximum(self.observed - longest, 1e-6) / memory)[:, None]
-        ages = self.observed[:, None] + memory * np.log(oldest + (1 - oldest) * _QUADRATURE)
-        shown = np.maximum(1 - (longest / np.maximum(ages, longest)).mean(axis=1), 1e-9)
+        longest = self.grid.lags - 1
+        half = longest // 2
+        arrivals, at_risk, shown = self._shown_beyond(longest)
+        late, at_risk_before, shown_before = self._shown_beyond(half)
         with np.errstate(divide="ignore", invalid="ignore"):
             hidden = np.where(at_risk > 0, arrivals * (1 / shown - 1) / at_risk, 0.0)
             unseen = (_poisson_bound(arrivals, failures) / shown - arrivals) / at_risk
+            before = half / longest * _poisson_bound(late, failures) / shown_before / at_risk_before
+        unseen = np.where(at_risk > 0, np.minimum(unseen, before), np.inf)
         return np.stack([self.hazards()[:, :, -1].max(axis=0), np.minimum(hidden, 1.0), unseen])
+
+    def _shown_beyond(self, lag: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Returns the arrivals of a lag and longer ones, the events that were at risk at it, and the least part of such
+        arrivals that is not truncated, each by source."""
+        memory = self.grid.substream_slots * LONG_SUBSTREAMS
+        oldest = np.exp(-np.maximum(self.observed - lag, 1e-6) / memory)[:, None]
+        ages = self.observed[:, None] + memory * np.log(oldest + (1 - oldest) * _QUADRATURE)
+        shown = np.maximum(1 - (lag / np.maximum(ages, max(lag, 1))).mean(axis=1), 1e-9)
+        arrivals = self.sums[0, LONG, :, lag:].sum(axis=1, dtype=np.float64)
+        return arrivals, np.asarray(self.sums[1, LONG, :, lag], np.float64), shown
 
     def mean_pause(self) -> FloatArray:
         """Returns the mean number of slots since the last arrival, per source, in the long memory."""

@@ -198,11 +198,13 @@ class EarlyTrigger:
             return _answer(model, sampling, SAMPLE_TOO_SMALL)
         if self.max_wait_slots is not None and offset >= self.max_wait_slots:
             return _answer(model, sampling, OUT_OF_TIME)
-        if self._expects_nothing(offset, stragglers):
+        if self._expects_nothing(offset, stragglers, earned):
             return _answer(model, sampling, NOTHING_EXPECTED)
         if self._is_silence_too_wide(stragglers, model):
             return _answer(model, sampling, SILENCE_TOO_WIDE)
         until = self.slot + max(1, int(offset * self.policy.backoff))
+        if self.triangle.is_young(self.grid.lags).any():  # what is known grows by age, not by the time waited
+            until = min(until, (self.slot // self.grid.substream_slots + 1) * self.grid.substream_slots)
         if self.max_wait_slots is not None:
             until = min(until, end_slot + self.max_wait_slots)
         return Wait(until)
@@ -281,11 +283,15 @@ class EarlyTrigger:
         width = model.sampling_width(sample.count + rate * expected, self.quantile)
         return bool(((rate < 1) & (arrived > 0) & (width > allowed)).any())
 
-    def _expects_nothing(self, offset: int, stragglers: Stragglers) -> bool:
-        """Whether the probability of one more event is within the allowed failures, or no longer lags are resolved."""
+    def _expects_nothing(self, offset: int, stragglers: Stragglers, earned: bool) -> bool:
+        """Whether the probability of one more event is within the allowed failures, or no longer lags are resolved.
+
+        A window without an interval may get one while its sources are young: it then waits although nothing is
+        expected.
+        """
         if offset + 1 >= self.grid.lags:
             return True
-        if not stragglers.known:
+        if not stragglers.known or (not earned and self.triangle.is_young(self.grid.lags).any()):
             return False
         expected = float(stragglers.expected[self.triangle.silent_slots == 0].sum())
         return expected < NEGLIGIBLE_FAILURES * (1 - self.target.confidence)

@@ -38,7 +38,7 @@ ZERO_MEAN_MIN_ARRIVED = 0.5
 records of a skewed distribution a single large one decides, and waiting brings more."""
 
 TOO_FEW = "too few records for an error bound"
-TOO_YOUNG = "an edge has not been observed for the longest delay and a window more"
+TOO_YOUNG = "an edge has not been observed for longer than the longest delay"
 UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual ones"
 BEYOND_LAGS = "records come later than the longest lag that is resolved, so stragglers cannot be bounded"
 UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
@@ -125,6 +125,9 @@ class GroupBatch:
             beyond = self.triggers.triangle.beyond_longest(1 - self.accuracy.confidence)
             beyond = beyond.reshape(3, len(self.groups), -1).transpose(0, 2, 1)
             share = beyond[1] + beyond[0] * self._missing_beyond_lags(start_ms)
+            # Of a young source, few records show what is late: the interval contains what they do not exclude.
+            young = self.triggers.triangle.is_young(self.groups[0].trigger.window_slots).reshape(len(self.groups), -1).T
+            share = share + np.where(young & np.isfinite(beyond[2]), beyond[2], 0.0)
             unmodelled = (share * model.events).sum(axis=0) / np.maximum(model.size, 1e-9) * np.abs(model.estimate)
             rounding = model.rounding(sample)
             model = replace(model, straggler_width=model.straggler_width + unmodelled + rounding)

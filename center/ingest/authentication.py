@@ -49,15 +49,19 @@ class Credentials:
     """Who may connect as which edge. Only digests of tokens are stored and compared, so that timing reveals nothing.
 
     Args:
-        access: entries by edge id; empty: no entry is required.
+        access: entries by edge id.
         by_certificate: every call has a client certificate.
+        entry_required: refuse edges without an entry, also while there is no entry; None: if there is an entry.
 
     Raises:
         InvalidConfig: an empty token, or one that two edges share.
     """
 
-    def __init__(self, access: Mapping[str, EdgeAccess], *, by_certificate: bool = False) -> None:
+    def __init__(
+        self, access: Mapping[str, EdgeAccess], *, by_certificate: bool = False, entry_required: bool | None = None
+    ) -> None:
         self._access = {EdgeId(edge): entry for edge, entry in access.items()}
+        self._entry_required = bool(access) if entry_required is None else entry_required
         self._by_certificate = by_certificate
         self._tokens: dict[bytes, tuple[EdgeId, int]] = {}
         for edge, entry in self._access.items():
@@ -80,7 +84,7 @@ class Credentials:
         """
         if self._by_certificate and not presented.names:
             raise Unauthenticated("the client certificate has no name: expected a subject alternative name, DNS or URI")
-        if not self._access:
+        if not self._entry_required:
             return frozenset(EdgeId(n) for n in presented.names) if presented.names else None
         if presented.token_digest is not None:
             edge, end_ms = self._tokens.get(presented.token_digest, (None, 0))

@@ -120,8 +120,10 @@ class CredentialFiles:
         access = dict(self._tokens)
         if self._tokens_file is not None:
             access |= read_tokens_file(self._tokens_file)
+        # A file without entries revokes all tokens. It must not open the gateway to every edge.
+        required = bool(access) or self._tokens_file is not None
         if self._tls is None:
-            return LoadedCredentials(Credentials(access))
+            return LoadedCredentials(Credentials(access, entry_required=required))
         tls, revocations = self._tls, None
         _require_usable(tls)
         authorities = None if tls.client_ca is None else _read(tls.client_ca, "tls.client_ca")
@@ -131,7 +133,7 @@ class CredentialFiles:
             revocations = RevocationLists(tls.crl, _read(tls.crl, "tls.crl"), authorities)
         pair = (_read(tls.key, "tls.key"), _read(tls.cert, "tls.cert"))
         return LoadedCredentials(
-            Credentials(access, by_certificate=authorities is not None),
+            Credentials(access, by_certificate=authorities is not None, entry_required=required),
             grpc.ssl_server_certificate_configuration([pair], authorities),
             authorities,
             revocations,

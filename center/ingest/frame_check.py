@@ -7,6 +7,7 @@ checked, and answers say what they lack.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from center.ledger.events import FRAMES, refusal
 from edgewater.accuracy import report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.errors import InvalidQuery, named
-from edgewater.frame_work import MAX_FRAME_WORK, FrameWork
+from edgewater.frame_work import FIELDS_PER_UNIT, MAX_FRAME_WORK, STATEMENTS_PER_UNIT, FrameWork
 from edgewater.partial_check import PartialCheck
 from edgewater.query import MAX_MEASURES, QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
@@ -56,6 +57,7 @@ class CheckedFrame:
     Attributes:
         reason, message: what was refused of it; None: nothing.
         work: the job's work with it (`FrameWork`).
+        checking: the work of its check, in the same units.
         through_ms: event time up to which its edge has answered the query with it.
     """
 
@@ -64,6 +66,7 @@ class CheckedFrame:
     message: str = ""
     work: int = 0
     through_ms: int = MIN_TIME_MS
+    checking: int = 0
 
 
 @dataclass(slots=True)
@@ -106,7 +109,7 @@ class FrameCheck:
             self._partials = PartialCheck.of(spec, columns)
         except InvalidQuery:
             self._partials = PartialCheck.of(spec)
-        self._measures = frozenset(m.name for m in spec.measures)
+        self._kinds = {m.name: m.function.name for m in spec.measures}
         self._schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
         self._grouped = spec.accuracy is not None and spec.accuracy.scope is not None
 
@@ -122,18 +125,18 @@ class FrameCheck:
         """
         plain = frame.plain_body()
         try:
-            body = parse_body(plain)
+            body, fields = parse_body(plain)
         except (DecodeError, ValueError) as exc:
             lost = FrameBody(MIN_TIME_MS, losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),))
             why = f"the body cannot be read: {exc}"[:_SHOWN]
             return CheckedFrame(Frame.pack(frame.seq, frame.query, lost), LossReason.FRAME_DAMAGED, why)
-        work = FrameWork.of(self._spec)
+        work, checking = FrameWork.of(self._spec), _checking(body, fields)
         faults = self._take_out(body, latest_ms, work, too_open)
         if not faults.count:
-            return CheckedFrame(frame, work=work.units, through_ms=body.through_ms)
+            return CheckedFrame(frame, work=work.units, through_ms=body.through_ms, checking=checking)
         kept = Frame.pack(frame.seq, frame.query, body_from_wire(body))
         more = f", and {faults.count - 1} more" if faults.count > 1 else ""
-        return CheckedFrame(kept, faults.reason, faults.first + more, work.units, body.through_ms)
+        return CheckedFrame(kept, faults.reason, faults.first + more, work.units, body.through_ms, checking)
 
     def _take_out(self, body: pb.FrameBody, latest_ms: int, work: FrameWork, too_open: TooOpen | None) -> _Faults:
         """Removes invalid parts from a body, and adds the losses that this causes. Adds up the work of the others."""
@@ -215,11 +218,23 @@ class FrameCheck:
             return f"first_ms {close.first_ms}, last_ms {close.last_ms}; expected both in the slice, in this order"
         if len(close.withheld) > MAX_MEASURES:
             return f"{len(close.withheld)} withheld; expected at most {MAX_MEASURES}"
-        for w in close.withheld:
-            amounts = (w.largest_above, w.largest_below, w.total_above, w.total_below, w.above_share, w.below_share)
-            if w.measure not in self._measures or not all(a >= 0 for a in amounts) or w.groups > MAX_COUNT:
-                accepted = f"a measure of the query, amounts from 0 and at most {MAX_COUNT} groups"
-                return f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups; expected {accepted}"
+        if len({w.measure for w in close.withheld}) < len(close.withheld):
+            return "withheld of one measure is stated twice; expected once for each measure"
+        return next((fault for w in close.withheld if (fault := self._fault_of_withheld(w))), "")
+
+    def _fault_of_withheld(self, w: pb.Withheld) -> str:
+        """Returns what cannot be true of a withheld amount. NaN fails each comparison, so it is refused."""
+        amounts = (w.largest_above, w.largest_below, w.total_above, w.total_below)
+        what = f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups"
+        if w.measure not in self._kinds:
+            return f"{what}; expected a measure of the query"
+        if not all(amount >= 0 for amount in (*amounts, w.above_share, w.below_share)):
+            shares = f" (shares {w.above_share}, {w.below_share})"
+            return f"{what}{shares}; expected amounts from 0 to infinity"
+        if w.groups > MAX_COUNT or (not w.groups and any(amounts)):
+            return f"{what}; expected 1 to {MAX_COUNT} groups where an amount is above 0"
+        if w.HasField("largest_unsent") and not (self._kinds[w.measure] == "max" and not math.isnan(w.largest_unsent)):
+            return f"{what}, the largest unsent is {w.largest_unsent}; expected a number, and only of a maximum"
         return ""
 
     def _read_arrivals(self, body: pb.FrameBody, latest_ms: int) -> tuple[str, set[int]]:
@@ -276,6 +291,12 @@ class FrameCheck:
             loss.source, loss.reason = bounded_text(loss.source, MAX_SOURCE), bounded_text(loss.reason)
 
 
+def _checking(body: pb.FrameBody, fields: int) -> int:
+    """The units of work of a body's check, whatever is refused of it."""
+    lists = (body.partials, body.closes, body.losses, body.dropped, body.arrivals.substreams)
+    return max(sum(len(each) for each in lists) // STATEMENTS_PER_UNIT, fields // FIELDS_PER_UNIT)
+
+
 def _state(body: pb.FrameBody, loss: InputLoss) -> None:
     body.losses.add(source=loss.source, reason=loss.reason, from_ms=loss.from_ms, to_ms=loss.to_ms)
 
@@ -289,8 +310,10 @@ def _keep(items: Any, kept: Sequence[Any]) -> None:
 
 
 def _is_countable(dropped: pb.DroppedRecords, latest_ms: int) -> bool:
-    known = dropped.slice_start_ms == MIN_TIME_MS or EARLIEST_MS <= dropped.slice_start_ms <= latest_ms
-    return known and dropped.records <= MAX_COUNT
+    start_ms = dropped.slice_start_ms
+    known = start_ms == MIN_TIME_MS or EARLIEST_MS <= start_ms <= latest_ms
+    ends = not dropped.HasField("until_ms") or start_ms < dropped.until_ms <= MAX_TIME_MS
+    return known and ends and dropped.records <= MAX_COUNT
 
 
 def _stated(faults: _Faults) -> Iterator[InputLoss]:

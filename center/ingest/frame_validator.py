@@ -37,7 +37,7 @@ TURN_BYTES = 256 << 10
 """Before compression: a few milliseconds, or one frame."""
 LOOP_BYTES = 4 << 10
 """Of a frame that the event loop checks, compressed or not. At worst that takes 5 ms, of 2,048 closes, which use up
-0.3 s of the edge's share; of what the share bounds less, counts of dropped records, 0.7 ms."""
+0.3 s of the edge's share."""
 
 REFUSED_BYTES_PER_UNIT = 32
 """A unit of work for so many bytes of a refused body: the gateway's time to read it, which the job does not share."""
@@ -225,7 +225,7 @@ class SessionFrames:
 def _work(frame: Frame, result: CheckedFrame | Exception) -> int:
     """Returns the units of work by which a frame reduces its edge's share."""
     by_size = frame.raw_bytes // (REFUSED_BYTES_PER_UNIT if _is_refused(result) else BYTES_PER_UNIT)
-    return max(1, by_size, 0 if isinstance(result, Exception) else result.work)
+    return max(1, by_size) if isinstance(result, Exception) else max(1, by_size, result.work, result.checking)
 
 
 def _is_refused(result: CheckedFrame | Exception) -> bool:

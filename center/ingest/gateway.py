@@ -99,7 +99,7 @@ class GatewayConfig:
         heartbeat_ms: least time between two writes of `StatusWriter`.
         retry_ms, retry_max_ms: delay before a failed commit is tried again: first, and at most.
         hello_timeout_ms: a call without a Hello by then is ended, and a connection without a call.
-        streams: what is accepted of streams. Edges on this machine set the clocks of those without a `replay`.
+        streams: what is accepted of streams. Without credentials, edges set the clocks of streams without a `replay`.
         allocation: when error budgets are reallocated.
     """
 
@@ -149,7 +149,8 @@ class Gateway:
         self._refreshing = asyncio.Lock()
         self._catalog_problem: str | None = None
         self.metrics = GatewayMetrics()
-        self._stream_rules = StreamRules(config.streams, edges_set_clocks=False)
+        # Not by the address: a gateway on loopback with credentials may stand behind a proxy that others can reach.
+        self._stream_rules = StreamRules(config.streams, edges_set_clocks=not self._credentials.authenticates)
         self._validator = FrameValidator(self._stream_rules, self._read_plan, config.open_windows)
         self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000, now_ms)
         self._hello_queue = HelloQueue(catalog, self._refresh, self.metrics)
@@ -179,8 +180,6 @@ class Gateway:
                 "a loopback address, or tokens or a client CA",
                 "other machines could connect without credentials",
             )
-        self._stream_rules = StreamRules(self._config.streams, edges_set_clocks=is_loopback(address))
-        self._validator = FrameValidator(self._stream_rules, self._read_plan, self._config.open_windows)
         await self._refresh()
         await asyncio.to_thread(self._sweep)
         await asyncio.to_thread(self._catalog.forget_gateways)

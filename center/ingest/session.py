@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from center.catalog import HeartbeatRecord, IndexOutcome, QueryStatusRecord, query_key
@@ -42,6 +43,8 @@ from edgewater.wire import uplink_pb2 as pb
 
 PLAIN_CREDITS = 8
 """Bytes of bodies in flight before compression, which usually gives a third, in credits."""
+MAX_NAMED = 5
+"""Places that an alarm names."""
 NOT_EXPECTED = "not-expected"
 """The reason of a refusal: the edge does not contribute to the frame's query."""
 logger = logging.getLogger(__name__)
@@ -168,6 +171,8 @@ class GatewaySession:
         self._refused: dict[tuple[QueryRef, str], int] = {}
         self._messages = limits.FixedWindow(now_ms)
         self._costs: dict[QueryRef, int] = {}
+        self._rejected: dict[tuple[str, str, str], int] = {}
+        self._null_columns: set[tuple[str, str, str]] = set()
 
     @property
     def acked_through(self) -> int | None:
@@ -376,6 +381,7 @@ class GatewaySession:
         now_ms = self._now_ms()
         beat = read_heartbeat(self.edge, message, now_ms)
         every_ms = self._heartbeat_ms()
+        self._alarm_rejected(beat)
         self._status.heartbeat(self._bounded(beat), every_ms)
         requirements = self._assignment.sampling if self._assignment is not None else ()
         for sampling in self._sampling.on_heartbeat(
@@ -386,6 +392,21 @@ class GatewaySession:
             self._on_scheduling(message.scheduling, now_ms)
         echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms, heartbeat_ms=every_ms)
         self.outgoing.put(pb.ToEdge(time_echo=echo))
+
+    def _alarm_rejected(self, beat: HeartbeatRecord) -> None:
+        """Raises alarms about records that were rejected since the session's last heartbeat, and about columns that
+        have no values since."""
+        rejected = {(s, source, reason): n for s, each in beat.rejected.items() for source, reason, n in each}
+        gone = {(s, source, column) for s, each in beat.null_columns.items() for source, column in each}
+        if any(n > self._rejected.get(place, 0) for place, n in rejected.items()):
+            places = _named(f"{source} ({stream}): {reason}" for stream, source, reason in sorted(rejected))
+            message = f"edge {self.edge}: sources reject records, which no answer has: {places}"
+            self._status.alarm("records-rejected", message, self.edge, beat.seen_at_ms)
+        if gone - self._null_columns:
+            places = _named(f"{column} of {source} ({stream})" for stream, source, column in sorted(gone))
+            message = f"edge {self.edge}: columns that had values are null in most records; renamed? {places}"
+            self._status.alarm("column-null", message, self.edge, beat.seen_at_ms)
+        self._rejected, self._null_columns = rejected, gone
 
     def _on_scheduling(self, message: pb.Scheduling, now_ms: int) -> None:
         """The edge schedules its queries: it needs to know what their answers cost here."""
@@ -442,6 +463,11 @@ class GatewaySession:
                 ref, self.edge, message.accepted, bounded_text(message.code), bounded_text(message.message, 4_000)
             )
         )
+
+
+def _named(places: Iterable[str]) -> str:
+    named = list(islice(places, MAX_NAMED + 1))
+    return "; ".join(named[:MAX_NAMED]) + ("; …" if len(named) > MAX_NAMED else "")
 
 
 def _not_expected(edge: EdgeId, query: QueryRef) -> str:

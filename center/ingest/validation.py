@@ -43,6 +43,8 @@ MAX_STREAMS = 256
 MAX_COLUMNS = 1_024
 MAX_ALL_COLUMNS = 8_192
 """Columns of all streams of an edge: whoever reads the edges from the catalog reads them, which takes 10 µs each."""
+MAX_STATEMENTS = 128
+"""Statements of a stream about rejected records, and about columns without values."""
 MAX_TEXT = 256
 MAX_CONSTANT_JSON = 12 * MAX_CONSTANT + 2
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
@@ -156,7 +158,7 @@ def _constants(message: pb.Stream, columns: Mapping[str, pa.DataType]) -> dict[s
 def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> HeartbeatRecord:
     """Converts a heartbeat for the catalog; numbers that a database cannot store are replaced by ones that it can."""
     streams = [s for s in message.streams if NAME.fullmatch(s.stream)][:MAX_STREAMS]
-    rtt_ms = _finite(message.rtt_ms)
+    rtt_ms = _measured(message.rtt_ms)
     return HeartbeatRecord(
         edge=edge,
         watermarks={
@@ -164,13 +166,26 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> Heartbea
             for s in streams
             if s.ended or s.watermark_ms > MIN_TIME_MS
         },
-        records={s.stream: s.records for s in streams},
+        records={s.stream: min(s.records, MAX_SEQ) for s in streams},
         drops=_drops(message.drops),
         backlog_bytes=min(message.backlog_bytes, MAX_SEQ),
-        bandwidth_bytes_s=_finite(message.bandwidth_bytes_s),
+        bandwidth_bytes_s=_measured(message.bandwidth_bytes_s),
         rtt_ms=rtt_ms,
         clock_offset_ms=message.sent_at_ms + rtt_ms / 2 - now_ms,
         seen_at_ms=now_ms,
+        rejected={
+            s.stream: tuple(
+                (bounded_text(r.source), bounded_text(r.reason), min(r.records, MAX_SEQ))
+                for r in s.rejected[:MAX_STATEMENTS]
+            )
+            for s in streams[:MAX_STATEMENTS]
+            if s.rejected
+        },
+        null_columns={
+            s.stream: tuple((bounded_text(c.source), bounded_text(c.column)) for c in s.null_columns[:MAX_STATEMENTS])
+            for s in streams[:MAX_STATEMENTS]
+            if s.null_columns
+        },
     )
 
 
@@ -195,7 +210,7 @@ def read_query_delays(edge: EdgeId, message: pb.Scheduling, now_ms: int) -> Iter
 
 def read_utilization(message: pb.Heartbeat) -> float:
     """The edge's utilization, 0 to 1; 0 if the edge does not measure it."""
-    return min(max(_finite(message.busy_share), 0.0), 1.0)
+    return min(_measured(message.busy_share), 1.0)
 
 
 def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef, BudgetReport]:
@@ -215,11 +230,12 @@ def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef
 
 
 def _drops(counts: Mapping[str, int]) -> dict[str, int]:
-    return {bounded_text(reason): count for reason, count in sorted(counts.items())[:MAX_LABELS]}
+    return {bounded_text(reason): min(count, MAX_SEQ) for reason, count in sorted(counts.items())[:MAX_LABELS]}
 
 
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
+def _measured(value: float) -> float:
+    """Returns a measured amount; 0, which is unknown, for one that no measurement gives."""
+    return value if 0 < value < math.inf else 0.0
 
 
 def _limit(what: str, count: int, most: int) -> None:

@@ -34,7 +34,7 @@ from center.job.function_rates import FunctionRatePlanner, FunctionRateThread
 from center.job.leadership import LEASE_MS, Leadership
 from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics
-from center.job.microbatch import BatchProcessor
+from center.job.microbatch import BatchProcessor, reason_of
 from center.job.pipeline import BatchPipeline
 from center.job.warm_up import problem_of_executors, warm_up
 from center.ledger import Ledger
@@ -280,7 +280,7 @@ class Job:
             warm_up(spark, self._config.session.cores)
             logger.info("Spark's workers are warm after %.1f s", time.monotonic() - began_s)
         except (PySparkException, Py4JError, OSError) as exc:
-            logger.warning("Spark's workers are not warmed up: %s", _reason(exc))
+            logger.warning("Spark's workers are not warmed up: %s", reason_of(exc))
         finally:
             self._warm.set()
 
@@ -290,7 +290,7 @@ class Job:
             try:
                 problem = problem_of_executors(spark, self._config.session.cores)
             except PySparkException as exc:
-                problem = f"the executors run no Python task: {_reason(exc)}"
+                problem = f"the executors run no Python task: {reason_of(exc)}"
             if problem != self._executors_problem:
                 self._executors_problem = problem
                 logger.log(logging.CRITICAL if problem else logging.INFO, "%s", problem or "executors are as expected")
@@ -320,7 +320,7 @@ class Job:
         except Exception as exc:
             if stop.is_set():
                 return
-            logger.critical("the Spark context is lost: %s", _reason(exc))
+            logger.critical("the Spark context is lost: %s", reason_of(exc))
             raise
         finally:
             pipeline.close()
@@ -497,7 +497,7 @@ class Job:
 
     def _failed(self, attempt: RetryCallState) -> None:
         exc = attempt.outcome.exception() if attempt.outcome else None
-        reason = _reason(self.processor.failure or exc)
+        reason = reason_of(self.processor.failure or exc)
         self.processor.failure = None
         if self.processor.applied > self._applied_before:
             self._failed_attempts = 0
@@ -589,14 +589,9 @@ def _is_stream_failure(exc: BaseException, spark: Any) -> bool:
         return False
 
 
-def _reason(exc: BaseException | None) -> str:
-    lines = str(exc).strip().splitlines()
-    return f"{type(exc).__name__}: {lines[0] if lines else ''}"
-
-
 def _quietly(stop: Callable[[], None]) -> None:
     """Calls a function that stops or cancels something in Spark, and logs its failure: the JVM may be gone."""
     try:
         stop()
     except (PySparkException, Py4JError, OSError) as exc:
-        logger.warning("while stopping: %s", _reason(exc))
+        logger.warning("while stopping: %s", reason_of(exc))

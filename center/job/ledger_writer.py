@@ -28,7 +28,7 @@ from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import MIN_TIME_MS, EdgeId
-from edgewater.wire import QueryRef
+from edgewater.wire import REJECTIONS, QueryRef
 
 logger = logging.getLogger(__name__)
 
@@ -204,8 +204,10 @@ class LedgerWriter:
         self._next_alarms_ms = now_ms + ALARM_EVERY_MS
         try:
             for late, records in self._store.late_records().items():
-                if query_key(late[0]) in self._store.partition and self._alarmed.get(late) != records:
-                    ref, edge, reason = late
+                ref, edge, reason = late
+                if reason in REJECTIONS:
+                    continue  # the gateway alarms, once for all queries
+                if query_key(ref) in self._store.partition and self._alarmed.get(late) != records:
                     message = (
                         f"query {query_key(ref)}: accepted records came for windows that were final ({reason}); their"
                         f" answers and GET /v1/queries/{ref.name} say how many"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from center.ledger import FRAMES, Emission, FrameSummary, QueryTooLarge, state_r
 from center.results import MergedDelta
 from center.sampling import RATES_EVERY_MS, rates_differ
 from center.storage.frame_log import FrameEntry, FrameLog
-from edgewater.errors import Conflict, NotFound, StorageError, named
+from edgewater.errors import Conflict, EdgewaterError, NotFound, StorageError, named
 from edgewater.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import InputLoss, LossReason, QueryRef
 
@@ -48,6 +49,8 @@ MAX_CULPRITS = 8
 """Frames of a query, from more than one edge, that may be quarantined without one in between that can be applied. After
 so many the fault is not theirs."""
 REASONS = frozenset(LossReason)
+_TRACEBACK = re.compile(r"^( *)(?:\S.*)?Traceback \(most recent call last\):\n(?:(?!\1\S).*\n)*\1(\S.*)", re.MULTILINE)
+"""A traceback of a Python process in a message of Spark; group 2 is the line that names the exception."""
 MAX_ALARMS = 20
 """Alarms of one kind at one edge in one batch; the catalog keeps no more messages."""
 
@@ -61,6 +64,19 @@ class _Alarm(NamedTuple):
 
 class BatchFailed(Exception):
     """A micro-batch was not applied. Its message is short: see `BatchProcessor._stating_failure`."""
+
+
+def reason_of(exc: BaseException | None) -> str:
+    """Returns an exception's code, or its class if it has none, and its message in one line.
+
+    Spark's message may contain the traceback of a Python process: the line that names its exception is returned, after
+    the first line of the message.
+    """
+    message = str(exc).strip()
+    first = message.partition("\n")[0].partition("Traceback (most recent call last):")[0].rstrip(" :.")
+    raised = [line for _, line in _TRACEBACK.findall(message)[-1:]]
+    kind = exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__
+    return ": ".join([kind, first, *raised])[:MAX_REASON_BYTES]
 
 
 def is_fault_of_frames(exc: Exception) -> bool:
@@ -301,7 +317,7 @@ class BatchProcessor:
         except Exception as exc:
             if not is_moot():
                 self.failure = exc
-                self.problem = f"batch {batch_id} failed: {' '.join(named(exc).split())[:MAX_REASON_BYTES]}"
+                self.problem = f"batch {batch_id} failed: {reason_of(exc)}"
             # The JVM applies a recursive regular expression to the traceback of an exception raised here. One that
             # quotes a Java stack overflows the JVM's stack, and the stream's thread dies without a message.
             raise BatchFailed(f"batch {batch_id}: {type(exc).__name__}") from None

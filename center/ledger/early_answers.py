@@ -162,7 +162,7 @@ class EarlyAnswerLedger(TimeWindowLedger):
             if self._is_open(start, state.is_answered) and estimator.has_ended(start)
         }
         if self._withdraws:
-            dirty = dirty | {start for start, state in self._windows.items() if state.is_answered}
+            dirty = dirty | self._without_wait({start for start, state in self._windows.items() if state.is_answered})
         emissions = super()._emit_due(dirty | ended, now_ms)
         self._withdraws = False
         estimator.forget_before(self.sealed_before())

@@ -134,10 +134,12 @@ class TimeAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class LateSlice:
-    """Records of a slice that an edge accepted and that are in no answer to some of its windows, which were final.
+    """Records that are in no answer to some of the windows over a slice, or several: these were final when the records
+    came, or a source rejected the records.
 
     Attributes:
-        slice_start_ms, slice_end_ms: `MIN_TIME_MS`: the slice is not known.
+        slice_start_ms, slice_end_ms: `MIN_TIME_MS`: the slice is not known. Of rejected records whose event time could
+            not be read, a range: each window over it may lack them.
         through_ms: the windows over the slice that end at or before it lack the records.
         reason: ``after-final`` (the center had given the final answer) or a `DropReason.label`.
     """

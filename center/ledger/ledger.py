@@ -144,6 +144,11 @@ class Ledger:
         ledger = self._queries.get(ref)
         return ledger.sealed_before() if ledger else MIN_TIME_MS
 
+    def states_late(self, ref: QueryRef) -> bool:
+        """Whether answers of a query may have to state records that came too late, or that sources rejected."""
+        state = self._query(ref).state
+        return state.after_final > 0 or state.rejected > 0
+
     def after_final(self, ref: QueryRef) -> int:
         """Number of records so far that came for windows of the query when these were final."""
         return self._query(ref).state.after_final

@@ -17,6 +17,7 @@ from center.ledger.violations import (
     LOST_STATE,
     MISSING_EDGES,
     NOTHING_ARRIVED,
+    REJECTED,
     STALENESS,
     Violation,
     with_violations,
@@ -27,7 +28,7 @@ from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import Constant, Delivery, EdgeId
-from edgewater.wire import InputLoss, SamplingReason
+from edgewater.wire import REJECTIONS, InputLoss, SamplingReason
 
 
 class Phase(StrEnum):
@@ -191,6 +192,8 @@ class Quality:
             joined too late, lost their state or have lost input.
         lost_state: those of `missing` that lost their state while the window was open.
         observed, late: records in the answer, and those of them that arrived after their slice's close.
+        staleness_ms: time from the window's end to this answer.
+        first_staleness_ms: time from the window's end to the answer that a staleness budget applies to, as in `assess`.
         withheld: per measure, where an edge withholds anything.
         requested: the budget as requested. Without one ``{"exact": true}``, or whether each measure is exact: such an
             answer has all records, and a measure that is not exact has the error of its synopsis.
@@ -210,6 +213,7 @@ class Quality:
     observed: int
     late: int
     staleness_ms: int
+    first_staleness_ms: int
     withheld: Mapping[str, WithheldBound]
     requested: Mapping[str, Any]
     violations: tuple[Violation, ...] = ()
@@ -253,8 +257,10 @@ class Quality:
                 "sampled": self.observed,
                 "late": self.late,
                 "after_final": 0,
+                "rejected": 0,
             },
             "staleness_ms": self.staleness_ms,
+            "first_staleness_ms": self.first_staleness_ms,
             "error": {
                 "sampling": 0,
                 "withheld": {name: bound.to_mapping() for name, bound in self.withheld.items()},
@@ -359,6 +365,7 @@ def assess(
         observed=totals.observed,
         late=totals.late,
         staleness_ms=staleness_ms,
+        first_staleness_ms=first_staleness_ms,
         withheld=withheld,
         requested=requested,
         violations=(*violations, *_lost(losses)),
@@ -372,28 +379,41 @@ def assess(
 
 
 def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Extends `Quality.to_mapping()` by records that are in no answer to the window, as it was final when they came.
+    """Extends `Quality.to_mapping()` by records that are in no answer to the window: it was final when they came, or
+    sources rejected them.
+
+    What a rejected record would add is not known, nor whether the query's condition would accept it. So the number of
+    expected records is unknown then.
 
     Args:
         counts: number of records by reason (`LateSlice.reason`).
     """
-    records = sum(counts.values())
-    if not records:
+    rejected = {reason: n for reason, n in counts.items() if reason in REJECTIONS and n}
+    late = {reason: n for reason, n in counts.items() if reason not in REJECTIONS and n}
+    if not rejected and not late:
         return dict(quality)
-    reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(counts.items()))
-    message = f"{records} accepted records of the window are not in the answer ({reasons})"
-    counted = dict(quality["records"])
-    counted["after_final"] = records
-    held = counted["observed"] / (counted["observed"] + records)
-    completeness = quality["completeness"]
-    if counted["expected"] is not None and "prediction" not in quality:
-        counted["expected"] = counted["observed"] + records
+    records, completeness = dict(quality["records"]), dict(quality["completeness"])
+    violations = []
+    for name, code, by_reason, what in (
+        ("after_final", AFTER_FINAL, late, "accepted records of the window are not in the answer"),
+        ("rejected", REJECTED, rejected, "records that sources rejected are, or may be, records of the window"),
+    ):
+        if by_reason:
+            records[name] = completeness[name] = sum(by_reason.values())
+            reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(by_reason.items()))
+            violations.append(Violation(code, f"{records[name]} {what} ({reasons})"))
+    lacking = sum(counts.values())
+    completeness["ratio"] *= records["observed"] / (records["observed"] + lacking)
+    if rejected:
+        records["expected"] = None
+    elif records["expected"] is not None and "prediction" not in quality:
+        records["expected"] = records["observed"] + lacking
     return {
         **quality,
-        "completeness": {**completeness, "ratio": completeness["ratio"] * held, "after_final": records},
-        "records": counted,
+        "completeness": completeness,
+        "records": records,
         "error": {**quality["error"], "missing": None},
-        "contract": with_violations(quality["contract"], [Violation(AFTER_FINAL, message)]),
+        "contract": with_violations(quality["contract"], violations),
     }
 
 

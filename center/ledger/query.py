@@ -40,7 +40,7 @@ from center.ledger.stored_state import EntryRow, StoredEdges
 from center.ledger.withheld import Totals
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.windows import SlidingWindow
-from edgewater.wire import InputLoss, LossReason, SliceClose
+from edgewater.wire import REJECTIONS, DroppedRecords, InputLoss, LossReason, SliceClose
 
 AFTER_FINAL = "after-final"
 """Why records are in no answer to a window: the center received them when it had given the final one."""
@@ -83,6 +83,7 @@ class QueryLedger(ABC):
             elif isinstance(entry, SealedSlice):
                 self._sealed.put(start, entry)
         self._outdated: set[int] = set()
+        self._refine_at_ms: int | None = None  # wall time at which the next of them may be answered
         self._edges = StoredEdges()
         self._frontier: tuple[object, ...] | None = None
         self._writing: QueryState | None = None
@@ -210,9 +211,12 @@ class QueryLedger(ABC):
         for frame in frames:
             if frame.losses:
                 stated.setdefault(frame.edge, []).extend(self._bounded(loss, frame) for loss in frame.losses)
+        rejected = [d for frame in frames for d in frame.dropped if d.reason.is_rejection]
+        if rejected:
+            dirty |= self._windows_lacking(at_most(list(map(self._lost, rejected))), now_ms)
         for edge, losses in stated.items():
             self._set_state(self._state.with_losses(edge, losses))
-            dirty |= self._windows_lacking(at_most(losses), now_ms)
+            dirty |= self._without_wait(self._windows_lacking(at_most(losses), now_ms))
         return self._emit_due(dirty, now_ms)
 
     def refuse(self, slice_starts: Iterable[int]) -> None:
@@ -231,13 +235,15 @@ class QueryLedger(ABC):
         return self._emit_due(set(), now_ms)
 
     def deadline(self) -> int | None:
-        """Wall time, ms, at which the next window is due; None: no window becomes due by time alone."""
+        """Wall time, ms, at which the next window is due, or may be refined; None: none is by time alone."""
+        refined = [] if self._refine_at_ms is None else [self._refine_at_ms]
         if self._due_after_ms is None:
-            return None
+            return min(refined, default=None)
         while self._awaiting_due and not self._is_unanswered(self._awaiting_due[0]):
             heappop(self._awaiting_due)
         starts = [*self._awaiting_due[:1], *self._next_without_data()]
-        return self._due_at(min(starts)) if starts else None
+        due = [self._due_at(min(starts))] if starts else []
+        return min([*due, *refined], default=None)
 
     @abstractmethod
     def sealed_before(self) -> int:
@@ -352,7 +358,7 @@ class QueryLedger(ABC):
         """Applies frames and returns the slices, not final, that they changed."""
         through, gaps = dict(self._state.through_ms), dict(self._state.gaps)
         reach, lost = dict(self._state.reach), dict(self._state.lost_states)
-        late_before = sum(self._late.values())
+        counted_before = self._counted_late()
         touched: set[int] = set()
         closes_by_slice: dict[int, dict[EdgeIncarnation, SliceClose]] = {}
         for frame in sorted(frames, key=lambda f: f.position):
@@ -372,7 +378,9 @@ class QueryLedger(ABC):
             added = (*frame.touched, *(c.slice_start_ms for c in frame.closes if c.observed))
             reach[frame.edge] = frame.incarnation, max((furthest, *added))
             for drop in frame.dropped:
-                self._add_late(frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records)
+                self._add_late(
+                    frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records, drop.until_ms
+                )
             touched.update(frame.touched)
             for close in frame.closes:
                 closes, origin = closes_by_slice.setdefault(close.slice_start_ms, {}), (frame.edge, frame.incarnation)
@@ -389,22 +397,31 @@ class QueryLedger(ABC):
         expected = self._state.expected
         if self._spec.edges is None and unlisted:
             expected = tuple(sorted({*expected, *unlisted}))
-        after_final = self._state.after_final + sum(self._late.values()) - late_before
+        after_final, rejected = (n - before for n, before in zip(self._counted_late(), counted_before, strict=True))
         self._set_state(
             replace(
                 self._state,
                 through_ms=through,
                 gaps=gaps,
                 expected=expected,
-                after_final=after_final,
+                after_final=self._state.after_final + after_final,
+                rejected=self._state.rejected + rejected,
                 reach=reach,
                 lost_states=lost,
             )
         )
         return changed
 
-    def _add_late(self, edge: EdgeId, start_ms: int, through_ms: int, reason: str, records: int) -> None:
+    def _counted_late(self) -> tuple[int, int]:
+        """The numbers of records in `_late` that came too late, and that sources rejected."""
+        rejected = sum(records for place, records in self._late.items() if place.reason in REJECTIONS)
+        return sum(self._late.values()) - rejected, rejected
+
+    def _add_late(
+        self, edge: EdgeId, start_ms: int, through_ms: int, reason: str, records: int, until_ms: int | None = None
+    ) -> None:
         end_ms = start_ms + self._spec.window.slice_ms if start_ms > MIN_TIME_MS else MIN_TIME_MS
+        end_ms = end_ms if until_ms is None else until_ms
         late = LateSlice(edge, start_ms, end_ms, through_ms, reason)
         self._late[late] = self._late.get(late, 0) + records
 
@@ -451,7 +468,7 @@ class QueryLedger(ABC):
         closed |= self._pop_closed(self._max_answers - len(closed))
         due = self._pop_due(now_ms, self._max_answers - len(closed))
         passed = closed | due
-        dirty = self._postpone(dirty - passed, self._max_answers - len(passed)) | (dirty & passed)
+        dirty = self._postpone(dirty - passed, self._max_answers - len(passed), now_ms) | (dirty & passed)
         # Nobody has more records of these before they are final, so they are answered now, without being complete.
         lacking = {s for s in closed if self._lacks_records(s) and not self._says_so(s)}
         dirty, due = dirty | lacking, due | lacking
@@ -462,6 +479,7 @@ class QueryLedger(ABC):
                 emissions.append(emission)
         self._seal_slices()
         self._set_state(self._state.without_losses_before(self.sealed_before()))
+        self._refine_at_ms = self._next_refinement()
         self.has_backlog = self._has_backlog(now_ms)
         return emissions
 
@@ -470,17 +488,29 @@ class QueryLedger(ABC):
         state = self._windows.get(start_ms)
         return state is not None and state.lacks_edges
 
-    def _postpone(self, dirty: set[int], most: int) -> set[int]:
-        """The changed windows that are answered now, the earliest first; the others are marked."""
+    def _postpone(self, dirty: set[int], most: int, now_ms: int) -> set[int]:
+        """Returns the changed windows that are answered now, the earliest first, and marks the others as outdated."""
         waiting = {start for start in self._outdated if (w := self._windows.get(start)) is not None and w.outdated}
         changed = {start for start in dirty if (w := self._windows.get(start)) and self._gets_answer(start, w)}
-        now = set(nsmallest(max(0, most), waiting | changed))
-        for start in changed - now - waiting:
+        may_be = (s for s in waiting | changed if (w := self._windows.get(s)) is not None and w.may_be_refined(now_ms))
+        now = set(nsmallest(max(0, most), may_be))
+        self._outdated = (waiting | changed) - now
+        for start in (changed - now - waiting) | (waiting & now):
             if (state := self._windows.get(start)) is not None:
-                self._windows.put(start, replace(state, outdated=True))
-                waiting.add(start)
-        self._outdated = waiting - now
+                self._windows.put(start, replace(state, outdated=start not in now))
         return now
+
+    def _without_wait(self, starts: set[int]) -> set[int]:
+        """Lets the next event answer these windows, however new their last answers are."""
+        for start in starts:
+            if (state := self._windows.get(start)) is not None and state.refine_from_ms:
+                self._windows.put(start, replace(state, refine_from_ms=0))
+        return starts
+
+    def _next_refinement(self) -> int | None:
+        """Wall time, ms, at which the first of the outdated windows may be answered; None: no window is outdated."""
+        states = (self._windows.get(start) for start in self._outdated)
+        return min((w.refine_from_ms for w in states if w is not None and w.outdated), default=None)
 
     def _gets_answer(self, start_ms: int, state: WindowState) -> bool:
         """Whether a changed window may get an answer now; one that waits for its close or its deadline gets none."""
@@ -491,7 +521,7 @@ class QueryLedger(ABC):
         """Whether windows are left that could be answered now."""
         final = self._closed_ms - self._spec.lateness_ms
         return bool(
-            self._outdated
+            (self._refine_at_ms is not None and self._refine_at_ms <= now_ms)
             or (self._awaiting_final and self._required_span(self._awaiting_final[0])[1] <= final)
             or (self._awaiting_close and self._required_span(self._awaiting_close[0])[1] <= self._closed_ms)
         )
@@ -527,15 +557,17 @@ class QueryLedger(ABC):
         if phase is Phase.FINAL:
             self._close_window(start_ms)
         else:
-            revision = state.revision + 1
+            # A combined budget is kept in time by the first answer that keeps its error, so that answer cannot wait.
+            may_wait = kept is not None or not self._spec.saves_bytes
             answered = replace(
                 state,
-                revision=revision,
+                revision=state.revision + 1,
                 phase=phase,
                 first_staleness_ms=first,
                 lacks_edges=lacks_edges,
                 outdated=False,
                 kept_staleness_ms=kept,
+                refine_from_ms=now_ms + state.refinement_wait_ms if may_wait else 0,
             )
             self._windows.put(start_ms, answered)
             if lacks_edges and not state.lacks_edges:
@@ -619,6 +651,13 @@ class QueryLedger(ABC):
         if loss.reason != LossReason.FRAME_DAMAGED:
             return loss
         return replace(loss, to_ms=self._state.running_clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS))
+
+    def _lost(self, rejected: DroppedRecords) -> InputLoss:
+        """Rejected records as a loss, by which their windows are found."""
+        start_ms = rejected.slice_start_ms
+        until_ms = start_ms + self._spec.window.slice_ms if rejected.until_ms is None else rejected.until_ms
+        from_ms = None if start_ms == MIN_TIME_MS else start_ms
+        return InputLoss("", rejected.reason.label, from_ms, None if until_ms == MAX_TIME_MS else until_ms)
 
     def _windows_lacking(self, losses: Sequence[InputLoss], now_ms: int) -> set[int]:
         """The windows, not final, that need a new answer because of losses."""
@@ -741,6 +780,7 @@ class QueryLedger(ABC):
         self._awaiting_final = [start for start, _ in windows]
         self._awaiting_due = [start for start, w in windows if not w.is_answered and self._due_after_ms is not None]
         self._outdated = {start for start, w in windows if w.outdated}
+        self._refine_at_ms = self._next_refinement()
         self._open_slices = list(self._slices)
         self._sealed_statements = sum(len(s.observed) for _, s in self._sealed.items())
         heaps = (self._awaiting_close, self._awaiting_final, self._awaiting_due, self._open_slices)

@@ -72,7 +72,7 @@ class SessionWindowLedger(QueryLedger):
             target = next(
                 s for s in current.values() if s.from_ms <= self._window.slice_start(start) < s.to_ms
             ).start_ms
-            self._windows.put(start, replace(state, session=None, merged_into=target))
+            self._windows.put(start, replace(state, session=None, merged_into=target, refine_from_ms=0))
             inherited_ms[target] = min(state.first_staleness_ms or 0, inherited_ms.get(target, MAX_TIME_MS))
             dirty.add(start)
         for start, session in current.items():
@@ -88,6 +88,8 @@ class SessionWindowLedger(QueryLedger):
         if state.first_staleness_ms is None and inherited_staleness_ms is not None:
             # Its records were answered in time, under the start of another session.
             state = replace(state, first_staleness_ms=inherited_staleness_ms)
+        if inherited_staleness_ms is not None:
+            state = replace(state, refine_from_ms=0)  # readers of the merged session are referred here
         self._windows.put(start_ms, state)
         if held is None:
             self._sessions_by_slice[self._window.slice_start(start_ms)].append(start_ms)

@@ -24,6 +24,13 @@ from edgewater.wire import InputLoss, QueryRef, SliceClose, Withheld
 
 STATE_VERSION, PARTS_VERSION = 1, 2
 """Of a state in one row, and of one in several (`center.ledger.stored_state`)."""
+REFINE_AFTER_MS, REFINE_AFTER_MS_MAX = 1000, 30_000
+"""Wall time after the first answer to a window within which changed data make no new one, and its bound. It doubles
+with each answer.
+
+Late records change a window with nearly every batch, and a revision for each batch helps nobody. Only revisions of the
+same phase wait: a deadline, `complete`, `final`, a stated loss and the first answer that keeps an error budget do not.
+"""
 MAX_LOSSES = 32
 """Losses of one edge that are kept apart; further ones are united with the oldest."""
 
@@ -48,6 +55,7 @@ class QueryState:
         final_through_ms: windows that end at or before it are final. Never decreases.
         due_from_ms: start of the next window that may become due without data; None: there is none.
         after_final: number of records so far that came for windows when these were final.
+        rejected: number of records so far that sources rejected.
         sealed_before_ms: session windows: slices that start before it belong to final sessions only. Never decreases.
         sessions_cut: number of final sessions so far that were cut at their maximum length.
         lost_states: per edge that has lost its state, the wall time at which that was noticed and the stream's event
@@ -75,6 +83,7 @@ class QueryState:
     left: Mapping[str, int] = field(default_factory=dict)
     reach: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     constants: Mapping[str, Constants] = field(default_factory=dict)
+    rejected: int = 0
 
     def to_json(self) -> str:
         return dump(self.to_mapping())
@@ -104,6 +113,7 @@ class QueryState:
             "left": dict(self.left),
             "reach": dict(self.reach),
             "constants": dict(self.constants),
+            "rejected": self.rejected,
         }
 
     @classmethod
@@ -130,6 +140,7 @@ class QueryState:
             value.get("left", {}),
             {edge: (incarnation, start_ms) for edge, (incarnation, start_ms) in value.get("reach", {}).items()},
             value.get("constants", {}),
+            value.get("rejected", 0),
         )
 
     @property
@@ -210,6 +221,7 @@ class WindowState:
         outdated: it has changed since its newest answer; the next one is given in a later
             transaction (`query.MAX_WORK`).
         kept_staleness_ms: under a combined budget, staleness of the first answer that kept the error budget.
+        refine_from_ms: wall time before which changed data alone make no new answer (`REFINE_AFTER_MS`).
     """
 
     has_data: bool
@@ -221,17 +233,25 @@ class WindowState:
     lacks_edges: bool = False
     outdated: bool = False
     kept_staleness_ms: int | None = None
+    refine_from_ms: int = 0
 
     @property
     def is_answered(self) -> bool:
         return self.revision > 0
 
+    @property
+    def refinement_wait_ms(self) -> int:
+        """How long a new answer of the same phase waits after the next answer."""
+        return min(REFINE_AFTER_MS << min(self.revision, 16), REFINE_AFTER_MS_MAX)
+
+    def may_be_refined(self, now_ms: int) -> bool:
+        """Whether changed data may make a new answer. A clock that was set back starts no longer wait."""
+        return not self.refine_from_ms - REFINE_AFTER_MS_MAX <= now_ms < self.refine_from_ms
+
     def to_json(self) -> str:
         values = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
-        rest = [self.session and astuple(self.session), self.merged_into, self.lacks_edges]
-        if self.kept_staleness_ms is not None:
-            return dump([*values, *rest, self.outdated, self.kept_staleness_ms])
-        return dump([*values, *rest, *([True] if self.outdated else [])])
+        rest = [self.session and astuple(self.session), self.merged_into, self.lacks_edges, self.outdated]
+        return dump([*values, *rest, self.kept_staleness_ms, self.refine_from_ms])
 
     @classmethod
     def from_value(cls, value: Any) -> WindowState:

@@ -27,6 +27,10 @@ NOTHING_ARRIVED = "nothing-arrived"
 AFTER_FINAL = "after-final"
 """Violation code: records of the window are not in the answer, as they came when the window was final."""
 
+REJECTED = "rejected"
+"""Violation code: sources have rejected records of the window, or records whose event time cannot be read and that may
+be records of the window."""
+
 ACCURACY = "accuracy"
 """Violation code: the answer's interval is wider than the requested error."""
 

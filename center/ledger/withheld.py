@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from center.ledger.violations import WITHHELD, Violation
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.synopses.missing_records import has_bounds
-from edgewater.wire import Signs, SliceClose
+from edgewater.wire import Signs, SliceClose, Withheld
 
 _ROUNDING = 1e-9
 """Relative tolerance: n shares of E/n need not add up to E in floating point."""
@@ -43,6 +45,14 @@ class WithheldBound:
     unsent: float | None = None
     above_share: float = math.inf
     below_share: float = math.inf
+
+    @classmethod
+    def of(cls, stated: Withheld) -> Self:
+        """Returns the bound that one edge states. Anything that is no amount or share is infinite."""
+        given = (stated.largest_above, stated.largest_below, stated.above_share, stated.below_share)
+        above, below, *shares = (math.inf if v is None or not v >= 0 else v for v in given)
+        unsent = stated.largest_unsent
+        return cls(above, below, math.inf if unsent is not None and math.isnan(unsent) else unsent, *shares)
 
     def to_mapping(self) -> dict[str, float | None]:
         """Returns JSON. Null is an unknown amount; an unknown share is absent."""
@@ -107,13 +117,7 @@ class Totals:
 
     @classmethod
     def _of_close(cls, close: SliceClose, spec: QuerySpec) -> Totals:
-        bounds = {
-            w.measure: WithheldBound(
-                w.largest_above, w.largest_below, w.largest_unsent, _known(w.above_share), _known(w.below_share)
-            )
-            for w in close.withheld
-            if w.groups or w.largest_unsent is not None
-        }
+        bounds = {w.measure: WithheldBound.of(w) for w in close.withheld if w.groups or w.largest_unsent is not None}
         has_shares = spec.error_budget is not None and bool(spec.error_budget.relative)
         sums = [m.name for m in spec.measures if m.function.error == "sum"] if has_shares else []
         signs: dict[str, frozenset[int]] = {}
@@ -161,18 +165,19 @@ def over_budget(
     limits, relative = dict(budget.limits), dict(budget.relative)
     violations = []
     for measure, bound in withheld.items():
-        worst, limit = max(bound.above, bound.below), limits.get(measure)
+        # Comparisons are written so that NaN is not within a limit.
+        worst, limit = float(np.maximum(bound.above, bound.below)), limits.get(measure)
         if measure in relative:
             if len(signs.get(measure, ())) > 1:
                 message = f"{measure}: edges withhold a percentage of values of both signs, which may cancel"
                 violations.append(Violation("both-signs", message))
                 continue
-            share, most = max(bound.above_share, bound.below_share), relative[measure]
+            share, most = float(np.maximum(bound.above_share, bound.below_share)), relative[measure]
             if not share <= most * (1 + _ROUNDING):
                 stated = f"up to {100 * share:.4g}%" if math.isfinite(share) else "an unknown share"
                 message = f"{measure}: edges withhold {stated} of a group; the budget is {format_fraction(most)}"
                 violations.append(Violation("error-budget", message))
-        elif limit is None and worst > 0 and not (limits or relative):
+        elif limit is None and not worst <= 0 and not (limits or relative):
             violations.append(Violation(WITHHELD, f"{measure}: edges withhold up to {worst:g} per group"))
         elif limit is not None and not worst <= limit * (1 + _ROUNDING):
             message = f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
@@ -196,10 +201,6 @@ def without_bounds(spec: QuerySpec, withheld: Mapping[str, WithheldBound]) -> li
         for m in without
         if not has_bounds(m.function.name, m.parameters)
     ]
-
-
-def _known(share: float | None) -> float:
-    return math.inf if share is None else share
 
 
 def _finite(value: float) -> float | None:

@@ -110,8 +110,8 @@ def _become(argv: Sequence[str], stdin: int) -> NoReturn:
     os.dup2(stdin, 0)
     os.close(stdin)
     _show_as(argv)
-    sys.argv = list(argv[2:])
-    main(args=list(argv[3:]), prog_name="edgewater")
+    sys.argv = list(argv[argv.index("edgewater") :])  # what follows the interpreter and its options
+    main(args=sys.argv[1:], prog_name="edgewater")
     sys.exit()
 
 

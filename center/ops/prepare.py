@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pyspark import SparkContext
 
@@ -17,35 +17,51 @@ from center.spark.java import require_java
 from center.spark.session import SessionConfig, class_archive
 from edgewater.errors import StorageError
 
-TIMEOUT_S = 300
+STATED_LINES = 3
+"""Last lines of the job's standard error that a failure states."""
 POLL_S = 0.2
 
 
-def prepare() -> Path:
+def prepare(timeout_s: float) -> Path:
     """Runs a job of its own until it is ready, has its JVM write the classes that it has loaded, and returns the file.
 
     In a process of its own, because the JVM writes the file when it ends.
 
+    Args:
+        timeout_s: the limit for the whole run. A quiet machine takes 20 s, and a busy machine takes minutes.
+
     Raises:
         InvalidConfig: Java is missing or too old.
-        StorageError: the file cannot be written.
+        StorageError: the file cannot be written, or the limit is over. The last lines that the job wrote are stated.
     """
     require_java(os.environ)
     archive = class_archive()
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
+        with (
+            tempfile.TemporaryDirectory(dir=archive.parent) as directory,
+            tempfile.TemporaryFile("w+", errors="replace") as errors,
+        ):
             written = Path(directory, archive.name)
-            command = [sys.executable, "-m", __name__, str(written)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            command = [sys.executable, "-P", "-m", __name__, str(written)]
+            try:
+                done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=errors, timeout=timeout_s, check=False)
+            except subprocess.TimeoutExpired:
+                reason = f"not ready within {timeout_s:g} s"
+                raise StorageError(f"{archive}: {reason} (--timeout): {_last_lines(errors)}") from None
             if done.returncode or not written.exists():
-                last = done.stderr.strip().rpartition("\n")[2]
-                raise StorageError(f"{archive}: Java wrote no archive of classes, code {done.returncode}: {last}")
+                reason = f"Java wrote no archive of classes, code {done.returncode}"
+                raise StorageError(f"{archive}: {reason}: {_last_lines(errors)}")
             written.chmod(0o644)
             written.replace(archive)
-    except (OSError, subprocess.TimeoutExpired) as exc:
+    except OSError as exc:
         raise StorageError(f"{archive}: {exc}") from exc
     return archive
+
+
+def _last_lines(errors: IO[str]) -> str:
+    errors.seek(0)
+    return " | ".join(line.strip() for line in errors.read().strip().splitlines()[-STATED_LINES:])
 
 
 def _run_until_ready(archive: Path) -> None:
@@ -68,7 +84,7 @@ def _run_until_ready(archive: Path) -> None:
     job.run(stop)
     java: Any = SparkContext._gateway.proc
     java.stdin.close()
-    java.wait(TIMEOUT_S)
+    java.wait()
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Quarantine:
         url = make_url(config.catalog)
         if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
             raise InvalidConfig("data_dir", str(config.data_dir), f"that of a center that has run, with {url.database}")
-        self._audit = AuditLog(config.api.audit, now_ms, lambda: None)
+        self._audit = AuditLog(config.api.audit, now_ms, lambda: None, required=config.api.audit_required)
         self._catalog = Catalog(config.catalog)
         self._results_url, self._log_dir = config.results, config.frames_dir
 
@@ -81,13 +81,14 @@ class Quarantine:
 
     @contextlib.contextmanager
     def _audited(self, action: str, target: str) -> Iterator[None]:
-        """Records a change and its outcome, by whoever runs this process."""
+        """Records a change and its outcome, by whoever runs this process. Raises StorageError as `AuditLog.begin`."""
+        entry = {"principal": f"cli:{_user()}", "remote": None, "action": action, "target": target[:200]}
+        self._audit.begin({**entry, "status": None, "request": None})
         outcome = "failed"
         try:
             yield
             outcome = "done"
         finally:
-            entry = {"principal": f"cli:{_user()}", "remote": None, "action": action, "target": target[:200]}
             self._audit.write({**entry, "outcome": outcome, "status": None, "request": None}, is_refusal=False)
 
     def retry(self, key: str, position: int) -> int:

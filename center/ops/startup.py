@@ -72,7 +72,7 @@ class Startup:
         return argv
 
     def _argv(self, component: Component) -> list[str]:
-        argv = [sys.executable, "-m", "edgewater", "center", component, "--supervised", *self._flags]
+        argv = [sys.executable, "-P", "-m", "edgewater", "center", component, "--supervised", *self._flags]
         configured = {"gateway": self._config.gateway.listen, "api": self._config.api.listen}.get(component)
         if configured is not None and split_address(configured)[1] == 0 and component in self._addresses:
             # The first start takes any free port; a restart must take the same one, or clients would not find it.

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, case, func, null, select
@@ -88,11 +89,13 @@ class AnswerReader:
         limit: int,
         cursor: str | None = None,
         min_phase: Phase = Phase.EARLY,
+        max_bytes: int | None = None,
     ) -> tuple[list[AnswerRecord], str | None]:
         """The newest revision of each window that starts in [start_ms, end_ms), ascending.
 
         Args:
             cursor: the cursor of the previous page.
+            max_bytes: bytes of synopses that end the page: the first answer that reaches them is the last one.
 
         Returns:
             At most `limit` answers, and the cursor of the next page; None: there is none.
@@ -105,9 +108,12 @@ class AnswerReader:
         if cursor is not None:
             newest = newest.where(starts > _read_cursor(cursor))
         found = self._newest(ref, newest.order_by(starts).limit(limit + 1))
-        if len(found) <= limit:
+        sizes = accumulate(len(r.synopsis or b"") for r in found)
+        fits = next((n for n, size in enumerate(sizes, 1) if max_bytes is not None and size >= max_bytes), limit)
+        count = min(limit, fits)
+        if len(found) <= count:
             return found, None
-        return found[:limit], str(found[limit - 1].window_start_ms)
+        return found[:count], str(found[count - 1].window_start_ms)
 
     def last_windows(
         self, ref: QueryRef, start_ms: int | None, end_ms: int | None, limit: int

@@ -19,7 +19,7 @@ counters = Table(
     Column("name", Identifier(64), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""``schema``: version of these tables. ``answer``: last answer id, incremented in the order in which answers become
+"""``answer``: last answer id, incremented in the order in which answers become
 visible. ``late``: incremented when records have come for final windows. ``drivers``: partitions of the queries. Per
 partition (`QueryPartition.name`): ``step``, incremented by each transaction of its driver, which the row's lock
 serializes; ``starts`` of a driver since frames were applied last."""
@@ -103,12 +103,13 @@ late_slices = Table(
     metadata,
     Column("query", _Query, primary_key=True),
     Column("slice_start_ms", BigInteger, primary_key=True),
-    Column("slice_end_ms", BigInteger, nullable=False),
+    Column("slice_end_ms", BigInteger, primary_key=True),
     Column("through_ms", BigInteger, primary_key=True),
     Column("reason", Identifier(32), primary_key=True),
     Column("records", BigInteger, nullable=False),
 )
-"""Records that came for windows when these were final: windows over the slice that end by ``through_ms`` lack them."""
+"""Records that came for windows when these were final, or that sources rejected: windows over the slice, or the range
+of slices, that end by ``through_ms`` lack them."""
 
 late_records = Table(
     "late_records",

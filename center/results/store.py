@@ -50,13 +50,20 @@ from center.results.writes import (
     write_answers,
     write_ledger,
 )
-from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
+from center.storage.database import (
+    open_engine,
+    read_transaction,
+    require_store_format,
+    schema_transaction,
+    write_transaction,
+)
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.errors import Conflict, StorageError
 from edgewater.wire import QueryRef
 
-SCHEMA_VERSION, DIVIDED_VERSION = 1, 2
-"""The second is of a store whose queries are divided, which releases without partitions must not open."""
+FORMAT = 1
+"""Of the tables, the ledger's state and the answers. Increment it with each change after which one of two releases
+cannot read the data of the other."""
 STEP, STARTS, DRIVERS = "step", "starts", "drivers"
 """Counters: the first two of each partition, the last one the number of partitions."""
 _KEYS_AT_ONCE = 500
@@ -103,7 +110,8 @@ class ResultStore(AnswerReader):
 
     Raises:
         InvalidConfig: not a URL of SQLite or PostgreSQL.
-        StorageError: the database cannot be used, or has another schema version. Every method raises it too.
+        StorageError: the database cannot be used. Every method raises it too.
+        IncompatibleState: another release wrote the store in another format.
     """
 
     def __init__(self, url: str, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
@@ -115,13 +123,12 @@ class ResultStore(AnswerReader):
         self._refused: list[RefusedDelta] = []
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
-            for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("late", 0), (DRIVERS, 1)):
+            require_store_format(connection, "results", FORMAT, is_new=not counters)
+            for name, value in (("answer", 0), ("late", 0), (DRIVERS, 1)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
             if counters.get(DRIVERS, 1) == 1:
                 _add_partition(connection, ALL_QUERIES)
-            if (version := counters.get("schema", SCHEMA_VERSION)) not in (SCHEMA_VERSION, DIVIDED_VERSION):
-                raise StorageError(f"the result store has schema version {version}; this release reads 1 and 2")
 
     def close(self) -> None:
         self._engine.dispose()
@@ -161,14 +168,12 @@ class ResultStore(AnswerReader):
     def divide(self, drivers: int, seen: Mapping[QueryPartition, Lease]) -> bool:
         """Divides the queries among another number of drivers, if all leases are still as `seen`. Afterwards all leases
         are free."""
-        version = SCHEMA_VERSION if drivers == 1 else DIVIDED_VERSION
         try:
             with write_transaction(self._engine) as connection:
                 leases.end(connection, seen)
                 for partition in QueryPartition.all(drivers):
                     _add_partition(connection, partition)
-                for name, value in ((DRIVERS, drivers), ("schema", version)):
-                    connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=value))
+                connection.execute(update(t.counters).where(t.counters.c.name == DRIVERS).values(value=drivers))
         except LeaseLost:
             return False
         return True

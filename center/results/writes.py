@@ -41,7 +41,7 @@ from center.ledger import (
     with_late_records,
 )
 from center.results import schema as t
-from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
+from center.storage.database import MAX_ADDED, MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
 from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate, merge_what_fits
 from edgewater.synopses.encoding import codec
@@ -58,6 +58,8 @@ MAX_ANSWER_CPU_S = 2.0
 """CPU time of merging an answer of at most `MAX_ANSWER_BYTES`; many small slices take longer than their size says."""
 PROBED = 64
 """Slices that are merged alone first, if there are many times as many: what all would take is estimated from them."""
+MAX_RANGES = 32
+"""Ranges of slices with one start by which rejected records are counted, over all reasons."""
 READ_BYTES = 16 << 20
 """Bytes of stored deltas that are read at once, for many windows."""
 _CHUNK = 200
@@ -184,11 +186,14 @@ def add_late_records(connection: Connection, key: str, late: Mapping[LateSlice, 
     first = connection.execute(select(func.min(t.answers.c.window_start_ms)).where(t.answers.c.query == key)).scalar()
     for place, records in late.items():
         totals[place.edge, place.reason] = totals.get((place.edge, place.reason), 0) + records
-        if place.slice_start_ms >= open_from_ms or place.slice_end_ms > (first if first is not None else MIN_TIME_MS):
+        if place.slice_end_ms > min(open_from_ms, MIN_TIME_MS if first is None else first):
             counts = slices.setdefault(place.slice_start_ms, {})
             kind = (place.slice_end_ms, place.through_ms, place.reason)
-            counts[kind] = counts.get(kind, 0) + records
-    rows = [{"query": key, "edge": edge, "reason": reason, "records": n} for (edge, reason), n in totals.items()]
+            counts[kind] = min(counts.get(kind, 0) + records, MAX_ADDED)
+    rows = [
+        {"query": key, "edge": edge, "reason": reason, "records": min(n, MAX_ADDED)}
+        for (edge, reason), n in totals.items()
+    ]
     upsert(connection, t.late_records, rows, added=["records"])
     starts = list(slices)
     for at in range(0, len(starts), _CHUNK):
@@ -211,7 +216,7 @@ def _add_late_slices(connection: Connection, key: str, slices: Mapping[int, dict
     held = (c.query == key) & c.slice_start_ms.in_(slices)
     for row in connection.execute(select(t.late_slices).where(held)).all():
         counts, at = slices[row.slice_start_ms], (row.slice_end_ms, row.through_ms, row.reason)
-        counts[at] = counts.get(at, 0) + row.records
+        counts[at] = min(counts.get(at, 0) + row.records, MAX_ADDED)
     connection.execute(delete(t.late_slices).where(held))
     rows = [
         {
@@ -223,9 +228,23 @@ def _add_late_slices(connection: Connection, key: str, slices: Mapping[int, dict
             "records": n,
         }
         for start, counts in slices.items()
-        for (end, through, reason), n in counts.items()
+        for (end, through, reason), n in _few_ranges(counts).items()
     ]
     connection.execute(insert(t.late_slices), rows)
+
+
+def _few_ranges(counts: Mapping[tuple[int, int, str], int]) -> Mapping[tuple[int, int, str], int]:
+    """The counts of ranges that start with one slice; of too many, those of one reason are united to the longest."""
+    if len(counts) <= MAX_RANGES:
+        return counts
+    longest: dict[tuple[int, str], int] = {}
+    for end, through, reason in counts:
+        longest[through, reason] = max(end, longest.get((through, reason), end))
+    united: dict[tuple[int, int, str], int] = {}
+    for (_, through, reason), n in counts.items():
+        key = longest[through, reason], through, reason
+        united[key] = min(united.get(key, 0) + n, MAX_ADDED)
+    return united
 
 
 def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int, int]]) -> dict[int, dict[str, int]]:
@@ -329,7 +348,7 @@ def _late_now(
     ones (`ResultStore`), as these are not revised."""
     windows: dict[QueryRef, list[tuple[int, int]]] = {}
     for e in emissions:
-        if e.phase is not Phase.FINAL and e.window_end_ms > e.window_start_ms and ledger.after_final(e.query):
+        if e.phase is not Phase.FINAL and e.window_end_ms > e.window_start_ms and ledger.states_late(e.query):
             windows.setdefault(e.query, []).append((e.window_start_ms, e.window_end_ms))
     return {
         (ref, start): counts

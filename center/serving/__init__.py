@@ -3,7 +3,7 @@
 `center.api` and `center.job` call it. Pure but for `StoredWindows`, which reads the result store; it knows no HTTP.
 """
 
-from center.serving.cells import without_lists
+from center.serving.cells import csv_table
 from center.serving.evaluator import AnsweredWindows, Evaluator, WindowAnswer
 from center.serving.explanation import edge_statements, explain_value, value_of_group
 from center.serving.function_values import SEED, function_confidence
@@ -24,6 +24,7 @@ __all__ = [
     "SynopsisCache",
     "WindowAnswer",
     "WindowQuestion",
+    "csv_table",
     "edge_statements",
     "explain_value",
     "function_confidence",
@@ -35,5 +36,4 @@ __all__ = [
     "to_stated_table",
     "to_table",
     "value_of_group",
-    "without_lists",
 ]

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from edgewater.synopses import Estimates, FloatArray, IntArray
 
@@ -190,13 +191,28 @@ class ListPart:
         return {f"{measure}.{self.name}": pa.ListArray.from_arrays(offsets, entries)}
 
 
-def without_lists(table: pa.Table) -> pa.Table:
-    """The table with list columns converted to JSON strings, since CSV has no lists."""
+_FORMULA = "^'*[=+@\\-\t\r\n]"
+"""What a spreadsheet reads as a formula. It may follow apostrophes, so that a reader can undo what `csv_table` adds."""
+
+
+def csv_table(table: pa.Table) -> pa.Table:
+    """Returns the table as CSV has to contain it: lists as JSON strings, and no text that a spreadsheet executes.
+
+    A text or a name of a column that begins like a formula gets an apostrophe before it. Numbers stay as they are.
+    """
     for at, field in enumerate(table.schema):
+        column = table.column(at)
         if pa.types.is_list(field.type):
-            texts = [None if v is None else _text(v) for v in table.column(at).to_pylist()]
-            table = table.set_column(at, field.name, pa.array(texts, pa.string()))
-    return table
+            column = pa.array([None if v is None else _text(v) for v in column.to_pylist()], pa.string())
+        elif pa.types.is_string(field.type):
+            column = _without_formulas(column)
+        table = table.set_column(at, field.name, column)
+    return table.rename_columns(_without_formulas(pa.array(table.column_names, pa.string())).to_pylist())
+
+
+def _without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    escaped = pc.binary_join_element_wise("'", texts, "")
+    return pc.if_else(pc.match_substring_regex(texts, _FORMULA), escaped, texts)
 
 
 def _text(value: list[Any]) -> str:

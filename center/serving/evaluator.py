@@ -186,7 +186,7 @@ class Evaluator:
             _require_disjoint(found, measure)
         aggregate = self._aggregate(found, key)
         if aggregate is None:
-            empty = measure.function.make(measure.parameters, None)
+            empty = measure.stack(None)
             if spec.group_by and not is_global:
                 if group is not None and len(group) == len(spec.group_by):
                     raise _no_group(group, found)
@@ -272,7 +272,10 @@ class _StackAnswer:
         except IncompatibleSynopses as exc:
             # The cause is the user's choice of measures, not the stored bytes.
             raise InvalidRequest(
-                "with", question.second and question.second.description, "a measure with equal parameters", str(exc)
+                "with",
+                question.second and question.second.description,
+                "a measure with equal parameters and seed",
+                str(exc),
             ) from exc
         whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and stack.kind in _WHOLE)
         return self._rows(intervals(estimates, whole), stated_confidence(estimates), estimates.basis)
@@ -416,7 +419,7 @@ def _no_group(group: Mapping[str, Any], found: Sequence[WindowAnswer]) -> NotFou
 
 def _require_disjoint(found: Sequence[WindowAnswer], measure: Measure) -> None:
     overlap = any(b.start_ms < a.end_ms for a, b in pairwise(found))
-    if overlap and not measure.function.make(measure.parameters, None).properties.idempotent:
+    if overlap and not measure.stack(None).properties.idempotent:
         raise InvalidRequest(
             "merge",
             True,
@@ -460,7 +463,7 @@ def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Se
         edges = sorted({edge for w in found for edge in w.completeness.get(name, ())})
         if edges:
             completeness[name] = edges
-    after_final = sum(w.completeness.get("after_final", 0) for w in found)
-    if after_final:
-        completeness["after_final"] = after_final
+    for name in ("after_final", "rejected"):
+        if records := sum(w.completeness.get(name, 0) for w in found):
+            completeness[name] = records
     return {**head, "completeness": completeness}

@@ -232,7 +232,8 @@ def _missing_part(record: AnswerRecord, measure: Measure, rows: AnswerRows, row:
     lacking = [*completeness["missing"], *completeness.get("left", ())]
     says = f"records of {', '.join(lacking[:3])}{', …' if len(lacking) > 3 else ''} may be missing"
     if not lacking:
-        says = "records came when the window was final" if completeness.get("after_final") else "no edge is expected"
+        said = {"after_final": "records came when the window was final", "rejected": "sources rejected records"}
+        says = "; ".join(text for name, text in said.items() if completeness.get(name)) or "no edge is expected"
     return (
         ErrorPart(
             "missing", 0 if name == "min" else None, 0 if name in ("count", "max") else None, f"{says}: {NO_BOUND}"

@@ -328,7 +328,7 @@ def without_bounds(estimates: Estimates) -> Estimates:
 
 def is_incomplete(completeness: Mapping[str, Any]) -> bool:
     """Whether an answer lacks an expected edge or records that are known, from the completeness in its quality."""
-    lacks_records = any(completeness.get(name) for name in ("missing", "left", "after_final"))
+    lacks_records = any(completeness.get(name) for name in ("missing", "left", "after_final", "rejected"))
     return lacks_records or completeness.get("expected") == 0
 
 
@@ -341,7 +341,8 @@ def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array]
     """
     lacking, only = [*completeness.get("missing", ()), *completeness.get("left", ())], completeness.get("only", {})
     everywhere = np.ones(rows, bool)
-    if not rows or not lacking or completeness.get("after_final") or not all(edge in only for edge in lacking):
+    is_anywhere = completeness.get("after_final") or completeness.get("rejected")
+    if not rows or not lacking or is_anywhere or not all(edge in only for edge in lacking):
         return everywhere
     result = np.zeros(rows, bool)
     for values in {tuple(sorted(only[edge].items())) for edge in lacking}:

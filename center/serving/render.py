@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.results import AnswerRecord
-from center.serving.cells import NOT_FINITE, Cell, CellPart, plain_key, without_lists
+from center.serving.cells import NOT_FINITE, Cell, CellPart, csv_table, plain_key
 from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
 from center.serving.measures import (
     DEFAULT_QUANTILES,
@@ -111,17 +111,29 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
     """
     merged = merged_data(record)
     rows = answer_rows(record, spec, questions, merged=merged)
-    quality, contract = stated_quality(record, spec, rows, questions, merged)
     groups = rows.group_cells()
     columns = [(values.name, values.cells(rows.length)) for values in rows.values]
     data = [{"group": groups[i], **{name: cells[i] for name, cells in columns}} for i in range(rows.length)]
+    return _members(record, spec, rows, questions, merged, {"data": data})
+
+
+def _members(
+    record: AnswerRecord,
+    spec: QuerySpec,
+    rows: AnswerRows,
+    questions: MeasureQuestions,
+    merged: GroupedAggregate | None,
+    data: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The members of an answer as JSON, with `data` in their place."""
+    quality, contract = stated_quality(record, spec, rows, questions, merged)
     return {
         "query": record.query.name,
         "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
         "phase": record.phase.value,
         "revision": record.revision,
         "given_at": rfc3339(record.answered_at_ms),
-        "data": data,
+        **data,
         "confidence": min((c for values in rows.values if (c := values.confidence) is not None), default=None),
         "quality": quality,
         "contract": contract,
@@ -179,11 +191,11 @@ def stated_quality(
 
 def to_stated_table(
     record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS
-) -> tuple[pa.Table, dict[str, Any], dict[str, Any]]:
-    """`to_table`, with the quality and the contract that `render` states."""
+) -> tuple[pa.Table, dict[str, Any]]:
+    """`to_table`, with what `render` states but for the data."""
     merged = merged_data(record)
     rows = answer_rows(record, spec, questions, merged=merged)
-    return _table(record, rows), *stated_quality(record, spec, rows, questions, merged)
+    return _table(record, rows), _members(record, spec, rows, questions, merged, {})
 
 
 def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> pa.Table:
@@ -213,7 +225,7 @@ def _table(record: AnswerRecord, rows: AnswerRows) -> pa.Table:
 def to_csv(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> bytes:
     """`to_table` as CSV with a header line, UTF-8; lists are JSON strings."""
     sink = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(without_lists(to_table(record, spec, questions)), sink)
+    pyarrow.csv.write_csv(csv_table(to_table(record, spec, questions)), sink)
     text: bytes = sink.getvalue().to_pybytes()
     return text
 
@@ -247,7 +259,7 @@ def answer_rows(
     incomplete, doubtful = is_incomplete(completeness), may_count_twice(completeness)
     if record.synopsis is None:
         groups = {name: pa.nulls(0) for name in spec.group_by}
-        stacks = {m.name: m.function.make(m.parameters, None) for m in spec.measures}
+        stacks = {m.name: m.stack(None) for m in spec.measures}
         # Without groups, there is a value of no records.
         order: IntArray = np.arange(0 if spec.group_by or "merged_into_ms" in record.quality else 1)
         for stack in stacks.values():
@@ -276,7 +288,9 @@ def answer_rows(
     ) -> Estimates:
         if predictions is not None:
             predicted = with_prediction(estimates, measure, predictions, groups)
-            return without_bounds(predicted) if doubtful else predicted
+            # The estimate stands for records that edges will still count, and for no others.
+            never = doubtful or completeness.get("after_final") or completeness.get("rejected")
+            return without_bounds(predicted) if never else predicted
         if doubtful:
             return without_bounds(estimates)
         widened = withheld.widen(measure, stack, estimates, question, groups=rows)

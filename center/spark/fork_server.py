@@ -107,7 +107,8 @@ def _become(arguments: list[str], environment: dict[str, str], files: list[int])
         os.environ.clear()
         os.environ.update(environment)
         path = environment.get("PYTHONPATH", "").split(os.pathsep)
-        sys.path[1:1] = [directory for directory in path if directory and directory not in sys.path]
+        first = 0 if sys.flags.safe_path else 1  # else the working directory is first
+        sys.path[first:first] = [directory for directory in path if directory and directory not in sys.path]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # it has loaded the module
         sys.argv = arguments[1:]

@@ -11,8 +11,10 @@ import contextlib
 import functools
 import os
 import re
+import secrets
 import shlex
 import shutil
+import socketserver
 import struct
 import subprocess
 import sys
@@ -20,10 +22,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyspark
-from py4j.java_gateway import java_import
+import pyspark.accumulators
+from py4j.java_gateway import JavaObject, java_import
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from center.spark.fork_server import SINGLE_THREADED
@@ -260,6 +264,48 @@ def _start_fork_server(modules: tuple[str, ...]) -> None:
     atexit.register(server.communicate)
 
 
+class AccumulatorServer(socketserver.ThreadingMixIn, pyspark.accumulators.AccumulatorTCPServer):  # type: ignore[misc]
+    """Receives the accumulators of Python tasks from the JVM, with one thread per connection.
+
+    PySpark's own server has one thread. A connection without a word, from any user of the machine, keeps this thread
+    from the JVM, and the JVM then ends no Python task.
+    """
+
+    daemon_threads = True
+
+
+def secure_callbacks(gateway: Any) -> None:
+    """Starts the server by which the JVM calls Python functions, such as the function of `foreachBatch`.
+
+    PySpark starts this server without a token, so every user of the machine could send commands to it. Here the server
+    requires a token. Called once per gateway, before the first stream starts.
+    """
+    parameters = gateway.callback_server_parameters
+    if parameters.auth_token is not None:
+        return
+    parameters.auth_token = secrets.token_hex()
+    ensure_callback_server_started(gateway)
+    jvm, java_server = gateway.jvm, JavaObject("GATEWAY_SERVER", gateway._gateway_client)
+    java_gateway = java_server.getGateway()
+    client = jvm.py4j.PythonClient(
+        java_gateway,
+        java_server.getCustomCommands(),
+        gateway.get_callback_server().get_listening_port(),
+        java_server.getCallbackClient().getAddress(),
+        jvm.py4j.CallbackClient.DEFAULT_MIN_CONNECTION_TIME,
+        jvm.py4j.CallbackClient.DEFAULT_MIN_CONNECTION_TIME_UNIT,
+        jvm.javax.net.SocketFactory.getDefault(),
+        java_server,
+        True,
+        java_server.getReadTimeout(),
+        parameters.auth_token,
+    )
+    # Py4J's own method that sets the port, `resetCallbackClient`, makes a client without a token.
+    field = java_gateway.getClass().getDeclaredField("cbClient")
+    field.setAccessible(True)
+    field.set(java_gateway, client)
+
+
 def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> SparkSession:
     """Starts the JVM and returns its session. Takes seconds; call `session.stop()` when done.
 
@@ -271,6 +317,9 @@ def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> Spark
     Raises:
         InvalidConfig: Java is missing or too old.
     """
+    # Otherwise Spark's Python processes would import a directory `center` of the working directory in place of the
+    # installed package.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     if config.is_local and modules:
         _start_fork_server(modules)
     require_java(os.environ)
@@ -290,8 +339,10 @@ def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> Spark
             secrets[name] = value
         else:
             builder = builder.config(name, value)
+    pyspark.accumulators.AccumulatorTCPServer = AccumulatorServer
     with off_the_command_line(secrets):
         spark = builder.getOrCreate()
+    secure_callbacks(spark.sparkContext._gateway)
     # PySpark imports whole packages: at each use of a name, the JVM looks for such a class in all of those before its
     # own, through all jars.
     for name in ("PythonUtils", "SimplePythonFunction"):

@@ -22,6 +22,8 @@ import sqlalchemy
 from sqlalchemy import (
     CTE,
     URL,
+    BigInteger,
+    Column,
     Connection,
     Dialect,
     Engine,
@@ -29,12 +31,15 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    case,
     create_engine,
     event,
     func,
+    insert,
     inspect,
     select,
     text,
+    update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
@@ -44,10 +49,12 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from edgewater.errors import InvalidConfig, StorageError
+from edgewater.state_release import RELEASE, require_format
 
 BUSY_TIMEOUT_MS = 30_000
 """How long a transaction waits for a lock."""
 _ACCEPTED = "sqlite:////path/to/file.db or postgresql+psycopg://user:password@host/database"
+_UTF8_DATABASE = "a database in UTF8, such as CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
 _DDL_LOCK = 0x45574341
 """PostgreSQL's advisory lock under which tables are created."""
 
@@ -104,6 +111,16 @@ class FreeText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return _without_nul(value)
+
+
+_releases = Table(
+    "releases",
+    MetaData(),
+    Column("store", Identifier(64), primary_key=True),
+    Column("format", BigInteger, nullable=False),
+    Column("release", Identifier(64), nullable=False),
+)
+"""The format of each store in the database, and the last release that opened it."""
 
 
 def _without_nul(value: str | None) -> str | None:
@@ -167,10 +184,14 @@ def _sqlite(url: URL) -> Engine:
 def _postgresql(url: URL) -> Engine:
     """Opens PostgreSQL with READ COMMITTED, whatever the server's default is (see the module).
 
+    The first use raises InvalidConfig if the database is not in UTF8. In SQL_ASCII the driver returns bytes for text;
+    other encodings lack characters.
+
     A connection is tested before it is used (`pool_pre_ping`), so that a restarted server does not count as
     unreachable.
     """
-    connect_args = {name: value for name, value in _CONNECT_ARGS.items() if name not in url.query}
+    # A role or a database may have another encoding for its clients, in which not all text can be sent.
+    connect_args = {"client_encoding": "utf8"} | {k: v for k, v in _CONNECT_ARGS.items() if k not in url.query}
     try:
         engine = create_engine(
             url.set(drivername="postgresql+psycopg"),
@@ -180,6 +201,16 @@ def _postgresql(url: URL) -> Engine:
         )
     except ImportError as exc:
         raise StorageError(f"PostgreSQL's driver is missing ({exc}): pip install 'edgewater[postgres]'") from exc
+
+    @event.listens_for(engine, "do_connect")
+    def on_do_connect(dialect: Dialect, _record: object, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+        connection = dialect.connect(*arguments, **options)
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding not in ("UTF8", None):
+            connection.close()
+            accepted = f"{_UTF8_DATABASE}; see docs/how-to/use-postgresql.md"
+            raise InvalidConfig("database URL", url.render_as_string(), accepted, f"the encoding is {encoding}")
+        return connection
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
@@ -229,6 +260,33 @@ def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]
         raise
 
 
+MAX_ADDED = 1 << 53
+"""Counts in the stores stay at it once they reach it: an edge may state any count, and counts add up over edges."""
+
+
+def require_store_format(connection: Connection, store: str, reads: int, *, is_new: bool) -> None:
+    """Records this release in a store, or refuses the store. Called in the store's `schema_transaction`.
+
+    Args:
+        store: names the store, such as ``catalog``; two stores may share a database.
+        reads: the format of the store that this release reads and writes.
+        is_new: the store has no contents yet.
+
+    Raises:
+        IncompatibleState: another release wrote the store in another format.
+    """
+    _releases.create(connection, checkfirst=True)
+    row = connection.execute(select(_releases.c.format, _releases.c.release).where(_releases.c.store == store)).first()
+    if row is None and is_new:
+        connection.execute(insert(_releases).values(store=store, format=reads, release=RELEASE))
+        return
+    remedy = "start with an empty database and an empty log_dir, and register the queries again"
+    where = f"{store} {connection.engine.url.render_as_string()}"
+    require_format(where, None if row is None else (row.format, row.release), reads, remedy)
+    if row is not None and row.release != RELEASE:
+        connection.execute(update(_releases).where(_releases.c.store == store).values(release=RELEASE))
+
+
 def upsert(
     connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *, added: Collection[str] = ()
 ) -> None:
@@ -236,7 +294,8 @@ def upsert(
 
     Args:
         rows: of equal columns. They are written in the order of their keys, so that two writers do not deadlock.
-        added: columns whose values are added to those of an existing row; others replace them.
+        added: columns whose values, from 0 to `MAX_ADDED`, are added to those of an existing row, up to `MAX_ADDED`;
+            others replace them.
     """
     if not rows:
         return
@@ -244,7 +303,12 @@ def upsert(
     make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = make(table)
     new = {name: statement.excluded[name] for name in rows[0] if name not in keys}
-    changed = {name: table.c[name] + value if name in added else value for name, value in new.items()}
+    changed = {
+        name: case((table.c[name] > MAX_ADDED - value, MAX_ADDED), else_=table.c[name] + value)
+        if name in added
+        else value
+        for name, value in new.items()
+    }
     ordered = sorted(rows, key=lambda row: [row[key] for key in keys])
     connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), ordered)
 

@@ -151,10 +151,7 @@ class SliceEntries:
             source: identifies the source of the records (`GroupedAggregate.set_source`).
         """
         keys = dict(zip(bound.spec.group_by, bound.group_types, strict=True))
-        stacks = {
-            m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
-            for m in bound.measures
-        }
+        stacks = {m.measure.name: m.measure.stack(m.argument.type if m.argument else None) for m in bound.measures}
         aggregate = GroupedAggregate(keys, stacks)
         aggregate.set_source(source)
         return cls(aggregate, bounded)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge.codecs.csv_codec import check_columns
-from edge.codecs.event_time import cast_or_null, extract_event_times
+from edge.codecs.event_time import cast_or_null, extract_event_times, readable_times, time_values
 from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, RejectionReason, Rejections
 from edgewater.errors import InvalidRecord
@@ -76,6 +76,9 @@ def convert(batch: pa.RecordBatch, schema: RecordSchema, arrival_ms: int) -> Dec
                 rejections.add(RejectionReason.WRONG_TYPE, f"{name} = {example}", message, int(bad.sum()))
     table = pa.table(columns)
     if not keep.all():
+        rejected = table.filter(pa.array(~keep))
+        times = readable_times([time_values(rejected, schema.time.columns)], schema.time.unit)
+        rejections.add_times(RejectionReason.WRONG_TYPE, times)
         table = table.filter(pa.array(keep))
     return extract_event_times(table, schema, arrival_ms, rejections)
 

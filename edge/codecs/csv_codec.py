@@ -15,10 +15,10 @@ from types import ModuleType
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs.event_time import cast_or_null, time_accepted
+from edge.codecs.event_time import cast_or_null, readable_times, time_accepted
 from edge.codecs.line_decoder import Undecodable, count_lines
 from edge.codecs.schema import RecordSchema
-from edge.records import RejectionReason, Rejections
+from edge.records import IntArray, RejectionReason, Rejections
 from edgewater.errors import InvalidRecord
 from edgewater.streams import type_name
 
@@ -139,11 +139,20 @@ class CsvCodec:
                 bad.setdefault(row, self._wrong(name, declared, rows[row][1][at]))
         for row, (reason, message) in sorted(bad.items()):
             rejections.add(reason, rows[row][0], message)
+        wrong = [rows[row][1] for row, (reason, _) in bad.items() if reason is RejectionReason.WRONG_TYPE]
+        if wrong:
+            rejections.add_times(RejectionReason.WRONG_TYPE, self._times(wrong))
         return [line for row, (line, _) in enumerate(rows) if row not in bad]
 
+    def _times(self, rows: list[list[str]]) -> IntArray:
+        columns = []
+        for name in self.schema.time.columns:
+            texts, kind = _texts([fields[self._header.index(name)] for fields in rows]), self._textual[name]
+            columns.append(texts if pa.types.is_string(kind) else cast_or_null(pc.ascii_trim_whitespace(texts), kind))
+        return readable_times(columns, self.schema.time.unit)
+
     def _unconvertible(self, fields: list[str], declared: pa.DataType) -> list[int]:
-        raw = pa.array([field.encode("latin-1") for field in fields], pa.binary())
-        texts = cast_or_null(raw, pa.string())
+        texts = _texts(fields)
         if pa.types.is_string(declared):
             return _rows(texts.is_null())
         nulls = self._dialect.nulls or _pyarrow_csv().ConvertOptions().null_values
@@ -164,6 +173,11 @@ class CsvCodec:
     def _ragged_message(self, fields: int) -> str:
         names = ", ".join(self._header)
         return f"{fields} fields; expected {len(self._header)}, in one line: {names}"
+
+
+def _texts(fields: list[str]) -> pa.Array:
+    """Returns fields that were decoded as Latin-1; null for a field that is not UTF-8."""
+    return cast_or_null(pa.array([field.encode("latin-1") for field in fields], pa.binary()), pa.string())
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -62,6 +62,7 @@ def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, 
     if not keep.all():
         _explain(raw, times, implausible, schema.time, arrival_ms, rejections)
         batch = batch.filter(pa.array(keep))
+    rejections.place(schema.time.min_ms, schema.time.latest_ms(arrival_ms), times.millis[keep])
     return Decoded(batch, rejections.as_tuple())
 
 
@@ -84,7 +85,20 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 def time_values(table: pa.Table, columns: Sequence[str]) -> pa.Array:
     """Returns the raw times of one column; of two, a date and a time of day, joined to ISO 8601 texts."""
-    arrays = [_one_array(table.column(name)) for name in columns]
+    return _joined([_one_array(table.column(name)) for name in columns])
+
+
+def readable_times(columns: Sequence[pa.Array], unit: str) -> IntArray:
+    """Returns the event times of records that are rejected for another reason, without those that cannot be read.
+
+    Args:
+        columns: the raw times, of one column or two as for `time_values`.
+    """
+    times = read_times(_joined(columns), unit)
+    return times.millis[~(times.missing | times.unparseable)]
+
+
+def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
     if len(arrays) == 1:
         return arrays[0]
     return pc.binary_join_element_wise(*(array.cast(pa.string()) for array in arrays), " ")

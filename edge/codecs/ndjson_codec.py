@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from edge.codecs.event_time import time_accepted
+from edge.codecs.event_time import readable_times, time_accepted
 from edge.codecs.line_decoder import Undecodable, count_lines
 from edge.codecs.schema import RecordSchema
 from edge.records import RejectionReason, Rejections
@@ -57,16 +57,29 @@ class NdjsonCodec:
         return table.slice(1)
 
     def reject_invalid(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
-        good = []
+        good, wrong = [], []
         for line in lines:
             fault = self._fault(line)
             if fault is None:
                 good.append(line)
-            else:
-                rejections.add(fault[0], line, fault[1])
+                continue
+            reason, message, values = fault
+            rejections.add(reason, line, message)
+            if reason is RejectionReason.WRONG_TYPE:
+                wrong.append(values)
+        if wrong:
+            kinds = {name: self._textual[name] for name in self.schema.time.columns}
+            columns = [pa.array([_fitting(v.get(n), kind) for v in wrong], kind) for n, kind in kinds.items()]
+            rejections.add_times(RejectionReason.WRONG_TYPE, readable_times(columns, self.schema.time.unit))
         return good
 
-    def _fault(self, line: bytes) -> tuple[RejectionReason, str] | None:
+    def _fault(self, line: bytes) -> tuple[RejectionReason, str, dict[str, Any]] | None:
+        """Returns the reason, the message and the values of a line that is rejected; values only of a JSON object."""
+        values: dict[str, Any] = {}
+        fault = self._fault_of_values(line, values)
+        return None if fault is None else (*fault, values)
+
+    def _fault_of_values(self, line: bytes, values: dict[str, Any]) -> tuple[RejectionReason, str] | None:
         keys: list[str] = []
         try:
             value = json.loads(line.decode("utf-8"), object_pairs_hook=functools.partial(_keep_keys, keys))
@@ -87,6 +100,7 @@ class NdjsonCodec:
             duplicates = [name for name in self._textual if keys.count(name) > 1]
             if duplicates:
                 return RejectionReason.MALFORMED, f"{duplicates[0]}: duplicate key; expected once"
+        values |= value
         for name, declared in self._textual.items():
             if not _fits(value.get(name), declared):
                 return self._wrong(name, declared, value[name])
@@ -131,6 +145,16 @@ def _fits(value: Any, declared: pa.DataType) -> bool:
     if pa.types.is_integer(declared):
         return isinstance(value, int) and -(1 << 63) <= value < 1 << 63
     return isinstance(value, int | float)
+
+
+def _fitting(value: Any, declared: pa.DataType) -> Any:
+    """Returns the value as Arrow takes it; None for a value that does not fit the type."""
+    if not _fits(value, declared):
+        return None
+    try:
+        return float(value) if value is not None and pa.types.is_floating(declared) else value
+    except OverflowError:
+        return None
 
 
 def _json_type(value: object) -> str:

@@ -36,7 +36,7 @@ from edge.core.events import (
 )
 from edge.core.memory import MemoryAction, MemoryLimits, next_limit
 from edge.core.query import QueryPipeline
-from edge.core.streams import StreamSpec
+from edge.core.streams import StreamSpec, StreamState
 
 __all__ = [
     "MAX_FRAME_BYTES",
@@ -69,6 +69,7 @@ __all__ = [
     "SourceEnded",
     "SourcesOpened",
     "StreamSpec",
+    "StreamState",
     "TickEvent",
     "batch_from_bytes",
     "batch_to_bytes",

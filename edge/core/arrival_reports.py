@@ -19,7 +19,7 @@ from edgewater.accuracy import MAX_GROUPS
 from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
-from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.synopses import DEFAULT_SEED, BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SlidingWindow
 from edgewater.wire import Arrivals, SamplingReason
@@ -53,18 +53,21 @@ class ArrivalMonitor:
     Args:
         source: this edge's number, so that edges draw independent samples.
         key_types: types of the columns of `group_by`; statistics are kept per group.
+        seed: seed of the choice of records that are processed.
 
     Attributes:
         last_arrival_ms: arrival time of the last batch; never decreases.
     """
 
-    def __init__(self, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType] = ()) -> None:
+    def __init__(
+        self, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType] = (), seed: int = DEFAULT_SEED
+    ) -> None:
         self.schedule, self.key_types = schedule, tuple(key_types)
         self.sampling = SamplingSettings()
         self._monitor: SubstreamMonitor | GroupMonitor = (
             GroupMonitor(schedule.grid, self.key_types, MAX_GROUPS) if key_types else SubstreamMonitor(schedule.grid)
         )
-        self._sampler = BernoulliSampler(source)
+        self._sampler = BernoulliSampler(source, seed)
         self._ready: dict[int, Statistics] = {}
         self._complete = MIN_TIME_MS  # report slot up to which `_ready` is complete
         self._reported = MIN_TIME_MS  # report slot up to which the center has all statistics
@@ -235,9 +238,9 @@ class ArrivalMonitor:
 
     @classmethod
     def from_state(
-        cls, state: State, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType]
+        cls, state: State, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType], seed: int
     ) -> ArrivalMonitor:
-        result, grid, monitor = cls(schedule, source, key_types), schedule.grid, state.components["monitor"]
+        result, grid, monitor = cls(schedule, source, key_types, seed), schedule.grid, state.components["monitor"]
         (rate, clock_offset_ms, reason), times, unreported_reason = state.numbers
         result.sampling = SamplingSettings(rate, clock_offset_ms, SamplingReason(reason))
         result._complete, result._reported, result.last_arrival_ms = times

@@ -255,6 +255,8 @@ class EdgeCore:
         self._batch_number += 1
         effects: list[Effect] = []
         queries = self.queries_of(event.stream)
+        if event.rejected:
+            self._count_rejected(event, stream, queries)
         queued = self._queued(event, stream, queries)
         sharing = Sharing.among((pipeline.reading for pipeline in queries), event.batch)
         records = Records.numbered(event.batch, stream.records, sharing)
@@ -267,6 +269,13 @@ class EdgeCore:
                 effects += self._ingest(pipeline, records, stream, event.arrival_ms, stream.watermark_ms)
         stream.advance(event.source, event.batch, event.arrival_ms)
         return effects
+
+    @staticmethod
+    def _count_rejected(event: Ingested, stream: StreamState, queries: Iterable[QueryPipeline]) -> None:
+        """States rejected records, before the batch moves the watermark: windows that lack them are still open."""
+        for rejected in stream.reject(event.source, event.rejected, event.arrival_ms):
+            for pipeline in queries:
+                pipeline.reject(rejected, event.arrival_ms)
 
     @staticmethod
     def _queued(event: Ingested, stream: StreamState, queries: Iterable[QueryPipeline]) -> QueuedBatch:
@@ -341,6 +350,8 @@ class EdgeCore:
         if self.cost_meter is not None:
             self.cost_meter.begin()
         records = Records.numbered(batch, first)
+        for rejected in event.rejected:
+            pipeline.reject(rejected, event.arrival_ms)
         effects = self._ingest(pipeline, records, stream, event.arrival_ms, self._watermark_ms(pipeline))
         pipeline.backfill.read(event.source, times)
         return effects
@@ -370,7 +381,7 @@ class EdgeCore:
     def _(self, event: TickEvent) -> list[Effect]:
         self._now_ms = max(self._now_ms, event.now_ms)
         for stream in self.streams.values():
-            stream.tick(self._now_ms, event.unread)
+            stream.tick(self._now_ms, event.unread, event.empty_ms)
         return []
 
     @_handle.register

@@ -1,4 +1,4 @@
-"""Records that an edge accepted but did not count in a query because they came too late, until the center is told."""
+"""Records that an edge did not count in a query, until the center is told: they came too late, or were rejected."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from edgewater.streams import MIN_TIME_MS
 from edgewater.wire import DroppedRecords, DropReason
 
 MAX_SLICES = 1_024
-"""Slices of which one frame names the dropped records. Those of further slices are reported without their slice."""
+"""Slices of which one frame names the dropped records. Late records of further slices are reported without their slice,
+and rejected records of one reason are then reported together, by the range of their slices."""
 _REASONS = {reason.label: reason for reason in DropReason}
+
+_Place = tuple[int, int, DropReason]
+"""Slice, end of the last slice (`_ONE`: there is only this slice), reason."""
+_ONE = MIN_TIME_MS
 
 
 @dataclass(slots=True)
@@ -19,24 +24,37 @@ class UnreportedDrops:
     """The dropped records that no frame has reported.
 
     Attributes:
-        counts: number of records by slice and reason.
+        counts: number of records by place.
         since_ms: wall time of the first of them; None: there are none.
     """
 
-    counts: dict[tuple[int, DropReason], int] = field(default_factory=dict)
+    counts: dict[_Place, int] = field(default_factory=dict)
     since_ms: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self.counts)
 
-    def add(self, slice_start_ms: int, reason: str, records: int) -> None:
-        """Adds records that were dropped for one of the reasons of `DropReason`; others are not reported by slice."""
+    def add(self, slice_start_ms: int, reason: str, records: int, until_ms: int | None = None) -> None:
+        """Adds records that were dropped for one of the reasons of `DropReason`; others are not reported by slice.
+
+        Args:
+            until_ms: as in `DroppedRecords`; of rejected records it is always given.
+        """
         if reason not in _REASONS:
             return
-        key = slice_start_ms, _REASONS[reason]
+        key = slice_start_ms, _ONE if until_ms is None else until_ms, _REASONS[reason]
         if key not in self.counts and len(self.counts) >= MAX_SLICES:
-            key = MIN_TIME_MS, _REASONS[reason]
+            key = self._unite(key) if key[2].is_rejection else (MIN_TIME_MS, _ONE, key[2])
         self.counts[key] = self.counts.get(key, 0) + records
+
+    def _unite(self, key: _Place) -> _Place:
+        """Replaces all places of a reason by one that covers them and `key`; returns that place."""
+        reason = key[2]
+        of_reason = [key, *(place for place in self.counts if place[2] is reason)]
+        records = sum(self.counts.pop(place, 0) for place in of_reason)
+        united = min(start for start, _, _ in of_reason), max(until for _, until, _ in of_reason), reason
+        self.counts[united] = records
+        return united
 
     def begin(self, arrival_ms: int) -> None:
         """Sets `since_ms`, if these are the first records since the last report."""
@@ -45,14 +63,18 @@ class UnreportedDrops:
 
     def take(self) -> tuple[DroppedRecords, ...]:
         """Returns the report, ordered by slice, and begins a new one."""
-        taken = tuple(DroppedRecords(*key, records) for key, records in sorted(self.counts.items()))
+        taken = tuple(
+            DroppedRecords(start, reason, records, None if until == _ONE else until)
+            for (start, until, reason), records in sorted(self.counts.items())
+        )
         self.counts, self.since_ms = {}, None
         return taken
 
     def to_state(self) -> list[Any]:
-        return [self.since_ms, [[start, int(reason), n] for (start, reason), n in sorted(self.counts.items())]]
+        counts = [[start, int(reason), n, until] for (start, until, reason), n in sorted(self.counts.items())]
+        return [self.since_ms, counts]
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> UnreportedDrops:
         since_ms, counts = state
-        return cls({(start, DropReason(reason)): n for start, reason, n in counts}, since_ms)
+        return cls({(start, until, DropReason(reason)): n for start, reason, n, until in counts}, since_ms)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from edge.core.memory import MemoryAction
+from edge.records import RejectedRecords
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS
 from edgewater.wire import Frame, QueryRef, SamplingReason
@@ -49,6 +50,7 @@ class Ingested:
     Attributes:
         queued: the stream's queries process it only when they run (`Ran`). Otherwise those with an empty queue process
             it at once.
+        rejected: the records of the same input that the source rejected.
     """
 
     stream: str
@@ -56,6 +58,7 @@ class Ingested:
     batch: pa.RecordBatch
     arrival_ms: int
     queued: bool = False
+    rejected: tuple[RejectedRecords, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class BackfillIngested:
     source: str
     batch: pa.RecordBatch
     arrival_ms: int
+    rejected: tuple[RejectedRecords, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +137,12 @@ class TickEvent:
 
     Attributes:
         unread: names of the sources that could not be read until now; their silence does not mean that they are idle.
+        empty_ms: by source, the wall time at which it was last found to have nothing to read; absent: `now_ms`.
     """
 
     now_ms: int
     unread: tuple[str, ...] = ()
+    empty_ms: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

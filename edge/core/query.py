@@ -51,6 +51,7 @@ from edge.core.selection import (
 from edge.core.shared_batch import Reading, Records
 from edge.core.slices import UNKNOWN_LINK, LinkEstimate, Progress, Slice
 from edge.core.streams import MAX_LOSSES, StreamState, add_loss, constant_type
+from edge.records import RejectedRecords
 from edgewater.accuracy import report_schedule
 from edgewater.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.errors import InvalidQuery, StorageError
@@ -138,7 +139,7 @@ class QueryPipeline:
         self.late_record_policy = late_record_policy_of(self.bound.spec)
         clock = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
         if clock is not None and self.monitor is None:
-            self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types)
+            self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types, self.spec.sampling_seed)
         self.accuracy_measure = AccuracyMeasure(self.bound) if self.spec.accuracy is not None else None
         self._state_bytes = group_bytes(self.bound)
         self._slice_bytes = SLICE_BYTES + MEASURE_BYTES * len(self.spec.measures)
@@ -205,7 +206,7 @@ class QueryPipeline:
                 arguments = observed.processed
             elif self.sampling_rate < 1.0 and self._end(start) > watermark_ms:
                 # Late records are not sampled: they would lower the rate of the sample that has been sent already.
-                kept = is_sampled(self.source, records.ids, self.sampling_rate)
+                kept = is_sampled(self.source, records.ids, self.sampling_rate, self.spec.sampling_seed)
                 arguments = arguments.filter(kept)
             if kept is not None:
                 sampled_out = len(records) - int(kept.sum())
@@ -244,6 +245,21 @@ class QueryPipeline:
         counted = self._not_final(loss)
         if counted is not None:
             self.losses = add_loss(self.losses, counted)
+
+    def reject(self, rejected: RejectedRecords, arrival_ms: int) -> None:
+        """Adds rejected records, to be stated with the next frame, if windows of the query may lack them.
+
+        Args:
+            arrival_ms: wall time.
+        """
+        window = self.spec.window
+        from_ms = self.since_ms if rejected.from_ms is None else max(rejected.from_ms, self.since_ms)
+        to_ms = MAX_TIME_MS if rejected.to_ms is None else rejected.to_ms
+        if from_ms < to_ms:
+            start = from_ms if from_ms == MIN_TIME_MS else window.slice_start(from_ms)
+            until = to_ms if to_ms == MAX_TIME_MS else self._end(window.slice_start(to_ms - 1))
+            self.unreported_drops.add(start, rejected.reason, rejected.records, until)
+            self.unreported_drops.begin(arrival_ms)
 
     def _not_final(self, loss: InputLoss) -> InputLoss | None:
         """Returns the part of a loss that may lie in windows that are not final here: other records do not count."""
@@ -879,7 +895,9 @@ class QueryPipeline:
         result.history = GroupHistory.from_state(components["history"])
         if result.monitor is not None:
             reports, key_types = result.monitor.schedule, result.monitor.key_types
-            result.monitor = ArrivalMonitor.from_state(components["monitor"], reports, source, key_types)
+            result.monitor = ArrivalMonitor.from_state(
+                components["monitor"], reports, source, key_types, spec.sampling_seed
+            )
         for start, slice_ in components["slices"].components.items():
             result.slices[int(start)] = Slice.from_state(slice_, result.bounded_measures)
         return result

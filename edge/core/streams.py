@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,16 @@ import pyarrow as pa
 from edge.core.ahead import AheadRecords
 from edge.core.backfill import TimeCounts
 from edge.core.events import InputLost
+from edge.records import RejectedRecords
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, Constant, Delivery, StreamClock, type_name
-from edgewater.wire import InputLoss, LossReason
+from edgewater.wire import REJECTIONS, InputLoss, LossReason
 
 MAX_LOSSES = 32
 """Losses of input that are kept apart."""
+LIVE_MS = 60_000
+"""A source whose newest record is behind the stream's clock by at most so much keeps up with the clock."""
+RECENT_RECORDS, LEAST_RECORDS = 64, 16
+"""Records of a source by which it is decided whether a column has values: about so many, and at least so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +32,8 @@ class StreamSpec:
         columns: name -> Arrow type of a record's columns.
         clock: maps wall time to event time; None: records are read as fast as possible, without a clock.
         disorder_ms: the watermark lags this much behind the newest event time.
-        idle_ms: the watermark of a source that has been silent for this long (wall time) follows the clock; None:
-            never.
+        idle_ms: the watermark of a source that has had nothing to read for this long (wall time) follows the clock;
+            None: never.
         delivery: the weakest delivery of its sources.
         constants: columns that have one value in all records.
     """
@@ -46,6 +51,35 @@ def constant_type(data_type: pa.DataType, constant: Constant | None) -> str:
     return type_name(data_type) if constant is None else f"{type_name(data_type)}, always {constant!r}"
 
 
+@dataclass(slots=True)
+class ColumnValues:
+    """How many of the newest records of a source have no value in a column.
+
+    Attributes:
+        records, nulls: of the newest records; older ones count less and less.
+        had_values: at some time few of the newest records had no value.
+    """
+
+    records: int = 0
+    nulls: int = 0
+    had_values: bool = False
+
+    def add(self, records: int, nulls: int) -> None:
+        """Counts a batch."""
+        if records >= RECENT_RECORDS:
+            self.records = self.nulls = 0
+        elif self.records + records > RECENT_RECORDS:
+            self.records, self.nulls = self.records // 2, self.nulls // 2
+        self.records += records
+        self.nulls += nulls
+        self.had_values |= self.records >= LEAST_RECORDS and 4 * self.nulls <= self.records
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the column had values, and most of the newest records have none."""
+        return self.had_values and self.records >= LEAST_RECORDS and 2 * self.nulls > self.records
+
+
 class StreamState:
     """The watermark of a stream: the minimum over its sources; it never decreases.
 
@@ -56,6 +90,7 @@ class StreamState:
         losses: the losses of input so far; the oldest are united.
         ahead: by source, the records that were ahead of the clock when they were read, until it reaches them.
         delivered: by source, the records that it has delivered so far.
+        rejected: by source and reason, the number of records that it has rejected so far.
         replayable: the sources whose records can be read again.
     """
 
@@ -68,6 +103,8 @@ class StreamState:
         self.ahead: dict[str, AheadRecords] = {}
         self.delivered: dict[str, TimeCounts] = {}
         self.replayable: frozenset[str] = frozenset()
+        self.rejected: dict[str, dict[str, int]] = {}
+        self._values: dict[str, dict[str, ColumnValues]] = {}
         self._sources: dict[str, int] = {}  # watermark of each source
         # Wall time since which a source may have been silent. Absent: no tick has seen the source yet.
         self._quiet_since_ms: dict[str, int] = {}
@@ -94,11 +131,51 @@ class StreamState:
         times = batch.column(TIME_COLUMN).to_numpy()
         newest = int(np.max(times)) if batch.num_rows else MIN_TIME_MS
         self._advance(source, newest, batch.num_rows, arrival_ms)
+        if batch.num_rows:
+            self._count_nulls(source, batch)
         self.delivered.setdefault(source, TimeCounts()).add(times)
         if newest > self.newest_ms:
             self.ahead.setdefault(source, AheadRecords()).add(times[times > self.newest_ms])
         for records in self.ahead.values():
             records.drop_before(self.newest_ms)
+
+    def reject(self, source: str, rejected: Iterable[RejectedRecords], arrival_ms: int) -> Iterator[RejectedRecords]:
+        """Counts records that a source rejected, and yields them with the event times that they may have.
+
+        A record whose event time cannot be read may lie anywhere between the source's watermark and the newest valid
+        record of the input; if that is within `LIVE_MS` of the stream's clock, up to the clock. Before any valid record
+        it lies at the clock. Called before `advance` with the batch of the same input.
+        """
+        counts = self.rejected.setdefault(source, {})
+        for each in rejected:
+            counts[each.reason] = counts.get(each.reason, 0) + each.records
+            if each.reason in REJECTIONS:
+                yield each if each.is_timed else self._placed(source, each, arrival_ms)
+
+    def _placed(self, source: str, rejected: RejectedRecords, arrival_ms: int) -> RejectedRecords:
+        clock_ms = None if self.spec.clock is None else self.spec.clock.to_event_ms(arrival_ms)
+        from_ms, to_ms = rejected.from_ms, rejected.to_ms
+        watermark_ms = max(self._sources.get(source, MIN_TIME_MS), self._watermark_ms)
+        if MIN_TIME_MS < watermark_ms < MAX_TIME_MS:
+            newest_ms = watermark_ms + self.spec.disorder_ms
+            from_ms = watermark_ms if from_ms is None else min(from_ms, watermark_ms)
+            to_ms = newest_ms + 1 if to_ms is None else max(to_ms, newest_ms + 1)
+        if clock_ms is not None and (to_ms is None or clock_ms - to_ms <= LIVE_MS):
+            from_ms = clock_ms if from_ms is None else from_ms
+            to_ms = clock_ms + 1 if to_ms is None else max(to_ms, clock_ms + 1)
+        return replace(rejected, from_ms=from_ms, to_ms=to_ms)
+
+    def _count_nulls(self, source: str, batch: pa.RecordBatch) -> None:
+        values = self._values.setdefault(source, {})
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if name in self.spec.columns:
+                values.setdefault(name, ColumnValues()).add(batch.num_rows, column.null_count)
+
+    def null_columns(self) -> list[tuple[str, str]]:
+        """Returns (source, column) of the columns that had values and are null in most of the newest records."""
+        return [
+            (source, name) for source in self._sources for name, v in self._values.get(source, {}).items() if v.is_gone
+        ]
 
     def losses_ahead(self, since_ms: int, *, counted: bool) -> tuple[InputLoss, ...]:
         """The records of slices from `since_ms` on that were read already: a query registered now does not have them.
@@ -146,20 +223,25 @@ class StreamState:
         self._sources[source] = MAX_TIME_MS
         self._update_watermark()
 
-    def tick(self, now_ms: int, unread: Collection[str] = ()) -> None:
+    def tick(self, now_ms: int, unread: Collection[str] = (), empty_ms: Mapping[str, int] | None = None) -> None:
         """Applies the idle rule: the watermark of an idle source follows the stream's clock.
+
+        A read may take long, on a slow disk. Records that the read will return arrived before it ended, so a source is
+        idle up to the time at which it was last found to have nothing to read, and not up to now.
 
         Args:
             unread: the sources that could not be read until now; they are not idle.
+            empty_ms: as in `TickEvent`.
         """
         clock, idle_ms = self.spec.clock, self.spec.idle_ms
         if clock is None or idle_ms is None:
             return
-        idle_watermark_ms = clock.to_event_ms(now_ms - idle_ms) - self.spec.disorder_ms
         for source in self._active_sources():
             since_ms = now_ms if source in unread else self._quiet_since_ms.get(source, now_ms)
             self._quiet_since_ms[source] = since_ms
-            if now_ms >= since_ms + idle_ms:
+            quiet_until_ms = min(now_ms, (empty_ms or {}).get(source, now_ms))
+            if quiet_until_ms >= since_ms + idle_ms:
+                idle_watermark_ms = clock.to_event_ms(quiet_until_ms - idle_ms) - self.spec.disorder_ms
                 self._sources[source] = max(self._sources[source], idle_watermark_ms)
         self._update_watermark()
 
@@ -189,6 +271,10 @@ class StreamState:
             "ahead": {source: ahead.to_state() for source, ahead in self.ahead.items() if len(ahead)},
             "delivered": {source: counts.to_state() for source, counts in self.delivered.items()},
             "replayable": sorted(self.replayable),
+            "rejected": self.rejected,
+            "values": {
+                source: {name: astuple(v) for name, v in values.items()} for source, values in self._values.items()
+            },
         }
 
     @classmethod
@@ -202,6 +288,9 @@ class StreamState:
         result.ahead = {source: AheadRecords.from_state(ahead) for source, ahead in state.get("ahead", {}).items()}
         result.delivered = {source: TimeCounts.from_state(c) for source, c in state.get("delivered", {}).items()}
         result.replayable = frozenset(state.get("replayable", ()))
+        result.rejected = state.get("rejected", {})
+        for source, values in state.get("values", {}).items():
+            result._values[source] = {n: ColumnValues(*v) for n, v in values.items() if n in spec.columns}
         return result
 
 

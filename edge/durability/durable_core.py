@@ -25,9 +25,8 @@ import logging
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,10 @@ from edge.core import (
 )
 from edge.durability import journal
 from edge.durability.journal import Record, Segment
-from edge.records import InputGone, Position
-from edgewater.errors import CorruptSynopsis, StorageError
+from edge.records import InputGone, Position, RejectedRecords
+from edgewater.errors import CorruptSynopsis, IncompatibleState, StorageError, SynopsisError
 from edgewater.query import QuerySpec
+from edgewater.state_release import RELEASE, require_format
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Frame, LossReason, QueryRef, SamplingReason
@@ -81,6 +81,10 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 """(source, start, end) -> the batch that was read between two positions."""
 
 _CHECKPOINT = "edge-checkpoint"
+STATE_FORMAT = 1
+"""Of checkpoints and journals. Increment it with each change after which one of two releases cannot read the data of
+the other."""
+_COUNTED_AGAIN = "records that its sources have delivered are then counted again"
 # Kinds of journal records. Numbers are never reused.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
 BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, PULL_FRAMES, RAN_TOGETHER = range(12, 18)
@@ -119,7 +123,7 @@ class BackfillRange:
 def platform_id() -> int:
     """Returns a hash of everything on which the last bit of a value may depend: releases, the C library, and the
     processor features that NumPy and Arrow use."""
-    releases = version("edgewater"), np.__version__, pa.__version__, platform.python_version()
+    releases = RELEASE, np.__version__, pa.__version__, platform.python_version()
     machine = platform.machine(), platform.libc_ver(), pa.runtime_info().simd_level, opt_func_info()
     return int(google_crc32c.value(repr((releases, machine)).encode()))
 
@@ -127,25 +131,35 @@ def platform_id() -> int:
 def load_identity(directory: Path, fresh: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Loads the identity of a state directory, which never changes; `fresh` creates that of a new directory.
 
+    The file also has the format of the state, and the last release that wrote it.
+
     Raises:
         StorageError: the directory cannot be used, or the identity is damaged.
+        IncompatibleState: the state has another format.
     """
     path = directory / "identity.json"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            journal.write_durably(path, json.dumps(fresh()).encode())
+            _write_identity(directory, fresh() | {"format": STATE_FORMAT})
         identity = json.loads(path.read_text())
         if not isinstance(identity.get("incarnation"), str):
             raise ValueError("it has no incarnation")
+        written = None if "format" not in identity else (int(identity["format"]), str(identity.get("release")))
     except OSError as exc:
         raise StorageError(f"state_dir {directory} cannot be used: {exc.strerror or exc}") from exc
     except (ValueError, AttributeError) as exc:
         raise StorageError(
-            f"{path} is damaged ({exc}). Restore it from a copy, or remove {directory} to start over: records that "
-            "its sources have delivered are then counted again"
+            f"{path} is damaged ({exc}). Restore it from a copy, or remove {directory} to start over: {_COUNTED_AGAIN}"
         ) from exc
+    require_format(
+        f"state_dir {directory}", written, STATE_FORMAT, f"remove the directory to start over: {_COUNTED_AGAIN}"
+    )
     return dict(identity)
+
+
+def _write_identity(directory: Path, identity: Mapping[str, Any]) -> None:
+    journal.write_durably(directory / "identity.json", json.dumps({**identity, "release": RELEASE}).encode())
 
 
 @contextlib.contextmanager
@@ -211,7 +225,8 @@ class DurableCore:
         self._make_core = make_core
         self._reread = reread
         self._reread_backfill = reread_backfill or reread
-        self.incarnation = str(load_identity(directory, lambda: {"incarnation": incarnation})["incarnation"])
+        identity = load_identity(directory, lambda: {"incarnation": incarnation})
+        self.incarnation, self._written_by = str(identity["incarnation"]), str(identity["release"])
         self.core = make_core()
         self._number = 0
         self._now_ms = now_ms
@@ -222,6 +237,8 @@ class DurableCore:
         self._has_lost = False
         self._lost_records: dict[str, tuple[int, str]] = {}
         self._segment = self._recover()
+        if self._written_by != RELEASE:
+            _write_identity(directory, identity)
         if self._has_lost:
             # The journal cannot be replayed in the same way once more, for example if the input is there again.
             self.checkpoint()
@@ -465,19 +482,29 @@ class DurableCore:
                 log.error("checkpoint %d is damaged and skipped: %s", number, exc)
                 self.damaged_records += 1
                 continue
-            counters = checkpoint.numbers
-            self.positions, self.drops = counters["positions"], counters["drops"]
-            self.function_failures, self.losses = counters["function_failures"], counters.get("losses", {})
-            for *ref, source, until, position in counters.get("backfills", ()):
-                self.backfills.setdefault(QueryRef(*ref), {})[source] = BackfillRange(until, position)
-            self.core.restore(checkpoint.arrays["core"])
+            try:
+                self._restore(checkpoint)
+            except (SynopsisError, KeyError, TypeError, ValueError) as exc:
+                raise IncompatibleState(
+                    f"{self.directory}: checkpoint {number} of Edgewater {self._written_by} is whole, and Edgewater "
+                    f"{RELEASE} cannot restore it ({type(exc).__name__}: {exc}). Go back to the release that wrote it, "
+                    f"or remove the directory to start over: {_COUNTED_AGAIN}"
+                ) from exc
             return number
         if numbers and not (self.directory / "journal-0.log").exists():
             raise StorageError(
-                f"{self.directory}: all checkpoints {numbers} are damaged. Restore the directory from a copy, or "
-                "remove it to start over: records that its sources have delivered are then counted again"
+                f"{self.directory}: all checkpoints {numbers}, of Edgewater {self._written_by}, are damaged. Restore "
+                f"the directory from a copy, or remove it to start over: {_COUNTED_AGAIN}"
             )
         return 0
+
+    def _restore(self, checkpoint: State) -> None:
+        counters = checkpoint.numbers
+        self.positions, self.drops = counters["positions"], counters["drops"]
+        self.function_failures, self.losses = counters["function_failures"], counters.get("losses", {})
+        for *ref, source, until, position in counters.get("backfills", ()):
+            self.backfills.setdefault(QueryRef(*ref), {})[source] = BackfillRange(until, position)
+        self.core.restore(checkpoint.arrays["core"])
 
     def _replay(self, records: list[Record]) -> None:
         for record in records:
@@ -493,7 +520,7 @@ class DurableCore:
             raise StorageError(
                 f"{self.directory}: the journal has frame {event.built[0].frame.seq} where {self.core.next_seq} is "
                 "expected: a damaged record was skipped. Restore the directory from a copy, or remove it to start "
-                "over: records that its sources have delivered are then counted again"
+                f"over: {_COUNTED_AGAIN}"
             )
         for effect in self._apply(event):
             if isinstance(effect, FrameDiverged) and not self._has_lost:
@@ -528,7 +555,8 @@ class DurableCore:
             to_ms = None if last_ms is None else last_ms + 1
             reason = LossReason.FILE_GONE
             return InputLost(stream, source, reason, arrival_ms, first_ms, to_ms, rows, was_ingested=True)
-        return Ingested(stream, source, self._no_records(stream) if batch is None else batch, arrival_ms, queued)
+        batch = self._no_records(stream) if batch is None else batch
+        return Ingested(stream, source, batch, arrival_ms, queued, _read_rejected(head))
 
     def _reread_backfill_range(self, head: dict[str, Any]) -> BackfillIngested | None:
         """Returns the event of a range of a backfill, without records if they cannot be read again: the backfill then
@@ -540,7 +568,7 @@ class DurableCore:
             return None
         batch = self._reread_or_none(self._reread_backfill, head)
         batch = self._no_records(pipeline.spec.stream) if batch is None else batch
-        return BackfillIngested(query, source, batch, head["arrival_ms"])
+        return BackfillIngested(query, source, batch, head["arrival_ms"], _read_rejected(head))
 
     def _reread_or_none(self, reread: Reread, head: dict[str, Any]) -> pa.RecordBatch | None:
         """Returns the records of a range; None if they cannot be read again, which is noted unless there were none."""
@@ -581,8 +609,8 @@ def _encode(event: Event) -> Record:
             return _json(BACKFILL_ENDED, {"query": [ref.name, ref.version], "source": source})
         case SourceEnded(stream, source):
             return _json(SOURCE_ENDED, {"stream": stream, "source": source})
-        case TickEvent(now_ms, unread):
-            return _json(TICK, {"now_ms": now_ms, "unread": unread})
+        case TickEvent(now_ms, unread, empty_ms):
+            return _json(TICK, {"now_ms": now_ms, "unread": unread, "empty_ms": dict(empty_ms)})
         case Acked(through):
             return _json(ACKED, {"through": through})
         case BudgetSet(ref, shares, version, from_ms):
@@ -617,7 +645,7 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
         BACKFILL_ENDED: lambda: BackfillEnded(QueryRef(*fields["query"]), fields["source"]),
         SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
         LOST: lambda: InputLost(**fields),
-        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"])),
+        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"]), fields.get("empty_ms", {})),
         ACKED: lambda: Acked(fields["through"]),
         BUDGET: lambda: BudgetSet(QueryRef(*fields["query"]), fields["shares"], fields["version"], fields["from_ms"]),
         SAMPLING: lambda: SamplingSet(
@@ -637,21 +665,31 @@ def _range_record(event: Ingested, start: Position | None, end: Position) -> Rec
     head = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
     # For the statement of a loss, should the range not be there any more when it is needed.
     content = {"rows": event.batch.num_rows, "times": _time_range(event.batch)}
-    return _json(RANGE, {**head, **content, "start": start, "end": end, **_queued(event)})
+    return _json(RANGE, {**head, **content, "start": start, "end": end, **_queued(event), **_rejected(event)})
 
 
 def _queued(event: Ingested) -> dict[str, bool]:
     return {"queued": True} if event.queued else {}
 
 
+def _rejected(event: Ingested | BackfillIngested) -> dict[str, list[Any]]:
+    """Returns the rejected records as JSON. They stand in the record of the batch, so that they are counted with it."""
+    return {"rejected": [astuple(each) for each in event.rejected]} if event.rejected else {}
+
+
+def _read_rejected(head: Mapping[str, Any]) -> tuple[RejectedRecords, ...]:
+    return tuple(RejectedRecords(*each) for each in head.get("rejected", ()))
+
+
 def _backfill_record(event: BackfillIngested, start: Position | None, end: Position) -> Record:
     head = {"query": [event.query.name, event.query.version], "source": event.source, "arrival_ms": event.arrival_ms}
-    return _json(BACKFILL, {**head, "rows": event.batch.num_rows, "start": start, "end": end})
+    rows = event.batch.num_rows
+    return _json(BACKFILL, {**head, "rows": rows, "start": start, "end": end, **_rejected(event)})
 
 
 def _payload_record(event: Ingested) -> Record:
-    fields = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms, **_queued(event)}
-    head = json.dumps(fields).encode()
+    fields = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
+    head = json.dumps({**fields, **_queued(event), **_rejected(event)}).encode()
     return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + batch_to_bytes(event.batch, "zstd"))
 
 
@@ -659,7 +697,8 @@ def _payload_event(payload: bytes) -> Ingested:
     length = int.from_bytes(payload[:4], "little")
     head = json.loads(payload[4 : 4 + length])
     batch = batch_from_bytes(payload[4 + length :])
-    return Ingested(head["stream"], head["source"], batch, head["arrival_ms"], head.get("queued", False))
+    queued = head.get("queued", False)
+    return Ingested(head["stream"], head["source"], batch, head["arrival_ms"], queued, _read_rejected(head))
 
 
 def _pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:

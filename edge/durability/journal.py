@@ -54,7 +54,9 @@ def encode(record: Record) -> bytes:
 def scan(data: bytes) -> Scan:
     """Reads the bytes of a segment. Never raises, whatever the damage."""
     if data[: len(MAGIC)] != MAGIC:
-        return Scan(torn_bytes=len(data))
+        if MAGIC.startswith(data[: len(MAGIC)]) or not data.strip(b"\0"):
+            return Scan(torn_bytes=len(data))  # a crash has left it before anything depended on it
+        return Scan(good_bytes=len(data), damaged=[0])
     result, at = Scan(), len(MAGIC)
     for at, end, record in _records(data):
         if record is None:

@@ -32,6 +32,8 @@ from edgewater.errors import EdgewaterError, InvalidInput, Retired, StorageError
 from edgewater.streams import Delivery
 
 MAX_BODIES_PENDING = 4
+LOOK_S = 0.25
+"""A source without pushes is found to have nothing to read once in this time."""
 DECODING_THREADS = 2
 TYPE_BASE = "https://edgewater.dev/problems/"
 """Base URI of problem types, the same as in the center's API."""
@@ -66,8 +68,10 @@ class HttpSource:
         self._idle = idle
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
-        with self._idle(self.name):
-            async for chunk in _never():
+        while True:
+            with self._idle(self.name):
+                await asyncio.sleep(LOOK_S)  # after it, requests that came meanwhile have begun
+            for chunk in list[Chunk]():  # makes this a generator
                 yield chunk
 
     def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
@@ -75,12 +79,6 @@ class HttpSource:
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
-
-
-async def _never() -> AsyncIterator[Chunk]:
-    await asyncio.Event().wait()
-    for chunk in list[Chunk]():  # makes this a generator
-        yield chunk
 
 
 class BearerTokens:

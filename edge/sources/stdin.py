@@ -88,10 +88,11 @@ class StdinSource:
 
         short = False
         while True:
-            if not pipe.wait(0):
+            while not pipe.wait(0):
                 with self._idle(self.name):
-                    while not await asyncio.to_thread(pipe.wait, WAIT_S):
-                        short = False
+                    if await asyncio.to_thread(pipe.wait, WAIT_S):
+                        break
+                short = False
             chunks = await asyncio.to_thread(read_chunks)
             for chunk in chunks:
                 yield chunk

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from heapq import nlargest
 from itertools import islice
 
 from edge.core import (
@@ -21,6 +22,7 @@ from edge.core import (
     QueryPipeline,
     QueryRefused,
     SamplingSet,
+    StreamState,
 )
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.ports import BudgetUpdate, QueryDelay, QueryStatusReport
@@ -38,6 +40,8 @@ ASSUMED_BANDWIDTH_BYTES_S = 1e6
 EMPTY_PULL_PAUSE_S = 0.05
 DELAYS_EVERY_MS = 10_000
 """Interval of the reports of how queries stand; between two, a heartbeat has none."""
+MAX_REJECTED, MAX_NULL_COLUMNS, MAX_SOURCE = 128, 64, 256
+"""Statements in a heartbeat: numbers of rejected records, and columns without values; characters of their names."""
 MAX_DELAYS = 200
 """Queries in one heartbeat, 10 kB; the others follow in the next ones."""
 MIN_CHANGE_MS, MIN_RELATIVE_CHANGE = 20.0, 0.2
@@ -291,7 +295,7 @@ class UplinkOutbox:
 
     def heartbeat(self) -> pb.Heartbeat:
         core = self._durable.core
-        return pb.Heartbeat(
+        beat = pb.Heartbeat(
             streams=[
                 pb.StreamProgress(
                     stream=name,
@@ -309,6 +313,8 @@ class UplinkOutbox:
             busy_share=self._busy_share(),
             scheduling=self._scheduling(),
         )
+        _add_rejected(core.streams, beat.streams)
+        return beat
 
     def _scheduling(self) -> pb.Scheduling | None:
         """How queries stand otherwise than was sent last, while any has a queue, and once more when none has.
@@ -338,6 +344,23 @@ class UplinkOutbox:
                 for ref, d in sent.items()
             ]
         )  # fmt: skip
+
+
+def _add_rejected(streams: Mapping[str, StreamState], progress: Iterable[pb.StreamProgress]) -> None:
+    """Adds to the progress of the streams what their sources rejected, the largest numbers first, and which columns
+    have no values any more; at most `MAX_REJECTED` and `MAX_NULL_COLUMNS` of all streams."""
+    by_stream = {each.stream: each for each in progress}
+    counts = [
+        (n, name, source, reason)
+        for name, state in streams.items()
+        for source, by_reason in state.rejected.items()
+        for reason, n in by_reason.items()
+    ]
+    for n, name, source, reason in nlargest(MAX_REJECTED, counts):
+        by_stream[name].rejected.add(source=source[:MAX_SOURCE], reason=reason, records=n)
+    columns = ((name, *each) for name, state in streams.items() for each in state.null_columns())
+    for name, source, column in islice(columns, MAX_NULL_COLUMNS):
+        by_stream[name].null_columns.add(source=source[:MAX_SOURCE], column=column[:MAX_SOURCE])
 
 
 def _differs(sent: QueryDelay | None, now: QueryDelay) -> bool:

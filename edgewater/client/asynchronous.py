@@ -102,7 +102,7 @@ class AsyncCenter:
         try:
             return checked(await self._http.request(**arguments(request)), request.missing)
         except httpx.TransportError as exc:
-            raise unreachable(self._http.base_url, exc) from exc
+            raise unreachable(self._http, exc) from exc
 
     async def _live(self, state: LiveState) -> AsyncIterator[Answer | Progress | Gap]:
         while True:
@@ -133,7 +133,9 @@ class AsyncQuery(QueryData):
         **questions: Any,
     ) -> Answers:  # fmt: skip
         bounds = moment(start, "start"), moment(end, "end")
-        return await self._run(flows.windows(self.name, *bounds, question_params(group, questions), self._build))
+        return await self._run(
+            flows.windows(self.name, *bounds, time.monotonic, question_params(group, questions), self._build)
+        )
 
     async def window(
         self, start: Moment, revision: int | None = None, group: Mapping[str, Any] | None = None, **questions: Any

@@ -28,7 +28,8 @@ class Center:
         url: of the API. Default: EDGEWATER_URL, or http://127.0.0.1:7480.
         token: Default: EDGEWATER_TOKEN, or the content of the file EDGEWATER_TOKEN_FILE.
         ca: file of the certificates that sign the center's. Default: EDGEWATER_CA, or those of the system.
-        timeout: seconds that a request may take without news.
+        timeout: seconds that a request may take without news. A range of windows is read in many requests, so its size
+            does not matter.
 
     Every method raises `Unreachable` if the center does not answer, and the error that it states if it refuses:
     `edgewater.errors` (`NotFound`, `Conflict`, `InvalidRequest`, `InvalidQuery`, `Unauthenticated`, …) or
@@ -126,7 +127,7 @@ class Center:
         try:
             return checked(self._http.request(**arguments(request)), request.missing)
         except httpx.TransportError as exc:
-            raise unreachable(self._http.base_url, exc) from exc
+            raise unreachable(self._http, exc) from exc
 
     def _live(self, state: LiveState) -> Iterator[Answer | Progress | Gap]:
         while True:
@@ -198,7 +199,9 @@ class Query(QueryData):
     ) -> Answers:  # fmt: skip
         """The newest answers to the windows that start in [start, end)."""
         bounds = moment(start, "start"), moment(end, "end")
-        return self._run(flows.windows(self.name, *bounds, question_params(group, questions), self._build))
+        return self._run(
+            flows.windows(self.name, *bounds, time.monotonic, question_params(group, questions), self._build)
+        )
 
     def window(
         self, start: Moment, revision: int | None = None, group: Mapping[str, Any] | None = None, **questions: Any

@@ -306,7 +306,11 @@ def edge_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """A row per edge and stream."""
     rows: list[tuple[str, ...]] = []
     for e in found:
-        dropped = ", ".join(f"{reason} {n}" for reason, n in sorted(e["drops"].items()) if n) or "0"
+        drops = {**e["drops"]}
+        for rejected in (r for s in e["streams"] for r in s["rejected"]):
+            name = f"rejected {rejected['reason']}"
+            drops[name] = drops.get(name, 0) + rejected["records"]
+        dropped = ", ".join(f"{reason} {n}" for reason, n in sorted(drops.items()) if n) or "0"
         link = (size(e["backlog_bytes"]), f"{size(e['bandwidth_bytes_s'])}/s", f"{e['rtt_ms']:.0f} ms",
                 f"{e['clock_offset_ms']:+.0f} ms", dropped)  # fmt: skip
         for s in e["streams"] or [{"name": "", "watermark": None, "ended": False, "records": 0}]:

@@ -92,10 +92,16 @@ def _plain(where: str, token: str) -> str:
     return token
 
 
-def unreachable(base: httpx.URL, exc: httpx.TransportError) -> EdgewaterError:
+def unreachable(http: httpx.Client | httpx.AsyncClient, exc: httpx.TransportError) -> EdgewaterError:
     """The error for a request that got no reply."""
-    if isinstance(exc, httpx.ReadTimeout):
-        return Unreachable(f"the center at {base} did not answer in time")
+    base = http.base_url
+    if isinstance(exc, httpx.TimeoutException):
+        seconds = http.timeout.read
+        return Unreachable(
+            f"the center at {base} did not answer within {seconds:g} s; if it is only slow, set a longer time-out:"
+            " the argument timeout= of Center and AsyncCenter, or the option --timeout, in seconds",
+            timeout_s=seconds,
+        )
     what = str(exc) or type(exc).__name__
     return Unreachable(f"cannot reach the center at {base}: {what}; is it running? EDGEWATER_URL is its address")
 

@@ -30,7 +30,10 @@ Moment = datetime | str | int
 """A time: aware datetime, RFC 3339, or unix ms."""
 
 PHASES: tuple[Phase, ...] = ("early", "complete", "final")
-PAGE = 1000
+PAGE, FIRST_PAGE = 1000, 50
+"""Windows that a page has at most, and the first page of a range."""
+PAGE_S = 1.0
+"""Time that a page should take: far below the time-out, whatever the windows cost the center."""
 POLL_S = 0.2
 """Time between two looks at a window that is waited for; a look without news is a 304."""
 PROBLEM = "application/problem+json"
@@ -39,9 +42,17 @@ SHOWN = 200
 
 
 class Unreachable(EdgewaterError):
-    """The center does not answer."""
+    """The center does not answer.
+
+    Attributes:
+        timeout_s: the time-out that ended the request; None: another reason did.
+    """
 
     code = "unreachable"
+
+    def __init__(self, message: str, timeout_s: float | None = None) -> None:
+        super().__init__(message)
+        self.timeout_s = timeout_s
 
 
 class WaitTimeout(EdgewaterError):
@@ -262,7 +273,7 @@ def register(spec: Mapping[str, Any] | str | Path, if_exists: IfExists) -> Flow[
 
 def latest(name: str, params: tuple[tuple[str, str], ...], build: Build) -> Flow[Answer]:
     response = yield Request("GET", f"/v1/queries/{segment(name)}/latest", params, headers={"Accept": ARROW})
-    return answers_of([response], build)[0]
+    return answers_of([page_of(response)], build)[0]
 
 
 def window(
@@ -271,22 +282,26 @@ def window(
     asked = params if revision is None else (*params, ("revision", str(revision)))
     path = f"/v1/queries/{segment(name)}/windows/{segment(start)}"
     response = yield Request("GET", path, asked, headers={"Accept": ARROW})
-    return answers_of([response], build)[0]
+    return answers_of([page_of(response)], build)[0]
 
 
 def windows(
-    name: str, start: str | None, end: str | None, params: tuple[tuple[str, str], ...], build: Build
-) -> Flow[Answers]:
+    name: str, start: str | None, end: str | None, clock: Callable[[], float],
+    params: tuple[tuple[str, str], ...], build: Build,
+) -> Flow[Answers]:  # fmt: skip
+    """Reads a range in pages that take about `PAGE_S` each, so that a range of any size keeps the time-out."""
     bounds = [(k, v) for k, v in (("start", start), ("end", end)) if v is not None]
-    asked = (*params, *bounds, ("limit", str(PAGE)))
     cursor: tuple[tuple[str, str], ...] = ()
-    pages = []
+    limit, pages = min(FIRST_PAGE, PAGE), []
     while True:
-        path = f"/v1/queries/{segment(name)}/windows"
-        response = yield Request("GET", path, (*asked, *cursor), headers={"Accept": ARROW})
-        pages.append(response)
+        path, began = f"/v1/queries/{segment(name)}/windows", clock()
+        asked = (*params, *bounds, ("limit", str(limit)), *cursor)
+        response = yield Request("GET", path, asked, headers={"Accept": ARROW})
+        pages.append(page_of(response))
         if "next" not in response.links:
             return answers_of(pages, build)
+        took = max(clock() - began, 0.001)
+        limit = max(1, min(PAGE, int(limit * min(4.0, PAGE_S / took))))
         # Only the cursor: a proxy may have another address than the center's link.
         cursor = (("cursor", httpx.URL(response.links["next"]["url"]).params["cursor"]),)
 
@@ -304,7 +319,7 @@ def wait(
         try:
             response = yield Request("GET", path, params, headers=known, missing=True)
             if response.status_code == 200:
-                answer = answers_of([response], build)[0]
+                answer = answers_of([page_of(response)], build)[0]
                 if PHASES.index(answer.phase) >= PHASES.index(phase):
                     return answer
                 known, reached = {"Accept": ARROW, "If-None-Match": response.headers["etag"]}, answer.phase
@@ -322,19 +337,21 @@ def wait(
 
 Build = Callable[[pa.Table, list[dict[str, Any]]], Answers]
 """Makes answers of a table and of the members that an Arrow stream's metadata has."""
+Page = tuple[pa.Table, list[dict[str, Any]]]
 
 
-def answers_of(pages: list[httpx.Response], build: Build) -> Answers:
-    """The answers of the pages of a reply. Raises ProtocolError: a page is no stream of answers."""
-    tables, heads = [], []
-    for page in pages:
-        try:
-            table = pa.ipc.open_stream(page.content).read_all()
-            heads += json.loads((table.schema.metadata or {})[b"edgewater.answers"])
-        except (pa.ArrowInvalid, KeyError) as exc:
-            raise ProtocolError(
-                f"{page.request.url.copy_with(query=None)}: the reply is no Arrow stream of answers ({exc});"
-                " is the address that of a center's API?"
-            ) from None
-        tables.append(table.replace_schema_metadata())
-    return build(pa.concat_tables(tables, promote_options="permissive"), heads)
+def page_of(response: httpx.Response) -> Page:
+    """The table and the members of the answers in a reply. Raises ProtocolError: it is no stream of answers."""
+    try:
+        table = pa.ipc.open_stream(response.content).read_all()
+        return table.replace_schema_metadata(), json.loads((table.schema.metadata or {})[b"edgewater.answers"])
+    except (pa.ArrowInvalid, KeyError) as exc:
+        raise ProtocolError(
+            f"{response.request.url.copy_with(query=None)}: the reply is no Arrow stream of answers ({exc});"
+            " is the address that of a center's API?"
+        ) from None
+
+
+def answers_of(pages: list[Page], build: Build) -> Answers:
+    tables, heads = zip(*pages, strict=True)
+    return build(pa.concat_tables(tables, promote_options="permissive"), [head for each in heads for head in each])

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import InvalidRequest
+from edgewater.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses.base import BoolArray, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.codec import ArrayRoles
@@ -100,12 +100,12 @@ class ArrayStack:
 
     def _require_equal_parameters(self, other: ArrayStack) -> None:
         """Raises IncompatibleSynopses unless parameters, and seeds if there are any, are equal."""
-        seeds = getattr(self, "seed", None), getattr(other, "seed", None)
-        if seeds == (None, None):
-            codec.require_equal(self.kind, self.parameters, other.parameters)
-        else:
-            mine, theirs = ({**s.parameters, "seed": seed} for s, seed in zip((self, other), seeds, strict=True))
-            codec.require_equal(self.kind, mine, theirs)
+        codec.require_equal(self.kind, self.parameters, other.parameters)
+        if getattr(self, "seed", None) != getattr(other, "seed", None):
+            # Without the seeds: they are secrets of the queries.
+            raise IncompatibleSynopses(
+                f"{self.kind}: the seeds differ. To join or merge synopses of two queries, give both the same `seed`"
+            )
 
     def to_message(self) -> SynopsisMessage:
         message = codec.header(self.kind, self.version, self.parameters)

@@ -4,11 +4,13 @@ Each value becomes one 64-bit word: integers in two's complement, floats by thei
 strings and bytes by a hash of their 8-byte words. A seeded finaliser mixes the word. Its key depends on the type, so
 that 1, 1.0, True and "1" hash differently.
 
-Strings are hashed as the sum over positions j of mix(word_j + key_j), not as a chain. A sum can be computed over all
-rows at one position, or over all positions of one long row, with the same result, so neither many short strings nor
-one long string needs a Python loop over the longer axis.
+Strings are hashed as the sum over positions j of mix(word_j + key_j), not as a chain; the keys depend on the seed. A
+sum can be computed over all rows at one position, or over all positions of one long row, with the same result, so
+neither many short strings nor one long string needs a Python loop over the longer axis.
 
-The hash does not resist an adversary: collisions can be constructed for a known seed.
+The hash is not cryptographic. For a known seed, collisions can be constructed, so the seed of a query is drawn and kept
+from those who write its data. The keys of words depend on the seed because the finaliser alone would keep every
+collision of the sums.
 """
 
 from __future__ import annotations
@@ -84,7 +86,8 @@ def _hash_arrow(values: pa.Array, seed: int) -> WordArray:
     if text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         if _repeats(values):
             return _hash_arrow(values.dictionary_encode(), seed)
-        return _finalise(_byte_words(values), _key(seed, "string" if text else "binary"))
+        key = _key(seed, "string" if text else "binary")
+        return _finalise(_byte_words(values, key), key)
     if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise InvalidRecord("values", str(kind), _ACCEPTED)
     return hash_values(values.to_numpy(zero_copy_only=False), seed)
@@ -148,7 +151,7 @@ def _repeats(values: pa.Array) -> bool:
     return len(sample.unique()) <= 256
 
 
-def _byte_words(values: pa.Array) -> WordArray:
+def _byte_words(values: pa.Array, key: int) -> WordArray:
     """Returns the hash before the finaliser of each string or bytes value, from Arrow's buffers."""
     rows = len(values)
     if rows == 0:
@@ -166,13 +169,13 @@ def _byte_words(values: pa.Array) -> WordArray:
     starts = offsets[:-1] - first
     lengths = np.diff(offsets)
     result = _finalise(lengths.view(np.uint64), _GOLDEN)
-    _add_by_position(result, at_byte, starts, lengths)
+    _add_by_position(result, at_byte, starts, lengths, key)
     for row in np.flatnonzero(lengths > 8 * _WORDS_BY_POSITION):
-        _add_rest(result, at_byte, int(row), int(starts[row]), int(lengths[row]))
+        _add_rest(result, at_byte, int(row), int(starts[row]), int(lengths[row]), key)
     return result
 
 
-def _add_by_position(result: WordArray, at_byte: WordArray, starts: IntArray, lengths: IntArray) -> None:
+def _add_by_position(result: WordArray, at_byte: WordArray, starts: IntArray, lengths: IntArray, key: int) -> None:
     """Adds the first words of every row: one step per word position, over all rows that reach it."""
     rows: IntArray | None = None
     for position in range(min(_WORDS_BY_POSITION, -(-int(lengths.max()) // 8))):
@@ -181,7 +184,7 @@ def _add_by_position(result: WordArray, at_byte: WordArray, starts: IntArray, le
             if not longer.all():
                 rows = np.flatnonzero(longer) if rows is None else rows[longer]
                 starts, lengths = starts[longer], lengths[longer]
-        mixed = _mix_words(_masked(at_byte[starts + 8 * position], lengths - 8 * position), position)
+        mixed = _mix_words(_masked(at_byte[starts + 8 * position], lengths - 8 * position), position, key)
         if rows is None:
             # An empty string has no first word.
             result += np.where(lengths > 0, mixed, np.uint64(0)) if position == 0 else mixed
@@ -189,12 +192,12 @@ def _add_by_position(result: WordArray, at_byte: WordArray, starts: IntArray, le
             result[rows] += mixed
 
 
-def _add_rest(result: WordArray, at_byte: WordArray, row: int, start: int, length: int) -> None:
+def _add_rest(result: WordArray, at_byte: WordArray, row: int, start: int, length: int, key: int) -> None:
     """Adds the words of one long row that `_add_by_position` does not add."""
     positions = np.arange(_WORDS_BY_POSITION, -(-length // 8))
     words = _masked(at_byte[start + 8 * positions], length - 8 * positions)
     # A slice: arrays wrap around silently, scalars warn.
-    result[row : row + 1] += _mix_words(words, positions).sum(dtype=np.uint64)
+    result[row : row + 1] += _mix_words(words, positions, key).sum(dtype=np.uint64)
 
 
 def _masked(words: WordArray, remaining: IntArray) -> WordArray:
@@ -203,9 +206,9 @@ def _masked(words: WordArray, remaining: IntArray) -> WordArray:
     return words & (np.uint64(_MASK) >> surplus)
 
 
-def _mix_words(words: WordArray, position: int | IntArray) -> WordArray:
-    """Returns mix(word + key of the position)."""
+def _mix_words(words: WordArray, position: int | IntArray, key: int) -> WordArray:
+    """Returns mix(word + key of the position under the seed's key)."""
     if isinstance(position, int):
-        return _finalise(words, _mix(position * _GOLDEN & _MASK))
-    keys = _finalise(position.view(np.uint64) * np.uint64(_GOLDEN), 0)
+        return _finalise(words, _mix((key + position * _GOLDEN) & _MASK))
+    keys = _finalise(position.view(np.uint64) * np.uint64(_GOLDEN), key)
     return _finalise(words + keys, 0)

@@ -5,6 +5,8 @@ All intervals are two-sided; `z` is the normal quantile of the confidence (`norm
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -16,6 +18,39 @@ from edgewater.synopses.checks import check_confidence
 def normal_quantile(confidence: float) -> float:
     """Returns the two-sided normal quantile of a confidence, in standard deviations. Raises InvalidRequest."""
     return NormalDist().inv_cdf((1 + check_confidence(confidence)) / 2)
+
+
+@lru_cache(maxsize=1 << 8)
+def dominated_quantile(confidence: float) -> float:
+    """Returns t such that a sum of bounded random terms is within t·√V of its mean, at this confidence.
+
+    The terms have the mean 0 given the terms before, and each term's contribution to V is (d + σ²/d)²/4 for a greatest
+    value d and a variance σ²: a² for ±a, and W²/4 for two values at a distance of W. Nothing else is assumed: whether a
+    term occurs may depend on the terms before. Then E(S - s)₊⁵ ≤ E(√V·Z - s)₊⁵ for all s, with Z normal (Pinelis,
+    "Binomial upper bounds on generalized moments and tail probabilities of (super)martingales", 2006). Markov's
+    inequality with the best s bounds the tail: P(S ≥ t√V) ≤ m₄⁵/m₅⁴ at t = s + m₅/m₄, where mₙ = E(Z - s)₊ⁿ.
+    Hoeffding's inequality, √(2·ln(2/(1 - confidence))), is 5 to 10 % wider.
+    """
+    failures = (1 - check_confidence(confidence)) / 2
+    hoeffding = math.sqrt(-2 * math.log(failures))
+    low, high, best = -40.0, hoeffding, hoeffding
+    for _ in range(60):
+        s = (low + high) / 2
+        fourth, fifth = _upper_moments(s)
+        if min(fourth, fifth) <= 0 or 5 * math.log(fourth) - 4 * math.log(fifth) <= math.log(failures):
+            high, best = s, s + fifth / fourth if min(fourth, fifth) > 0 else best
+        else:
+            low = s
+    return min(best, hoeffding)
+
+
+def _upper_moments(s: float) -> tuple[float, float]:
+    """Returns E(Z - s)₊⁴ and E(Z - s)₊⁵ of a normal Z."""
+    moments = [math.erfc(s / math.sqrt(2)) / 2]
+    moments.append(math.exp(-s * s / 2) / math.sqrt(2 * math.pi) - s * moments[0])
+    for n in range(2, 6):
+        moments.append((n - 1) * moments[n - 2] - s * moments[n - 1])
+    return moments[4], moments[5]
 
 
 def wilson(hits: FloatArray, sampled: FloatArray, rate: FloatArray, z: float) -> tuple[FloatArray, FloatArray]:

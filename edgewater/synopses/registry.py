@@ -108,7 +108,7 @@ class Function:
     """A function that a query's measure may name.
 
     Attributes:
-        make: builds an empty stack for the parameters and the argument's type.
+        make: builds an empty stack for the parameters and the argument's type; with `seeded`, also for the seed.
         argument: whether an expression is required, optional or forbidden; or "rows": one or several expressions,
             which together are a row.
         types: names of the accepted argument types.
@@ -121,10 +121,11 @@ class Function:
         unavailable: the reason why no query may name it, and where it can be used instead; empty: queries may.
         sample: the function that the center evaluates on the sampled rows; None: the stack answers.
         exact: its values are exact, but for a stated rounding.
+        seeded: its state depends on a seed, of a hash or of random choices.
     """
 
     name: str
-    make: Callable[[Parameters, pa.DataType | None], Stack]
+    make: Callable[..., Stack]
     argument: Literal["none", "optional", "required", "rows"] = "required"
     types: tuple[str, ...] = NUMBER_TYPES
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
@@ -134,6 +135,18 @@ class Function:
     unavailable: str = ""
     sample: SampleFunction | None = None
     exact: bool = False
+    seeded: bool = False
+
+    def stack(self, parameters: Parameters, data_type: pa.DataType | None, seed: int | None = None) -> Stack:
+        """Builds an empty stack.
+
+        Args:
+            data_type: the argument's type; None: not known yet, or no argument.
+            seed: None: the default, which is public.
+        """
+        if self.seeded and seed is not None:
+            return self.make(parameters, data_type, seed)
+        return self.make(parameters, data_type)
 
     def read_parameters(self, positional: Sequence[Any], named: Mapping[str, Any], at: str) -> Parameters:
         """Returns all parameters, with defaults filled in. Raises InvalidQuery."""
@@ -317,16 +330,19 @@ def function_names() -> list[str]:
 
 
 def stack_maker(stack: Callable[..., Stack], *, items: bool = False) -> Callable[..., Stack]:
-    """Returns a `Function.make` that passes the parameters to `stack` by name.
+    """Returns a `Function.make` that passes the parameters, and the seed if it is given, to `stack` by name.
 
     Args:
         items: whether the stack also takes `item_type`, the name of the argument's type (None: not known yet).
     """
 
-    def make(parameters: Parameters, data_type: pa.DataType | None) -> Stack:
-        if not items:
-            return stack(**dict(parameters))
-        return stack(**dict(parameters), item_type=None if data_type is None else type_name(data_type))
+    def make(parameters: Parameters, data_type: pa.DataType | None, seed: int | None = None) -> Stack:
+        given = dict(parameters)
+        if items:
+            given["item_type"] = None if data_type is None else type_name(data_type)
+        if seed is not None:
+            given["seed"] = seed
+        return stack(**given)
 
     return make
 

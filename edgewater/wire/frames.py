@@ -115,12 +115,24 @@ class SliceClose:
 
 
 class DropReason(IntEnum):
-    """Why an edge did not count a record that it had accepted; the numbers are those on the wire."""
+    """Why an edge did not count a record that it had read; the numbers are those on the wire."""
 
     TOO_LATE = 0
     """The lateness had passed at the edge."""
     OUT_OF_ORDER = 1
     """The slice was closed, and a measure accepts no late records."""
+    MALFORMED = 2
+    """This reason and the following ones: a source rejected the record (`edge.records.RejectionReason`)."""
+    WRONG_TYPE = 3
+    TIME_MISSING = 4
+    TIME_UNPARSEABLE = 5
+    TIME_OUT_OF_RANGE = 6
+    TOO_LONG = 7
+
+    @property
+    def is_rejection(self) -> bool:
+        """Whether a source rejected the record."""
+        return self >= DropReason.MALFORMED
 
     @property
     def label(self) -> str:
@@ -133,17 +145,24 @@ class DropReason(IntEnum):
         return cls(number) if number in cls._value2member_map_ else cls.TOO_LATE
 
 
+REJECTIONS = {reason.label: reason for reason in DropReason if reason.is_rejection}
+"""The reasons of sources, by label."""
+
+
 @dataclass(frozen=True, slots=True)
 class DroppedRecords:
-    """Records of a slice that an edge accepted and did not count, as they came too late.
+    """Records of a slice that an edge did not count, as they came too late or a source rejected them.
 
     Attributes:
-        slice_start_ms: `MIN_TIME_MS`: the slices are not known, as there were too many.
+        slice_start_ms: `MIN_TIME_MS` without `until_ms`: the slices are not known, as there were too many.
+        until_ms: end of a slice; the records lie before it, and it is not known in which slices. None: they lie in the
+            slice that starts at `slice_start_ms`.
     """
 
     slice_start_ms: int
     reason: DropReason
     records: int
+    until_ms: int | None = None
 
 
 class SamplingReason(IntEnum):
@@ -316,7 +335,7 @@ class Frame:
         """Decodes the body. Raises CorruptFrame like `plain_body`, and for bytes that are not a FrameBody."""
         plain = self.plain_body()
         try:
-            return body_from_wire(parse_body(plain))
+            return body_from_wire(parse_body(plain)[0])
         except (DecodeError, ValueError) as exc:
             raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
 
@@ -387,10 +406,14 @@ def encode_body(body: FrameBody) -> bytes:
     return body_to_wire(body).SerializeToString(deterministic=True)
 
 
-def parse_body(plain: bytes) -> pb.FrameBody:
-    """Parses an encoded body of at most `MAX_MESSAGES`, which are counted first. Raises DecodeError, ValueError."""
-    check_nesting(plain, _BODY_NESTING, _BYTES_PER_MESSAGE, depth=2, max_messages=MAX_MESSAGES)
-    return pb.FrameBody.FromString(plain)
+def parse_body(plain: bytes) -> tuple[pb.FrameBody, int]:
+    """Parses an encoded body of at most `MAX_MESSAGES`, which are counted first. Raises DecodeError, ValueError.
+
+    Returns:
+        The body, and the number of fields as in `check_nesting`.
+    """
+    fields = check_nesting(plain, _BODY_NESTING, _BYTES_PER_MESSAGE, depth=2, max_messages=MAX_MESSAGES)
+    return pb.FrameBody.FromString(plain), fields
 
 
 def body_to_wire(body: FrameBody) -> pb.FrameBody:
@@ -408,7 +431,10 @@ def body_to_wire(body: FrameBody) -> pb.FrameBody:
         ],
         dropped=[
             pb.DroppedRecords(
-                slice_start_ms=d.slice_start_ms, reason=pb.DroppedRecords.Reason.ValueType(d.reason), records=d.records
+                slice_start_ms=d.slice_start_ms,
+                reason=pb.DroppedRecords.Reason.ValueType(d.reason),
+                records=d.records,
+                until_ms=d.until_ms,
             )
             for d in body.dropped
         ],
@@ -423,7 +449,15 @@ def body_from_wire(message: pb.FrameBody) -> FrameBody:
         message.since_ms if message.HasField("since_ms") else None,
         arrivals_from_wire(message.arrivals) if message.HasField("arrivals") else None,
         tuple(loss_from_wire(loss) for loss in message.losses),
-        tuple(DroppedRecords(d.slice_start_ms, DropReason.from_number(d.reason), d.records) for d in message.dropped),
+        tuple(
+            DroppedRecords(
+                d.slice_start_ms,
+                DropReason.from_number(d.reason),
+                d.records,
+                d.until_ms if d.HasField("until_ms") else None,
+            )
+            for d in message.dropped
+        ),
     )
 
 

@@ -36,7 +36,7 @@ MAX_PACKED = 64
 _FIELDS_PER_MESSAGE = 12  # at most, on average: counting takes about a microsecond per field
 
 
-def check_nesting(data: bytes, of: Nesting, bytes_per_message: int, depth: int, max_messages: int = 1 << 20) -> None:
+def check_nesting(data: bytes, of: Nesting, bytes_per_message: int, depth: int, max_messages: int = 1 << 20) -> int:
     """Checks bytes that are to be parsed as a message.
 
     Args:
@@ -45,11 +45,14 @@ def check_nesting(data: bytes, of: Nesting, bytes_per_message: int, depth: int, 
         depth: levels of nested messages.
         max_messages: the most nested messages, however many bytes there are: counting one takes half a microsecond.
 
+    Returns:
+        The number of fields that were counted; 0 of few bytes, which are not.
+
     Raises:
         ValueError: more or deeper messages, or bytes that are no message.
     """
     if len(data) <= _SMALL:
-        return
+        return 0
     most = min(_FREE + len(data) // bytes_per_message, max_messages)
     found = fields = 0
     pending = [(0, len(data), of, 0)]
@@ -88,6 +91,7 @@ def check_nesting(data: bytes, of: Nesting, bytes_per_message: int, depth: int, 
             elif number in kind.packed and length > MAX_PACKED:
                 raise ValueError(f"field {number} has {length} bytes; expected at most {MAX_PACKED}")
             at += length
+    return fields
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:

@@ -433,7 +433,7 @@ class FrameBody(_message.Message):
 
     @_builtins.property
     def dropped(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedRecords]:
-        """Records that the edge accepted and did not count, since the last frame. Additive."""
+        """Records that the edge accepted and did not count, or rejected, since the last frame. Additive."""
 
     def __init__(
         self,
@@ -511,7 +511,7 @@ Global___InputLoss: _TypeAlias = InputLoss  # noqa: Y015
 
 @_typing.final
 class DroppedRecords(_message.Message):
-    """Records of a slice that came too late to be counted in any window."""
+    """Records of a slice that came too late to be counted in any window, or that a source rejected."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -525,32 +525,54 @@ class DroppedRecords(_message.Message):
         """The lateness had passed at the edge."""
         OUT_OF_ORDER: DroppedRecords._Reason.ValueType  # 1
         """The slice was closed, and a measure accepts no late records."""
+        MALFORMED: DroppedRecords._Reason.ValueType  # 2
+        """The reasons for which a source rejects a record. It is not known whether the query's condition would accept it."""
+        WRONG_TYPE: DroppedRecords._Reason.ValueType  # 3
+        TIME_MISSING: DroppedRecords._Reason.ValueType  # 4
+        TIME_UNPARSEABLE: DroppedRecords._Reason.ValueType  # 5
+        TIME_OUT_OF_RANGE: DroppedRecords._Reason.ValueType  # 6
+        TOO_LONG: DroppedRecords._Reason.ValueType  # 7
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     TOO_LATE: DroppedRecords.Reason.ValueType  # 0
     """The lateness had passed at the edge."""
     OUT_OF_ORDER: DroppedRecords.Reason.ValueType  # 1
     """The slice was closed, and a measure accepts no late records."""
+    MALFORMED: DroppedRecords.Reason.ValueType  # 2
+    """The reasons for which a source rejects a record. It is not known whether the query's condition would accept it."""
+    WRONG_TYPE: DroppedRecords.Reason.ValueType  # 3
+    TIME_MISSING: DroppedRecords.Reason.ValueType  # 4
+    TIME_UNPARSEABLE: DroppedRecords.Reason.ValueType  # 5
+    TIME_OUT_OF_RANGE: DroppedRecords.Reason.ValueType  # 6
+    TOO_LONG: DroppedRecords.Reason.ValueType  # 7
 
     SLICE_START_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
     slice_start_ms: _builtins.int
     """-2^62: the slices are not known, as there were too many."""
     reason: Global___DroppedRecords.Reason.ValueType
     records: _builtins.int
+    until_ms: _builtins.int
+    """The records lie between slice_start_ms and this event time, which is the end of a slice; it is not known in which
+    slices. Absent: they lie in the slice that starts at slice_start_ms.
+    """
     def __init__(
         self,
         *,
         slice_start_ms: _builtins.int = ...,
         reason: Global___DroppedRecords.Reason.ValueType = ...,
         records: _builtins.int = ...,
+        until_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms", "until_ms", b"until_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "records", b"records", "slice_start_ms", b"slice_start_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms", "reason", b"reason", "records", b"records", "slice_start_ms", b"slice_start_ms", "until_ms", b"until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__until_ms: _TypeAlias = _typing.Literal["until_ms"]  # noqa: Y015
+    _WhichOneofArgType__until_ms: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__until_ms) -> _WhichOneofReturnType__until_ms | None: ...
 
 Global___DroppedRecords: _TypeAlias = DroppedRecords  # noqa: Y015
 
@@ -886,16 +908,70 @@ Global___QueryDelay: _TypeAlias = QueryDelay  # noqa: Y015
 class StreamProgress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class Rejected(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        SOURCE_FIELD_NUMBER: _builtins.int
+        REASON_FIELD_NUMBER: _builtins.int
+        RECORDS_FIELD_NUMBER: _builtins.int
+        source: _builtins.str
+        reason: _builtins.str
+        """A stable label, such as "wrong-type"."""
+        records: _builtins.int
+        def __init__(
+            self,
+            *,
+            source: _builtins.str = ...,
+            reason: _builtins.str = ...,
+            records: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "records", b"records", "source", b"source"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class NullColumn(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        SOURCE_FIELD_NUMBER: _builtins.int
+        COLUMN_FIELD_NUMBER: _builtins.int
+        source: _builtins.str
+        column: _builtins.str
+        def __init__(
+            self,
+            *,
+            source: _builtins.str = ...,
+            column: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "source", b"source"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STREAM_FIELD_NUMBER: _builtins.int
     WATERMARK_MS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    NULL_COLUMNS_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
     watermark_ms: _builtins.int
     """Event-time watermark: the edge expects no more records before it."""
     ended: _builtins.bool
     """The sources have ended; no more records will arrive."""
     records: _builtins.int
+    @_builtins.property
+    def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamProgress.Rejected]:
+        """Since the incarnation began, by source and reason."""
+
+    @_builtins.property
+    def null_columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamProgress.NullColumn]:
+        """Columns that had values and are null in most of the newest records of a source."""
+
     def __init__(
         self,
         *,
@@ -903,10 +979,12 @@ class StreamProgress(_message.Message):
         watermark_ms: _builtins.int = ...,
         ended: _builtins.bool = ...,
         records: _builtins.int = ...,
+        rejected: _abc.Iterable[Global___StreamProgress.Rejected] | None = ...,
+        null_columns: _abc.Iterable[Global___StreamProgress.NullColumn] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "records", b"records", "stream", b"stream", "watermark_ms", b"watermark_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "null_columns", b"null_columns", "records", b"records", "rejected", b"rejected", "stream", b"stream", "watermark_ms", b"watermark_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

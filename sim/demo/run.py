@@ -120,7 +120,7 @@ class Demo:
 
     def _start(self, name: str, arguments: list[str]) -> None:
         with (self.directory / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-m", "edgewater", *arguments]
+            command = [sys.executable, "-P", "-m", "edgewater", *arguments]
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def _until_ready(self, name: str, url: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,8 @@ import pyarrow as pa
 from center.api import create_app
 from center.catalog import Catalog, ComponentRegistry, StreamRecord, query_key
 from center.config import ApiSection
+from center.ingest.frame_check import FrameCheck
+from center.ingest.stream_rules import CLOCK_LEAD_MS
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.merge import merge_rows
 from center.job.metrics import JobMetrics
@@ -24,9 +26,10 @@ from center.results import ResultStore
 from center.storage.frame_log import FrameEntry
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
+from edge.records import RejectedRecords
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, Constant, EdgeId
-from edgewater.wire import FrameBody, QueryRef
+from edgewater.wire import Frame, FrameBody, QueryRef
 
 MINUTE = 60_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
@@ -128,6 +131,13 @@ class Site:
         self.durable.ingest_payload(Ingested(STREAM, SOURCE, batch, self.center.now_ms))
         self.durable.sync()
 
+    def reject(self, *parts: RejectedRecords, times_ms: Sequence[int] = ()) -> None:
+        """A push of which some records are rejected; the others have these event times."""
+        times = pa.array(times_ms, pa.int64())
+        batch = pa.RecordBatch.from_arrays([times, times], names=["x", "event_time_ms"])
+        self.durable.ingest_payload(Ingested(STREAM, SOURCE, batch, self.center.now_ms, rejected=parts))
+        self.durable.sync()
+
     def ship(self, spoil: Callable[[FrameBody], FrameBody | None] = lambda body: body) -> int:
         """Sends all that is due, in one micro-batch; returns the number of frames.
 
@@ -152,6 +162,10 @@ class Site:
                 "segment", 0, 0, frame.wire_bytes, self.center.now_ms,
             )  # fmt: skip
             body = spoil(frame.unpack())
+            if body is not None:  # what the gateway keeps of it
+                check = FrameCheck(self.center.catalog.query(frame.query.name).spec, COLUMNS)
+                latest_ms = self.center.now_ms + CLOCK_LEAD_MS
+                body = check.check(Frame.pack(frame.seq, frame.query, body), latest_ms).frame.unpack()
             rows += [row_of_damage(key, entry, "torn")] if body is None else rows_of_frame(key, entry, body)
         batch = to_micro_batch(merge_rows(rows))
         if batch.through:

@@ -52,7 +52,7 @@ def frame(seq: int, query: QueryRef = MILES, content: bytes = b"synopsis") -> Fr
 def synopsis(content: bytes) -> bytes:
     """A partial of the query `spec`, with one group, which is named by `content`."""
     bound = spec().bind({"carrier": pa.string(), "distance": pa.int64()})
-    stacks = {m.measure.name: m.measure.function.make(m.measure.parameters, pa.int64()) for m in bound.measures}
+    stacks = {m.measure.name: m.measure.stack(pa.int64()) for m in bound.measures}
     partial = GroupedAggregate({"carrier": pa.string()}, stacks)
     partial.update([pa.array([content.hex()])], {name: pa.array([1]) for name in stacks}, 1)
     return partial.to_bytes()

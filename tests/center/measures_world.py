@@ -61,10 +61,7 @@ def records(rows: int, seed: int = 7) -> pa.RecordBatch:
 
 def aggregate(query: QuerySpec, batch: pa.RecordBatch, *, source: int = 1) -> GroupedAggregate:
     bound = query.bind(COLUMNS)
-    stacks = {
-        m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
-        for m in bound.measures
-    }
+    stacks = {m.measure.name: m.measure.stack(m.argument.type if m.argument else None) for m in bound.measures}
     result = GroupedAggregate(dict(zip(query.group_by, bound.group_types, strict=True)), stacks)
     result.set_source(source)
     values = {m.measure.name: m.argument.array(batch) if m.argument else None for m in bound.measures}

@@ -130,6 +130,15 @@ class PostgresServer:
             connection.execute(f"CREATE SCHEMA {name}")
         return f"postgresql+psycopg://{self._address}?options={quote(f'-c search_path={name}')}"
 
+    def new_database_in(self, encoding: str) -> str:
+        """URL of an empty database in another encoding than UTF8."""
+        name = f"test_{next(self._numbers)}"
+        with psycopg.connect(f"postgresql://{self._address}", autocommit=True) as connection:
+            connection.execute(
+                f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE_PROVIDER libc LOCALE 'C'"
+            )
+        return f"postgresql+psycopg://{self._address.rpartition('/')[0]}/{name}"
+
     def _run(self, program: str, *arguments: str) -> None:
         # Not captured by a pipe: the server would hold it open, and the call would never end.
         with tempfile.TemporaryFile() as said:

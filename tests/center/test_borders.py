@@ -10,8 +10,9 @@ import pytest
 
 from center.catalog import HeartbeatRecord, SessionStart, StreamRecord
 from center.serving import StoredWindows, SynopsisCache
+from edge.records import RejectedRecords
 from edgewater.streams import LIVE, EdgeId
-from edgewater.wire import FrameBody
+from edgewater.wire import DroppedRecords, DropReason, FrameBody, SliceClose
 from tests.center.border_world import COLUMNS, MINUTE, STREAM, T0, Border
 
 
@@ -102,7 +103,7 @@ def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good
         answer = center.answer(start)
         assert (answer["phase"], answer["revision"]) == ("final", 1)
         assert answer["quality"]["records"] == {
-            "observed": 1, "expected": 1 + records, "sampled": 1, "late": 0, "after_final": records,
+            "observed": 1, "expected": 1 + records, "sampled": 1, "late": 0, "after_final": records, "rejected": 0,
         }  # fmt: skip
         completeness = answer["quality"]["completeness"]
         assert (completeness["ratio"], completeness["after_final"]) == (1 / (1 + records), records)
@@ -160,6 +161,37 @@ def test_too_late_records_are_counted_once_through_kill_and_replay(center: Borde
     center.now_ms += 1_000
     assert again.ship() == 1
     assert center.answer()["quality"]["records"]["after_final"] == 2
+
+
+@pytest.mark.parametrize("after_final", [False, True])
+def test_counts_beyond_any_bound_cost_only_the_edge_that_states_them(center: Border, after_final: bool) -> None:
+    """They overflowed a column, and the next frame with a late record was set aside with its partial."""
+    evil, honest = center.edge("evil"), center.edge("honest")
+    query = center.register()
+    center.now_ms = T0 + 2 * MINUTE
+    for edge in (evil, honest):
+        edge.accept(T0 + 1_000, T0 + 2 * MINUTE)
+        edge.ship()
+
+    def spoil(body: FrameBody) -> FrameBody:
+        most = 1 << 53
+        many = tuple(DroppedRecords(T0, DropReason.TOO_LATE, most) for _ in range(2_048))
+        return replace(body, closes=(SliceClose(T0, most, 0), *body.closes), dropped=() if after_final else many)
+
+    center.now_ms += MINUTE
+    for count in range(2):
+        evil.accept(T0 + 2 * MINUTE + 1 + count)
+        evil.accept(center.now_ms)
+        evil.ship(spoil)
+        honest.accept(T0 + 5_000 + count, T0 + 2 * MINUTE + 1 + count, center.now_ms)
+        honest.ship()
+        center.now_ms += MINUTE
+    assert center.catalog.quarantined() == []
+    assert center.answer()["quality"]["records"]["after_final"] >= 1 << 53
+    assert center.answer(T0 + 2 * MINUTE)["data"][0]["n"]["estimate"] == 4
+    stated = {(edge, reason): n for (_, edge, reason), n in center.results.late_records(query).items()}
+    assert stated.pop(("honest", "too-late")) == 3
+    assert all(n <= 1 << 53 for n in stated.values())
 
 
 def test_a_sliding_window_lacks_only_what_came_after_it_was_final(center: Border) -> None:
@@ -227,6 +259,139 @@ def test_a_final_session_states_the_records_that_came_for_it(center: Border) -> 
     late.ship()
     answer = center.answer(T0 + 1_000)
     assert (answer["quality"]["records"]["after_final"], answer["contract"]["met"]) == (4, False)
+
+
+# Records that sources reject
+
+
+def wrong_type(records: int, *times_ms: int) -> RejectedRecords:
+    first, end = (times_ms[0], times_ms[-1] + 1) if times_ms else (None, None)
+    return RejectedRecords("wrong-type" if times_ms else "malformed", records, first, end, is_timed=bool(times_ms))
+
+
+@pytest.mark.parametrize("ships_before", [False, True])
+def test_a_window_says_how_many_of_its_records_were_rejected(center: Border, ships_before: bool) -> None:
+    edge = center.edge("a")
+    center.register(measures={"n": "count()", "s": "sum(x)"}, lateness="2m")
+    center.now_ms = T0 + MINUTE
+    edge.reject(wrong_type(3, T0 + 2_000, T0 + 5_000), wrong_type(4, T0 + MINUTE), times_ms=[T0 + 1_000])
+    if ships_before:
+        center.now_ms += 1_000
+        edge.ship()
+    center.now_ms += MINUTE
+    edge.accept(T0 + 2 * MINUTE)
+    edge.ship()
+    for start, observed, rejected in ((T0, 1, 3), (T0 + MINUTE, 0, 4)):
+        answer = center.answer(start)
+        assert answer["phase"] == "complete" and answer["revision"] == 1
+        records, completeness = answer["quality"]["records"], answer["quality"]["completeness"]
+        assert (records["observed"], records["rejected"], records["expected"]) == (observed, rejected, None)
+        assert (completeness["ratio"], completeness["rejected"]) == (observed / (observed + rejected), rejected)
+        assert completeness["missing"] == []
+        assert [v["code"] for v in answer["contract"]["violations"]] == ["rejected"]
+        assert answer["quality"]["error"]["missing"] == {"n": None, "s": None}
+        cells = answer["data"][0]
+        assert (cells["n"]["lower"], cells["n"]["upper"], cells["s"]["lower"]) == (observed, None, None)
+    assert center.fetch(f"/v1/queries/q/windows/{T0}?require=complete").status_code == 409
+    center.now_ms += 3 * MINUTE
+    edge.accept(T0 + 5 * MINUTE)
+    edge.ship()
+    final = center.answer()
+    assert (final["phase"], final["quality"]["records"]["rejected"], final["contract"]["met"]) == ("final", 3, False)
+    page = center.get("/v1/queries/q")
+    assert (page["rejected"], page["after_final"]) == (7, 0)
+    assert page["edges"][0]["rejected"] == {"wrong-type": 7}
+    metrics = center.fetch("/metrics").text
+    assert 'edgewater_rejected_records_total{edge="a",query="q",reason="wrong-type"} 7.0' in metrics
+    assert "edgewater_after_final_records_total{" not in metrics
+    assert center.get("/v1/alarms")["alarms"] == []
+    explained = center.get(f"/v1/queries/q/windows/{T0}/explain")
+    assert "rejected" in str(explained)
+
+
+def test_a_complete_window_is_answered_again_when_a_late_record_of_it_is_rejected(center: Border) -> None:
+    edge = center.edge("a")
+    center.register(lateness="10m")
+    center.now_ms = T0 + 2 * MINUTE
+    edge.accept(T0 + 1_000, T0 + MINUTE + 1_000, T0 + 2 * MINUTE)
+    edge.ship()
+    first = center.answer()
+    assert (first["revision"], first["contract"]["met"]) == (1, True)
+    edge.reject(wrong_type(2, T0 + 3_000))
+    center.now_ms += 1_000
+    edge.ship()
+    second = center.answer()
+    assert (second["phase"], second["revision"]) == ("complete", 2)
+    assert (second["quality"]["records"]["rejected"], second["contract"]["met"]) == (2, False)
+    assert center.get(f"/v1/queries/q/windows/{T0}?revision=1")["contract"]["met"] is True
+    assert center.answer(T0 + MINUTE)["revision"] == 1, "it lacks none"
+
+
+def test_a_final_window_counts_the_records_of_it_that_are_rejected_later(center: Border) -> None:
+    edge = center.edge("a")
+    center.register()
+    center.now_ms = T0 + 2 * MINUTE
+    edge.accept(T0 + 1_000, T0 + 2 * MINUTE)
+    edge.ship()
+    etag = center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"]
+    edge.reject(wrong_type(2, T0 + 3_000))
+    center.now_ms += 1_000
+    edge.ship()
+    answer = center.answer()
+    assert (answer["phase"], answer["revision"], answer["quality"]["records"]["rejected"]) == ("final", 1, 2)
+    assert center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"] != etag
+
+
+def test_records_without_a_readable_time_may_be_of_each_window_that_was_open(center: Border) -> None:
+    edge = center.edge("a")
+    center.register(lateness="1m")
+    center.now_ms = T0 + 30_000
+    edge.accept(T0 + 30_000)
+    center.now_ms = T0 + 70_000
+    edge.reject(wrong_type(5))  # nothing valid beside them: between the watermark and now
+    edge.accept(T0 + 70_000)
+    center.now_ms = T0 + 3 * MINUTE
+    edge.accept(T0 + 2 * MINUTE, T0 + 3 * MINUTE)
+    edge.ship()
+    found = {n: center.answer(T0 + n * MINUTE)["quality"]["records"]["rejected"] for n in range(3)}
+    assert found == {0: 5, 1: 5, 2: 0}
+    assert center.get("/v1/queries/q")["rejected"] == 5
+
+
+def test_rejected_records_are_stated_once_through_kill_and_replay_of_edge_and_job(center: Border) -> None:
+    edge = center.edge("a")
+    center.register(lateness="10m")
+    center.now_ms = T0 + MINUTE
+    edge.reject(wrong_type(3, T0 + 2_000), times_ms=[T0 + 1_000])
+    again = center.edge("a")  # kill -9 before the report
+    assert again.durable.core.streams["events"].rejected == {"http": {"wrong-type": 3}}
+    again.durable.checkpoint()
+    again = center.edge("a")
+    again.reject(wrong_type(2, T0 + 4_000))
+    center.now_ms += 1_000
+    again.ship()
+    center.open_job()
+    again = center.edge("a")
+    assert again.ship() == 0, "the report is in the journal"
+    center.now_ms = T0 + 2 * MINUTE
+    again.accept(T0 + 2 * MINUTE)
+    again.ship()
+    center.open_job()
+    assert center.answer()["quality"]["records"]["rejected"] == 5
+    assert again.durable.core.streams["events"].rejected == {"http": {"wrong-type": 5}}
+
+
+def test_a_session_says_how_many_of_its_records_were_rejected(center: Border) -> None:
+    edge = center.edge("a")
+    center.register(window={"session": "30s"})
+    center.now_ms = T0 + 10_000
+    edge.accept(T0 + 1_000, T0 + 10_000)
+    edge.reject(wrong_type(4, T0 + 5_000))
+    center.now_ms = T0 + 3 * MINUTE
+    edge.accept(T0 + 3 * MINUTE)
+    edge.ship()
+    answer = center.answer(T0 + 1_000)
+    assert (answer["quality"]["records"]["rejected"], answer["contract"]["met"]) == (4, False)
 
 
 # Records that were read before the query was registered

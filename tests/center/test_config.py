@@ -46,6 +46,13 @@ def test_flags_override_the_file_and_leave_the_rest_of_their_section_as_it_is(tm
     assert config.spark.master == "local[1]"
 
 
+def test_a_flag_sets_one_property_of_spark_whose_name_has_dots(tmp_path: Path) -> None:
+    path = tmp_path / "center.yaml"
+    path.write_text('spark: {conf: {spark.executor.instances: "2", spark.executor.cores: "1"}}')
+    config = CenterConfig.load(path, {"spark.conf.spark.executor.instances": "3"})
+    assert config.spark.conf == {"spark.executor.instances": "3", "spark.executor.cores": "1"}
+
+
 def test_the_environment_overrides_the_file_and_flags_override_both(tmp_path: Path) -> None:
     path = write(tmp_path, "api: {listen: '127.0.0.1:1'}\nspark: {master: local}\n")
     environment = {

@@ -88,6 +88,7 @@ def test_confidence_is_null_beside_unknown_bounds(tmp_path: Path) -> None:
     center = silent_world(tmp_path, measures={"s": "sum(x)", "d": "distinct(x)"})
     assert center.answer()["confidence"] is None
     center.edges["a"].accept(T0 + 5_000, T0 + MINUTE + 10)
+    center.now_ms += 2_000
     center.edges["a"].ship()
     partly = center.answer()
     assert partly["quality"]["records"]["observed"] == 1 and partly["contract"]["met"] is False

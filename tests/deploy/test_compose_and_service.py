@@ -21,13 +21,23 @@ def compose(root: Path) -> dict[str, Any]:
     return dict(yaml.safe_load((root / "deploy" / "compose.yaml").read_text()))
 
 
+def mounted_file(service: dict[str, Any]) -> str:
+    """The configuration of a service, mounted read-only where its image looks for it."""
+    (mount,) = [v for v in service["volumes"] if v.startswith("./")]
+    path, target, options = mount.split(":")
+    assert target in ("/etc/edgewater/center.yaml", "/etc/edgewater/edge.yaml") and options.startswith("ro")
+    return str(path)
+
+
 def test_compose_names_services_images_and_volumes_that_exist(compose: dict[str, Any], root: Path) -> None:
     assert set(compose["services"]) == {"center", "edge"}
     for name, service in compose["services"].items():
         assert (root / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
         assert re.fullmatch(rf"edgewater-{name}:\d+\.\d+\.\d+", service["image"])
-        assert {v.partition(":")[0] for v in service["volumes"]} <= set(compose["volumes"])
-        assert {c["source"] for c in service["configs"]} <= set(compose["configs"])
+        mounted = {v.partition(":")[0] for v in service["volumes"]} - set(compose["volumes"])
+        assert mounted == {mounted_file(service)}
+        assert (root / "deploy" / mounted_file(service)).is_file()
+        assert "configs" not in service, "podman-compose ignores them"
 
 
 def test_every_service_of_compose_is_hardened_bounded_and_watched(compose: dict[str, Any]) -> None:
@@ -49,8 +59,9 @@ def test_center_and_edge_of_compose_share_a_token_that_is_not_written_down(compo
     variables = {**compose["services"]["center"]["environment"], **compose["services"]["edge"]["environment"]}
     assert all(value.startswith(("${EDGE_TOKEN:?", "${PUSH_TOKEN:?", "${API_TOKEN:?")) for value in variables.values())
     given = dict.fromkeys(variables, "secret")
-    center = CenterConfig.load(root / "deploy" / compose["configs"]["center"]["file"], environment=given)
-    edge = parse_config(yaml.safe_load(compose["configs"]["edge"]["content"]), given)
+    files = {name: root / "deploy" / mounted_file(service) for name, service in compose["services"].items()}
+    center = CenterConfig.load(files["center"], environment=given)
+    edge = parse_config(yaml.safe_load(files["edge"].read_text()), given)
     assert edge.center.token is not None
     center.api.require_credentials()
     (token,) = center.edge_access()[edge.edge].tokens
@@ -59,7 +70,7 @@ def test_center_and_edge_of_compose_share_a_token_that_is_not_written_down(compo
 
 def test_compose_health_checks_ask_where_the_services_listen(compose: dict[str, Any], root: Path) -> None:
     center = CenterConfig.load(root / "deploy" / "center.yaml", environment={"EDGEWATER_CENTER__TOKENS__A": "x"})
-    edge = yaml.safe_load(compose["configs"]["edge"]["content"])
+    edge = yaml.safe_load((root / "deploy" / mounted_file(compose["services"]["edge"])).read_text())
     for name, listen in {"center": center.api.listen, "edge": edge["http"]["listen"]}.items():
         port = listen.rpartition(":")[2]
         assert f"127.0.0.1:{port}/" in compose["services"][name]["healthcheck"]["test"][-1]

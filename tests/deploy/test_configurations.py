@@ -31,7 +31,9 @@ def center_environment(rendered: Any, part: str) -> dict[str, str]:
 def loaded(rendered: Any, part: str, tmp_path: Path) -> CenterConfig:
     path = tmp_path / "center.yaml"
     path.write_text(rendered.config_maps["edgewater-center"]["center.yaml"])
-    return CenterConfig.load(path, environment=center_environment(rendered, part))
+    args = rendered.find("Deployment", f"edgewater-{part}")["spec"]["template"]["spec"]["containers"][0]["args"]
+    sets = [arg.removeprefix("--set=").partition("=") for arg in args if arg.startswith("--set=")]
+    return CenterConfig.load(path, {k: v for k, _, v in sets}, center_environment(rendered, part))
 
 
 @pytest.mark.parametrize("part", ["gateway", "job", "api"])
@@ -84,9 +86,26 @@ def test_spark_properties_agree_with_the_pods_and_policies(dev: Any, tmp_path: P
     assert address["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
     (arguments,) = [e["value"] for e in job["env"] if e["name"] == "PYSPARK_SUBMIT_ARGS"]
     assert "spark.driver.host=$(POD_IP)" in arguments and "spark.driver.host" not in conf
+    # Otherwise executors are given the bind address, at which no driver is.
+    assert conf["spark.kubernetes.executor.useDriverPodIP"] == "false"
     policy = dev.find("NetworkPolicy", "edgewater-executor")["spec"]["ingress"]
     assert policy[0]["ports"] == [{"protocol": "TCP", "port": int(conf["spark.blockManager.port"])}]
     assert Path(conf["spark.kubernetes.executor.podTemplateFile"]).name in dev.config_maps["edgewater-center"]
+
+
+def test_the_development_overlay_fits_on_a_node_of_two_cpus_also_while_it_is_updated(dev: Any, tmp_path: Path) -> None:
+    spark = job_config(loaded(dev, "job", tmp_path)).session
+    executors = int(spark.settings["spark.executor.instances"])
+    milli = executors * int(spark.settings["spark.kubernetes.executor.request.cores"].removesuffix("m"))
+    for workload in dev.workloads:
+        for container in workload["spec"]["template"]["spec"]["containers"]:
+            milli += int(container["resources"]["requests"]["cpu"].removesuffix("m"))
+    # The system pods of kind request 950m.
+    assert milli <= 1000
+    assert (executors, spark.cores) == (1, 1)
+    for deployment in dev.of("Deployment"):
+        assert deployment["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0
+        assert deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 1
 
 
 def test_the_gateway_of_the_development_overlay_knows_its_edge(dev: Any, tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.full]
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 180
+POD_IP = "127.0.0.3"
+"""The driver's address: on this machine, and no default of Spark."""
 VERBS = {"POST": "create", "PATCH": "patch"}
 
 
@@ -110,7 +112,7 @@ def serving(api: ApiServer) -> Iterator[int]:
 def job_environment(dev: Any) -> dict[str, str]:
     """The job container's own variables, references between them resolved as the kubelet does."""
     job = dev.find("Deployment", "edgewater-job")["spec"]["template"]["spec"]["containers"][0]
-    env = {"POD_NAME": "edgewater-job-7d9f", "POD_NAMESPACE": "edgewater", "POD_IP": "127.0.0.1"}
+    env = {"POD_NAME": "edgewater-job-7d9f", "POD_NAMESPACE": "edgewater", "POD_IP": POD_IP}
     for entry in job["env"]:
         if "value" in entry:
             env[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda m: env[m[1]], entry["value"])
@@ -118,13 +120,11 @@ def job_environment(dev: Any) -> dict[str, str]:
 
 
 def settings(dev: Any, template: Path) -> dict[str, str]:
-    """Spark's properties as center.yaml has them, but on loopback, at free ports, and with one small executor."""
+    """Spark's properties as center.yaml has them, but at free ports, and with one small executor."""
     center = yaml.safe_load(dev.config_maps["edgewater-center"]["center.yaml"])
     template.write_text(dev.config_maps["edgewater-center"]["executor-pod.yaml"])
     return center["spark"]["conf"] | {
         "spark.kubernetes.executor.podTemplateFile": str(template),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.port": "0",
         "spark.driver.blockManager.port": "0",
         "spark.blockManager.port": "0",
@@ -186,6 +186,12 @@ def run(given: Any, api: ApiServer, env: dict[str, str], tmp: Path) -> dict[str,
 def test_an_executor_of_our_image_registers_and_runs_a_python_stage(outcome: dict[str, Any]) -> None:
     assert outcome["out"] == {"counted": 1000}
     assert outcome["executor_code"] == 0
+
+
+def test_executors_call_the_driver_at_the_address_of_its_pod(outcome: dict[str, Any]) -> None:
+    (container,) = outcome["api"].pods[0]["spec"]["containers"]
+    (url,) = (e["value"] for e in container["env"] if e["name"] == "SPARK_DRIVER_URL")
+    assert re.fullmatch(rf"spark://CoarseGrainedScheduler@{re.escape(POD_IP)}:\d+", url)
 
 
 def test_the_driver_asks_for_nothing_that_its_role_does_not_allow(outcome: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ def test_a_synopsis_is_configured_by_its_parameters_or_by_its_accuracy(text: str
     assert measure.to_text() == canonical
     assert Measure.parse("m", canonical) == measure
     for type_ in measure.function.types:
-        stack = measure.function.make(measure.parameters, COLUMN_TYPES[type_])
+        stack = measure.stack(COLUMN_TYPES[type_])
         stack.grow(1)
         assert stack.kind == kind and stack.nbytes < MAX_STATE_BYTES
         assert getattr(stack, "item_type", type_) == type_
@@ -91,7 +91,7 @@ def test_measures_too_large_for_a_frame_are_refused_with_the_size_of_each() -> N
 @pytest.mark.parametrize("text", ["sum(x)", "mean(x)"])
 def test_infinities_of_both_signs_merge_to_nan_without_a_warning(text: str) -> None:
     measure = Measure.parse("m", text)
-    above, below = (measure.function.make(measure.parameters, COLUMN_TYPES["float64"]) for _ in range(2))
+    above, below = (measure.stack(COLUMN_TYPES["float64"]) for _ in range(2))
     for stack, value in ((above, np.inf), (below, -np.inf)):
         stack.grow(1)
         stack.update(np.zeros(1, np.int64), np.array([value]))

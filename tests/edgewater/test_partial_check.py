@@ -56,10 +56,7 @@ def partial(spec: QuerySpec, rows: int = 200) -> bytes:
             "event_time_ms": np.arange(rows),
         }
     )
-    stacks = {
-        m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
-        for m in bound.measures
-    }
+    stacks = {m.measure.name: m.measure.stack(m.argument.type if m.argument else None) for m in bound.measures}
     aggregate = GroupedAggregate(dict(zip(spec.group_by, bound.group_types, strict=True)), stacks)
     values = {m.measure.name: m.argument.array(batch) if m.argument else None for m in bound.measures}
     aggregate.update([batch.column(name) for name in spec.group_by], values, rows, times=np.arange(rows))
@@ -128,7 +125,7 @@ CHANGES: dict[str, tuple[Callable[[SynopsisMessage], object], type[SynopsisError
     ),
     "rank of key": (lambda m: m.arrays[1].shape.append(1), CorruptSynopsis, "array key flag is"),
     "kind of measure": (lambda m: setattr(part(m, "n"), "kind", "mean"), IncompatibleSynopses, "measures.n: mean"),
-    "seed": (lambda m: setattr(part(m, "users"), "seed", 5), IncompatibleSynopses, "measures.users: .*seed 5"),
+    "seed": (lambda m: setattr(part(m, "users"), "seed", 5), IncompatibleSynopses, "measures.users: .*another seed"),
     "precision": (
         lambda m: setattr(part(m, "users"), "parameters", '{"precision":18}'), IncompatibleSynopses, '"precision":18',
     ),

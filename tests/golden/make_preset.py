@@ -43,10 +43,7 @@ def body(measures: dict[str, str], keys: list[str]) -> bytes:
     mapping = {"name": "q", "from": "s", "measures": measures, "window": {"tumbling": "1d"}, "group_by": keys}
     bound = QuerySpec.from_mapping(mapping).bind(COLUMNS)
     row = pa.RecordBatch.from_pydict(ROW, pa.schema(list(COLUMNS.items())))
-    stacks = {
-        m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
-        for m in bound.measures
-    }
+    stacks = {m.measure.name: m.measure.stack(m.argument.type if m.argument else None) for m in bound.measures}
     aggregate = GroupedAggregate({key: COLUMNS[key] for key in keys}, stacks)
     values = {m.measure.name: m.argument.array(row) if m.argument else None for m in bound.measures}
     aggregate.update([row.column(key) for key in keys], values, 1, times=np.zeros(1, np.int64))

@@ -42,7 +42,7 @@ def answer(data: list[dict[str, Any]], *, phase: str = "final", observed: int = 
         "confidence": 1.0,
         "quality": {
             "completeness": {"ratio": 1.0 if whole else 0.5, "expected": 2, "reported": 2, "missing": missing},
-            "records": {"observed": observed, "expected": None, "late": 0, "after_final": 0},
+            "records": {"observed": observed, "expected": None, "late": 0, "after_final": 0, "rejected": 0},
             "staleness_ms": 10,
             "error": {"sketch": 0, "sampling": 0, "withheld": {}, "missing": 0},
         },

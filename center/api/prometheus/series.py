@@ -208,7 +208,8 @@ class SeriesReader:
 
     def series(self, query: RegisteredQuery, record: AnswerRecord, selection: Selection) -> dict[Labels, float]:
         """The samples of an answer. What cannot be evaluated is left out, with a warning."""
-        key = record.query, record.window_start_ms, record.revision, record.quality["records"]["after_final"], selection
+        late = tuple(record.quality["records"][name] for name in ("after_final", "rejected"))
+        key = record.query, record.window_start_ms, record.revision, late, selection
         try:
             made = self.cache.get(key)
             if made is None:

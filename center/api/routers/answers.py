@@ -29,7 +29,7 @@ from edgewater.timestamps import rfc3339
 
 MAX_LIMIT = 1_000
 CHUNK = 25
-PAGE_BYTES = 16 << 20
+PAGE_BYTES = 4 << 20
 """Bytes of synopses after which a page ends before its `limit`; rendered answers are about ten times larger."""
 MAX_NAMED = 3
 """Edges that a problem names."""
@@ -180,12 +180,14 @@ def revisions(name: str, start: Time, center: Center) -> Revisions:
 
 
 def _read_page(center: Services, query: RegisteredQuery, params: RangeParams) -> tuple[list[AnswerRecord], str | None]:
-    """At most `limit` answers and PAGE_BYTES of synopses, but at least one chunk; and the next page's cursor."""
+    """Returns at most `limit` answers, the last one the first that reaches PAGE_BYTES of synopses; and the cursor."""
     records: list[AnswerRecord] = []
     cursor, held = params.cursor, 0
     while len(records) < params.limit and held < PAGE_BYTES:
         count = min(CHUNK, params.limit - len(records))
-        chunk, cursor = center.results.windows(query.ref, params.start, params.end, count, cursor, params.min_phase)
+        chunk, cursor = center.results.windows(
+            query.ref, params.start, params.end, count, cursor, params.min_phase, PAGE_BYTES - held
+        )
         records += chunk
         held += sum(len(r.synopsis or b"") for r in chunk)
         if cursor is None:
@@ -242,8 +244,11 @@ def _require_complete(records: Sequence[AnswerRecord]) -> None:
             edges = [*completeness["missing"], *completeness.get("left", ())]
             lacking = f"records of {', '.join(edges[:MAX_NAMED])}{', …' if len(edges) > MAX_NAMED else ''}"
             if not edges:
-                late = completeness.get("after_final")
-                lacking = f"{late} records that came when it was final" if late else "an expected edge"
+                said = {"after_final": "that came when it was final", "rejected": "that sources rejected"}
+                parts = [
+                    f"{completeness[name]} records {text}" for name, text in said.items() if completeness.get(name)
+                ]
+                lacking = " and ".join(parts) or "an expected edge"
             raise HttpProblem(
                 "incomplete", f"the answer to the window at {rfc3339(record.window_start_ms)} lacks {lacking}"
             )

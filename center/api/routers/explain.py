@@ -198,7 +198,7 @@ def budget(name: str, center: Center) -> QueryBudget:
     shipped, rates = center.results.shipped(query.ref), center.catalog.sampling_rates().get(query.ref, {})
     latest = next(iter(center.results.last_windows(query.ref, None, None, 1)[0]), None)
     stated = {m.name: edge_statements(latest, m) for m in query.spec.measures} if latest else {}
-    spec: dict[str, Any] = query.spec.to_mapping()
+    spec: dict[str, Any] = query.spec.to_mapping(seed=False)
     edges = sorted({*expected_edges(query.spec, known.values()), *allocator.holdings, *map(EdgeId, shipped)})
     return QueryBudget(
         query=name,

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from center.api import models
-from center.api.access import EDITS, EDITS_QUERY, IN_TURN, READS, READS_QUERY, Caller, caller, require
+from center.api.access import EDITS, EDITS_QUERY, IN_TURN, READS, READS_QUERY, Caller, caller, require, require_inputs
 from center.api.bodies import read_body, read_document
 from center.api.edge_progress import edge_progress
 from center.api.explain_models import DryRun, DryRunEdge
@@ -80,6 +80,8 @@ _BODY: dict[str, Any] = {
 async def register(params: Annotated[RegisterParams, Query()], request: Request, center: Center) -> Response:
     """Edges receive it within a second. Registering the same query again changes nothing.
 
+    The seed of its synopses is drawn, unless it has one.
+
     `dry_run` answers what would happen (`DryRun`), and registers nothing.
 
     An invalid query is refused with the field, its value and what is accepted.
@@ -89,6 +91,7 @@ async def register(params: Annotated[RegisterParams, Query()], request: Request,
     spec = await run_sync(read_query, body, content_type, limiter=center.parsing)
     request.state.target = f"/v1/queries/{spec.name}"
     require(request, "editor", spec.name)
+    require_inputs(request, spec)
     if params.dry_run:
         return JSONResponse((await run_sync(_dry_run, center, spec)).model_dump(mode="json"))
     if not await run_sync(_is_registered, center, spec):
@@ -106,7 +109,7 @@ def _dry_run(center: Services, spec: QuerySpec) -> DryRun:
     else:
         wanted = [EdgeId(edge) for edge in spec.edges]
     return DryRun(
-        spec=spec.to_mapping(),
+        spec=spec.to_mapping(seed=False),
         registered=live is not None,
         refused=None if misfit is None or live is not None else misfit.message,
         entry_bytes={m.name: m.entry_bytes for m in spec.measures},
@@ -144,14 +147,14 @@ def read_query(body: bytes, content_type: str) -> QuerySpec:
 
 def _is_registered(center: Services, spec: QuerySpec) -> bool:
     try:
-        return center.catalog.query(spec.name).spec == spec
+        return spec.asks_for(center.catalog.query(spec.name).spec)
     except NotFound:
         return False
 
 
 def _register(center: Services, spec: QuerySpec) -> Response:
     known = {q.ref for q in center.catalog.queries()}
-    query = center.catalog.register(spec, center.now_ms())
+    query = center.catalog.register(spec, center.now_ms(), center.draw_seed())
     answer = RegisteredAnswer.of(query).model_copy(update={"notes": query.spec.notes or None})
     return JSONResponse(
         answer.model_dump(mode="json", exclude_none=True),
@@ -173,20 +176,22 @@ def query(name: str, center: Center) -> QueryDetail:
     for (_, edge, reason), records in center.results.late_records(query.ref).items():
         late.setdefault(edge, {})[reason] = records
     now_ms = center.now_ms()
+    by_edge = [
+        QueryEdge.of(
+            edge_progress(edge, edges.get(edge), query.spec.stream, now_ms),
+            edge in expected,
+            statuses.get(edge),
+            shipped.get(edge, {}),
+            late.get(edge, {}),
+        )
+        for edge in sorted({*expected, *statuses, *map(EdgeId, shipped), *map(EdgeId, late)})
+    ]
     return QueryDetail(
         **models.Query.of(query).model_dump(),
-        edges=[
-            QueryEdge.of(
-                edge_progress(edge, edges.get(edge), query.spec.stream, now_ms),
-                edge in expected,
-                statuses.get(edge),
-                shipped.get(edge, {}),
-                late.get(edge, {}),
-            )
-            for edge in sorted({*expected, *statuses, *map(EdgeId, shipped), *map(EdgeId, late)})
-        ],
+        edges=by_edge,
         latest_window=rfc3339(latest.window_start_ms) if latest else None,
-        after_final=sum(records for reasons in late.values() for records in reasons.values()),
+        after_final=sum(n for e in by_edge for n in e.after_final.values()),
+        rejected=sum(n for e in by_edge for n in e.rejected.values()),
         alarms=[Alarm.of(a) for a in center.catalog.alarms(query=query.key)],
     )
 

@@ -5,6 +5,29 @@ export const token = { get: () => sessionStorage.getItem(KEY), set: (t) => (t ? 
 
 export const events = new EventTarget();
 
+/** Whether the center answers. `lostSince`: when it was heard last, if it does not answer now; null: it does. */
+export const center = { lostSince: null, heard: Date.now() };
+
+function reached(answers) {
+  const before = center.lostSince;
+  if (answers) center.heard = Date.now();
+  center.lostSince = answers ? null : (before ?? center.heard);
+  if (before !== center.lostSince) events.dispatchEvent(new Event("reached"));
+}
+
+/** Fetches from the center, and notes whether it answers: a proxy may answer in its place. */
+async function ask(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name !== "AbortError") reached(false);
+    throw error;
+  }
+  reached(![502, 503, 504].includes(response.status) || /json/.test(response.headers.get("content-type") || ""));
+  return response;
+}
+
 /** A refusal of the API: RFC 9457 problem details. */
 export class Problem extends Error {
   constructor(status, details) {
@@ -33,26 +56,31 @@ export function url(path, params = []) {
 }
 
 export async function get(path, params, options = {}) {
-  const response = await fetch(url(path, params), { headers: headers(), ...options });
-  if (!response.ok) throw await refused(response);
-  return options.raw ? response.blob() : response.json();
+  const { raw, anyStatus, ...more } = options;
+  const response = await ask(url(path, params), { headers: headers(), signal: raw ? null : AbortSignal.timeout(SILENCE_MS), ...more });
+  if (!response.ok && !anyStatus) throw await refused(response);
+  return raw ? response : response.json();
 }
 
 export async function post(path, body, type = "application/yaml") {
-  const response = await fetch(path, { method: "POST", headers: headers({ "Content-Type": type }), body });
+  const response = await ask(path, { method: "POST", headers: headers({ "Content-Type": type }), body });
   if (!response.ok) throw await refused(response);
   return response.json();
 }
 
+/** Saves a page of answers as a file. @returns {Promise<boolean>} whether the page has all answers that were asked for */
 export async function download(path, params, name) {
-  const blob = await get(path, params, { raw: true });
-  const a = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
+  const response = await get(path, params, { raw: true });
+  const a = Object.assign(document.createElement("a"), { href: URL.createObjectURL(await response.blob()), download: name });
   a.click();
   setTimeout(() => URL.revokeObjectURL(a.href), 1000);
+  return !response.headers.has("link");
 }
 
 export const FIRST_WAIT_MS = 1000;
 export const LONGEST_WAIT_MS = 30000;
+/** A stream has an event every few seconds: one that is silent for so long is broken. */
+export const SILENCE_MS = 30000;
 
 /** The tab's only stream: it reconnects after the last answer that it has, and is replaced when another page opens. */
 class Live {
@@ -87,7 +115,7 @@ class Live {
       try {
         this.#become(this.heard ? "reconnecting" : "connecting");
         const more = this.lastId === null ? {} : { "Last-Event-ID": this.lastId };
-        const response = await fetch(this.path, { headers: headers(more), signal: abort.signal, cache: "no-store" });
+        const response = await ask(this.path, { headers: headers(more), signal: abort.signal, cache: "no-store" });
         if (!response.ok) throw await refused(response);
         this.#become("live");
         wait = FIRST_WAIT_MS;
@@ -110,8 +138,10 @@ class Live {
     const decoder = new TextDecoder();
     let held = "";
     for (;;) {
-      const { done, value } = await reader.read();
+      const silent = setTimeout(() => { reached(false); reader.cancel(); }, SILENCE_MS);
+      const { done, value } = await reader.read().finally(() => clearTimeout(silent));
       if (done || abort.signal.aborted) return;
+      reached(true);
       held += decoder.decode(value, { stream: true });
       const blocks = held.split(/\r?\n\r?\n/);
       held = blocks.pop() ?? "";

@@ -8,7 +8,7 @@ import { Explain } from "./pages/explain.js";
 import { Edges } from "./pages/edges.js";
 import { Budget, Budgets } from "./pages/budget.js";
 import { NewQuery } from "./pages/new.js";
-import { Link, navigate } from "./parts.js";
+import { Link, lostText, navigate, useLost } from "./parts.js";
 
 const ROUTES = [
   [/^\/ui\/?$/, Overview, "Overview"],
@@ -41,7 +41,9 @@ function Connection() {
     events.addEventListener("live", changed);
     return () => events.removeEventListener("live", changed);
   }, []);
-  const [kind, text] = STATES[live.state];
+  const lost = useLost();
+  useEffect(() => { document.documentElement.toggleAttribute("data-lost", lost !== null); }, [lost]);
+  const [kind, text] = lost === null || live.state === "unauthenticated" ? STATES[live.state] : ["bad", `The center is ${lostText(lost)}`];
   return html`<span class=${`connection ${kind}`} role="status" title=${live.detail || ""} data-live=${live.state}><i aria-hidden="true"></i>${text}</span>`;
 }
 

@@ -14,7 +14,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 /** One value's windows, by start.
  * @typedef {{start: number, end: number, phase: string, revision: number, estimate: ?number, lower: ?number, upper: ?number, ratio: number, given: number}} Point */
 export class Series {
-  constructor() { this.byStart = new Map(); this.ghosts = []; this.gaps = []; this.open = null; }
+  constructor() { this.byStart = new Map(); this.ghosts = []; this.gaps = []; this.open = null; this.zoom = null; }
 
   /** @param {Point} point */
   add(point) {
@@ -33,10 +33,11 @@ export class Series {
 }
 
 /** @param {{series: Series, label: string, onPick: (p: Point) => void, tick: number}} props */
-export function BandChart({ series, label, onPick, height = 320 }) {
+export function BandChart({ series, label, onPick, onZoom, height = 320 }) {
   const box = useRef(null), plot = useRef(null), state = useRef({ timer: 0, last: 0 });
   state.current.series = series;
   state.current.onPick = onPick;
+  state.current.onZoom = onZoom;
 
   const draw = () => {
     const s = state.current;
@@ -114,7 +115,7 @@ function options(width, height, state) {
   const ink = css("--ink"), muted = css("--muted"), line = css("--line"), accent = css("--accent");
   const axis = { stroke: muted, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui, sans-serif" };
   return {
-    width, height, legend: { show: false }, cursor: { y: false, points: { show: false } }, tzDate: (t) => uPlot.tzDate(new Date(t * 1000), "Etc/UTC"),
+    width, height, legend: { show: false }, cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false }, bind: { dblclick: () => () => state.onZoom?.(null) } }, tzDate: (t) => uPlot.tzDate(new Date(t * 1000), "Etc/UTC"),
     scales: {
       x: { range: (u, lo, hi) => reach(u, lo, hi, state) },
       y: { range: (u, lo, hi) => (lo === null ? [0, 1] : pad(lo, hi)) },
@@ -130,12 +131,33 @@ function options(width, height, state) {
     hooks: {
       draw: [(u) => { marks(u, state, { ink, muted, accent, warn: css("--warn"), bad: css("--bad"), paper: css("--card") }); u.root.parentElement.dataset.drawn = `${Date.now()}:${state.points?.length ?? 0}:${state.points?.at(-1)?.given ?? 0}`; }],
       setCursor: [(u) => tip(u, state)],
-      ready: [(u) => { u.over.addEventListener("click", () => { const p = state.points?.[u.cursor.idx]; if (p && p.revision) state.onPick?.(p); }); }],
+      setSelect: [(u) => dragged(u, state)],
+      ready: [(u) => { u.over.addEventListener("mousedown", () => { state.dragged = false; }); u.over.addEventListener("click", () => { const p = state.points?.[u.cursor.idx]; if (p && p.revision && !state.dragged) state.onPick?.(p); state.dragged = false; }); }],
     },
   };
 }
 
+/** A part that was selected with the mouse is shown alone; a click selects nothing. */
+function dragged(u, state) {
+  const { left, width } = u.select;
+  if (width < 8) return;
+  state.dragged = true; // the click that ends it opens no window
+  u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  state.onZoom?.([u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
+}
+
+/** The part of the axis that is in view, seconds: all windows, or a part of them. `by`: 0.5 half of it, 2 twice; `move`: in parts of it. */
+export function zoomed(series, by, move = 0) {
+  const points = series.points;
+  if (!points.length) return null;
+  const all = [points[0].start / 1000, (series.open?.end ?? points.at(-1).end) / 1000];
+  const [lo, hi] = series.zoom ?? all;
+  const half = ((hi - lo) * by) / 2, middle = (lo + hi) / 2 + move * (hi - lo);
+  return half * 2 >= all[1] - all[0] ? null : [middle - half, middle + half];
+}
+
 function reach(u, lo, hi, state) {
+  if (state.series.zoom) return state.series.zoom;
   if (lo === null || hi === null) return [Date.now() / 1000 - 3600, Date.now() / 1000];
   const last = state.series.points.at(-1), size = last ? (last.end - last.start) / 1000 : 60;
   const end = state.series.open ? state.series.open.end / 1000 : hi + size / 2;

@@ -1,7 +1,7 @@
 // Small parts that several pages share.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
-import { get } from "./api.js";
+import { center, events, get } from "./api.js";
 import * as f from "./format.js";
 
 export function navigate(href) {
@@ -21,6 +21,26 @@ export function setSearch(changes) {
 
 export const Link = ({ children, ...rest }) => html`<a ...${rest}>${children}</a>`;
 
+/** When the center was heard last, if it does not answer now; null: it answers. */
+export function useLost() {
+  const [, again] = useState(0);
+  useEffect(() => {
+    const changed = () => again((n) => n + 1);
+    events.addEventListener("reached", changed);
+    return () => events.removeEventListener("reached", changed);
+  }, []);
+  return center.lostSince;
+}
+
+export const lostText = (since) => `not reachable since ${f.time(new Date(since).toISOString().slice(0, 19) + "Z")}`;
+
+/** A state as the center gives it now: grey, and without the state, while the center is not reachable. */
+export function State({ kind, title, children }) {
+  const lost = useLost();
+  if (lost !== null) return html`<span class="badge" data-lost>${lostText(lost)}</span>`;
+  return html`<span class=${`badge ${kind}`} title=${title || ""}>${children}</span>`;
+}
+
 const PHASES = { early: ["◇", "early"], complete: ["◼", "complete"], final: ["●", "final"] };
 export function Phase({ phase, revision }) {
   const [shape, word] = PHASES[phase];
@@ -30,19 +50,24 @@ export function Phase({ phase, revision }) {
 export function Completeness({ quality }) {
   const c = quality.completeness;
   const lacking = [...c.missing, ...(c.left || [])];
-  const title = lacking.length ? `records of ${lacking.join(", ")} may be missing` : c.after_final ? `${c.after_final} records came when it was final` : "every expected edge";
-  return html`<span class=${`badge ${c.ratio >= 1 ? "ok" : "warn"}`} title=${title}>${c.reported}/${c.expected}<span class="sr"> edges</span>${lacking.length ? html` <small>without ${lacking.slice(0, 2).join(", ")}${lacking.length > 2 ? ", …" : ""}</small>` : ""}</span>`;
+  const title = lacking.length ? `records of ${lacking.join(", ")} may be missing` : [c.after_final && `${c.after_final} records came when it was final`, c.rejected && `sources rejected ${c.rejected} records`].filter(Boolean).join("; ") || "every expected edge";
+  return html`<span class=${`badge ${c.ratio >= 1 ? "ok" : "warn"}`} title=${title}>${c.reported}/${c.expected}<span class="sr"> edges</span>${lacking.length ? html` <small>without ${lacking.slice(0, 2).join(", ")}${lacking.length > 2 ? ", …" : ""}</small>` : ""}${c.rejected ? html` <small>${f.number(c.rejected)} rejected</small>` : ""}</span>`;
 }
 
 export function Contract({ contract }) {
-  if (contract.met) return html`<span class="badge ok">met</span>`;
+  if (contract.met) return html`<${State} kind="ok">met<//>`;
   const text = contract.violations.map((v) => v.message).join("\n");
-  return html`<span class="badge bad" title=${text}>${contract.violations.map((v) => v.code).join(", ")}</span>`;
+  return html`<${State} kind="bad" title=${text}>${contract.violations.map((v) => v.code).join(", ")}<//>`;
 }
 
+/** How old an answer is. A budget applies to the window's first answer, so only that one is compared with it. */
 export function Staleness({ answer }) {
-  const budget = answer.contract.requested.staleness_ms, age = answer.quality.staleness_ms;
-  return html`<span class=${budget !== undefined && age > budget ? "late" : ""}>${f.duration(age)}${budget === undefined ? "" : html` <small>of ${f.duration(budget)}</small>`}</span>`;
+  const { staleness_ms: age, first_staleness_ms: first } = answer.quality;
+  const budget = answer.contract.requested.staleness_ms;
+  if (budget === undefined) return f.duration(age);
+  const title = `The budget of ${f.duration(budget)} applies to the first answer to the window, which came ${f.duration(first)} after its end.`;
+  return html`<span class=${first > budget ? "late" : ""} title=${title}>${f.duration(first)} <small>of ${f.duration(budget)}</small></span>${
+    age !== first && html`<br /><small class="muted">this revision ${f.duration(age)}</small>`}`;
 }
 
 export const Interval = ({ value }) => html`<span class="interval"><b>${value ? f.number(value.estimate) : f.UNKNOWN}</b> <small class=${value && value.lower === null ? "unknown" : ""}>${f.interval(value)}</small></span>`;

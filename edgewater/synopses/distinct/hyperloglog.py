@@ -462,6 +462,7 @@ register_function(
     Function(
         "distinct",
         stack_maker(HyperLogLogStack),
+        seeded=True,
         types=ITEM_TYPES,
         parameters={"precision": Parameter.whole(DEFAULT_PRECISION, MIN_PRECISION, MAX_PRECISION)},
     )

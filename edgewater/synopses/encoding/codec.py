@@ -168,7 +168,7 @@ _JSON = json.JSONDecoder(parse_int=_integer, parse_constant=_constant)
 def require_equal(kind: str, mine: object, theirs: object) -> None:
     """Raises IncompatibleSynopses, naming both, unless the parameters are equal."""
     if mine != theirs:
-        raise IncompatibleSynopses(f"{kind}: {mine} and {theirs} do not merge; parameters and seeds must be equal")
+        raise IncompatibleSynopses(f"{kind}: {mine} and {theirs} do not merge; parameters must be equal")
 
 
 def encode(values: npt.NDArray[Any]) -> ArrayMessage:

@@ -290,6 +290,7 @@ def register_counters(single: type[Any], width: int, depth: int, delta: float) -
         Function(
             stack.kind,
             stack_maker(stack, items=True),
+            seeded=True,
             types=ITEM_TYPES,
             parameters={
                 "width": Parameter.power_of_two(width, MIN_WIDTH, MAX_WIDTH),

@@ -7,14 +7,16 @@ has the join size as its mean and a variance of at most (F2·F2' + J²)/width. T
 Columns and signs are bits of a random polynomial of degree 3 over the integers modulo 2^61 - 1, one per row, which is
 4-wise independent by construction, whatever the quality of the hash.
 
-Intervals follow from Chebyshev's inequality per row and the binomial distribution of the number of rows that deviate
-(`deviations`); the second moments enter by their own upper bounds. Nothing is assumed about the data, and the intervals
-are about twice as wide as those of a normal approximation.
+Intervals follow from Cantelli's inequality per row and the binomial distribution of the number of rows that deviate
+(`deviations`); the second moments enter by their own upper bounds, at a fifth of the permitted failures. Nothing is
+assumed about the data: 4-wise independence gives a variance and no more, and data exist whose rows deviate as often as
+Cantelli allows. The intervals are about twice as wide as the intervals of a normal approximation.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -34,6 +36,11 @@ from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, hash_values
 from edgewater.synopses.questions import Frequency, JoinSize, SelfJoinSize
 
 DEFAULT_WIDTH, DEFAULT_DEPTH = 1024, 5
+
+_MOMENT_FAILURES = 0.2
+"""Part of the permitted failures that the bounds of second moments use."""
+_PAIRS = 16
+"""Pairs of probabilities of which the worst is searched. For an odd number of rows it is an end or the middle."""
 
 _PRIME = (1 << 61) - 1
 _P, _LOW = np.uint64(_PRIME), np.uint64(0xFFFFFFFF)
@@ -74,24 +81,35 @@ class FastAgmsStack(CounterStack):
 
     def _moments(self, confidence: float) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Returns the second moment per group and its bounds: |estimate - F2| ≤ t·√(2/columns)·F2."""
+        value, upper = self._bounded_moments(deviations(self.depth, confidence))
+        error = deviations(self.depth, confidence) * math.sqrt(2 / self.columns)
+        return value, np.floor(value / (1 + error)), upper
+
+    def _bounded_moments(self, deviation: float) -> tuple[FloatArray, FloatArray]:
+        """Returns the second moment per group, and its upper bound if the median of rows is at most `deviation`
+        standard deviations too small."""
         table = self._table().astype(np.float64)
         value = np.asarray(np.median((table * table).sum(axis=2), axis=1))
-        error = deviations(self.depth, confidence) * math.sqrt(2 / self.columns)
+        error = deviation * math.sqrt(2 / self.columns)
         upper = value / (1 - error) if error < 1 else np.where((table == 0).all(axis=(1, 2)), 0.0, np.inf)
-        return value, np.floor(value / (1 + error)), np.ceil(upper)
+        return value, np.ceil(upper)
+
+    def _largest_moments(self, failures: float) -> FloatArray:
+        """Returns what the second moment per group exceeds with at most this probability."""
+        return self._bounded_moments(deviations(self.depth, 1 - failures, sides=1))[1]
 
     def _join_size(self, other: FastAgmsStack, confidence: float) -> Estimates:
         """Returns the join size J; solves |estimate - J|² ≤ t²·(F2·F2' + J²)/columns for J, with each F2 at its upper
-        bound."""
+        bound, at a tenth of the failures each."""
         mine = self.fold(max(other.level - self.level, 0))
         other = other.fold(max(self.level - other.level, 0))
         products = mine._table().astype(np.float64) * other._table()
         value = np.asarray(np.median(products.sum(axis=2), axis=1))
-        each = 1 - (1 - confidence) / 3  # union bound over three intervals: two moments, one product
-        most = mine._moments(each)[2] * other._moments(each)[2]
-        factor = deviations(self.depth, each) ** 2 / mine.columns
-        empty = np.minimum(mine._moments(each)[0], other._moments(each)[0]) == 0
+        failures = (1 - confidence) * _MOMENT_FAILURES
+        each = [stack._largest_moments(failures / 2) for stack in (mine, other)]
+        factor = deviations(self.depth, confidence + failures) ** 2 / mine.columns
         with np.errstate(invalid="ignore"):
+            most = np.where(np.minimum(*each) > 0, each[0] * each[1], 0.0)
             if factor < 1:
                 root = np.sqrt(factor * value**2 + (1 - factor) * factor * most)
                 lower, upper = (value - root) / (1 - factor), (value + root) / (1 - factor)
@@ -99,11 +117,11 @@ class FastAgmsStack(CounterStack):
                 lower, upper = np.full(len(value), -np.inf), np.full(len(value), np.inf)
             largest = np.sqrt(most)  # Cauchy and Schwarz
             lower, upper = np.maximum(np.floor(lower), -largest), np.minimum(np.ceil(upper), largest)
-        lower, upper = np.where(empty, 0.0, lower), np.where(empty, 0.0, upper)
         return Estimates(value, np.minimum(lower, value), np.maximum(upper, value), confidence, self.kind)
 
     def _frequencies(self, item: Any, confidence: float) -> Estimates:
-        """Returns the median of the item's counters, each times its sign: |estimate - f| ≤ t·√(F2/columns)."""
+        """Returns the median of the item's counters, each times its sign; solves |estimate - f|² ≤ t²·(F2 - f²)/columns
+        for f: the item does not collide with itself."""
         word = self._hash_item(item)
         if word is None:
             return Estimates.exact(np.zeros(len(self)))
@@ -111,9 +129,13 @@ class FastAgmsStack(CounterStack):
         rows = [self._row(word, row) for row in range(self.depth)]
         cells = np.stack([table[:, j, int(at[0])] * int(sign[0]) for j, (at, sign) in enumerate(rows)], axis=1)
         value = np.asarray(np.median(cells, axis=1), np.float64)
-        each = 1 - (1 - confidence) / 2
-        root = np.sqrt(self._moments(each)[2] / self.columns) * deviations(self.depth, each)
-        return Estimates(value, np.ceil(value - root), np.floor(value + root), confidence, self.kind)
+        failures = (1 - confidence) * _MOMENT_FAILURES
+        factor = deviations(self.depth, confidence + failures) ** 2 / self.columns
+        root = np.sqrt(np.maximum(factor * ((1 + factor) * self._largest_moments(failures) - value**2), 0.0))
+        lower, upper = ((value + sign * root) / (1 + factor) for sign in (-1, 1))
+        # An estimate beyond what the moments permit is no reason for an interval without it.
+        lower, upper = np.minimum(np.ceil(lower), value), np.maximum(np.floor(upper), value)
+        return Estimates(value, lower, upper, confidence, self.kind)
 
 
 def _coefficients(seed: int, depth: int) -> list[list[np.uint64]]:
@@ -152,18 +174,32 @@ def polynomial(words: WordArray, coefficients: list[np.uint64]) -> WordArray:
     return value
 
 
-def deviations(depth: int, confidence: float) -> float:
+@lru_cache(maxsize=1 << 8)
+def deviations(depth: int, confidence: float, *, sides: int = 2) -> float:
     """Returns t such that the median of `depth` rows is within t standard deviations of one row, at this confidence.
 
-    A row deviates by t or more with probability at most 1/t² (Chebyshev); the median deviates only if at least half of
-    the rows do.
+    A row deviates upwards by t or more with probability p ≤ 1/(1 + t²) (Cantelli), downwards with p' likewise, and
+    p + p' ≤ 1/t² (Chebyshev). The median deviates upwards only if at least half of the rows do, with probability g(p).
+    The largest g(p) + g(p') of all such pairs is the probability of a failure.
+
+    Args:
+        sides: 1: the deviation in one direction only.
     """
-    low, high = 0.0, 1.0
+    low, high = 0.0, 1.0 / (1 - confidence) + 1.0  # of t²: Chebyshev's bound of a single row
     for _ in range(60):
-        p = (low + high) / 2
-        off = sum(math.comb(depth, i) * p**i * (1 - p) ** (depth - i) for i in range((depth + 1) // 2, depth + 1))
-        low, high = (p, high) if off <= 1 - confidence else (low, p)
-    return 1 / math.sqrt(low)
+        square = (low + high) / 2
+        least, most = max(1 / square - 1 / (1 + square), 0.0), min(1 / (1 + square), 1.0)
+        off = _half_deviate(depth, most)
+        if sides == 2:
+            pairs = (most + (least - most) * i / _PAIRS for i in range(_PAIRS + 1))
+            off = max(_half_deviate(depth, p) + _half_deviate(depth, min(1 / square - p, most)) for p in pairs)
+        low, high = (low, square) if off <= 1 - confidence else (square, high)
+    return math.sqrt(high)
+
+
+def _half_deviate(depth: int, p: float) -> float:
+    """Returns the probability that at least half of the rows deviate, each with probability p."""
+    return sum(math.comb(depth, i) * p**i * (1 - p) ** (depth - i) for i in range((depth + 1) // 2, depth + 1))
 
 
 class FastAgms(SingleCounters):

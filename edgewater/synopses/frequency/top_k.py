@@ -366,6 +366,7 @@ register_function(
     Function(
         "top_k",
         stack_maker(TopKStack, items=True),
+        seeded=True,
         types=ITEM_TYPES,
         parameters={
             "k": Parameter.whole(DEFAULT_K, 1, _QUERY_CAPACITY // COUNTERS_PER_ITEM),

@@ -357,6 +357,7 @@ register_function(
     Function(
         "bloom",
         stack_maker(BloomStack, items=True),
+        seeded=True,
         types=ITEM_TYPES,
         parameters={
             "bits": Parameter(DEFAULT_BITS, _read_bits, f"a multiple of 64 from {MIN_BITS} to {MAX_BITS}"),

@@ -348,6 +348,7 @@ for _stack_type in (CuckooStack, CountingCuckooStack):
         Function(
             _stack_type.kind,
             stack_maker(_stack_type, items=True),
+            seeded=True,
             types=ITEM_TYPES,
             parameters={"buckets": Parameter.power_of_two(DEFAULT_BUCKETS, 1, MAX_BUCKETS)},
             goals={"capacity": Parameter.whole(None, 1, int(MAX_LOAD * SLOTS * MAX_BUCKETS))},

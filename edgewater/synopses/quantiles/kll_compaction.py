@@ -34,8 +34,8 @@ _MIN_ROOM = 8  # values that any level has room for
 Levels = npt.NDArray[np.uint8]
 Block = tuple[IntArray, FloatArray, Levels]
 """Group, value and level per row, sorted by group and value."""
-Coin = Callable[[FloatArray, int], int]
-"""Returns 0 or 1 at random for the compaction of these values of this level, and adds the compaction to V."""
+Coins = Callable[[FloatArray, int], int]
+"""Returns 0 to 3 at random, for `halved`, for these values of this level, and adds the compaction to V."""
 RandomWord = Callable[[FloatArray, int], int]
 """Returns a random 64-bit word for these values of this level."""
 
@@ -86,7 +86,24 @@ def too_full(rows: Block, length: int, k: int) -> IntArray | None:
     return np.where(over, np.argmax(sizes > room, axis=1), -1)
 
 
-def compacted(rows: Block, k: int, coin: Coin) -> Block:
+def shift_variance(level: Any) -> Any:
+    """Returns the variance of the shift of a rank by a compaction of a level, or of each of an array of levels."""
+    return 4.0**level / 2
+
+
+def halved(values: npt.NDArray[Any], coins: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Returns one value of each pair of sorted values, and the one or two values that have no pair, if any.
+
+    Args:
+        coins: 0 to 3. The lower bit is the position of the first pair's first value, the higher one that of the chosen
+            value in each pair.
+    """
+    first, end = coins & 1, len(values) - (len(values) - (coins & 1)) % 2
+    rest = np.concatenate([values[:first], values[end:]])
+    return values[first + (coins >> 1) : end : 2].copy(), rest  # contiguous, for the next round
+
+
+def compacted(rows: Block, k: int, coins: Coins) -> Block:
     """Compacts the lowest level that is too full of a single group, until there is room. Equal to `too_full` with a
     selection, but with indices of rows instead of masks over them."""
     groups, values, levels = rows
@@ -97,11 +114,11 @@ def compacted(rows: Block, k: int, coin: Coin) -> Block:
     levels, kept = levels.copy(), np.ones(len(levels), bool)
     while (level := _lowest_too_full([len(at) for at in places], k)) is not None:
         at = places[level]
-        pairs, rising = len(at) & ~1, coin(values[at], level)
-        risen = at[rising:pairs:2]
-        kept[at[1 - rising : pairs : 2]] = False
+        risen, rest = halved(at, coins(values[at], level))
+        kept[at] = False
+        kept[risen] = kept[rest] = True
         levels[risen] += 1
-        places[level] = at[pairs:]
+        places[level] = rest
         places[level + 1 : level + 2] = [np.sort(np.concatenate([*places[level + 1 : level + 2], risen]))]
     return (groups[kept], values[kept], levels[kept]) if not kept.all() else rows
 
@@ -174,14 +191,15 @@ def cascaded(runs: list[Block], room: int, word: RandomWord) -> tuple[Block, flo
     while level < len(pending):
         values = pending[level]
         if len(values) > room:
-            values = np.sort(values)
-            bits = (len(values) // room).bit_length()
-            first = word(values, level) >> 64 - bits
-            whole = len(values) >> bits << bits
-            pending.extend([np.zeros(0)] * (level + bits + 1 - len(pending)))
-            pending[level + bits] = np.concatenate([pending[level + bits], values[first : whole : 1 << bits]])
-            pending[level] = values[whole:]
-            added += 4.0 ** (level + bits - 1)
+            values, coins, risen = np.sort(values), word(values, level), level
+            pending[level] = np.zeros(0)
+            while len(values) > room:
+                pending.extend([np.zeros(0)] * (risen + 2 - len(pending)))
+                values, rest = halved(values, coins & 3)
+                pending[risen] = np.concatenate([pending[risen], rest])
+                added += shift_variance(risen)
+                coins, risen = coins >> 2, risen + 1
+            pending[risen] = np.concatenate([pending[risen], values])
         level += 1
     levels = np.repeat(np.arange(len(pending), dtype=np.uint8), [len(values) for values in pending])
     held = np.concatenate(pending)

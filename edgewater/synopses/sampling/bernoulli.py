@@ -137,6 +137,7 @@ register_function(
     Function(
         "bernoulli",
         stack_maker(BernoulliStack, items=True),
+        seeded=True,
         types=ITEM_TYPES,
         parameters={
             "rate": Parameter.number(REQUIRED, _MIN_RATE, 1, f"a probability from {_MIN_RATE} to 1, such as 0.01"),

@@ -186,6 +186,7 @@ register_function(
     Function(
         "biased",
         stack_maker(BiasedReservoirStack, items=True),
+        seeded=True,
         types=ITEM_TYPES,
         parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)},
     ),

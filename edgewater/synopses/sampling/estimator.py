@@ -192,8 +192,8 @@ class SampleEstimator:
         return Estimates(hits / self.rate, lower, upper, confidence, self.basis)
 
     def _quantile(self, q: float, confidence: float) -> Estimates:
-        """Returns the value with rank ⌊q·(n - 1)⌋, between two order statistics; a bound is infinite if the sample has
-        no value that far out."""
+        """Returns the value with rank ⌊q·(n - 1)⌋, between two order statistics; where the sample has no value that far
+        out, the bound is the end of the population's range, or infinite if that is unknown."""
         values = self.numbers()
         present = values == values
         order = np.lexsort((values, self.groups))
@@ -205,8 +205,12 @@ class SampleEstimator:
         rank = np.floor(q * np.maximum(sampled - 1, 0))
         lowest = np.where(exact, rank, np.floor(low * sampled) - 1)
         highest = np.where(exact, rank, np.ceil(high * sampled))
+        least, greatest = (
+            unknown if end is None else np.where(np.isnan(end), unknown, end)
+            for end, unknown in ((self.least, -np.inf), (self.greatest, np.inf))
+        )
         results = [
-            np.where(at < 0, -np.inf, np.where(at >= sampled, np.inf, _at(ordered, starts + at)))
+            np.where(at < 0, least, np.where(at >= sampled, greatest, _at(ordered, starts + at)))
             for at in (rank, lowest, highest)
         ]
         value, lower, upper = (np.where(sampled > 0, r, np.nan) for r in results)

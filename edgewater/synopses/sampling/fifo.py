@@ -127,6 +127,7 @@ register_function(
     Function(
         "fifo",
         stack_maker(FifoStack, items=True),
+        seeded=True,
         types=ITEM_TYPES,
         parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)},
     )

@@ -171,6 +171,7 @@ register_function(
     Function(
         "reservoir",
         stack_maker(ReservoirStack, items=True),
+        seeded=True,
         types=ITEM_TYPES,
         parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)},
         goals={"epsilon": Parameter.fraction(None)},

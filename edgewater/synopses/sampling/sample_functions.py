@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.synopses.base import FloatArray, Interval, SampleFunction
+from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.synopses.registry import MAX_SAMPLE_SIZE, Function, Parameter, Parameters, register_function
 from edgewater.synopses.sampling.row_sample import DEFAULT_LIMIT, RowSampleStack
@@ -127,11 +128,11 @@ def sample_function(
         limit: the default of `limit`.
     """
 
-    def make(values: Parameters, data_type: pa.DataType | None) -> RowSampleStack:
-        return RowSampleStack(columns=getattr(data_type, "list_size", 1), limit=dict(values)["limit"])
+    def make(values: Parameters, data_type: pa.DataType | None, seed: int = DEFAULT_SEED) -> RowSampleStack:
+        return RowSampleStack(columns=getattr(data_type, "list_size", 1), limit=dict(values)["limit"], seed=seed)
 
     own = {**(parameters or {}), "limit": Parameter.whole(limit, 2, MAX_SAMPLE_SIZE)}
-    return Function(name, make, argument="rows", parameters=own, sample=function)
+    return Function(name, make, argument="rows", parameters=own, sample=function, seeded=True)
 
 
 register_function(sample_function("kmeans", KMeans(), {"k": Parameter.whole(4, 1, 256)}))

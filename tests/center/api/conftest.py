@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import insert, select
 
 from center.api import create_app
 from center.api.server import ApiServer, server_config
@@ -21,6 +22,7 @@ from center.catalog import Catalog, ComponentRegistry, HeartbeatRecord, Register
 from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
+from center.results.schema import answers
 from edgewater.health import bound_address, listen
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
@@ -82,8 +84,11 @@ class Desk:
 
     def register(self, **changes: object) -> RegisteredQuery:
         query = self.catalog.register(QuerySpec.from_mapping({**SPEC, **changes}), self.now)
-        self.results.tick(self.ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], self.now)
+        self.ledger_knows(query)
         return query
+
+    def ledger_knows(self, query: RegisteredQuery) -> None:
+        self.results.tick(self.ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], self.now)
 
     def report(
         self,
@@ -102,10 +107,7 @@ class Desk:
         carriers = pa.array([c for c, n in flights.items() for _ in range(n)], pa.string())
         rows = len(carriers)
         bound = query.spec.bind(COLUMNS)
-        stacks = {
-            b.measure.name: b.measure.function.make(b.measure.parameters, b.argument.type if b.argument else None)
-            for b in bound.measures
-        }
+        stacks = {b.measure.name: b.measure.stack(b.argument.type if b.argument else None) for b in bound.measures}
         part = GroupedAggregate({"carrier": pa.string()}, stacks)
         columns = {"distance": np.full(rows, 100), "dep_delay": np.arange(rows) + delay_from, "carrier": carriers}
         read = {b.measure.name: b.measure.argument for b in bound.measures}
@@ -117,6 +119,23 @@ class Desk:
             query.ref, position, EdgeId(edge), through, (close,), (start_ms,), 500, self.now, f"{edge}-1"
         )  # fmt: skip
         self.results.apply(self.ledger, [delta], [fact], {query.key: position}, self.now)
+
+    def repeat(self, query: RegisteredQuery, count: int) -> None:
+        """Stores the query's only answer again for the `count` - 1 windows after it."""
+        with self.results._engine.begin() as connection:
+            (row,) = connection.execute(select(answers).where(answers.c.query == query.key)).mappings()
+            connection.execute(
+                insert(answers),
+                [
+                    {
+                        **row,
+                        "answer_id": row["answer_id"] + n,
+                        "window_start_ms": row["window_start_ms"] + n * HOUR,
+                        "window_end_ms": row["window_end_ms"] + n * HOUR,
+                    }
+                    for n in range(1, count)
+                ],
+            )
 
     @contextmanager
     def served(self, address: str = "127.0.0.1:0", **config: Any) -> Iterator[str]:

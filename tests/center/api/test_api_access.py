@@ -32,7 +32,7 @@ SPEC = {"name": "sales_n", "from": "flights", "measures": {"n": "count()"}, "win
 PRINCIPALS = {
     "root": {"token": "root-secret", "role": "admin"},
     "watcher": {"token": "watcher-secret"},
-    "seller": {"token": "seller-secret", "role": "editor", "queries": ["sales_*"]},
+    "seller": {"token": "seller-secret", "role": "editor", "queries": ["sales_*"], "streams": ["flights"]},
     "clerk": {"sha256": hashlib.sha256(b"clerk-secret").hexdigest(), "queries": ["sales_*"]},
     "gone": {"token": "gone-secret", "expires": "2013-01-01T00:00:00Z"},
 }
@@ -118,6 +118,50 @@ def test_an_editor_registers_under_its_names_only(guarded):
     assert guarded("watcher", "POST", "/v1/queries", json=SPEC).status_code == 403
 
 
+REGISTRATIONS = [
+    ({"queries": ["sales_*"]}, {}, 403),  # a grant on some names says nothing about streams: none
+    ({"queries": ["sales_*"], "streams": ["fl*"]}, {}, 201),
+    ({"queries": ["sales_*"], "streams": ["sales"]}, {}, 403),
+    ({"streams": ["sales"]}, {}, 403),
+    ({}, {}, 201),
+    ({"queries": ["sales_*"], "streams": ["*"], "columns": ["carrier"]}, {"group_by": ["carrier"]}, 201),
+    ({"columns": ["carrier"]}, {"group_by": ["distance"]}, 403),
+    ({"columns": ["carrier"]}, {"where": "distance > 1"}, 403),
+    ({"columns": ["carrier"]}, {"measures": {"s": "sum(abs(distance) + 1)"}}, 403),
+    ({"columns": ["carrier"]}, {"measures": {"s": "kmeans(distance, dep_delay)"}}, 403),
+    ({"columns": ["carrier"]}, {"where": "event_time_ms > 1 AND carrier = 'UA'"}, 201),
+    ({"columns": ["dis*"]}, {"measures": {"s": "sum(distance)"}}, 201),
+]
+
+
+@pytest.mark.parametrize(("grant", "asked", "status"), REGISTRATIONS)
+def test_an_editor_registers_over_the_streams_and_columns_of_its_grant_only(desk, grant, asked, status):
+    app = desk.app(principals={"seller": {"token": "seller-secret", "role": "editor", **grant}})
+    desk.connect("jfk")
+    for path in ("/v1/queries?dry_run=true", "/v1/queries"):
+        given = desk.ask("POST", path, app=app, headers=bearer("seller"), json=SPEC | asked)
+        expected = 200 if status == 201 and "dry_run" in path else status
+        assert given.status_code == expected, given.text
+    assert len(desk.catalog.queries()) == (status == 201)
+    if status == 403:
+        assert given.json()["type"].endswith("/forbidden")
+
+
+def test_two_grants_do_not_add_up_to_a_third(desk, issuer):
+    """One over stream flights under sales_*, one over other streams under ops_*: neither lets ops_* read flights."""
+    grants = {
+        "a": {"role": "editor", "queries": ["sales_*"], "streams": ["flights"]},
+        "b": {"role": "editor", "queries": ["ops_*"], "streams": ["machines"]},
+    }
+    app = desk.app(oidc=oidc(issuer, roles=grants))
+    headers = {"Authorization": f"Bearer {issuer.token(roles=['a', 'b'])}"}
+    statuses = [
+        desk.ask("POST", "/v1/queries", app=app, headers=headers, json=SPEC | {"name": name}).status_code
+        for name in ("sales_n", "ops_n")
+    ]
+    assert statuses == [201, 403]
+
+
 def test_the_state_of_the_center_is_open_and_its_reasons_are_not(guarded):
     bare = guarded.desk.get("/readyz", app=guarded.app).json()
     assert bare["missing"] == ["gateway", "job", "api"]
@@ -171,6 +215,18 @@ def test_a_tokens_file_is_read_again_and_a_broken_one_changes_nothing(desk, tmp_
     assert name("third") == "bob"
     with pytest.raises(Unauthenticated):
         name("first")
+
+
+@pytest.mark.parametrize("text", ["", "# nobody\n", "{}\n"])
+def test_an_emptied_tokens_file_revokes_its_tokens(desk, tmp_path: Path, text):
+    path = tmp_path / "principals.yaml"
+    path.write_text("ann: {token: ann-secret, role: admin}\n")
+    app = desk.app(tokens_file=str(path))
+    assert desk.get("/v1/queries", app=app, headers=bearer("ann")).status_code == 200
+    path.write_text(text)
+    assert app.state.services.authenticator.refresh() and app.state.services.authenticator.problem is None
+    assert desk.get("/v1/queries", app=app, headers=bearer("ann")).status_code == 401
+    assert desk.get("/v1/queries", app=app).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -381,6 +437,42 @@ def test_a_change_that_fails_in_the_center_is_in_the_audit_log_too(desk, tmp_pat
     assert (failed.status_code, failed.headers["x-content-type-options"]) == (500, "nosniff")
     line = json.loads(path.read_text())
     assert (line["action"], line["outcome"], line["status"]) == ("delete", "failed", 500)
+
+
+def test_where_the_audit_log_is_required_a_change_that_cannot_be_recorded_is_not_made(desk, tmp_path: Path):
+    path = tmp_path / "audit.jsonl"
+    app = desk.app(principals=PRINCIPALS, audit=str(path), audit_required=True)
+
+    def register(name: str) -> int:
+        return desk.ask("POST", "/v1/queries", app=app, headers=bearer("root"), json=SPEC | {"name": name}).status_code
+
+    assert register("first") == 201
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(x["action"], x["outcome"], x["status"]) for x in lines] == [
+        ("register", "begun", None), ("register", "done", 201)
+    ]  # fmt: skip
+    assert lines[0]["request"] == lines[1]["request"] and lines[0]["principal"] == "root"
+    path.unlink()
+    path.mkdir()  # no file of this name can be opened
+    assert register("second") == 503
+    assert desk.ask("DELETE", "/v1/queries/first", app=app, headers=bearer("root")).status_code == 503
+    assert [q.ref.name for q in desk.catalog.queries()] == ["first"]
+    assert desk.get("/v1/queries", app=app, headers=bearer("root")).status_code == 200
+    lenient = desk.app(principals=PRINCIPALS)
+    assert desk.ask("DELETE", "/v1/queries/first", app=lenient, headers=bearer("root")).status_code == 204
+
+
+def test_the_audit_log_does_not_follow_a_symbolic_link(desk, tmp_path: Path):
+    path, victim = tmp_path / "audit.jsonl", tmp_path / "victim"
+    victim.write_text("own\n")
+    app = desk.app(principals=PRINCIPALS, audit=str(path))
+    path.unlink()
+    path.symlink_to(victim)
+    assert desk.ask("DELETE", "/v1/queries/nothing", app=app, headers=bearer("root")).status_code == 404
+    assert victim.read_text() == "own\n"
+    assert "edgewater_api_audit_failures_total 1.0" in desk.get("/metrics", app=app, headers=bearer("root")).text
+    with pytest.raises(InvalidConfig, match=r"api\.audit"):
+        desk.app(audit=str(path))
 
 
 def test_one_principal_does_not_take_the_threads_of_all(two_hours, monkeypatch):

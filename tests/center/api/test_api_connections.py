@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import h11
 import httpx
 import pytest
 from starlette.responses import Response, StreamingResponse
 
 from center.api.pages import PAGE_POLICY, SWAGGER_FILES
+from edgewater.connections import SMALL_CHUNKS
 from tests.certificates import make_certificates
 
 WAIT_S = 60.0
@@ -96,6 +98,71 @@ def test_a_body_that_does_not_arrive_is_answered_in_time(desk, connect):
         connection.sendall(head.encode())
         answer = read_all(connection)
         assert answer.startswith(b"HTTP/1.1 408 ") and b"did not arrive within 0.1 s" in answer
+
+
+POST = b"POST /v1/queries HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture
+def events(monkeypatch) -> list[object]:
+    """What servers of this process have parsed: the work that a connection has made."""
+    parsed: list[object] = []
+    next_event = h11.Connection.next_event
+
+    def counting(self: h11.Connection) -> object:
+        event = next_event(self)
+        parsed.append(event)
+        return event
+
+    monkeypatch.setattr(h11.Connection, "next_event", counting)
+    return parsed
+
+
+@pytest.mark.parametrize("authorization", [b"", b"Authorization: Bearer secret\r\n"])
+def test_a_body_of_one_byte_chunks_is_given_up_early(desk, connect, events, authorization):
+    """Each chunk cost 7 µs of the event loop and more: 360 KB, also without a token, kept all others waiting."""
+    with desk.served(principals={"ann": {"token": "secret", "role": "admin"}}) as url:
+        connection = connect(url)
+        with contextlib.suppress(ConnectionError):  # the server may close before it has taken all
+            connection.sendall(POST + authorization + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 60_000)
+        answer = read_all(connection)
+        assert answer[:13] in (b"HTTP/1.1 400 ", b"HTTP/1.1 401 ", b"")  # a reset may overtake it
+        assert len(events) < 2 * SMALL_CHUNKS
+        assert httpx.get(f"{url}/livez", timeout=WAIT_S).status_code == 200
+
+
+def test_a_body_of_lines_as_chunks_is_read(desk):
+    document = json.dumps({"name": "q", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}})
+    spaces = (b" " * 20 for _ in range(3000))  # JSON may have them, and each is a chunk
+    with desk.served() as url:
+        lines = itertools.chain(spaces, [document.encode()])
+        given = httpx.post(f"{url}/v1/queries", content=lines, headers={"Content-Type": "application/json"})
+        assert given.status_code == 201, given.text
+
+
+def test_a_request_without_a_credential_is_answered_before_its_body_and_is_the_last_of_its_connection(desk, connect):
+    with desk.served(principals={"ann": {"token": "secret"}}) as url:
+        connection = connect(url)
+        connection.sendall(POST + b"Content-Length: 1000000\r\n\r\n" + b"x" * 1000)
+        answer = read_all(connection)  # until it is closed; the rest of the body never comes
+        assert answer.startswith(b"HTTP/1.1 401 ") and b"connection: close" in answer.lower()
+        with httpx.Client() as client:
+            for _ in range(20):  # a client that sends head and body apart is told why
+                assert client.post(f"{url}/v1/queries", content=b"{}" * 5000).status_code == 401
+        alive = connect(url)
+        alive.sendall(REQUEST + b"\r\n" + REQUEST + b"Connection: close\r\n\r\n")
+        assert read_all(alive).count(b"HTTP/1.1 401 ") == 2, "without a body the connection stays"
+
+
+def test_a_request_with_two_lengths_has_one_response_and_nothing_after_it_is_a_request(desk, connect):
+    with desk.served() as url:
+        connection = connect(url)
+        smuggled = b"GET /v1/edges HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        two = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" % (5 + len(smuggled))
+        connection.sendall(POST + two + smuggled)
+        answer = read_all(connection)
+        assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1 ") == 1
+        assert refused(url) == {"malformed": 1.0}
 
 
 def test_a_stream_of_questions_without_questions_is_ended(two_hours, connect):

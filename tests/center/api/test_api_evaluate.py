@@ -256,6 +256,7 @@ def test_new_answers_are_seen_by_a_stream_that_is_open(asked):
             sent.append(message)
             if message["type"] == "http.response.body" and message["body"] and not answered.is_set():
                 query = desk.catalog.query("flights")
+                desk.now += HOUR
                 desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 100})
                 answered.set()
 

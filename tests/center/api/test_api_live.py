@@ -145,6 +145,7 @@ def test_a_client_that_was_slow_gets_the_newest_revision_of_each_window_and_no_q
     stream = LiveStream(desk.app().state.services.feed, query)
     stream._begin()
     for flights in range(1, 6):  # five revisions while nobody reads
+        desk.now += HOUR
         desk.report(query, "lga", T0 + HOUR, {"UA": flights}, closed=False)
     (event,) = stream._newer(desk.results.last_answer_id())
     assert json.loads(event.data)["revision"] == 6
@@ -209,6 +210,7 @@ def test_a_client_that_is_too_far_behind_gets_a_gap_and_the_newest(two_hours, mo
     stream = LiveStream(desk.app().state.services.feed, query, after=0)
     assert stream._begin() == []
     for _ in range(4):
+        desk.now += HOUR
         desk.report(query, "lga", T0 + HOUR, {"UA": 1}, closed=False)
     assert [e.event for e in stream._newer(desk.results.last_answer_id())] == [
         "answer"

@@ -352,3 +352,129 @@ def test_two_tabs_have_a_stream_each_and_an_answer_is_drawn_in_both(browser, des
         desk.report(query, "jfk", T0 + HOUR, {"UA": 2})
         for t in (one, two):
             t.shows("2013-01-01 01:00")
+
+
+@needs_browser
+def test_the_staleness_that_is_compared_with_the_budget_is_the_one_that_the_contract_is_about(browser, desk):
+    desk.connect("jfk", "lga")
+    query = desk.register(measures={"n": "count()"}, budget={"staleness": "15s"}, edges=["jfk", "lga"])
+    desk.now = T0 + HOUR + 14_900
+    desk.report(query, "jfk", T0, {"UA": 1})
+    desk.results.tick(desk.ledger, [], desk.now)
+    desk.now = T0 + HOUR + 22_000
+    desk.report(query, "lga", T0, {"UA": 1})
+    with desk.served() as url, tab(browser, url) as t:
+        (answer,) = httpx.get(f"{url}/v1/queries/flights/windows", timeout=WAIT_MS / 1000).json()["answers"]
+        assert answer["contract"]["met"] is True and answer["revision"] == 2
+        assert (answer["quality"]["staleness_ms"], answer["quality"]["first_staleness_ms"]) == (22_000, 14_900)
+        t.open("/ui/")
+        t.page.locator("tr[data-given]").wait_for()
+        row = t.text("tr[data-given]")
+        assert "15 s of 15 s" in row and "this revision 22 s" in row and "met" in row
+        assert t.page.locator("tr[data-given] td.n .late").count() == 0
+
+
+@needs_browser
+def test_while_the_center_is_down_no_badge_says_that_all_is_well(browser, desk):
+    fill(desk, windows=4)
+    context = browser.new_context()
+    badges = """() => [...document.querySelectorAll('.badge')].map((b) => {
+        const probe = document.body.appendChild(document.createElement('i'));
+        probe.className = 'muted';
+        const muted = getComputedStyle(probe).color;
+        probe.remove();
+        return getComputedStyle(b).color === muted;
+    })"""
+    with desk.served() as url:
+        t = Tab(context, url)
+        t.open("/ui/")
+        t.lists("tr[data-given]", 2)
+        t.shows("job ready")
+        assert not all(t.page.evaluate(badges))
+    t.page.locator("tr[data-given] [data-lost]").first.wait_for()
+    assert "not reachable since 20" in t.text("[role=status]")
+    for row in t.page.locator("tr[data-given]").all_inner_texts():
+        assert "not reachable since 20" in row and "met" not in row
+    assert "ready" not in t.text(".parts") and all(t.page.evaluate(badges))
+    t.page.locator("[role=alert]").first.wait_for()  # the list of queries was asked for again
+    assert "12 records have no time" in t.text("section[aria-label=Alarms]")
+    with desk.served(urlsplit(url).netloc):
+        t.shows("job ready")
+        t.page.locator("tr[data-query=miles_by_carrier] .badge.ok", has_text="met").wait_for()
+        t.until("() => !document.querySelector('[data-lost]')")
+    assert t.errors == []
+    context.close()
+
+
+@needs_browser
+def test_a_page_without_a_stream_says_that_the_center_is_down(browser, desk):
+    fill(desk, windows=2)
+    context = browser.new_context()
+    with desk.served() as url:
+        t = Tab(context, url)
+        t.open("/ui/edges")
+        t.page.locator("tr[data-edge=jfk] .badge.ok").wait_for()
+    t.page.locator("tr[data-edge=jfk] [data-lost]").wait_for()
+    assert "not reachable since" in t.text("tr[data-edge=jfk]")
+    context.close()
+
+
+@needs_browser
+def test_groups_are_searched_and_sorted_by_value_and_by_name(browser, desk):
+    desk.connect("jfk")
+    query = desk.register(name="many", edges=["jfk"])
+    desk.report(query, "jfk", T0, {f"C{i:02}": (i * 7) % 41 + 1 for i in range(40)})
+    names = "section[aria-label=Groups] tbody th"
+    with desk.served() as url, tab(browser, url) as t:
+        t.open("/ui/queries/many")
+        t.lists(names, 25)
+        t.page.get_by_role("button", name="n", exact=True).click()
+        t.page.locator("th[aria-sort=descending]").wait_for()
+        by_value = sorted((-((i * 7) % 41), f"carrier=C{i:02}") for i in range(40))
+        assert t.lists(names, 25) == [name for _, name in by_value[:25]]
+        t.page.get_by_role("button", name="n", exact=True).click()
+        t.page.locator("th[aria-sort=ascending]").wait_for()
+        assert t.lists(names, 25) == [name for _, name in reversed(by_value[-25:])]
+        t.page.get_by_role("searchbox", name="Search groups").fill("c1")
+        t.page.get_by_role("button", name="Group", exact=True).click()
+        assert t.lists(names, 10) == [f"carrier=C1{i}" for i in range(10)]
+        t.page.get_by_role("searchbox", name="Search groups").fill("none such")
+        t.shows("No group matches")
+
+
+@needs_browser
+def test_a_range_of_time_is_chosen_and_the_chart_is_zoomed(browser, served):
+    rows = "details table tbody tr"
+    with tab(browser, served) as t:
+        t.open("/ui/queries/miles_by_carrier?group=%7B%22carrier%22%3A%22UA%22%7D")
+        t.lists(rows, 6)
+        t.page.get_by_label("From, UTC").fill("2013-01-01T02:00:00")
+        t.page.get_by_label("To, UTC").fill("2013-01-01T05:00:00")
+        texts = t.lists(rows, 3)
+        assert [text[:16] for text in texts] == [f"2013-01-01 0{hour}:00" for hour in (4, 3, 2)]
+        assert "start=2013-01-01T02" in t.page.url and "end=2013-01-01T05" in t.page.url
+        t.page.reload()
+        t.lists(rows, 3)
+        for name in ("From, UTC", "To, UTC"):
+            t.page.get_by_label(name).fill("")
+        t.lists(rows, 6)
+        assert "start=" not in t.page.url
+        t.drawn()
+        chart = t.page.locator(".chart .u-over")
+        box = chart.bounding_box()
+        t.page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 50)
+        t.page.mouse.down()
+        t.page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=4)
+        t.page.mouse.up()
+        zoom = t.page.get_by_role("group", name="Zoom")
+        zoom.get_by_text("2013-01-01 0").wait_for()
+        assert "/ui/queries/miles_by_carrier" in t.page.url and t.lists(rows, 6)
+        first = zoom.inner_text()
+        zoom.get_by_role("button", name="Later").click()
+        t.until("(first) => document.querySelector('.zoom').innerText !== first", first)
+        zoom.get_by_role("button", name="All").click()
+        zoom.get_by_text("or drag over the chart").wait_for()
+        zoom.get_by_role("button", name="Zoom in").click()
+        zoom.get_by_text("2013-01-01 0").wait_for()
+        zoom.get_by_role("button", name="Zoom out").click()
+        zoom.get_by_text("or drag over the chart").wait_for()

@@ -329,15 +329,6 @@ def test_a_key_is_read_back_and_a_foreign_one_refused() -> None:
         query_from_key("miles")
 
 
-def test_a_catalog_of_a_newer_release_is_refused(url: str) -> None:
-    catalog = Catalog(url)
-    with catalog._engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE counters SET value = 99 WHERE name = 'schema'")
-    catalog.close()
-    with pytest.raises(StorageError, match="schema 99"):
-        Catalog(url)
-
-
 @examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(sent=st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=8))
 def test_whatever_is_re_sent_each_frame_is_indexed_once_and_in_order(

@@ -224,7 +224,7 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
                 assert (one.key, one.eligible, one.met, one.reason) == (
                     other.key, other.eligible, other.met, other.reason,
                 )  # fmt: skip
-    assert sum(e.phase is Phase.EARLY for e in runs[0]) >= 10
+    assert sum(e.phase is Phase.EARLY for e in runs[0]) >= 8
 
 
 def test_a_staleness_budget_limits_the_wait_and_the_reason_names_groups_beyond_the_error() -> None:
@@ -272,7 +272,7 @@ def test_a_restart_gives_the_answers_of_an_uninterrupted_run(scope: str) -> None
         cut.run(1.5)
         cut.restart()
     assert cut.answers == whole.answers
-    assert len(whole.answers) >= 15
+    assert len(whole.answers) >= 10
 
 
 @pytest.mark.parametrize("compact_bytes", [1 << 18, 30_000], ids=["log", "snapshot"])

@@ -58,6 +58,26 @@ async def test_a_token_is_rotated_without_a_restart_and_the_revoked_one_ends_its
 
 
 @on_a_loop
+@pytest.mark.parametrize("text", ["", "# nobody\n", "{}\n"])
+async def test_an_emptied_tokens_file_revokes_all_tokens_and_lets_no_edge_in(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "tokens.yaml"
+    file.write_text("jfk: secret\n")
+    async with center(tmp_path, tokens_file=file, **LIVE_FILE) as c:
+        session = await connected(c, "secret")
+        file.write_text(text)
+        status, code, _ = await session.refusal()
+        assert (status, code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
+        assert c.gateway.metrics.credential_reloads._value.get() == 1
+        for token in ("secret", "another"):
+            assert "unknown credential" in await refused(c, token)
+        async with RawEdge(c.port) as anonymous:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anonymous.hello("jfk")
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        await session.__aexit__()
+
+
+@on_a_loop
 async def test_a_tokens_file_that_cannot_be_used_changes_nothing_and_is_an_alarm(tmp_path: Path) -> None:
     file = tmp_path / "tokens.yaml"
     file.write_text("jfk: s3cret\n")

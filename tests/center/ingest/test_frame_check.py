@@ -42,6 +42,13 @@ from edgewater.wire.frames import MAX_MESSAGES
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, on_a_loop, spec, synopsis
 
 NOW_MS = 10_000_000
+INF, NAN = float("inf"), float("nan")
+IMPOSSIBLE = (
+    *(Withheld("miles", *(bad if n == at else 1.0 for n in range(4)), 1) for at in range(4) for bad in (-1, NAN, -INF)),
+    Withheld("miles", 1, 1, 1, 1, 0),
+    Withheld("miles", 0, 0, 0, 0, 1, 5.0),
+    Withheld("farthest", 0, 0, 0, 0, 1, NAN),
+)
 HONEST = Partial(60_000, 0, synopsis(b"ua"))
 CLOSE = SliceClose(60_000, 5, 1)
 BODY = FrameBody(120_000, (HONEST,), (CLOSE,), losses=(InputLoss("file", "restart", 1, NOW_MS + 1),))
@@ -59,7 +66,9 @@ def altered(change: Callable[[codec.SynopsisMessage], object]) -> bytes:
 
 
 def test_what_an_edge_ships_is_kept_byte_for_byte() -> None:
-    budgets = SliceClose(0, 5, 5, (Withheld("miles", float("inf"), 0.0, 3.5, 0.0, 2, float("nan")),))
+    budgets = SliceClose(
+        0, 5, 5, (Withheld("miles", INF, 0.0, INF, -0.0, 2), Withheld("farthest", 0.0, 0.0, 0.0, 0.0, 0, INF))
+    )
     for body in (
         BODY,
         FrameBody(MAX_TIME_MS, (), (budgets,), since_ms=MIN_TIME_MS),
@@ -67,7 +76,8 @@ def test_what_an_edge_ships_is_kept_byte_for_byte() -> None:
     ):
         frame = Frame.pack(3, MILES, body)
         result = FrameCheck(spec()).check(frame, NOW_MS)
-        assert result == CheckedFrame(frame, work=result.work, through_ms=body.through_ms)
+        assert result == CheckedFrame(frame, work=result.work, through_ms=body.through_ms, checking=result.checking)
+        assert result.checking <= result.work, "an honest frame is charged the job's work"
 
 
 @pytest.mark.parametrize(
@@ -88,11 +98,12 @@ def test_the_work_of_a_frame_is_its_slices_and_the_windows_that_they_belong_to(
 
 
 WITHHELD = Withheld("miles", 1.0, 0.0, 1.0, 0.0, 1)
+FARTHEST = Withheld("farthest", 1.0, 0.0, 1.0, 0.0, 1)
 LARGE: dict[str, tuple[dict[str, str], Callable[[int], Partial | SliceClose], int]] = {
     "partials": ({"tumbling": "60s"}, lambda n: Partial(60_000 * n, 0, HONEST.synopsis), 900),
     "shards": ({"tumbling": "60s"}, lambda n: Partial(60_000 * (n // 100), n % 100, HONEST.synopsis), 900),
     "closes": ({"tumbling": "60s"}, lambda n: SliceClose(60_000 * n, 1, 0), 6_000),
-    "withheld": ({"tumbling": "60s"}, lambda n: SliceClose(60_000 * n, 1, 0, (WITHHELD,) * 16), 300),
+    "withheld": ({"tumbling": "60s"}, lambda n: SliceClose(60_000 * n, 1, 0, (WITHHELD, FARTHEST)), 4_000),
     "windows": ({"sliding": "50000s", "every": "100s"}, lambda n: SliceClose(50_000_000 * n, 1, 0), 200),
     "sessions": ({"session": "60s"}, lambda n: SliceClose(120_000 * n, 1, 0), 6_000),
 }
@@ -143,7 +154,8 @@ def test_a_slice_that_is_too_much_work_costs_no_other(monkeypatch: pytest.Monkey
         (SliceClose(60_000, 3, 0, first_ms=60_000, last_ms=59_999), "last_ms 59999"),
         (SliceClose(60_000, 3, 0, first_ms=0, last_ms=60_001), "first_ms 0"),
         (SliceClose(60_000, 3, 0, (Withheld("other", 1, 1, 1, 1, 1),)), "withheld of other"),
-        (SliceClose(60_000, 3, 0, (Withheld("miles", -1, 1, 1, 1, 1),)), "withheld of miles"),
+        *((SliceClose(60_000, 3, 0, (impossible,)), "withheld of ") for impossible in IMPOSSIBLE),
+        (SliceClose(60_000, 3, 0, (Withheld("miles", 1, 1, 1, 1, 1),) * 2), "twice"),
     ],
 )
 def test_a_partial_or_a_close_that_cannot_be_right_is_a_stated_loss_and_the_rest_counts(
@@ -314,7 +326,7 @@ async def test_a_small_frame_that_carries_much_is_admitted_by_what_it_carries(tm
 @on_a_loop
 async def test_an_edge_that_comes_first_does_not_set_the_types_of_a_query(tmp_path: Path) -> None:
     bound = spec().bind({"carrier": pa.int64(), "distance": pa.float64()})
-    stacks = {m.measure.name: m.measure.function.make(m.measure.parameters, pa.float64()) for m in bound.measures}
+    stacks = {m.measure.name: m.measure.stack(pa.float64()) for m in bound.measures}
     numbers = GroupedAggregate({"carrier": pa.int64()}, stacks)
     numbers.update([pa.array([7])], {name: pa.array([1.5]) for name in stacks}, 1)
     async with center(tmp_path) as c, RawEdge(c.port) as evil, RawEdge(c.port) as honest:

@@ -8,7 +8,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import grpc
+import pyarrow as pa
 import pytest
 
 from center.catalog import Catalog, QueryStatusRecord
@@ -18,10 +20,11 @@ from center.ingest.frame_check import CheckedFrame
 from center.ingest.frame_validator import LOOP_BYTES, FrameValidator
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import MAX_STATUSES, StatusWriter
-from edgewater.frame_work import MAX_FRAME_WORK
+from edgewater.frame_work import MAX_FRAME_WORK, STATEMENTS_PER_UNIT
 from edgewater.streams import EdgeId
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.frames import Encoding
 from tests.center.gateway_world import MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, tokens
 from tests.certificates import make_certificates
 
@@ -224,6 +227,37 @@ async def test_an_edge_that_makes_too_much_work_waits_and_nobody_else_does(tmp_p
         assert c.gateway.metrics.delayed_seconds._value.get() > 10_000
         # Frames of ended sessions do not stay.
         await eventually(lambda: c.gateway.metrics.pending._value.get() == 0)
+
+
+def statements(seq: int, kind: str) -> Frame:
+    """A frame of about 100 bytes with 60,000 statements of four bytes, most of which are refused; or fields that the
+    format does not have."""
+    plain = {
+        "partials": b"\x0a\x02\x08\x01",
+        "closes": b"\x12\x02\x08\x01",
+        "losses": b"\x32\x02\x18\x01",
+        "dropped": b"\x3a\x02\x08\x01",
+        "unknown": b"\x78\x01" * 12,
+    }[kind] * 60_000
+    body = pa.compress(plain, codec="zstd", asbytes=True)
+    return Frame(seq, MILES, body, google_crc32c.value(plain), Encoding.ZSTD, len(plain))
+
+
+@pytest.mark.parametrize("kind", ["partials", "closes", "losses", "dropped", "unknown"])
+@on_a_loop
+async def test_statements_that_cost_the_gateway_time_use_up_their_edges_share(tmp_path: Path, kind: str) -> None:
+    """They were charged by their size alone: less than half of what losses cost, a quarter of ignored fields."""
+    async with center(tmp_path, work_per_s=1) as c, RawEdge(c.port) as evil:
+        c.catalog.register(spec(), 1)
+        c.clock[0] = 1 << 41
+        await evil.hello("evil")
+        await evil.until("queries")
+        frames = [statements(seq, kind) for seq in range(9)]
+        assert all(f.wire_bytes < 1_000 for f in frames)
+        await evil.send(*frames)
+        await eventually(lambda: c.gateway._sessions[EdgeId("evil")]._frames.is_delayed)
+        accepted = len(c.entries())
+        assert accepted * 60_000 // STATEMENTS_PER_UNIT <= 2 * MAX_FRAME_WORK + 60_000
 
 
 @on_a_loop

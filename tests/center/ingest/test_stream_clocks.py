@@ -65,7 +65,23 @@ async def test_a_configured_replay_is_every_edges_clock(tmp_path: Path) -> None:
 
 
 @on_a_loop
-async def test_on_loopback_edges_bring_the_clock_of_their_replay(tmp_path: Path) -> None:
+async def test_an_edge_with_credentials_does_not_set_the_clock_though_it_comes_from_loopback(
+    tmp_path: Path,
+) -> None:
+    """A proxy on the machine may pass on what others send."""
+    allowed = {"others": StreamSection(replay="edges")}
+    async with center(tmp_path, tokens=tokens(jfk="secret"), streams=allowed) as c:
+        async with RawEdge(c.port, "secret") as edge:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"expected live.*flights\.replay"):
+                await edge.hello(streams=[stream(YEAR_2036_MS)])
+        async with RawEdge(c.port, "secret") as edge:
+            other = stream(YEAR_2036_MS)
+            other.name = "others"
+            await edge.hello(streams=[other])
+
+
+@on_a_loop
+async def test_without_credentials_edges_bring_the_clock_of_their_replay(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         await edge.hello(streams=[stream(0, 86_400)])
         assert c.catalog.edge(JFK).streams[0].clock.speed == 86_400

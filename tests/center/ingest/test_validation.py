@@ -5,9 +5,9 @@ import json
 import pytest
 
 from center.catalog.edges import streams_from_json, streams_to_json
-from center.ingest.validation import read_hello
+from center.ingest.validation import read_heartbeat, read_hello, read_utilization
 from edgewater.errors import ProtocolError
-from edgewater.streams import Delivery
+from edgewater.streams import Delivery, EdgeId
 from edgewater.wire import uplink_pb2 as pb
 
 
@@ -57,3 +57,13 @@ def test_a_constant_of_another_type_is_refused(name: str, text: str) -> None:
     message.streams[0].constants[name] = text
     with pytest.raises(ProtocolError, match=f"constant flights.{name}"):
         read_hello(message)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -1.0, -0.0])
+def test_a_figure_of_a_heartbeat_that_no_edge_can_measure_is_unknown(value: float) -> None:
+    message = pb.Heartbeat(bandwidth_bytes_s=value, rtt_ms=value, busy_share=value, sent_at_ms=7)
+    message.streams.add(stream="flights", records=(1 << 64) - 1)
+    message.drops["too-late"] = (1 << 64) - 1
+    beat = read_heartbeat(EdgeId("jfk"), message, 7)
+    assert (beat.bandwidth_bytes_s, beat.rtt_ms, beat.clock_offset_ms, read_utilization(message)) == (0, 0, 0, 0)
+    assert max(*beat.records.values(), *beat.drops.values()) < 1 << 63

@@ -42,7 +42,7 @@ def spec(name: str) -> QuerySpec:
 def synopsis(urls: list[str], sizes: list[int], measure: str = "bytes") -> bytes:
     bound = spec("any").bind(COLUMNS)
     (only,) = bound.measures
-    stack = only.measure.function.make(only.measure.parameters, pa.int64())
+    stack = only.measure.stack(pa.int64())
     grouped = GroupedAggregate({"url": pa.string()}, {measure: stack})
     grouped.update([pa.array(urls)], {measure: pa.array(sizes, pa.int64())}, len(urls))
     return grouped.to_bytes()

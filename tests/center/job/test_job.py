@@ -31,10 +31,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 class JobProcess:
     """The job, and what it says."""
 
-    def __init__(self, path: Path, frames: int, keep_frames_ms: int) -> None:
+    def __init__(self, path: Path, frames: int, keep_frames_ms: int, cwd: Path | None) -> None:
         command = [sys.executable, str(PROGRAM), str(path), str(frames), str(keep_frames_ms)]
         env = os.environ | {"PYTHONPATH": os.pathsep.join([str(path / "plugins"), *filter(None, sys.path)])}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env, cwd=cwd
+        )
         self.said: list[str] = []
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -72,8 +74,8 @@ class JobProcess:
 
 
 @contextmanager
-def running(path: Path, frames: int = 4096, keep_frames_ms: int = 0) -> Iterator[JobProcess]:
-    job = JobProcess(path, frames, keep_frames_ms)
+def running(path: Path, frames: int = 4096, keep_frames_ms: int = 0, cwd: Path | None = None) -> Iterator[JobProcess]:
+    job = JobProcess(path, frames, keep_frames_ms, cwd)
     try:
         yield job
     finally:
@@ -115,6 +117,23 @@ def test_killed_drivers_and_jvms_and_a_stream_that_fails_lose_nothing_and_count_
         assert not alive
     assert world.answers() == world.truth
     assert world.observed() == world.records
+
+
+def test_directories_named_as_our_packages_where_the_job_was_started_do_not_stand_for_them(
+    world: Any, tmp_path: Path
+) -> None:
+    for name in ("center", "edge", "edgewater", "pyarrow"):
+        (tmp_path / "cwd" / name).mkdir(parents=True)
+        (tmp_path / "cwd" / name / "__init__.py").write_text("raise RuntimeError('not the installed package')")
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    world.end(ref)
+
+    with running(world.path, cwd=tmp_path / "cwd") as job:
+        until_all_is_consumed(world, job)
+
+    assert world.answers() == world.truth
+    assert not any("failed" in line or "not warmed up" in line for line in job.said)
 
 
 def assert_a_stream_that_fails_is_started_again_by_itself(world: Any, job: JobProcess, refs: list[Any]) -> None:

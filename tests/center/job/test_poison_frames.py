@@ -136,9 +136,7 @@ def test_no_kind_of_synopsis_takes_more_than_its_own_partial_with_it(world: Worl
     ref = world.catalog.register(QuerySpec.from_mapping(query), world.now).ref
     bound = QuerySpec.from_mapping(query).bind(COLUMNS)
     types = {m.measure.name: m.argument.type if m.argument else None for m in bound.measures}
-    makes = {
-        m.measure.name: m.measure.function.make(m.measure.parameters, types[m.measure.name]) for m in bound.measures
-    }
+    makes = {m.measure.name: m.measure.stack(types[m.measure.name]) for m in bound.measures}
     grouped = GroupedAggregate({"url": pa.string()}, makes)
     urls, sizes = pa.array(["/a", "/b"]), pa.array([1, 2], pa.int64())
     values = {name: None if type_ is None else urls if type_ == pa.string() else sizes for name, type_ in types.items()}

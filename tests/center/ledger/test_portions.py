@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from center.ledger import AT_ONCE_MS, Emission, Ledger
+from center.ledger import AT_ONCE_MS, Emission
 from center.ledger.query import MAX_WORK
 from edgewater.streams import EdgeId
 from edgewater.wire import InputLoss
-from tests.center.ledger.test_ledger import MARGIN_MS, MINUTE, REF, Center, close, told
+from tests.center.ledger.test_ledger import MINUTE, REF, Center, close, reload, told
 
 MANY = 2 * MAX_WORK + 50
 
@@ -20,21 +20,14 @@ def keep(center: Center) -> None:
     return
 
 
-def reload(center: Center) -> None:
-    """The job starts again."""
-    snapshot = center.ledger.snapshot(REF)
-    center.ledger = Ledger(margin_ms=MARGIN_MS)
-    center.ledger.restore(REF, snapshot)
-
-
-def drain(center: Center, between: Callable[[Center], None]) -> list[list[Emission]]:
+def drain(center: Center, between: Callable[[Center], None], now_ms: int = 0) -> list[list[Emission]]:
     """The answers of each tick until none is due."""
     portions = []
     for _ in range(50):
         if center.ledger.next_deadline() != AT_ONCE_MS:
             return portions
         between(center)
-        portions.append(center.tick(0))
+        portions.append(center.tick(now_ms))
     raise AssertionError("there is always more to answer")
 
 
@@ -68,8 +61,8 @@ def test_windows_that_change_at_once_are_revised_in_portions(between: Callable[[
     center = Center("a", lateness="30d")
     center.says("a", MANY * MINUTE, *[close(n * MINUTE, 1) for n in range(MANY)])
     drain(center, keep)
-    first = center.says("a", MANY * MINUTE, *[close(n * MINUTE, 2) for n in range(MANY)])
-    portions = [first, *drain(center, between)]
+    first = center.says("a", MANY * MINUTE, *[close(n * MINUTE, 2) for n in range(MANY)], now_ms=MINUTE)
+    portions = [first, *drain(center, between, MINUTE)]
     assert all(len(portion) <= MAX_WORK for portion in portions)
     assert sorted(a for portion in portions for a in told(portion)) == [
         (n * MINUTE, 2, "complete") for n in range(MANY)

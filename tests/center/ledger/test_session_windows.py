@@ -100,10 +100,10 @@ def test_a_complete_session_that_late_records_lengthen_is_answered_again_when_al
     c.says("a", 3000, lone(500))
     (whole,) = c.says("b", 3000, lone(700))
     assert whole.phase is Phase.COMPLETE and whole.quality.missing == ()
-    bridged = c.says("b", 4200, lone(1500), lone(2300), lone(3100))
+    bridged = c.says("b", 4200, lone(1500), lone(2300), lone(3100), now_ms=60_000)
     assert [(e.phase, e.quality.missing) for e in bridged] == [(Phase.COMPLETE, ("a", "b"))]
-    c.says("b", 6000)
-    (again,) = c.says("a", 6000)
+    c.says("b", 6000, now_ms=60_000)
+    (again,) = c.says("a", 6000, now_ms=60_000)
     assert (again.window_start_ms, again.phase, again.quality.missing) == (500, Phase.COMPLETE, ())
 
 
@@ -122,7 +122,7 @@ def test_with_lateness_a_session_is_complete_first() -> None:
 def test_a_late_record_that_lengthens_a_session_revises_it_and_no_other() -> None:
     c = center("a", lateness="1m")
     assert len(c.says("a", 9000, lone(500), lone(4000))) == 2
-    assert spans(c.says("a", 9000, lone(1100))) == [(500, 2100, 2, "complete")]
+    assert spans(c.says("a", 9000, lone(1100), now_ms=60_000)) == [(500, 2100, 2, "complete")]
 
 
 def test_a_record_that_joins_two_sessions_redirects_the_second_to_the_first() -> None:
@@ -372,6 +372,7 @@ def test_one_more_record_revises_only_the_sessions_it_touches(
     for i, edge in enumerate(course.edges):
         edge.reads(100_000)
         course.arrives(i, edge.ships())
+    course.step(("wait", 60_000, False, None))
     before = brute_force([*course.taken, *[100_000] * 3], course.spec.window)
     course.emissions.clear()
     time = course.base[number] + offset

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -21,7 +22,8 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from center.catalog import ComponentRegistry, IndexOutcome, UnindexedFrame
+from center.catalog import Catalog, ComponentRegistry, IndexOutcome, UnindexedFrame
+from center.results import ResultStore
 from center.spark.session import class_archive
 from edgewater.__main__ import main
 from edgewater.wire import FrameBody, Partial, SliceClose
@@ -108,6 +110,18 @@ def test_check_finds_what_is_there_and_what_is_in_the_way(tmp_path: Path) -> Non
     assert found["catalog_url"] == {"name": "catalog_url", "ok": True, "message": "0 queries, 0 edges"}
 
 
+@pytest.mark.parametrize("store", ["catalog", "results"])
+def test_check_names_the_release_that_wrote_a_store_in_another_format(tmp_path: Path, store: str) -> None:
+    Catalog(f"sqlite:///{tmp_path}/catalog.db").close()
+    ResultStore(f"sqlite:///{tmp_path}/results.db").close()
+    with sqlite3.connect(tmp_path / f"{store}.db") as connection:
+        connection.execute("UPDATE releases SET format = 99, release = '9.8.7'")
+    result = invoke("check", "--json", "--data-dir", str(tmp_path))
+    found = {c["name"]: c for c in json.loads(result.output)["checks"]}[f"{store}_url"]
+    assert result.exit_code == 1 and not found["ok"]
+    assert "9.8.7" in found["message"]
+
+
 def test_prepare_says_what_to_install_when_java_is_missing_and_keeps_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +150,26 @@ def test_prepare_that_fails_says_why_and_keeps_what_was_written(
     assert result.exit_code == 1 and "Java wrote no archive of classes, code 1: " in result.output
     assert class_archive().read_text() == "written before"
     assert list(class_archive().parent.iterdir()) == [class_archive()]
+
+
+@pytest.mark.slow
+def test_prepare_is_ended_at_its_limit_and_states_the_last_lines_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    # It ends with the pipe that the job holds, as Spark's JVM does.
+    java.write_text(
+        '#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "17.0.15"\' >&2 && exit 0\n'
+        "echo 'this JVM hangs' >&2; exec cat\n"
+    )
+    java.chmod(0o700)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    result = invoke("prepare", "--timeout", "20")
+    assert result.exit_code == 1
+    assert "this JVM hangs" in result.output and "--timeout" in result.output
+    assert list(class_archive().parent.iterdir()) == []
 
 
 def test_check_says_what_to_install_when_java_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

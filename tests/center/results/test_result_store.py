@@ -15,8 +15,10 @@ from center.ledger import AT_ONCE_MS, EdgesChanged, FramesMerged, Ledger, Phase,
 from center.results import ResultStore, writes
 from center.results import schema as t
 from center.results.writes import MAX_SIDE_BY_SIDE
-from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
+from center.storage.database import open_engine
+from edgewater.errors import Conflict, IncompatibleState, InvalidRequest, NotFound, StorageError
 from edgewater.measure import Measure
+from edgewater.state_release import RELEASE
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
 from edgewater.wire import DroppedRecords, DropReason, QueryRef
@@ -82,7 +84,7 @@ def test_the_deltas_of_many_windows_are_read_together_within_a_bound(
 def test_a_revision_leaves_the_one_before_as_it_was(job: Job) -> None:
     job.batch(job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2))
     first = job.store.answer(REF, 0, 1)
-    job.batch(job.frame("a", MINUTE, m0=4))
+    job.batch(job.frame("a", MINUTE, m0=4), now_ms=MINUTE)
     assert job.store.revisions(REF, 0) == [1, 2]
     assert job.store.answer(REF, 0, 1) == first
     assert total(first.synopsis) == 3
@@ -181,7 +183,7 @@ def test_a_batch_that_is_applied_again_after_a_restart_changes_nothing(open_job:
     again = open_job("a", "b", lateness="10m")
     assert again.batch(*frames) == []
     assert again.store.revisions(REF, 0) == [1]
-    (emission,) = again.batch((replace(frames[0][0], position=3), frames[0][1]))
+    (emission,) = again.batch((replace(frames[0][0], position=3), frames[0][1]), now_ms=MINUTE)
     assert emission.revision == 2
     assert total(again.store.answer(REF, 0, 2).synopsis) == 4
 
@@ -460,7 +462,7 @@ def test_frames_of_a_query_that_the_ledger_does_not_know_fail_the_batch(job: Job
 def four_windows(open_job: OpenJob) -> Job:
     job = open_job("a", lateness="1d")
     job.batch(job.frame("a", 4 * MINUTE, m0=1, m1=2, m2=4, m3=8))
-    job.batch(job.frame("a", 4 * MINUTE, m1=16))
+    job.batch(job.frame("a", 4 * MINUTE, m1=16), now_ms=MINUTE)
     return job
 
 
@@ -536,8 +538,35 @@ def test_catalog_and_results_may_share_a_database(url: str, open_job: OpenJob) -
     catalog.close()
 
 
-def test_a_store_of_another_schema_version_is_not_opened(url: str, job: Job) -> None:
-    with job.store._engine.begin() as connection:
-        connection.execute(t.counters.update().where(t.counters.c.name == "schema").values(value=99))
-    with pytest.raises(StorageError, match="schema version 99"):
-        ResultStore(url)
+@pytest.mark.parametrize("store", [Catalog, ResultStore])
+def test_a_store_of_another_format_is_refused_with_its_release_and_left_as_it_is(
+    url: str, store: type[Catalog] | type[ResultStore]
+) -> None:
+    store(url).close()
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE releases SET format = 99, release = '9.8.7'")
+    with pytest.raises(IncompatibleState) as caught:
+        store(url)
+    assert "9.8.7" in str(caught.value) and RELEASE in str(caught.value)
+
+    with engine.begin() as connection:
+        assert connection.exec_driver_sql("SELECT format, release FROM releases").all() == [(99, "9.8.7")]
+        connection.exec_driver_sql("DROP TABLE releases")  # as releases that recorded none
+    with pytest.raises(IncompatibleState):
+        store(url)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("store", [Catalog, ResultStore])
+def test_a_store_of_the_same_format_is_opened_and_records_the_release_that_goes_on(
+    url: str, store: type[Catalog] | type[ResultStore]
+) -> None:
+    store(url).close()
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE releases SET release = '9.8.7'")
+    store(url).close()
+    with engine.begin() as connection:
+        assert connection.exec_driver_sql("SELECT release FROM releases").all() == [(RELEASE,)]
+    engine.dispose()

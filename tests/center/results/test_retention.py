@@ -77,12 +77,12 @@ def job(open_job: OpenJob) -> Job:
 
 def test_a_deleted_querys_answers_are_dropped_once_the_newest_is_old(job: Job) -> None:
     job.batch(job.frame("a", MINUTE, m0=1), now_ms=100)
-    job.batch(job.frame("a", MINUTE, m0=1), now_ms=200)
+    job.batch(job.frame("a", MINUTE, m0=1), now_ms=2000)
     job.store.tick(job.ledger, [QueryDeleted(REF)], 0)
-    assert job.store.trim(200) == 0
-    assert job.store.trim(201) == 2
+    assert job.store.trim(2000) == 0
+    assert job.store.trim(2001) == 2
     assert job.store.shipped(REF) != {}
-    assert job.store.trim(201) == 0
+    assert job.store.trim(2001) == 0
     assert job.store.shipped(REF) == {}
     assert job.store.last_answer_id() == 2, "ids are never given twice"
 

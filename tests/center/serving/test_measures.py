@@ -123,7 +123,7 @@ def test_more_of_a_list_than_a_measure_keeps_is_refused() -> None:
 
 
 def test_a_question_that_no_measure_answers_is_refused_with_the_possible_ones() -> None:
-    stacks = {m.name: m.function.make(m.parameters, None) for m in spec({"n": "count()", "f": "bloom(ip)"}).measures}
+    stacks = {m.name: m.stack(None) for m in spec({"n": "count()", "f": "bloom(ip)"}).measures}
     with pytest.raises(InvalidRequest, match=r"n: count; f: distinct, contains"):
         require_possible(MeasureQuestions(ranks=(1.0,)), stacks)
     require_possible(MeasureQuestions(items=("1",)), stacks)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from typing import Any, ClassVar
@@ -20,7 +22,7 @@ from edgewater.synopses import Estimates, GroupedAggregate, MeanStack, Quantile
 from edgewater.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
-FLIGHTS = {"carrier": pa.string(), "late": pa.bool_(), "x": pa.int64(), "delay": pa.float64()}
+FLIGHTS = {"carrier": pa.string(), "late": pa.bool_(), "x": pa.int64(), "delay": pa.float64(), "=key": pa.string()}
 
 
 def spec(**parts: object) -> QuerySpec:
@@ -31,9 +33,7 @@ def spec(**parts: object) -> QuerySpec:
 def aggregate(query: QuerySpec, columns: dict[str, list[Any]]) -> GroupedAggregate:
     """The aggregate of these records, as an edge makes it; measures name their column bare."""
     arrays = {name: pa.array(values, FLIGHTS[name]) for name, values in columns.items()}
-    stacks = {
-        m.name: m.function.make(m.parameters, FLIGHTS[m.argument] if m.argument else None) for m in query.measures
-    }
+    stacks = {m.name: m.stack(FLIGHTS[m.argument] if m.argument else None) for m in query.measures}
     result = GroupedAggregate({name: FLIGHTS[name] for name in query.group_by}, stacks)
     rows = len(next(iter(arrays.values())))
     values = {m.name: arrays[m.argument] if m.argument else None for m in query.measures}
@@ -91,7 +91,7 @@ def test_an_answer_is_rendered_as_documented() -> None:
         "confidence": 1.0,
         "quality": {
             "completeness": {"ratio": 1.0, "expected": 2, "reported": 2, "missing": []},
-            "records": {"observed": 5, "expected": 5, "sampled": 5, "late": 0, "after_final": 0},
+            "records": {"observed": 5, "expected": 5, "sampled": 5, "late": 0, "after_final": 0, "rejected": 0},
             "staleness_ms": 180,
             "error": {
                 "rounding": {"n": 0, "mean_delay": 0},
@@ -276,3 +276,17 @@ def test_texts_of_a_url_denote_keys_of_the_columns_type(
     found = denoted_values(texts, key_type).to_pylist()
 
     assert [repr(value) for value in found] == [repr(value) for value in expected]
+
+
+def test_no_cell_of_csv_is_a_formula() -> None:
+    keys = ["=1+1", "+1", "@SUM(A1)", "-1", "\tx", "\r=x", "'=x", "'x", "x=1", ""]
+    query = spec(measures={"n": "count()", "least": "min(delay)"}, group_by=["=key"])
+    held = aggregate(query, {"=key": keys, "delay": [-1.5] * len(keys)})
+    text = to_csv(record(query, held.to_bytes()), query).decode()
+    read = list(csv.reader(io.StringIO(text, newline="")))
+    head, rows = read[0], read[1:]
+    assert head[0] == "'=key"
+    assert {row[0] for row in rows} == {
+        "'=1+1", "'+1", "'@SUM(A1)", "'-1", "'\tx", "'\r=x", "''=x", "'x", "x=1", ""
+    }  # fmt: skip
+    assert {row[head.index("least")] for row in rows} == {"-1.5"}, "numbers stay numbers"

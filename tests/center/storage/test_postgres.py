@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event
+from sqlalchemy.engine import make_url
 
 from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, IndexOutcome, query_key
 from center.storage.database import open_engine, read_transaction, write_transaction
@@ -186,3 +190,30 @@ def test_a_missing_driver_is_told_with_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(StorageError, match=r"pip install 'edgewater\[postgres\]'"):
         open_engine("postgresql://localhost/edgewater")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("component", "store", "encoding"),
+    [("gateway", "CATALOG_URL", "SQL_ASCII"), ("api", "RESULTS_URL", "SQL_ASCII"), ("job", "CATALOG_URL", "LATIN1")],
+)
+def test_a_component_refuses_a_database_that_is_not_in_utf8(
+    postgres: PostgresServer, tmp_path: Path, component: str, store: str, encoding: str
+) -> None:
+    url = postgres.new_database_in(encoding)
+    given = {f"EDGEWATER_CENTER__{store}": url, "EDGEWATER_CENTER__DATA_DIR": str(tmp_path)}
+    listen = [f"--set={part}.listen=127.0.0.1:0" for part in ("gateway", "api")]
+    command = [sys.executable, "-m", "edgewater", "center", component, *listen]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | given, check=False)
+
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("edgewater: ")]
+    assert encoding in line and "UTF8" in line
+    assert make_url(url).password not in done.stderr
+
+
+def test_text_is_utf8_whatever_encoding_the_role_has_for_its_clients(postgres: PostgresServer) -> None:
+    engine = open_engine(f"{postgres.new_database()}%20-c%20client_encoding%3DSQL_ASCII")
+    assert setting(engine, "client_encoding") == "UTF8"
+    engine.dispose()

@@ -378,3 +378,21 @@ def test_a_monitor_without_records_is_due_once_per_report_slot() -> None:
     assert monitor.due(10)
     assert monitor.take(10, 100) is not None
     assert not monitor.due(19) and monitor.next_due_ms(10) == 20 and monitor.due(20)
+
+
+def test_which_records_are_sampled_depends_on_the_seed_of_the_query() -> None:
+    """Otherwise whoever pushes records could compute which of them are looked at."""
+    ids = np.arange(4000)
+
+    def sampled(seed: int | None) -> list[bool]:
+        edge = core(spec=SPEC.with_seed(seed))
+        edge.handle(SamplingSet(REF, 0.5))
+        again = QuerySpec.from_mapping(SPEC.with_seed(seed).to_mapping())
+        monitor = edge.queries[REF].monitor
+        assert monitor is not None and again.seed == seed
+        kept = monitor.sample(ids)
+        assert kept is not None
+        return kept.tolist()
+
+    assert sampled(5) == sampled(5)
+    assert len({tuple(sampled(seed)) for seed in (None, 5, 6)}) == 3

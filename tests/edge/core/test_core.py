@@ -187,6 +187,19 @@ def test_records_of_a_source_that_was_not_read_are_not_late() -> None:
     assert core.streams["flights"].watermark_ms == 206_000
 
 
+def test_a_source_that_is_being_read_is_idle_only_up_to_the_time_at_which_it_had_nothing_to_read() -> None:
+    core = make_core(IDLE)
+    core.handle(SourcesOpened((("flights", "file"),)))
+    ingest(core, ("UA", 500, 100_000), arrival_ms=100_000)
+    for now_ms in (106_000, 120_000, 180_000):  # one read takes all that time: the disk is slow
+        core.handle(TickEvent(now_ms, empty_ms={"file": 100_200}))
+        assert core.streams["flights"].watermark_ms == 100_000
+    core.handle(TickEvent(200_000, empty_ms={"file": 107_000}))
+    assert core.streams["flights"].watermark_ms == 102_000
+    core.handle(TickEvent(200_000, empty_ms={"file": 300_000}))  # the wall clock was set back
+    assert core.streams["flights"].watermark_ms == 195_000
+
+
 def test_a_removed_source_does_not_hold_back_the_watermark() -> None:
     core = make_core()
     ingest(core, ("UA", 500, 1_000))

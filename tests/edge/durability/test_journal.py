@@ -59,8 +59,15 @@ def test_a_damaged_record_is_counted_and_the_ones_behind_it_are_read() -> None:
     assert found.records == RECORDS[1:]
 
 
-def test_a_foreign_file_is_one_torn_tail() -> None:
-    assert journal.scan(b"something else").torn_bytes == len(b"something else")
+def test_a_file_with_another_beginning_is_damaged_and_nothing_of_it_is_truncated() -> None:
+    found = journal.scan(b"something else")
+    assert (found.damaged, found.torn_bytes, found.good_bytes) == ([0], 0, len(b"something else"))
+
+
+@pytest.mark.parametrize("data", [b"", MAGIC[:2], bytes(4), bytes(4096)])
+def test_a_file_that_was_never_written_completely_is_one_torn_tail(data: bytes) -> None:
+    found = journal.scan(data)
+    assert (found.damaged, found.torn_bytes) == ([], len(data))
 
 
 def test_after_a_full_disk_the_next_sync_writes_all_appended_records(

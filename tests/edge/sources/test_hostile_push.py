@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+import h11
 import httpx
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ from edge.records import Chunk
 from edge.sources import push_routes
 from edge.sources.http_body import MAX_GZIP_MEMBERS, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body
 from edge.sources.push_shares import DecodingThreads
+from edgewater.connections import SMALL_CHUNKS, ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig, InvalidRecord
 from edgewater.health import EmbeddedServer, listen
 
@@ -321,3 +323,41 @@ def test_another_machines_pushes_need_credentials() -> None:
     Edge({"listen": "0.0.0.0:1", "tls": {"cert": "c", "key": "k", "client_ca": "ca"}})
     with pytest.raises(InvalidConfig, match=r"http\.tokens"):
         Edge({"tokens": "secret"})
+
+
+def test_a_push_of_one_byte_chunks_is_given_up_early_and_one_of_lines_as_chunks_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over a real server, with the agent's options. 600 KB of such chunks kept the agent's session waiting for 2 s."""
+    edge, parsed = Edge(), itertools.count()
+    next_event = h11.Connection.next_event
+    monkeypatch.setattr(h11.Connection, "next_event", lambda self: (next(parsed), next_event(self))[1])
+
+    async def run() -> None:
+        with listen("127.0.0.1:0", "http.listen") as socket:
+            options = guarded(ConnectionLimits(), lambda reason: edge._count(reason))
+            server = EmbeddedServer(uvicorn.Config(edge.app, lifespan="off", **options))
+            serving = asyncio.create_task(server.serve([socket]))
+            port = socket.getsockname()[1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = f"POST {PATH} HTTP/1.1\r\nHost: e\r\nContent-Type: {NDJSON['content-type']}\r\n"
+            writer.write(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000)
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1 << 16):
+                    pass
+            writer.close()
+            assert next(parsed) < 2 * SMALL_CHUNKS
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=NDJSON) as client:
+                reply = await client.post(PATH, content=_each(RECORD, 3000))
+                assert (reply.status_code, reply.json()["accepted"]) == (200, 3000)
+            server.should_exit = True
+            await serving
+
+    asyncio.run(run())
+    assert edge.refused["malformed"] == 1
+    assert [chunk.batch.num_rows for chunk in edge.taken] == [3000]
+
+
+async def _each(piece: bytes, count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield piece

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,10 +13,14 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from edge.codecs import TextFormat
+from edge.codecs import EventTime, RecordSchema, TextFormat
 from edge.config import EdgeConfig, parse_config
+from edge.core import StreamSpec
+from edge.core.streams import StreamState
 from edge.records import COALESCE_S, Chunk
 from edge.sources import HttpSource, StdinSource, Unavailable, push_routes
+from edge.sources.files.reader import FileReader
+from edge.sources.files.source import FileSource, text_opener
 from edge.sources.pacing import paced
 from edge.utilization import BusyMeter
 from edgewater.streams import TIME_COLUMN, StreamClock
@@ -223,3 +228,92 @@ def test_an_http_source_is_idle_without_pushes(schema: Any) -> None:
             await asyncio.gather(waiting, return_exceptions=True)
 
     asyncio.run(run())
+
+
+class SlowReader:
+    """A `FileReader` of a slow disk: each read takes `seconds`. While it reads, `during` is called each second."""
+
+    def __init__(self, reader: FileReader, wall: Wall, seconds: float, during: Callable[[], None]) -> None:
+        self._reader, self._wall, self._seconds, self._during = reader, wall, seconds, during
+
+    def next(self, final: bool, arrival_ms: int) -> Any:
+        for _ in range(int(self._seconds)):
+            self._wall.ms += 1000
+            self._during()
+        return self._reader.next(final, arrival_ms)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+
+def test_a_file_that_is_read_slowly_is_not_idle_before_it_was_read(tmp_path: Path) -> None:
+    """Its records are older than the idle time when the read ends, and their window must still be open."""
+    wall, idle_ms = Wall(), 10_000
+    stream = StreamState(StreamSpec({"x": pa.int64()}, idle_ms=idle_ms))
+    stream.set_sources(["s"], ["s"])
+    schema = RecordSchema({"x": pa.int64()}, EventTime("t"))
+    (tmp_path / "a.ndjson").write_text("")
+
+    def tick() -> None:
+        now_ms = int(wall.ms)
+        age_s = wall.meter.empty_for_s("s")
+        empty_ms = {"s": now_ms - round(1000 * age_s) if age_s < 1e9 else 0}
+        stream.tick(now_ms, (), empty_ms)
+
+    seconds = [0.0]
+
+    def opener(path: str, position: Any) -> Any:
+        reader = text_opener(TextFormat("ndjson", schema))(path, position)
+        return SlowReader(reader, wall, seconds[0], tick)
+
+    source = FileSource(
+        "s", "events", str(tmp_path / "*.ndjson"), schema, opener, now_ms=lambda: int(wall.ms), follow=True,
+        sleep=wall.sleep, poll_s=0.2,
+    )  # fmt: skip
+
+    async def run() -> list[int]:
+        found: list[int] = []
+        with wall.meter.busy("s"):
+            reading = source.chunks(None)
+            tick()
+            written_ms = int(wall.ms) + 300
+            seconds[0] = 45.0
+            (tmp_path / "b.ndjson").write_text(f'{{"x": 1, "t": {written_ms}}}\n')
+            async for chunk in reading:
+                tick()
+                found += chunk.batch.column(TIME_COLUMN).to_pylist()
+                if found:
+                    break
+            await reading.aclose()  # type: ignore[attr-defined]
+        assert int(wall.ms) - written_ms > 3 * idle_ms
+        assert stream.watermark_ms <= written_ms
+        return found
+
+    assert len(asyncio.run(run())) == 1
+    with wall.meter.busy("s"), wall.meter.idle("s"):
+        wall.ms += idle_ms + 1
+    with wall.meter.busy("s"), wall.meter.idle("s"):
+        tick()
+    tick()
+    assert stream.watermark_ms > WALL_MS + 45_000, "it has had nothing to read for so long"
+
+
+@pytest.mark.parametrize("pushed", [False, True])
+def test_a_source_was_last_empty_when_its_last_wait_began_or_before_a_push_that_is_being_read(pushed: bool) -> None:
+    wall = Wall()
+    assert wall.meter.empty_for_s("s") == float("inf")
+    with wall.meter.busy("s"):
+        assert wall.meter.empty_for_s("s") == float("inf")
+        with wall.meter.idle("s"):
+            wall.ms += 2_000
+            assert wall.meter.empty_for_s("s") == 2
+        wall.ms += 3_000
+        assert wall.meter.empty_for_s("s") == 5
+        if pushed:
+            with wall.meter.busy("s"):
+                wall.ms += 1_000
+                with wall.meter.idle("s"):
+                    assert wall.meter.empty_for_s("s") == 1
+            assert wall.meter.empty_for_s("s") == 0
+        wall.meter.on_refused("s")
+        assert wall.meter.empty_for_s("s") == float("inf"), "its client comes again"

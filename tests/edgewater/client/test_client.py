@@ -8,9 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
+import pyarrow as pa
 import pytest
 
 from edgewater.client import AsyncCenter, Center, RequestRefused, Unreachable, WaitTimeout
+from edgewater.client import requests as flows
 from edgewater.errors import (
     Conflict,
     InvalidConfig,
@@ -20,7 +23,7 @@ from edgewater.errors import (
     ProtocolError,
     Unauthenticated,
 )
-from edgewater.health import listen
+from edgewater.health import bound_address, listen
 from tests.center.api.conftest import HOUR, SPEC, T0
 from tests.certificates import make_certificates
 
@@ -127,6 +130,56 @@ def test_windows_are_one_table_over_all_pages(two_hours, monkeypatch):
         assert len(center.query("flights").windows("2030-01-01T00:00:00Z")) == 0
         filtered = center.query("flights").windows(group={"carrier": "AA"})
         assert [len(a) for a in filtered] == [1, 0, 0, 0, 0]
+
+
+@pytest.mark.slow
+def test_a_range_of_28000_rows_is_a_table_within_a_short_time_out(desk):
+    desk.connect("jfk")
+    query = desk.register(measures={"n": "count()", "delay": "quantiles(dep_delay)"}, lateness="0s")
+    desk.report(query, "jfk", T0, {f"C{i}": 3 for i in range(28)})
+    desk.repeat(query, 1000)
+    with desk.served() as url, Center(url, timeout=4) as center:
+        answers = center.query("flights").windows()
+        assert len(answers) == 1000
+        for frame in (answers.to_pandas(), answers.to_polars()):
+            assert len(frame) == 28_000 and frame["n"].sum() == 84_000
+
+
+@pytest.mark.parametrize(("seconds", "limits"), [(0.0, [50, 200, 800, 1000]), (5.0, [50, 10, 2, 1]), (1.0, [50, 50])])
+def test_pages_of_a_range_are_as_large_as_the_center_is_fast(seconds, limits):
+    now = 0.0
+    link = {"Link": '<http://center/v1/queries/flights/windows?cursor=7>; rel="next"'}
+    table = pa.table({"n": [1]}).replace_schema_metadata({b"edgewater.answers": b"[{}]"})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    flow = flows.windows("flights", None, None, lambda: now, (), lambda table, heads: (table.num_rows, len(heads)))
+    asked, request = [], next(flow)
+    while len(asked) < len(limits):
+        asked.append(int(dict(request.params)["limit"]))
+        now += seconds
+        request = flow.send(httpx.Response(200, headers=link, content=sink.getvalue().to_pybytes()))
+        assert dict(request.params)["cursor"] == "7"
+    assert asked == limits
+    with pytest.raises(StopIteration) as ended:
+        flow.send(httpx.Response(200, content=sink.getvalue().to_pybytes()))
+    assert ended.value.value == (len(limits) + 1, len(limits) + 1)
+
+
+def test_a_time_out_names_the_argument_that_sets_it():
+    async def ask(url: str) -> None:
+        async with AsyncCenter(url, timeout=0.1) as center:
+            await center.queries()
+
+    listener = listen("127.0.0.1:0", "silent")
+    with listener:
+        url = f"http://{bound_address(listener)}"
+        with Center(url, timeout=0.1) as center, pytest.raises(Unreachable) as late:
+            center.queries()
+        with pytest.raises(Unreachable) as late_too:
+            asyncio.run(ask(url))
+    for raised in (late, late_too):
+        assert raised.value.timeout_s == 0.1 and "timeout=" in str(raised.value)
 
 
 def test_names_that_the_describing_columns_have_may_be_groups_and_measures(desk):

@@ -20,6 +20,7 @@ from rich.text import Text
 from center.catalog import QueryDelayRecord, UnindexedFrame
 from center.storage.frame_log import FrameLocation
 from edgewater.__main__ import GROUP, Commands
+from edgewater.health import bound_address, listen
 from edgewater.log_output import configure_logging
 from edgewater.streams import EdgeId
 from tests.center.api.conftest import HOUR, SPEC, T0
@@ -266,3 +267,10 @@ def test_a_log_is_lines_of_json_if_it_is_asked_for():
     assert (found["level"], found["logger"], found["message"]) == ("error", "center.api", "it failed")
     assert "ValueError: a\nb" in found["exception"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found["time"])
+
+
+def test_a_time_out_names_its_option(run):
+    listener = listen("127.0.0.1:0", "silent")
+    with listener:
+        result = run(f"http://{bound_address(listener)}", "query", "ls", "--timeout", "0.1")
+    assert result.exit_code != 0 and "--timeout" in result.stderr

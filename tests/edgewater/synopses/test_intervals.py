@@ -1,8 +1,10 @@
+import math
+
 import numpy as np
 import pytest
 
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.intervals import normal_quantile, thinned_count, wilson
+from edgewater.synopses.intervals import dominated_quantile, normal_quantile, thinned_count, wilson
 
 
 def test_wilsons_interval_is_exact_for_a_whole_population_and_0_to_1_for_none() -> None:
@@ -33,6 +35,39 @@ def test_a_thinned_count_is_at_least_the_sampled_count() -> None:
     lower, upper = thinned_count(hits, share, 2.0)
     assert (lower >= hits).all() and (upper >= hits / share).all()
     assert (lower[3], upper[3]) == (7, 7)
+
+
+@pytest.mark.parametrize("confidence", [0.1, 0.5, 0.68, 0.9, 0.95, 0.99, 0.9999, 1 - 1e-9])
+def test_the_dominated_quantile_is_between_the_normal_one_and_hoeffdings(confidence: float) -> None:
+    t = dominated_quantile(confidence)
+    assert normal_quantile(confidence) < t < math.sqrt(2 * math.log(2 / (1 - confidence)))
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.68, 0.9, 0.95, 0.99, 0.999])
+@pytest.mark.parametrize("tosses", [1, 2, 3, 7, 20, 101])
+@pytest.mark.parametrize("p", [0.5, 0.1, 0.02])
+def test_the_dominated_quantile_holds_for_sums_of_two_valued_terms(tosses: int, p: float, confidence: float) -> None:
+    """The probability is computed, not sampled, for sums of terms of two values at a distance of 1."""
+    hits = np.arange(tosses + 1)
+    chance = np.array([math.comb(tosses, int(h)) * p**h * (1 - p) ** (tosses - h) for h in hits])
+    off = np.abs(hits - tosses * p) > dominated_quantile(confidence) * math.sqrt(tosses / 4)
+    assert chance[off].sum() <= 1 - confidence
+
+
+def test_the_dominated_quantile_holds_for_terms_that_occur_only_below_a_threshold() -> None:
+    """A sum of tosses that stops when it reaches the bound reaches it about twice as often as one that goes on."""
+    for confidence in (0.5, 0.68, 0.95, 0.99):
+        for tosses in (4, 25, 100):
+            bound = dominated_quantile(confidence) * math.sqrt(tosses)
+            chance, reached = {0: 1.0}, 0.0
+            for _ in range(tosses):
+                moved: dict[int, float] = {}
+                for place, mass in chance.items():
+                    for step in (-1, 1):
+                        moved[place + step] = moved.get(place + step, 0.0) + mass / 2
+                reached += sum(mass for place, mass in moved.items() if abs(place) > bound)
+                chance = {place: mass for place, mass in moved.items() if abs(place) <= bound}
+            assert reached <= 1 - confidence
 
 
 @pytest.mark.parametrize("confidence", [0, 1, -0.5, float("nan"), True, "95"])

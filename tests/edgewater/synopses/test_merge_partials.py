@@ -20,7 +20,7 @@ RECORDS = st.lists(st.tuples(st.sampled_from("abcdé"), INT64), max_size=20)
 def partial(records: Records, argument: pa.DataType = INTEGER) -> bytes:
     functions = {"n": "count()", "total": "sum(x)", "least": "min(x)", "most": "max(x)"}
     measures = {name: Measure.parse(name, text) for name, text in functions.items()}
-    stacks = {n: m.function.make(m.parameters, argument if m.argument else None) for n, m in measures.items()}
+    stacks = {n: m.stack(argument if m.argument else None) for n, m in measures.items()}
     aggregate = GroupedAggregate({"key": pa.string()}, stacks)
     values = pa.array([x for _, x in records], argument)
     given = {n: values if m.argument else None for n, m in measures.items()}

@@ -79,7 +79,7 @@ def test_a_package_provides_a_kind_a_function_and_a_single_synopsis(install: Ins
     assert function_named("count") is not None and "tallies" not in sys.modules
     measure = Measure.parse("n", "tally(x)")
     assert "tally" in function_names()
-    stack = measure.function.make(measure.parameters, None)
+    stack = measure.stack(None)
     stack.grow(2)
     stack.update(np.array([1, 1, 0]), np.array([5, 6, 7]))
     assert stack_from_message(stack.to_message()).query().value.tolist() == [1, 2]

@@ -4,7 +4,14 @@ import pytest
 from edgewater.errors import InvalidQuery
 from edgewater.synopses import DDSketch, HyperLogLog
 from edgewater.synopses.exact.aggregates import CountStack
-from edgewater.synopses.registry import Function, function_named, function_names, register_function, register_kind
+from edgewater.synopses.registry import (
+    REQUIRED,
+    Function,
+    function_named,
+    function_names,
+    register_function,
+    register_kind,
+)
 
 
 def test_built_in_functions_are_registered_under_every_name() -> None:
@@ -65,3 +72,20 @@ def test_a_single_synopsis_and_its_stack_are_of_one_kind() -> None:
     for single in (HyperLogLog, DDSketch):
         assert single.kind == single.stack_type.kind
         assert single.properties is single.stack_type.properties
+
+
+def test_every_synopsis_with_a_seed_has_the_one_of_its_query() -> None:
+    """`Function.seeded` tells; a kind that forgets it would keep the public default."""
+    seeded = set()
+    for name in function_names():
+        function = function_named(name)
+        assert function is not None
+        if any(parameter.default is REQUIRED for parameter in function.parameters.values()):
+            continue
+        parameters = function.read_parameters([], {}, "m")
+        default, drawn = function.stack(parameters, None), function.stack(parameters, None, 7)
+        if default.to_message().seed:
+            seeded.add(name)
+            assert drawn.to_message().seed == 7 != default.to_message().seed, name
+        assert function.seeded == (name in seeded), name
+    assert seeded >= {"bloom", "count_min", "cuckoo", "distinct", "fast_agms", "kll", "kmeans", "reservoir", "top_k"}

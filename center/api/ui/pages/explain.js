@@ -3,7 +3,7 @@
 import { html, useMemo } from "../vendor/preact.js";
 import { get, live, url } from "../api.js";
 import * as f from "../format.js";
-import { Contract, Interval, Phase, Problem, useData } from "../parts.js";
+import { Contract, Interval, Phase, Problem, State, useData } from "../parts.js";
 
 const CAUSES = {
   sketch: "the synopsis", sampling: "sampling", withheld: "withheld at the edges", straggler: "records still to come", missing: "missing edges or records",
@@ -26,7 +26,7 @@ export function Explain({ args: [name, start], search }) {
     ${told.contract.violations.length > 0 && html`<section class="card alarm" aria-label="Violations"><h2>Violations of the contract</h2><ul>${told.contract.violations.map((v) => html`<li><b>${v.code}</b> ${v.message}</li>`)}</ul></section>`}
     <section class="card flush" aria-label="Edges"><h2>Edges <small>what each had stated when the answer was given; state and watermark are those of now</small></h2><div class="scroll"><table>
       <thead><tr><th>Edge</th><th>Now</th><th>Watermark</th><th>Window closed</th><th class="n">Late records</th><th class="n">Withheld above</th><th class="n">Withheld below</th><th class="n">Sampling rate</th></tr></thead>
-      <tbody>${told.edges.map((e) => html`<tr key=${e.edge}><th scope="row">${e.edge}</th><td><span class=${`badge ${e.state === "up" ? "ok" : "bad"}`}>${e.state.replaceAll("_", " ")}</span></td><td>${e.ended ? "ended" : e.watermark ? f.time(e.watermark) : "–"}</td>
+      <tbody>${told.edges.map((e) => html`<tr key=${e.edge}><th scope="row">${e.edge}</th><td><${State} kind=${e.state === "up" ? "ok" : "bad"}>${e.state.replaceAll("_", " ")}<//></td><td>${e.ended ? "ended" : e.watermark ? f.time(e.watermark) : "–"}</td>
         <td>${e.closed === null ? f.UNKNOWN : e.closed ? "yes" : html`<span class="late">no${e.closed_until ? `: closed until ${f.time(e.closed_until)}` : ""}</span>`}</td>
         <td class="n">${f.number(e.late)}</td><td class="n">${f.number(e.withheld?.above)}</td><td class="n">${f.number(e.withheld?.below)}</td><td class="n">${e.rate === null ? "–" : f.percent(e.rate)}</td></tr>`)}</tbody></table></div></section>
     <section class="card flush" aria-label="Revisions"><h2>Revisions</h2><div class="scroll"><table><thead><tr><th>Revision</th><th>Phase</th><th>Given</th><th class="n">Estimate</th><th class="n">Lower</th><th class="n">Upper</th></tr></thead>

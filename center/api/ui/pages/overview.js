@@ -3,10 +3,16 @@
 import { html, useEffect, useMemo, useRef } from "../vendor/preact.js";
 import { get, live } from "../api.js";
 import * as f from "../format.js";
-import { Completeness, Contract, Interval, Phase, Problem, Sparkline, Staleness, useData, useQueries, useThrottled } from "../parts.js";
+import { Completeness, Contract, Interval, Phase, Problem, Sparkline, Staleness, State, useData, useLost, useQueries, useThrottled } from "../parts.js";
 
 const HISTORY = 40;
 const FILLED = 12;
+
+/** A token may read queries but no alarms. Of other failures, the alarms that are known stay. */
+function readable(error) {
+  if (error.status === 403) return null;
+  throw error;
+}
 
 /** The value that a row shows: the first measure's, of the group with the widest interval. */
 function headline(answer) {
@@ -58,8 +64,8 @@ export function Overview() {
   const progress = useRef(new Map());
   const redraw = useThrottled();
   const [queries, problem] = useQueries();
-  const [parts] = useData(() => fetch("/readyz").then((r) => r.json()), [], 5000);
-  const [alarms] = useData(() => get("/v1/alarms", [["limit", 5]]).catch(() => null), [], 5000);
+  const [parts] = useData(() => get("/readyz", [], { anyStatus: true }), [], 5000);
+  const [alarms] = useData(() => get("/v1/alarms", [["limit", 5]]).catch(readable), [], 5000);
   const filling = useRef(0);
 
   useEffect(() => {
@@ -91,8 +97,10 @@ export function Overview() {
 }
 
 function Parts({ parts }) {
+  const lost = useLost();
+  if (lost !== null) return html`<span class="parts"><${State} /></span>`;
   if (!parts?.components) return null;
-  return html`<span class="parts">${Object.entries(parts.components).map(([name, part]) => html`<span class=${`badge ${part.ready ? "ok" : "bad"}`} title=${part.reason || ""}>${name} ${part.ready ? "ready" : "not ready"}</span>`)}</span>`;
+  return html`<span class="parts">${Object.entries(parts.components).map(([name, part]) => html`<${State} kind=${part.ready ? "ok" : "bad"} title=${part.reason}>${name} ${part.ready ? "ready" : "not ready"}<//>`)}</span>`;
 }
 
 function QueryRow({ name, row, answer, edges }) {

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { download, get, live, url } from "../api.js";
-import { BandChart, PointTable, Series } from "../chart.js";
+import { BandChart, PointTable, Series, zoomed } from "../chart.js";
 import * as f from "../format.js";
 import { Completeness, Contract, Interval, Phase, Problem, Staleness, setSearch, useData, useThrottled } from "../parts.js";
 
@@ -26,7 +26,8 @@ export function QueryPage({ args: [name], search }) {
   const path = `/v1/queries/${encodeURIComponent(name)}`;
   const asked = useMemo(() => new URLSearchParams(search), []);
   const [detail, problem] = useData(() => get(path), [name], 5000);
-  const [choice, setChoice] = useState({ measure: asked.get("measure"), group: asked.get("group"), value: asked.get("value"), confidence: asked.get("confidence") || "" });
+  const [choice, setChoice] = useState({ measure: asked.get("measure"), group: asked.get("group"), value: asked.get("value"), confidence: asked.get("confidence") || "",
+    start: asked.get("start"), end: asked.get("end") });
   const latest = useRef(null);
   const series = useRef(new Series());
   const held = useRef([]);
@@ -49,7 +50,7 @@ export function QueryPage({ args: [name], search }) {
     if (!latest.current || answer.window.start >= latest.current.window.start) latest.current = answer;
     pick(answer);
     const p = chosen.current && point(answer, measure, chosen.current, choice.value);
-    if (p) series.current.add(p);
+    if (p && !(p.start < Date.parse(choice.start)) && !(p.start >= Date.parse(choice.end))) series.current.add(p);
     series.current.keepLast(MOST);
     series.current.open = opened(series.current, held.current);
     redraw();
@@ -72,15 +73,16 @@ export function QueryPage({ args: [name], search }) {
     });
     const mine = series.current;
     const load = async () => {
-      const matrix = await get(`${path}/completeness`, [["limit", WINDOWS], ["start", asked.get("start")], ["end", asked.get("end")]]);
+      const matrix = await get(`${path}/completeness`, [["limit", WINDOWS], ["start", choice.start], ["end", choice.end]]);
       if (!matrix.windows.length) return;
       if (!chosen.current) pick(await get(`${path}/latest`, [["measure", measure], ...questions]));
       const last = new Date(Date.parse(matrix.windows.at(-1)) + 1).toISOString();
-      let params = [["start", matrix.windows[0]], ["end", last], ["limit", WINDOWS], ["measure", measure], ...f.groupParams(chosen.current || {}), ...questions];
-      for (let cursor = null, more = true; more && mine === series.current; more = cursor !== null) {
+      const params = [["start", choice.start ?? matrix.windows[0]], ["end", last], ["limit", WINDOWS], ["measure", measure], ...f.groupParams(chosen.current || {}), ...questions];
+      for (let cursor = null, more = true; more && mine === series.current && mine.byStart.size < MOST; more = cursor !== null) {
         const page = await get(`${path}/windows`, cursor ? [...params, ["cursor", cursor]] : params);
         for (const a of page.answers) { const p = point(a, measure, chosen.current || {}, choice.value); if (p) mine.add(p); }
         cursor = page.next_cursor;
+        redraw();
       }
       mine.ghosts = [];
       mine.open = opened(mine, held.current);
@@ -88,7 +90,9 @@ export function QueryPage({ args: [name], search }) {
     };
     load().catch(setFailure);
     return () => live.close();
-  }, [name, measure, choice.group, choice.value, choice.confidence]);
+  }, [name, measure, choice.group, choice.value, choice.confidence, choice.start, choice.end]);
+
+  const zoom = (range) => { series.current.zoom = range; redraw(); };
 
   const answer = latest.current;
   const group = chosen.current || {};
@@ -104,16 +108,29 @@ export function QueryPage({ args: [name], search }) {
       ${valueNames.length > 1 && html`<label>Value <select value=${choice.value || valueNames[0]} onChange=${(e) => choose({ value: e.target.value })}>${valueNames.map((v) => html`<option value=${v}>${v}</option>`)}</select></label>`}
       ${answer && Object.keys(group).length > 0 && html`<label>Group <select value=${JSON.stringify(group)} onChange=${(e) => choose({ group: e.target.value })}>${groupsOf(answer, group).map((g) => html`<option value=${JSON.stringify(g)}>${f.group(g)}</option>`)}</select></label>`}
       <label>Confidence <select value=${choice.confidence} onChange=${(e) => choose({ confidence: e.target.value })}><option value="">as registered</option>${["0.9", "0.95", "0.99"].map((c) => html`<option value=${c}>${f.percent(Number(c))}</option>`)}</select></label>
+      <${When} label="From" at=${choice.start} set=${(start) => choose({ start })} /><${When} label="To" at=${choice.end} set=${(end) => choose({ end })} />
       ${answer && html`<span class="muted">${f.confidence(answer)}</span>`}
     </form>
     <section class="card" aria-label="Chart"><h2>${measure}${choice.value ? ` ${choice.value}` : ""} <small>${f.group(group)}</small></h2>
-      <${BandChart} series=${series.current} label=${`${measure} of ${f.group(group)}, ${series.current.byStart.size} windows`} onPick=${(p) => { history.pushState(null, "", explained(p)); dispatchEvent(new PopStateEvent("popstate")); }} />
+      <div class="zoom" role="group" aria-label="Zoom"><button onClick=${() => zoom(zoomed(series.current, 0.5))}>Zoom in</button> <button disabled=${!series.current.zoom} onClick=${() => zoom(zoomed(series.current, 2))}>Zoom out</button>
+        <button disabled=${!series.current.zoom} onClick=${() => zoom(zoomed(series.current, 1, -0.5))}>Earlier</button> <button disabled=${!series.current.zoom} onClick=${() => zoom(zoomed(series.current, 1, 0.5))}>Later</button>
+        <button disabled=${!series.current.zoom} onClick=${() => zoom(null)}>All</button> <small class="muted">${series.current.zoom ? `${f.time(seconds(series.current.zoom[0]))} … ${f.time(seconds(series.current.zoom[1]))}` : "or drag over the chart"}${series.current.byStart.size >= MOST ? `; the first ${f.number(MOST)} windows of the range` : ""}</small></div>
+      <${BandChart} onZoom=${zoom} series=${series.current} label=${`${measure} of ${f.group(group)}, ${series.current.byStart.size} windows`} onPick=${(p) => { history.pushState(null, "", explained(p)); dispatchEvent(new PopStateEvent("popstate")); }} />
       <p class="legend"><span>◇ early</span><span>◼ complete</span><span>● final</span><span class="unknown">? bounds unknown</span>${series.current.open && html`<span class="dashed">dashed: open window${waitsFor(held.current, series.current.open)}</span>`}</p></section>
     <${PointTable} series=${series.current} href=${explained} />
     ${answer && html`<${Groups} answer=${answer} measures=${measures} choose=${choose} current=${group} explained=${explained} />`}
     ${answer && html`<${Lists} answer=${answer} measures=${measures} />`}
     ${answer && html`<${Exports} path=${path} name=${name} measure=${measure} group=${group} questions=${questions} series=${series.current} />`}
   </main>`;
+}
+
+const seconds = (s) => new Date(Math.round(s) * 1000).toISOString().replace(".000", "");
+
+/** An end of the range of windows, UTC; empty: open. */
+function When({ label, at, set }) {
+  const ms = Date.parse(at);
+  const changed = (e) => set(e.target.value ? seconds(Date.parse(`${e.target.value}Z`) / 1000) : null);
+  return html`<label>${label} <input type="datetime-local" step="1" aria-label=${`${label}, UTC`} value=${Number.isNaN(ms) ? "" : new Date(ms).toISOString().slice(0, 19)} onChange=${changed} /></label>`;
 }
 
 function groupsOf(answer, current) {
@@ -144,22 +161,38 @@ function Spec({ detail }) {
     ["accuracy", s.accuracy && f.plain(s.accuracy)], ["lateness", s.lateness], ["version", detail.version]].filter(([, v]) => v);
   return html`<dl class="facts">${facts.map(([k, v]) => html`<div><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>
     ${detail.alarms.length > 0 && html`<section class="card alarm"><h2>Alarms about this query</h2><ul>${detail.alarms.slice(0, 5).map((a) => html`<li><b>${a.kind}</b> ${a.message}</li>`)}</ul></section>`}
-    ${detail.after_final > 0 && html`<p class="problem">${f.number(detail.after_final)} records came for windows when these were final, and are in no answer.</p>`}`;
+    ${detail.after_final > 0 && html`<p class="problem">${f.number(detail.after_final)} records came for windows when these were final, and are in no answer.</p>`}
+    ${detail.rejected > 0 && html`<p class="problem">${f.number(detail.rejected)} records were rejected by their sources, and are in no answer.</p>`}`;
+}
+
+/** The groups of an answer, by the width of their widest interval, by name, or by a measure's first value; unknown ones last. */
+function sorted(rows, measures, by) {
+  const value = (r) => f.values(r[by.name])[0]?.estimate ?? null;
+  const widest = (r) => Math.max(0, ...measures.map((m) => f.width(f.values(r[m])[0])).filter((w) => w !== undefined));
+  const keyed = rows.map((r) => [by.name === "" ? widest(r) : by.name === "group" ? f.group(r.group) : value(r), r]);
+  const sign = by.down ? -1 : 1;
+  keyed.sort(([a], [b]) => (a === b ? 0 : a === null ? 1 : b === null ? -1 : a < b ? -sign : sign));
+  return keyed.map(([, r]) => r);
 }
 
 function Groups({ answer, measures, choose, current, explained }) {
   const [most, setMost] = useState(SHOWN_GROUPS);
-  const rows = useMemo(() => {
-    const widest = (r) => Math.max(0, ...measures.map((m) => f.width(f.values(r[m])[0])).filter((w) => w !== undefined));
-    return [...answer.data].map((r) => [widest(r), r]).sort(([a], [b]) => (a === b ? 0 : b - a)).map(([, r]) => r);
-  }, [answer, measures.join()]);
+  const [wanted, setWanted] = useState("");
+  const [by, setBy] = useState({ name: "", down: true });
+  const found = useMemo(() => answer.data.filter((r) => f.group(r.group).toLowerCase().includes(wanted.trim().toLowerCase())), [answer, wanted]);
+  const rows = useMemo(() => sorted(found, measures, by), [found, measures.join(), by]);
   const here = JSON.stringify(current);
-  return html`<section class="card flush" aria-label="Groups"><h2>Window ${f.time(answer.window.start)} <small>${f.number(rows.length)} groups, the widest intervals first; staleness <${Staleness} answer=${answer} /></small></h2>
-    <div class="scroll"><table><thead><tr><th>Group</th>${measures.map((m) => html`<th>${m}</th>`)}</tr></thead>
+  const head = (name, text, down) => html`<th aria-sort=${by.name !== name ? "none" : by.down ? "descending" : "ascending"}><button class="quiet" onClick=${() => setBy(by.name === name ? (by.down === down ? { name, down: !down } : { name: "", down: true }) : { name, down })}
+    title="Sort; a third click: the widest intervals first">${text}<span aria-hidden="true">${by.name !== name ? "" : by.down ? " ▼" : " ▲"}</span></button></th>`;
+  const order = by.name === "" ? "the widest intervals first" : `by ${by.name}, ${by.down ? "descending" : "ascending"}`;
+  return html`<section class="card flush" aria-label="Groups"><h2>Window ${f.time(answer.window.start)} <small>${wanted ? `${f.number(found.length)} of ` : ""}${f.number(answer.data.length)} groups, ${order}; staleness <${Staleness} answer=${answer} /></small></h2>
+    ${answer.data.length > 1 && html`<p><input type="search" aria-label="Search groups" placeholder="Search groups" value=${wanted} onInput=${(e) => setWanted(e.target.value)} /></p>`}
+    <div class="scroll"><table><thead><tr>${head("group", "Group", false)}${measures.map((m) => head(m, m, true))}</tr></thead>
     <tbody>${rows.slice(0, most).map((r) => html`<tr key=${JSON.stringify(r.group)} class=${JSON.stringify(r.group) === here ? "current" : ""}><th scope="row">
       <button class="link" onClick=${() => choose({ group: JSON.stringify(r.group) })} title="Draw this group">${f.group(r.group)}</button></th>
       ${measures.map((m) => html`<td>${f.values(r[m]).slice(0, 4).map((v) => html`<div>${v.name && html`<small>${v.name} </small>`}<${Interval} value=${v} /></div>`)}${f.list(r[m]) && html`<small>${f.list(r[m]).entries.length} ${f.list(r[m]).kind}</small>`}</td>`)}</tr>`)}
-    ${!rows.length && html`<tr><td colspan=${measures.length + 1} class="empty">The window has no group: no record of it has arrived.</td></tr>`}</tbody></table></div>
+    ${!answer.data.length && html`<tr><td colspan=${measures.length + 1} class="empty">The window has no group: no record of it has arrived.</td></tr>`}
+    ${answer.data.length > 0 && !rows.length && html`<tr><td colspan=${measures.length + 1} class="empty">No group matches.</td></tr>`}</tbody></table></div>
     ${rows.length > most && html`<p><button onClick=${() => setMost(most + 200)}>Show ${Math.min(200, rows.length - most)} more of ${f.number(rows.length)}</button></p>`}</section>`;
 }
 
@@ -175,7 +208,7 @@ function Lists({ answer, measures }) {
 }
 
 function Exports({ path, name, measure, group, questions, series }) {
-  const [copied, setCopied] = useState("");
+  const [copied, setCopied] = useState(""), [said, setSaid] = useState("");
   const points = series.points;
   const range = points.length ? [["start", new Date(points[0].start).toISOString()], ["end", new Date(points.at(-1).start + 1).toISOString()]] : [];
   const params = [...range, ["limit", 1000], ["measure", measure], ...f.groupParams(group), ...questions];
@@ -185,7 +218,9 @@ function Exports({ path, name, measure, group, questions, series }) {
     ["PromQL", `${name}:${measure}${labels ? `{${labels}}` : ""}`],
     ["Python", `from edgewater.client import Center\nCenter("${location.origin}").query(${JSON.stringify(name)}).latest()`],
   ];
-  const save = (format, ending) => download(`${path}/windows`, [...params, ["format", format]], `${name}.${ending}`).catch(() => setCopied("the download failed"));
-  return html`<details class="card"><summary>Take it elsewhere</summary><p><button onClick=${() => save("csv", "csv")}>CSV</button> <button onClick=${() => save("arrow", "arrows")}>Arrow</button> of these windows</p>
+  const save = (format, ending) => download(`${path}/windows`, [...params, ["format", format]], `${name}.${ending}`).then(
+    (whole) => setSaid(whole ? "" : "The file has only the first of these windows: the answers are too large for one. The Python client reads all."),
+    (error) => setSaid(`The download failed: ${error.message}`));
+  return html`<details class="card"><summary>Take it elsewhere</summary><p><button onClick=${() => save("csv", "csv")}>CSV</button> <button onClick=${() => save("arrow", "arrows")}>Arrow</button> of these windows</p><p class="problem" role="status">${said}</p>
     ${texts.map(([what, text]) => html`<div class="snippet"><b>${what}</b><pre>${text}</pre><button class="quiet" onClick=${() => navigator.clipboard.writeText(text).then(() => setCopied(what))}>${copied === what ? "copied" : "copy"}</button></div>`)}</details>`;
 }

@@ -151,7 +151,7 @@ def test_narrow_and_encoded_arrays_count_as_their_wide_types() -> None:
 
 
 def test_unequal_seeds_and_kinds_do_not_merge() -> None:
-    with pytest.raises(IncompatibleSynopses, match=r"'seed': 1\b.*'seed': 2\b"):
+    with pytest.raises(IncompatibleSynopses, match="seeds differ"):
         HyperLogLog(seed=1).merge_many([HyperLogLog(seed=2)])
     with pytest.raises(IncompatibleSynopses, match="hyperloglog and str"):
         HyperLogLog().merge_many(["not one"])  # type: ignore[list-item]

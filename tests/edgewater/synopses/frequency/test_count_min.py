@@ -198,7 +198,7 @@ def test_an_item_of_another_type_is_refused() -> None:
 def test_unequal_sketches_and_questions_are_named() -> None:
     with pytest.raises(IncompatibleSynopses, match=r"'width': 64.*'width': 128"):
         CountMin(64).merge_many([CountMin(128)])
-    with pytest.raises(IncompatibleSynopses, match=r"'seed': 1\b.*'seed': 2\b"):
+    with pytest.raises(IncompatibleSynopses, match="seeds differ"):
         CountMin(seed=1).merge_many([CountMin(seed=2)])
     with pytest.raises(InvalidRequest, match="one of Count, Frequency"):
         CountMin().query(Distinct())

@@ -7,6 +7,7 @@ from edgewater.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import Count, Distinct, FastAgms, Frequency, JoinSize, SelfJoinSize, from_bytes
 from edgewater.synopses.frequency.fast_agms import FastAgmsStack, deviations, polynomial
 from edgewater.synopses.hashing import hash_values
+from edgewater.synopses.testing import least_hits
 
 SEED = 12
 PRIME = (1 << 61) - 1
@@ -124,6 +125,61 @@ def test_deviations_grow_with_confidence_and_shrink_with_depth() -> None:
     assert deviations(5, 0.99) > deviations(5, 0.95)
 
 
+@pytest.mark.parametrize("depth", [3, 5, 9])
+@pytest.mark.parametrize("confidence", [0.68, 0.95, 0.99])
+def test_deviations_hold_for_the_rows_that_cantellis_inequality_permits(depth: int, confidence: float) -> None:
+    """Rows have two values: t with the probability 1/(1 + t²), otherwise -1/t. No rows deviate upwards more often."""
+    t = deviations(depth, confidence)
+
+    def failures(t: float, sides: float) -> float:
+        p = sides / (1 + t * t)
+        off = range((depth + 1) // 2, depth + 1)
+        return sum(math.comb(depth, i) * p**i * (1 - p) ** (depth - i) for i in off)
+
+    assert failures(t, 1) <= 1 - confidence + 1e-9
+    chebyshev = next(x for x in np.arange(1, 100, 0.001) if failures(x, (1 + x * x) / (x * x)) <= 1 - confidence)
+    assert 0.7 * chebyshev < t < 0.98 * chebyshev
+    assert deviations(depth, confidence, sides=1) <= t
+
+
+def test_intervals_of_fast_agms_are_at_least_a_tenth_narrower_than_with_chebyshevs_inequality() -> None:
+    """At 95 % with 5 rows, Chebyshev's inequality and equal parts of the failures gave 2.98 √(F2/width)."""
+    items = np.random.default_rng(SEED).integers(0, 500, 20_000)
+    sketch, moment = sketch_of(items, 256), float((np.bincount(items).astype(float) ** 2).sum())
+    answer = sketch.query(Frequency(7, 0.95))
+    assert (answer.upper - answer.lower) / 2 < 2.7 * math.sqrt(moment / 256)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("confidence", [0.5, 0.68, 0.9, 0.99])
+@pytest.mark.parametrize("data", ["equal", "two heavy", "tail", "one"])
+def test_intervals_of_fast_agms_cover_at_each_confidence(data: str, confidence: float) -> None:
+    """Each of three questions fails by chance for one of 100,000 choices of seeds."""
+    items = {
+        "equal": np.arange(600) % 60,
+        "two heavy": np.repeat(np.arange(52), [300, 250, *[1] * 50]),
+        "tail": np.r_[np.repeat(np.arange(5), 40), np.arange(100, 500)],
+        "one": np.zeros(100, np.int64),
+    }[data]
+    counts, trials = np.bincount(items).astype(float), 100
+    moment = float((counts**2).sum())
+    held = {"frequency": 0, "moment": 0, "join": 0}
+    for seed in range(trials):
+        sketch, other = (FastAgms(16, 5, seed=seed) for _ in range(2))
+        sketch.update(items)
+        other.update(items[::2])
+        joined = float(counts @ np.bincount(items[::2], minlength=len(counts)))
+        for name, question, truth in (
+            ("frequency", Frequency(0, confidence), counts[0]),
+            ("moment", SelfJoinSize(confidence), moment),
+            ("join", JoinSize(other, confidence), joined),
+        ):
+            answer = sketch.query(question)
+            assert answer.lower <= answer.value <= answer.upper
+            held[name] += answer.lower <= truth <= answer.upper
+    assert min(held.values()) >= least_hits(trials, confidence), held
+
+
 def test_a_sketch_too_narrow_for_a_confidence_has_infinite_bounds() -> None:
     sketch = sketch_of(np.arange(100), 16, 1)
     answer = sketch.query(SelfJoinSize(0.999))
@@ -156,7 +212,7 @@ def test_for_error_returns_a_sketch_with_this_error() -> None:
 def test_only_sketches_of_equal_parameters_join() -> None:
     with pytest.raises(IncompatibleSynopses, match=r"'width': 64.*'width': 128"):
         FastAgms(64).query(JoinSize(FastAgms(128)))
-    with pytest.raises(IncompatibleSynopses, match=r"'seed': 1\b.*'seed': 2\b"):
+    with pytest.raises(IncompatibleSynopses, match="seeds differ"):
         FastAgms(seed=1).query(JoinSize(FastAgms(seed=2)))
     with pytest.raises(IncompatibleSynopses, match="fast_agms and str"):
         FastAgms().query(JoinSize("not one"))

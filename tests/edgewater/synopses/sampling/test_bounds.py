@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from edgewater.errors import CorruptSynopsis
-from edgewater.synopses import BernoulliSample, BiasedReservoir, Mean, ReservoirSample, Since, Sum, from_bytes
+from edgewater.synopses import (
+    BernoulliSample,
+    BiasedReservoir,
+    Mean,
+    Quantile,
+    ReservoirSample,
+    Since,
+    Sum,
+    from_bytes,
+)
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.synopses.sampling.bernoulli import BernoulliStack
@@ -143,3 +152,29 @@ def test_nothing_bounds_the_records_since_a_time_when_every_slot_is_newer() -> N
     total, mean = sample.query(Since(0, Sum())), sample.query(Since(0, Mean()))
     assert 16 <= total.lower < total.value < total.upper == math.inf
     assert mean.lower == mean.upper == 1
+
+
+@pytest.mark.parametrize("make", [lambda s: ReservoirSample(20, source=s), lambda s: BernoulliSample(0.02, source=s)])
+def test_quantiles_of_a_sample_near_an_end_are_bounded_by_the_range(make: Callable[[int], Any]) -> None:
+    values = np.random.default_rng(3).normal(0, 1, 1000)
+    parts = [make(source) for source in (1, 2)]
+    for part, some in zip(parts, np.split(values, 2), strict=True):
+        part.update(some)
+    sample = parts[0].merge_many(parts[1:])
+    for one in (sample, from_bytes(sample.to_bytes())):
+        high, low = one.query(Quantile(0.99, 0.99)), one.query(Quantile(0.01, 0.99))
+        assert high.upper == values.max() and low.lower == values.min()
+        assert high.lower <= np.quantile(values, 0.99) and low.upper >= np.quantile(values, 0.01)
+
+
+def test_quantiles_of_recent_records_are_bounded_by_the_range_of_all_records() -> None:
+    sample = BiasedReservoir(16)
+    sample.update(np.arange(500.0))
+    assert sample.query(Quantile(0.99)).upper == 499 and sample.query(Quantile(0.001, 0.99)).lower == 0
+
+
+def test_quantiles_of_a_sample_whose_range_has_nan_are_not_bounded_by_it() -> None:
+    sample = ReservoirSample(20)
+    sample.update(np.r_[np.arange(500.0), math.nan])
+    answer = sample.query(Quantile(0.99, 0.99))
+    assert (answer.lower > -math.inf, answer.upper) == (True, math.inf)

@@ -131,7 +131,7 @@ def test_a_query_makes_rows_of_its_expressions() -> None:
     bound = spec.bind({"x": pa.float64(), "y": pa.int64()}).measures[0]
     assert bound.argument is not None
     batch = pa.record_batch({"x": [1.0, None, float("nan"), 4.0], "y": [1, 2, 3, None], "event_time_ms": [0] * 4})
-    stack = bound.measure.function.make(bound.measure.parameters, bound.argument.type)
+    stack = bound.measure.stack(bound.argument.type)
     aggregate = GroupedAggregate({}, {"c": stack})
 
     aggregate.update([], {"c": bound.argument.array(batch)}, 4)

@@ -1,0 +1,99 @@
+"""What another user of the machine can do at the ports of a Spark session: nothing but take time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user"),
+]
+
+NOBODY = 65534
+TIMEOUT_S = 60
+ATTACK = """
+import encodings.idna, os, socket, sys
+os.setgroups([]), os.setgid({nobody}), os.setuid({nobody})
+for port in sys.argv[1:]:
+    for object_id in ("t", "p0", "p1", "p2", "p3"):
+        try:
+            with socket.create_connection(("127.0.0.1", int(port)), timeout=1) as connection:
+                connection.sendall(b"c\\n%s\\n__setattr__\\nscall\\nsx\\ne\\n" % object_id.encode())
+                print(port, connection.recv(2000))
+        except OSError as exc:
+            print(port, exc)
+"""
+WAIT = """
+import encodings.idna, os, socket, sys
+os.setgroups([]), os.setgid({nobody}), os.setuid({nobody})
+connection = [socket.create_connection(("127.0.0.1", int(port))) for port in sys.argv[1:]]
+print("connected", flush=True)
+sys.stdin.read()
+"""
+
+
+def ports_of_this_process_tree() -> list[str]:
+    tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    listening = [c for process in tree for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    return sorted({str(c.laddr.port) for c in listening})
+
+
+def as_nobody(program: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-ISc", program.format(nobody=NOBODY), *arguments]
+
+
+@pytest.fixture
+def batches(spark: Any, tmp_path: Path) -> Iterator[tuple[Any, threading.Semaphore]]:
+    """A stream, and a semaphore that is released at each of its micro-batches."""
+    applied = threading.Semaphore(0)
+
+    def process(frame: Any, _: int) -> None:
+        frame.count()
+        applied.release()
+
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+    writer = source.writeStream.foreachBatch(process).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(processingTime="100 milliseconds").start()
+    yield query, applied
+    query.stop()
+
+
+def test_another_user_cannot_stop_a_stream(batches: tuple[Any, threading.Semaphore]) -> None:
+    query, applied = batches
+    assert applied.acquire(timeout=TIMEOUT_S)
+    ports = ports_of_this_process_tree()
+    assert len(ports) >= 4  # JVM, its callbacks, accumulators, RPC
+
+    attack = subprocess.run(as_nobody(ATTACK, *ports), capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+
+    assert set(ports) <= set(attack.stdout.split())
+    assert "Traceback" not in attack.stdout
+    while applied.acquire(blocking=False):
+        pass
+    assert all(applied.acquire(timeout=TIMEOUT_S) for _ in range(3)), query.exception()
+    assert query.exception() is None
+
+
+def test_a_silent_connection_of_another_user_does_not_keep_the_jvm_from_its_accumulators(spark: Any) -> None:
+    host, port = spark.sparkContext._accumulatorServer.server_address
+    token = spark.sparkContext._gateway.gateway_parameters.auth_token
+    nobody = subprocess.Popen(as_nobody(WAIT, str(port)), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with nobody, socket.create_connection((host, port), timeout=TIMEOUT_S) as jvm:
+        assert nobody.stdout is not None
+        assert nobody.stdout.readline()
+
+        jvm.sendall(token.encode() + struct.pack("!i", 0))  # no accumulator
+
+        assert jvm.recv(1) == b"\1"
+        nobody.communicate()
