@@ -15,6 +15,7 @@ from sqlalchemy import (
     BigInteger,
     Connection,
     Integer,
+    Row,
     Select,
     and_,
     bindparam,
@@ -255,13 +256,21 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
     """
     windows, c = list(windows), t.late_slices.c
     span = (c.slice_end_ms > min(w[0] for w in windows)) & (c.slice_start_ms < max(w[1] for w in windows))
-    rows = connection.execute(select(t.late_slices).where(c.query == key, span)).all()
+    # By the power of two above their length: of each class, only rows that start shortly before a window overlap it.
+    classes: dict[int, list[Row[Any]]] = {}
+    for row in connection.execute(select(t.late_slices).where(c.query == key, span).order_by(c.slice_start_ms)):
+        classes.setdefault((row.slice_end_ms - row.slice_start_ms).bit_length(), []).append(row)
     found: dict[int, dict[str, int]] = {}
-    for start, end in windows if rows else ():
-        for row in rows:
-            if row.slice_start_ms < end and row.slice_end_ms > start and end <= row.through_ms:
-                counts = found.setdefault(start, {})
-                counts[row.reason] = counts.get(row.reason, 0) + row.records
+    for start, end in windows if classes else ():
+        for bits, rows in classes.items():
+            first = bisect_left(rows, start - (1 << bits), key=lambda row: row.slice_start_ms)
+            for at in range(first, len(rows)):
+                row = rows[at]
+                if row.slice_start_ms >= end:
+                    break
+                if row.slice_end_ms > start and end <= row.through_ms:
+                    counts = found.setdefault(start, {})
+                    counts[row.reason] = counts.get(row.reason, 0) + row.records
     return found
 
 

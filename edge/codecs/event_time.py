@@ -55,14 +55,17 @@ def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, 
     arrays = [_one_array(table.column(name)) for name in schema.columns]
     for at, name in enumerate(schema.columns):
         if name in schema.constants:
-            keep &= ~_contradicts(arrays[at], name, schema.constants[name], keep, rejections)
+            other = _contradicts(arrays[at], name, schema.constants[name], keep, rejections)
+            rejections.add_times(RejectionReason.OTHER_CONSTANT, times.millis[other])
+            keep &= ~other
             arrays[at] = pa.repeat(pa.scalar(schema.constants[name], schema.columns[name]), len(keep))
     arrays.append(pa.array(times.millis))
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema.output)
     if not keep.all():
         _explain(raw, times, implausible, schema.time, arrival_ms, rejections)
         batch = batch.filter(pa.array(keep))
-    rejections.place(schema.time.min_ms, schema.time.latest_ms(arrival_ms), times.millis[keep])
+    if rejections.count:
+        rejections.place(schema.time.min_ms, schema.time.latest_ms(arrival_ms), times.millis[keep])
     return Decoded(batch, rejections.as_tuple())
 
 

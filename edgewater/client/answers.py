@@ -164,6 +164,11 @@ class Answer:
         return list(self.quality["completeness"]["missing"])
 
     @property
+    def rejected(self) -> int:
+        """The number of records that sources rejected and that are, or may be, records of the window."""
+        return int(self.quality["completeness"].get("rejected", 0))
+
+    @property
     def staleness_ms(self) -> float | None:
         value = self.quality.get("staleness_ms")
         return None if value is None else float(value)

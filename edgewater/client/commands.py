@@ -446,6 +446,7 @@ def print_answer(answer: Answer) -> None:
 def summary(answer: Answer) -> str:
     """One line: the window, phase, completeness and contract."""
     missing = f" without {', '.join(answer.missing)}" if answer.missing else ""
+    missing += f", {answer.rejected} records rejected" if answer.rejected else ""
     violations = ", ".join(str(v["code"]) for v in answer.violations)
     contract = "met" if answer.contract_met else f"not met ({violations})"
     return (

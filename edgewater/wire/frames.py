@@ -128,6 +128,7 @@ class DropReason(IntEnum):
     TIME_UNPARSEABLE = 5
     TIME_OUT_OF_RANGE = 6
     TOO_LONG = 7
+    OTHER_CONSTANT = 8
 
     @property
     def is_rejection(self) -> bool:

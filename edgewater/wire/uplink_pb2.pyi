@@ -532,6 +532,7 @@ class DroppedRecords(_message.Message):
         TIME_UNPARSEABLE: DroppedRecords._Reason.ValueType  # 5
         TIME_OUT_OF_RANGE: DroppedRecords._Reason.ValueType  # 6
         TOO_LONG: DroppedRecords._Reason.ValueType  # 7
+        OTHER_CONSTANT: DroppedRecords._Reason.ValueType  # 8
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     TOO_LATE: DroppedRecords.Reason.ValueType  # 0
@@ -545,6 +546,7 @@ class DroppedRecords(_message.Message):
     TIME_UNPARSEABLE: DroppedRecords.Reason.ValueType  # 5
     TIME_OUT_OF_RANGE: DroppedRecords.Reason.ValueType  # 6
     TOO_LONG: DroppedRecords.Reason.ValueType  # 7
+    OTHER_CONSTANT: DroppedRecords.Reason.ValueType  # 8
 
     SLICE_START_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int

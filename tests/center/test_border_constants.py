@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from edge.core import InputLost
+from edge.records import RejectionReason
+from edgewater.wire import REJECTIONS
 from tests.center.border_world import MINUTE, SOURCE, STREAM, T0, Border
 
 MEASURES = {"n": "count()", "s": "sum(x)", "d": "distinct(event_time_ms)"}
@@ -91,3 +93,8 @@ def test_a_constant_that_is_no_group_column_does_not_limit_a_fault(center: Borde
     answer = center.answer()
     assert [row["n"]["upper"] for row in answer["data"]] == [None]
     assert "only" not in json.dumps(answer["quality"]["completeness"])
+
+
+def test_each_reason_for_which_a_decoder_rejects_a_record_reaches_the_center() -> None:
+    of_files = {"truncated", "corrupt", "file-truncated", "file-gone"}
+    assert {reason.value for reason in RejectionReason} - of_files == set(REJECTIONS)

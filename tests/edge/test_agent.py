@@ -189,7 +189,9 @@ def test_rejected_records_are_not_in_the_log_unless_it_is_asked_for(
         agent = open_agent(config(tmp_path, center, [{"http": {}}]))
         schema = agent.config.streams["flights"].record_schema
         rejection = Rejection("wrong-type", 2, '{"name": "Jane Doe"}', "distance: got 'Jane Doe'; expected int64")
+        committing = asyncio.create_task(agent.commit.run())
         await agent.accept(Chunk("flights:http", schema.empty(), None, None, (rejection,), 1), "flights")
+        committing.cancel()
         agent.durable.close()
 
     for level in (logging.INFO, logging.DEBUG):
@@ -221,6 +223,54 @@ def test_a_file_is_shipped_whole_and_bad_lines_are_counted(tmp_path: Path) -> No
             assert "edgewater_edge_connected 1.0" in metrics
             (busy,) = (line for line in metrics.splitlines() if line.startswith("edgewater_edge_busy_share "))
             assert 0.0 < float(busy.split()[1]) <= 1.0
+
+    run(test, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pushed", [False, True])
+def test_rejected_records_travel_to_the_center_with_their_windows_and_are_counted_once(
+    tmp_path: Path, pushed: bool
+) -> None:
+    good, day = lines(range(48)), "".join(
+        json.dumps({"carrier": "UA", "distance": text, "at": START_MS + DAY_MS + i}) + "\n"
+        for i, text in enumerate(["far", "near", "1"])
+    )  # fmt: skip
+    body = good + day + '{"carrier": "UA", "dist\n' + lines(range(48, 60))
+    path = tmp_path / "a.ndjson"
+
+    def stated(center: Center) -> dict[tuple[str, int, int | None], int]:
+        found: dict[tuple[str, int, int | None], int] = {}
+        for dropped in (d for _, each in center.bodies() for d in each.dropped):
+            key = dropped.reason.label, (dropped.slice_start_ms - START_MS) // DAY_MS, dropped.until_ms
+            found[key] = found.get(key, 0) + dropped.records
+        return found
+
+    async def test(center: Center) -> None:
+        path.write_text("" if pushed else body)
+        source = {"http": {}} if pushed else {"file": {"path": str(path), "format": "ndjson", "follow": True}}
+        settings = config(tmp_path, center, [source])
+        for restart in (False, True):
+            agent = open_agent(settings)
+            async with running(agent) as task:
+                await until(agent.outbox.configured.is_set, "queries", task)
+                if pushed and not restart:
+                    async with httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
+                        reply = await client.post("/v1/streams/flights", content=body, headers=NDJSON)
+                        assert reply.json()["accepted"] == 60
+                await until(lambda: len(stated(center)) == 2, "the statements", task)
+                name = agent.sources[0].name
+                rejected = agent.durable.core.streams["flights"].rejected
+                assert rejected == {name: {"wrong-type": 3, "malformed": 1}}
+                await until(lambda: any(e.rejected for e in center.catalog.edges()), "a heartbeat", task)
+                (edge,) = center.catalog.edges()
+                counts = {(r[0], r[1]): r[2] for r in edge.rejected["flights"]}
+                assert counts == {(name, "wrong-type"): 3, (name, "malformed"): 1}
+            found = stated(center)
+            assert found.pop(("wrong-type", 1, START_MS + 2 * DAY_MS)) == 3
+            (((reason, first, until_ms), records),) = found.items()
+            assert (reason, records) == ("malformed", 1)
+            assert first <= 0 and until_ms is not None and until_ms > START_MS + 2 * DAY_MS
 
     run(test, tmp_path)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
@@ -27,12 +28,12 @@ from center.results import LeaseLost, ResultStore
 from center.storage.frame_log import FrameLog
 from edge.config import parse_config
 from edge.core import EdgeCore, Effect, Event, Ingested, MemoryLimits
-from edge.records import Chunk, Position
+from edge.records import Chunk, Position, Rejection, Rejections
 from edge.sources.http import http_source_name
 from edgewater.errors import StorageError
 from edgewater.streams import TIME_COLUMN, Delivery
 from edgewater.wire import QueryRef
-from tests.simulation.scenario import COLUMN_NAMES, COLUMNS, STREAM, EdgePlan
+from tests.simulation.scenario import COLUMN_NAMES, COLUMNS, STREAM, WRONG_TYPE, EdgePlan
 from tests.simulation.virtual import Process
 
 FILE = f"{STREAM}:file:log.ndjson"
@@ -77,6 +78,18 @@ class Disk:
         self.watermark_ms: int | None = None
         self.incarnation = 0
 
+    def read(self, row: int, end: int) -> tuple[pa.RecordBatch, tuple[Rejection, ...]]:
+        """The valid records of these rows, and the others as a decoder rejects them."""
+        rows, rejections = self.plan.records[row:end], Rejections()
+        batch = self.batch.slice(row, end - row).filter(pa.array([r.rejected is None for r in rows], pa.bool_()))
+        for record in rows:
+            if record.rejected is not None:
+                rejections.add(record.rejected, "", "")
+                if record.rejected is WRONG_TYPE:
+                    rejections.add_times(record.rejected, np.array([record.event_ms]))
+        rejections.place(0, 1 << 62, batch.column(TIME_COLUMN).to_numpy())
+        return batch, rejections.as_tuple()
+
     def written(self, at_s: float) -> int:
         return sum(r.at_s <= at_s for r in self.plan.records)
 
@@ -113,8 +126,8 @@ class FollowedFile:
             await asyncio.sleep(0)
 
     def _chunk(self, row: int, end: int) -> Chunk:
-        batch = self._disk.batch.slice(row, end - row)
-        return Chunk(self.name, batch, {"row": row}, {"row": end}, (), 100 * batch.num_rows)
+        batch, rejected = self._disk.read(row, end)
+        return Chunk(self.name, batch, {"row": row}, {"row": end}, rejected, 100 * (end - row))
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         return self._chunk(start["row"] if start else 0, end["row"])
@@ -185,9 +198,9 @@ class EdgeProgram:
     async def push(self, row: int) -> None:
         """Pushes a record once; no reply if the process is killed meanwhile."""
         agent, name = self.agent, http_source_name(STREAM)
-        batch = self.disk.batch.slice(row, 1)
-        await agent.accept(Chunk(name, batch, None, None, (), 100), STREAM)
-        self.disk.accepted[batch.column("id")[0].as_py()] = True
+        batch, rejected = self.disk.read(row, row + 1)
+        await agent.accept(Chunk(name, batch, None, None, rejected, 100), STREAM)
+        self.disk.accepted[self.disk.batch.column("id")[row].as_py()] = True
 
     def close(self) -> None:
         self.agent.durable.close()

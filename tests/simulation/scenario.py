@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import random  # noqa: TID251  (a generator of its own per seed, whose draws are cheap)
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
+from edge.records import RejectionReason
 from edgewater.query import QuerySpec
 from tests.simulation.virtual import EPOCH_MS
 
 STREAM = "events"
+WRONG_TYPE, MALFORMED = RejectionReason.WRONG_TYPE, RejectionReason.MALFORMED
 COLUMNS = {"id": pa.int64(), "k": pa.string(), "x": pa.int64(), "f": pa.float64()}
 COMBINED = 0.3
 """Of queries with an error budget, those that have a staleness budget too."""
@@ -25,11 +27,16 @@ COLUMN_NAMES = {"id": "int64", "k": "string", "x": "int64", "f": "float64"}
 
 @dataclass(frozen=True, slots=True)
 class PlannedRecord:
-    """A record, and the virtual time at which it is written to its edge's file, or pushed."""
+    """A record, and the virtual time at which it is written to its edge's file, or pushed.
+
+    Attributes:
+        rejected: the reason for which its source rejects it; None: it is valid.
+    """
 
     at_s: float
     event_ms: int
     values: dict[str, Any]
+    rejected: RejectionReason | None = None
 
 
 @dataclass(slots=True)
@@ -147,6 +154,13 @@ class _Draw:
                 edge.constant = constants.choice(("a", "b", "c", "c", None))
                 for record in edge.records if edge.constant is not None else ():
                     record.values["k"] = edge.constant
+        spoiled = random.Random(f"rejected {seed}")
+        for edge in edges:
+            share = spoiled.choice((0.0, 0.0, 0.05, 0.3))
+            reasons = spoiled.choice(((WRONG_TYPE,), (WRONG_TYPE, MALFORMED)))
+            edge.records = [
+                replace(r, rejected=spoiled.choice(reasons)) if spoiled.random() < share else r for r in edge.records
+            ]
         count = rng.choice((1, 1, 2, 2, 3))
         queries = [self.query(f"q{i}", [e.name for e in edges], active_s) for i in range(count)]
         links = [self.link_fault(rng.choice(edges).name, active_s) for _ in range(rng.choice((0, 0, 1, 2, 4)))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import math
 import random  # noqa: TID251  (a generator of its own per seed, whose draws are cheap)
 import shutil
 import tempfile
@@ -41,7 +42,7 @@ from edge.process import WallClock
 from edge.utilization import no_marker
 from edgewater.errors import NotFound
 from edgewater.streams import EdgeId
-from edgewater.wire import QueryRef
+from edgewater.wire import REJECTIONS, QueryRef
 from tests.simulation.checkers import Falsehood, Findings, RevisionWatch, check_query, time_ms
 from tests.simulation.network import Channel, Network, Server
 from tests.simulation.processes import (
@@ -55,7 +56,7 @@ from tests.simulation.processes import (
     Rule,
     observed_core,
 )
-from tests.simulation.scenario import COLUMNS, EdgePlan, LinkFault, PlannedRecord, QueryPlan, Scenario
+from tests.simulation.scenario import COLUMNS, WRONG_TYPE, EdgePlan, LinkFault, PlannedRecord, QueryPlan, Scenario
 from tests.simulation.truth import Fate, QueryTruth, TrueRecord
 from tests.simulation.virtual import (
     EPOCH_MS,
@@ -404,13 +405,48 @@ class World:
                 self.report.findings.false += watch.note(answer, ref.version)
             truth = QueryTruth(plan.spec, self._records(ref, plan), COLUMNS)
             at_rest = rested and lasting and plan.deleted_s is None
-            counted = sum(self.store.late_records(ref).values())  # for windows without an answer
+            late = self.store.late_records(ref)
+            counted = sum(n for (_, _, reason), n in late.items() if reason not in REJECTIONS)
+            rejected = sum(late.values()) - counted
             closed = self._through_ms() - LONGEST_MS if lasting else None
             found = check_query(truth, answers, at_rest=at_rest, counted=counted, closed_through_ms=closed)
             self.report.findings.add(found)
+            self.report.findings.false += self._false_rejections(ref, plan, answers, rejected, at_rest=at_rest)
             if self._trace is not None:
                 for answer in answers:
                     self._trace(f"answer {answer}")
+
+    def _false_rejections(
+        self, ref: QueryRef, plan: QueryPlan, answers: list[dict[str, Any]], counted: int, *, at_rest: bool
+    ) -> list[Falsehood]:
+        """What answers, and the query's counter, say of rejected records that is not true."""
+        given = [(disk, r) for disk in self.disks.values() for r in disk.plan.records if r.rejected is not None]
+        sure = [r.event_ms for disk, r in given if self._is_surely_rejected(disk, r) and r.rejected is WRONG_TYPE]
+        is_exact = all(self._is_surely_rejected(disk, r) for disk, r in given)
+        from_start = plan.registered_s == 0 and plan.spec.edges is not None
+        # A state that was lost may have stated what its sources reject once more.
+        most = math.inf if any(d.plan.loses_state_s is not None for d in self.disks.values()) else len(given)
+        false = []
+        last = {a["window"]["start"]: a for a in sorted(answers, key=lambda a: a["revision"])}
+        for answer in answers:
+            start_ms, end_ms = (time_ms(answer["window"][side]) for side in ("start", "end"))
+            stated, is_last = answer["quality"]["records"]["rejected"], answer is last[answer["window"]["start"]]
+            must = sum(start_ms <= at < end_ms for at in sure) if at_rest and from_start and is_last else 0
+            wrong = stated > most or (stated < must and answer["phase"] != "early")
+            if wrong or (stated and answer["contract"]["met"]):
+                said = f"{stated} rejected, {must} to {most} are; met: {answer['contract']['met']}"
+                false.append(Falsehood("rejected", ref.name, answer["window"]["start"], answer["revision"], said))
+        if at_rest and from_start and is_exact and counted != len(given):
+            message = f"{counted} rejected records of {len(given)} are counted"
+            false.append(Falsehood("rejected", ref.name, "", 0, message))
+        return false
+
+    @staticmethod
+    def _is_surely_rejected(disk: Disk, record: PlannedRecord) -> bool:
+        plan = disk.plan
+        if plan.joins_s or plan.loses_state_s is not None or plan.retired_s is not None or plan.dies_s is not None:
+            return False
+        return not plan.pushed or bool(disk.accepted.get(record.values["id"]))
 
     def _records(self, ref: QueryRef, plan: QueryPlan) -> list[TrueRecord]:
         """Every record that an edge was given, with what must be true of it for one query."""
@@ -422,6 +458,8 @@ class World:
             # Windows may have been final before the center knew of the edge, unless the query names it.
             unlisted = plan.spec.edges is None and seen_ms.get(name, first_ms + 1) > first_ms
             for record in disk.plan.records:
+                if record.rejected is not None:
+                    continue
                 rule = self._rule(disk, ref, record.values["id"])
                 fate = self._fate(disk, record, rule, plan, unlisted)
                 if fate is not None:

@@ -341,3 +341,22 @@ async def test_an_edge_that_comes_first_does_not_set_the_types_of_a_query(tmp_pa
         await honest.acked(0)
         stored = [c.log.read(e.segment, e.offset, e.length) for e in c.catalog.frames("miles@1", 0, 9)]
         assert [len(s.frame.unpack().partials) for s in stored] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("stated", "is_kept"),
+    [
+        (DroppedRecords(0, DropReason.WRONG_TYPE, 7, 60_000), True),
+        (DroppedRecords(MIN_TIME_MS, DropReason.MALFORMED, 7, MAX_TIME_MS), True),
+        (DroppedRecords(60_000, DropReason.MALFORMED, 7, 60_000), False),
+        (DroppedRecords(0, DropReason.MALFORMED, 7, MAX_TIME_MS + 1), False),
+        (DroppedRecords(0, DropReason.MALFORMED, MAX_COUNT + 1, 60_000), False),
+        (DroppedRecords(NOW_MS + 1, DropReason.MALFORMED, 7, NOW_MS + 2), False),
+    ],
+)
+def test_a_statement_about_rejected_records_that_cannot_be_right_is_left_out(
+    stated: DroppedRecords, is_kept: bool
+) -> None:
+    honest = DroppedRecords(60_000, DropReason.TOO_LATE, 1)
+    kept = checked(FrameBody(120_000, (HONEST,), (CLOSE,), dropped=(stated, honest))).frame.unpack()
+    assert (kept.partials, kept.dropped) == ((HONEST,), (stated, honest) if is_kept else (honest,))

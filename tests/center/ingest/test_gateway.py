@@ -340,6 +340,38 @@ async def test_heartbeats_and_statuses_reach_the_catalog_and_each_heartbeat_is_e
 
 
 @on_a_loop
+async def test_what_sources_reject_and_columns_without_values_are_known_and_alarm(tmp_path: Path) -> None:
+    def alarms() -> list[tuple[str, int]]:
+        return sorted((a.kind, a.times) for a in c.catalog.alarms())
+
+    async def beat(records: int, *columns: str) -> None:
+        progress = pb.StreamProgress(stream="flights")
+        progress.rejected.add(source="flights:http", reason="wrong-type", records=records)
+        for column in columns:
+            progress.null_columns.add(source="flights:http", column=column)
+        await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(streams=[progress], sent_at_ms=c.clock[0])))
+        await edge.until("time_echo")
+        expected = [("flights:http", "wrong-type", min(records, 1 << 62))]
+        await eventually(lambda: list(map(tuple, c.catalog.edge(JFK).rejected.get("flights", ()))) == expected)
+
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        await beat(0)
+        assert alarms() == []
+        await beat(3)
+        await eventually(alarms)
+        assert alarms() == [("records-rejected", 1)]
+        await beat(3, "distance")
+        await eventually(lambda: len(alarms()) == 2)
+        assert alarms() == [("column-null", 1), ("records-rejected", 1)], "no further record was rejected"
+        await beat((1 << 64) - 1, "distance")
+        await eventually(lambda: alarms() == [("column-null", 1), ("records-rejected", 2)])
+        alarm = next(a for a in c.catalog.alarms() if a.kind == "records-rejected")
+        assert alarm.edge == JFK and all(part in alarm.message for part in ("flights:http", "wrong-type"))
+        assert list(map(tuple, c.catalog.edge(JFK).null_columns["flights"])) == [("flights:http", "distance")]
+
+
+@on_a_loop
 async def test_after_goodbye_all_that_was_sent_is_acknowledged(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.register(spec(), 1)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given
@@ -14,7 +15,7 @@ from center.catalog import Catalog
 from center.ledger import AT_ONCE_MS, EdgesChanged, FramesMerged, Ledger, Phase, QueryDeleted
 from center.results import ResultStore, writes
 from center.results import schema as t
-from center.results.writes import MAX_SIDE_BY_SIDE
+from center.results.writes import MAX_RANGES, MAX_SIDE_BY_SIDE
 from center.storage.database import open_engine
 from edgewater.errors import Conflict, IncompatibleState, InvalidRequest, NotFound, StorageError
 from edgewater.measure import Measure
@@ -129,6 +130,42 @@ def test_records_dropped_before_their_window_has_an_answer_are_stated_in_it(open
         job.batch(*frames)
     records = job.store.answer(REF, -MINUTE, 1).quality["records"]
     assert (records["observed"], records["after_final"]) == (1, 3)
+
+
+def test_ranges_of_rejected_records_with_one_start_are_kept_apart_and_bounded(open_job: OpenJob) -> None:
+    job = open_job("a", lateness="10m")
+    for n in range(3 * MAX_RANGES):
+        fact, deltas = job.frame("a", 0)
+        lost = DroppedRecords(0, DropReason.MALFORMED, 2, (n + 1) * MINUTE)
+        job.batch((replace(fact, dropped=(lost,)), deltas), now_ms=n)
+        with job.store._engine.connect() as connection:
+            rows = connection.execute(t.late_slices.select()).all()
+        assert sum(row.records for row in rows) == 2 * (n + 1)
+        assert 1 <= len(rows) <= MAX_RANGES and max(row.slice_end_ms for row in rows) == (n + 1) * MINUTE
+    (emission,) = [e for e in job.batch(job.frame("a", MINUTE, m0=1)) if e.window_start_ms == 0]
+    assert emission.phase is Phase.COMPLETE
+    assert job.store.answer(REF, 0, 1).quality["records"]["rejected"] == 6 * MAX_RANGES
+    assert job.ledger.states_late(REF) and job.ledger.after_final(REF) == 0
+    again = Ledger()
+    job.store.load_ledger(again)
+    assert again.states_late(REF)
+
+
+def test_late_and_rejected_records_are_found_by_window_whatever_the_length_of_their_ranges(job: Job) -> None:
+    rng = np.random.default_rng(7)
+    starts, lengths = rng.integers(0, 60, 80) * MINUTE, rng.choice([1, 1, 2, 5, 40], 80) * MINUTE
+    rows = {(int(s), int(s + n)): int(rng.integers(1, 9)) for s, n in zip(starts, lengths, strict=True)}
+    with job.store._engine.begin() as connection:
+        for (start, end), n in rows.items():
+            values = {"slice_start_ms": start, "slice_end_ms": end, "through_ms": 70 * MINUTE, "records": n}
+            connection.execute(t.late_slices.insert().values(query=KEY, reason="malformed", **values))
+        windows = [(at * MINUTE, (at + size) * MINUTE) for at in range(-3, 100) for size in (1, 7)]
+        for size in (1, 7):
+            each = [w for w in windows if w[1] - w[0] == size * MINUTE]
+            found = writes.late_by_window(connection, KEY, each)
+            for start, end in each:
+                expected = sum(n for (a, b), n in rows.items() if a < end and b > start and end <= 70 * MINUTE)
+                assert found.get(start, {}).get("malformed", 0) == expected
 
 
 def test_slices_that_only_this_answer_needs_are_merged_with_stored_ones_and_not_stored(open_job: OpenJob) -> None:

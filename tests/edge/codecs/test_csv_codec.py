@@ -119,3 +119,13 @@ def test_a_line_is_decoded_the_same_in_any_block(block: list[list[str]]) -> None
         together = decode(b"\n".join([*lines, *extra]))
         assert repr(together.batch.to_pylist()) == repr(records)
         assert sum(r.count for r in together.rejected) == refused + more
+
+
+def test_rejected_records_have_their_event_times() -> None:
+    lines = [GOOD, b"true,1700000000005,,AA,1.5,far", b"true,soon,,AA,1.5,5", b"true,17,,AA,1.5,far", b"true,1", GOOD]
+    found = {r.reason: (r.count, r.spans, r.around) for r in decode(b"\n".join(lines)).rejected}
+    assert found == {
+        "malformed": (1, (), (NOW, NOW + 1)),
+        "wrong-type": (2, ((NOW + 5, NOW + 6, 1),), (NOW, NOW + 1)),
+        "time-unparseable": (1, (), (NOW, NOW + 1)),
+    }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edge.codecs import EventTime, LineDecoder, RecordSchema
 from edge.codecs.ndjson_codec import NdjsonCodec
-from edge.records import Decoded
+from edge.records import MAX_SPANS, Decoded, RejectedRecords
 from tests.examples import examples
 
 NOW = 1_700_000_000_000
@@ -156,3 +156,38 @@ def test_a_line_is_decoded_the_same_in_any_block(block: list[bytes]) -> None:
         together = decode(b"\n".join([*block, *extra]))
         assert repr(together.batch.to_pylist()) == repr(records)
         assert sum(r.count for r in together.rejected) == refused + more
+
+
+def test_rejected_records_have_their_event_times_as_far_as_these_can_be_read() -> None:
+    lines = [b'{"t": %d, "distance": 5}' % (NOW + i) for i in (0, 90_000)]
+    bad = [
+        *(b'{"t": %d, "distance": "five"}' % at for at in (NOW + 7, NOW + 7, NOW + 70_000)),
+        b'{"t": 17, "distance": "five"}',
+        b'{"t": 1%s, "distance": "five"}' % (b"0" * 400),
+        b'{"distance": "five"}',
+        b'{"t": null, "distance": "five"}',
+        b'{"t": 17',
+        b'{"t": "soon", "distance": 5}',
+    ]
+    found = {r.reason: r for r in decode(b"\n".join([lines[0], *bad, lines[1]])).rejected}
+    wrong = found["wrong-type"]
+    assert (wrong.count, wrong.spans) == (7, ((NOW + 7, NOW + 8, 2), (NOW + 70_000, NOW + 70_001, 1)))
+    assert {r.around for r in found.values()} == {(NOW, NOW + 90_001)}
+    assert {reason: r.spans for reason, r in found.items() if r.spans} == {"wrong-type": wrong.spans}
+    *timed, untimed = wrong.parts()
+    assert [(p.records, p.is_timed) for p in timed] == [(2, True), (1, True)]
+    assert untimed == RejectedRecords("wrong-type", 4, NOW, NOW + 90_001)
+    (alone,) = decode(b'{"t": 17').rejected
+    assert list(alone.parts()) == [RejectedRecords("malformed", 1)]
+
+
+@pytest.mark.parametrize("step_ms", [1, 400, 20_000, 10_000_000])
+def test_many_rejected_records_are_counted_in_few_spans_that_contain_them(step_ms: int) -> None:
+    start = NOW - 20_000_000_000
+    times = [start + i * step_ms for i in range(2_000)]
+    lines = b"\n".join(b'{"t": %d, "distance": "five"}' % at for at in times)
+    schema = RecordSchema(dict(SCHEMA.columns), EventTime("t", "ms", max_skew_ms=None))
+    (rejection,) = LineDecoder(NdjsonCodec(schema)).decode(lines, NOW).rejected
+    assert len(rejection.spans) <= MAX_SPANS and sum(n for _, _, n in rejection.spans) == 2_000
+    for first, end, records in rejection.spans:
+        assert sum(first <= at < end for at in times) == records

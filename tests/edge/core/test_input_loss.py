@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, InputLost, PullEvent, StreamSpec
-from edgewater.streams import MAX_TIME_MS
+from edge.core.dropped import MAX_SLICES
+from edge.records import RejectedRecords
+from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.wire import Frame, FrameBody, InputLoss
 from tests.edge.core.test_core import ALL_OPEN, LATER, batch, make_core
 from tests.edge.recovery_world import COLUMNS, QUERIES
@@ -79,3 +83,93 @@ def test_losses_travel_in_the_body() -> None:
     stated = (InputLoss("s", "restart"), InputLoss("s", "file-gone", -5, MAX_TIME_MS, 0))
     body = FrameBody(7, losses=stated)
     assert Frame.pack(1, QUERIES[0][0], body).unpack() == body
+
+
+# Rejected records
+
+
+def rejected(core: EdgeCore) -> list[tuple[int, int | None, int]]:
+    return [(d.slice_start_ms, d.until_ms, d.records) for frame in frames(core) for d in frame.unpack().dropped]
+
+
+def push(core: EdgeCore, *parts: RejectedRecords, rows: Any = (), at_ms: int = 45_000) -> None:
+    core.handle(Ingested("flights", "file", batch(*rows), at_ms, rejected=parts))
+
+
+def test_a_rejected_record_is_stated_by_each_query_with_its_slice() -> None:
+    core = make_core(queries=QUERIES[:1])
+    push(core, RejectedRecords("wrong-type", 3, 12_000, 15_000, is_timed=True), rows=[("UA", 500, 1_000)])
+    assert core.next_pull_ms(1e6, 45_000) is not None
+    push(core, rows=[("UA", 500, 44_000)])
+    assert rejected(core) == [(10_000, 20_000, 3)]
+    assert core.streams["flights"].rejected == {"file": {"wrong-type": 3}}
+
+
+@pytest.mark.parametrize(
+    ("before", "part", "clock", "expected"),
+    [
+        ((), (None, None), LIVE, (40_000, 50_000)),  # nothing is known but the time
+        ((), (None, None), None, (MIN_TIME_MS, MAX_TIME_MS)),
+        ((21_000,), (None, None), LIVE, (20_000, 50_000)),  # from the watermark until now
+        ((21_000,), (None, None), None, (20_000, 30_000)),
+        ((21_000,), (33_000, 35_000), None, (20_000, 40_000)),  # valid records around them
+        ((), (13_000, 25_000), None, (10_000, 30_000)),
+        ((), (13_000, 25_000), LIVE, (10_000, 50_000)),
+        ((), (13_000, 25_000), StreamClock(10_000_000, 0, 1.0), (10_000, 30_000)),  # the source is far behind
+    ],
+)
+def test_a_rejected_record_without_a_time_may_be_in_each_slice_around_it(
+    before: tuple[int, ...], part: tuple[int | None, int | None], clock: StreamClock | None, expected: tuple[int, int]
+) -> None:
+    core = make_core(StreamSpec(COLUMNS, clock=clock), queries=QUERIES[:1])
+    if before:
+        push(core, rows=[("UA", 500, *before)])
+    push(core, RejectedRecords("malformed", 2, *part))
+    push(core, rows=[("UA", 500, 44_000)])
+    assert rejected(core) == [(*expected, 2)]
+
+
+def test_a_reason_that_is_about_a_whole_file_is_counted_and_no_statement_of_windows() -> None:
+    core = make_core(queries=QUERIES[:1])
+    push(core, RejectedRecords("file-truncated", 1), rows=[("UA", 500, 44_000)])
+    assert rejected(core) == []
+    assert core.streams["flights"].rejected == {"file": {"file-truncated": 1}}
+
+
+def test_rejections_in_very_many_slices_are_stated_together_and_none_is_forgotten() -> None:
+    core = make_core(queries=QUERIES[:1])
+    parts = [RejectedRecords("wrong-type", 1, 10_000 * n, 10_000 * n + 1, is_timed=True) for n in range(3_000)]
+    push(core, *parts)
+    push(core, rows=[("UA", 500, 44_000)])
+    stated = rejected(core)
+    assert len(stated) <= MAX_SLICES and sum(n for _, _, n in stated) == 3_000
+    for n in range(3_000):
+        assert any(start <= 10_000 * n and (until or 0) > 10_000 * n for start, until, _ in stated)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_column_that_had_values_and_is_null_in_most_records_is_named(restored: bool) -> None:
+    core = make_core(queries=QUERIES[:1])
+    push(core, rows=[("UA", 500, 1_000)] * 40)
+    stream = core.streams["flights"]
+    assert stream.null_columns() == []
+    if restored:
+        again = make_core(queries=())
+        again.restore(core.to_state())
+        core = again
+        stream = core.streams["flights"]
+    push(core, rows=[("UA", None, 1_000)] * 10)
+    assert stream.null_columns() == []
+    for _ in range(6):
+        push(core, rows=[("UA", None, 1_000)] * 10)
+    assert stream.null_columns() == [("file", "distance")]
+    push(core, rows=[("UA", 500, 1_000)] * 70)
+    assert stream.null_columns() == [], "it is back"
+
+
+def test_a_column_that_never_had_values_is_not_missed() -> None:
+    core = make_core(queries=QUERIES[:1])
+    push(core, rows=[("UA", None, 1_000)] * 500)
+    push(core, rows=[("UA", None if n % 2 else 5, 1_000) for n in range(500)])
+    push(core, rows=[("UA", None, 1_000)] * 500)
+    assert core.streams["flights"].null_columns() == []
