@@ -484,7 +484,14 @@ def open_agent(config: EdgeConfig) -> Agent:
     def make_core() -> EdgeCore:
         return EdgeCore(
             {
-                name: StreamSpec(stream.arrow_columns, clocks[name], stream.disorder_ms, stream.idle_ms, delivery[name])
+                name: StreamSpec(
+                    stream.arrow_columns,
+                    clocks[name],
+                    stream.disorder_ms,
+                    stream.idle_ms,
+                    delivery[name],
+                    stream.constants,
+                )
                 for name, stream in config.streams.items()
             },
             source_of(config.edge, str(identity["incarnation"])),

@@ -38,7 +38,7 @@ from edgewater.configuration import (
 )
 from edgewater.errors import InvalidConfig
 from edgewater.measure import NAME, NAME_ACCEPTED
-from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
+from edgewater.streams import COLUMN_TYPES, MAX_CONSTANT, TIME_COLUMN, Constant, is_constant
 
 IDLE_MS = 10_000
 MIN_BANDWIDTH = 1 << 10
@@ -296,10 +296,15 @@ class SourceConfig(Model):
 
 
 class StreamConfig(Model):
-    """A stream that this edge serves."""
+    """A stream that this edge serves.
+
+    Attributes:
+        constants: columns that have one value in all records of the stream at this edge, such as its site.
+    """
 
     columns: dict[str, str]
     time: TimeConfig
+    constants: dict[str, Constant] = {}
     disorder_ms: Duration = Field(default=0, alias="disorder")
     idle: Duration | None = None
     replay: ReplayConfig | None = None
@@ -340,6 +345,20 @@ class StreamConfig(Model):
             raise refusal("each path once, and http once", "a source is named twice and would be counted twice")
         return self
 
+    @model_validator(mode="after")
+    def _constants_fit(self) -> StreamConfig:
+        for name, value in self.constants.items():
+            declared = self.columns.get(name)
+            if declared is None:
+                raise refusal(f"one of the columns {', '.join(self.columns)}", f"constants.{name} is no column")
+            if not is_constant(value, declared):
+                accepted = (
+                    f"a {declared} of at most {MAX_CONSTANT} characters" if declared == "string" else f"a {declared}"
+                )
+                accepted = "a column of type string, int64 or bool" if declared == "float64" else accepted
+                raise refusal(accepted, f"constants.{name} is {value!r:.300}, and the column is {declared}")
+        return self
+
     @property
     def arrow_columns(self) -> dict[str, pa.DataType]:
         return {name: COLUMN_TYPES[kind] for name, kind in self.columns.items()}
@@ -349,7 +368,7 @@ class StreamConfig(Model):
         """The schema that the decoders of this stream's sources produce."""
         skew = self.time.max_skew if self.replay is None else None
         time = EventTime(self.time.column, self.time.unit, self.time.min_time, skew, self.time.time_of_day)
-        return RecordSchema(self.arrow_columns, time)
+        return RecordSchema(self.arrow_columns, time, self.constants)
 
     @property
     def idle_ms(self) -> int | None:

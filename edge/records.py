@@ -47,6 +47,7 @@ class RejectionReason(StrEnum):
     TIME_UNPARSEABLE = "time-unparseable"
     TIME_OUT_OF_RANGE = "time-out-of-range"
     TOO_LONG = "too-long"
+    OTHER_CONSTANT = "other-constant"
     # The rest are about whole files: the number of lost records is unknown, so each counts as 1.
     TRUNCATED = "truncated"
     CORRUPT = "corrupt"

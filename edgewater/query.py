@@ -34,6 +34,7 @@ from edgewater.quantities import (
 from edgewater.record_functions import CallFailures
 from edgewater.streams import COLUMN_TYPES, MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses import DEFAULT_SEED
+from edgewater.synopses.missing_records import has_bounds
 from edgewater.syntax import check_calls, column_names, parse_sql
 from edgewater.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.windows import ACCEPTED_IN_QUERIES, SlicedWindow, Window
@@ -71,6 +72,16 @@ RELATIVE_SAVES_REPEATS = (
     "of a group's own value withholds no group: each edge sends every group at least once per window, unless its "
     "value is 0, as without a budget. It saves only updates that would be sent again; "
     "an absolute budget also saves small groups"
+)
+
+
+WITHOUT_BOUND = (
+    "while edges withhold records, nothing bounds some values of this function, so their intervals are null and the "
+    "contract is not met; name the measure in budget.error to limit the records that it may lack, or leave it out"
+)
+WITHOUT_BOUND_LIMITED = (
+    "the limit counts the records that the answer may lack; nothing bounds their effect on the value, so its intervals "
+    "are null while edges withhold any"
 )
 
 
@@ -224,8 +235,18 @@ class QuerySpec:
     @property
     def notes(self) -> list[str]:
         """What a valid query does not do, although its writer may expect it."""
-        relative = self.error_budget.relative if self.error_budget is not None else ()
-        return [f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in relative]
+        budget = self.error_budget
+        if budget is None:
+            return []
+        notes = [
+            f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in budget.relative
+        ]
+        named = {name for name, _ in (*budget.limits, *budget.relative)}
+        for measure in self.measures:
+            if not has_bounds(measure.function.name, measure.parameters):
+                at = f"budget.error.{measure.name}" if measure.name in named else f"measures.{measure.name}"
+                notes.append(f"{at}: {WITHOUT_BOUND_LIMITED if measure.name in named else WITHOUT_BOUND}")
+        return notes
 
     @property
     def seed(self) -> int | None:

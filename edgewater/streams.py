@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import NewType, TypeGuard
 
 import pyarrow as pa
 
@@ -28,6 +28,22 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
 }
 """The column types of a stream by their names in configurations. Decoding widens narrower types."""
+
+
+Constant = str | int | bool
+"""The value of a column that has one value in all records of a stream at an edge."""
+MAX_CONSTANT = 256
+"""Characters of a constant: answers repeat it."""
+
+
+def is_constant(value: object, column_type: str) -> TypeGuard[Constant]:
+    """Returns whether a value may be the constant of a column. Of float64 columns none may."""
+    match column_type:
+        case "string":
+            return isinstance(value, str) and len(value) <= MAX_CONSTANT
+        case "int64":
+            return type(value) is int and -(1 << 63) <= value < 1 << 63
+    return column_type == "bool" and isinstance(value, bool)
 
 
 class Delivery(StrEnum):

@@ -15,7 +15,7 @@ from center.api.measure_models import AnswerRow, Rfc3339, WindowRange
 from center.api.waiting import EdgeCause, QueryState, QueryWait
 from center.catalog import AlarmRecord, DeclaredStream, EdgeRecord, QueryStatusRecord, RegisteredQuery
 from center.catalog import QuarantinedFrame as QuarantinedRecord
-from edgewater.streams import Delivery, type_name
+from edgewater.streams import Constant, Delivery, type_name
 from edgewater.timestamps import rfc3339
 from edgewater.wire import REJECTIONS
 
@@ -328,6 +328,7 @@ class Stream(BaseModel):
     watermark_ms: int | None = Field(description="The same as unix ms; 2^62 once the stream has ended.")
     ended: bool
     delivery: Delivery = Field(description="`at-most-once`: a source cannot be read again after a crash.")
+    constants: dict[str, Constant] = Field(description="Columns that have one value in all records at this edge.")
     records: int = Field(description="Accepted since the edge's incarnation began.")
     rejected: list[RejectedCount] = Field(
         description="Records that sources rejected since the edge's incarnation began: the 128 largest numbers."
@@ -373,6 +374,7 @@ class Edge(BaseModel):
                     columns=[Column(name=n, type=type_name(t)) for n, t in s.columns.items()],
                     speed=s.clock.speed,
                     delivery=s.delivery,
+                    constants=dict(s.constants),
                     records=record.records.get(s.name, 0),
                     rejected=[
                         RejectedCount(source=source, reason=reason, records=n)

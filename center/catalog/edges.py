@@ -12,7 +12,7 @@ from sqlalchemy import Row
 
 from edgewater.errors import ProtocolError
 from edgewater.query import QuerySpec
-from edgewater.streams import COLUMN_TYPES, Delivery, EdgeId, StreamClock, type_name
+from edgewater.streams import COLUMN_TYPES, Constant, Delivery, EdgeId, StreamClock, type_name
 from edgewater.wire import QueryRef
 
 UNREACHABLE_AFTER_MS = 5_000
@@ -27,6 +27,7 @@ class StreamRecord:
 
     Attributes:
         queries: patterns of the names of the queries that the edge may answer (`fnmatch`); None: all.
+        constants: columns that have one value in all records of the stream at this edge.
     """
 
     name: str
@@ -34,6 +35,7 @@ class StreamRecord:
     clock: StreamClock
     delivery: Delivery = Delivery.EXACTLY_ONCE
     queries: tuple[str, ...] | None = None
+    constants: Mapping[str, Constant] = field(default_factory=dict)
 
     def answers(self, spec: QuerySpec) -> bool:
         """Whether the query reads this stream, and the edge may answer it."""
@@ -185,6 +187,7 @@ def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
             "clock": asdict(s.clock),
             **({} if s.delivery is Delivery.EXACTLY_ONCE else {"delivery": s.delivery}),
             **({} if s.queries is None else {"queries": list(s.queries)}),
+            **({"constants": dict(s.constants)} if s.constants else {}),
         }
         for s in streams
     ]
@@ -198,6 +201,7 @@ def streams_from_json(streams: Iterable[Mapping[str, Any]]) -> tuple[StreamRecor
             StreamClock(**s["clock"]),
             Delivery(s.get("delivery", Delivery.EXACTLY_ONCE)),
             tuple(s["queries"]) if "queries" in s else None,
+            s.get("constants", {}),
         )
         for s in streams
     )

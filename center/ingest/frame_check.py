@@ -228,8 +228,9 @@ class FrameCheck:
         what = f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups"
         if w.measure not in self._kinds:
             return f"{what}; expected a measure of the query"
-        if not all(amount >= 0 for amount in amounts):
-            return f"{what}; expected amounts from 0 to infinity"
+        if not all(amount >= 0 for amount in (*amounts, w.above_share, w.below_share)):
+            shares = f" (shares {w.above_share}, {w.below_share})"
+            return f"{what}{shares}; expected amounts from 0 to infinity"
         if w.groups > MAX_COUNT or (not w.groups and any(amounts)):
             return f"{what}; expected 1 to {MAX_COUNT} groups where an amount is above 0"
         if w.HasField("largest_unsent") and not (self._kinds[w.measure] == "max" and not math.isnan(w.largest_unsent)):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+
+import pyarrow as pa
 
 from center.budgets import BudgetReport
 from center.catalog import HeartbeatRecord, InputRecord, QueryDelayRecord, StreamRecord
@@ -14,7 +17,19 @@ from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
 from edgewater.query import MAX_MEASURES
 from edgewater.scheduling.ingestion import MAX_DELAY_MS
-from edgewater.streams import COLUMN_TYPES, LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
+from edgewater.streams import (
+    COLUMN_TYPES,
+    LIVE,
+    MAX_CONSTANT,
+    MAX_TIME_MS,
+    MIN_TIME_MS,
+    Constant,
+    Delivery,
+    EdgeId,
+    StreamClock,
+    is_constant,
+    type_name,
+)
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
@@ -35,6 +50,7 @@ MAX_SOURCE = 255
 MAX_FINGERPRINTS = 64
 """Fingerprints of files that are stored of an edge."""
 MAX_FINGERPRINT = 1 << 62
+MAX_CONSTANT_JSON = 12 * MAX_CONSTANT + 2
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 _ID_ACCEPTED = "letters, digits, '.', '_' and '-', at most 127, the first a letter or a digit"
 
@@ -122,7 +138,25 @@ def _stream(message: pb.Stream) -> StreamRecord:
                 )
     columns = {bounded_text(c.name): COLUMN_TYPES[c.type] for c in message.columns}
     at_most_once = message.delivery == pb.Stream.AT_MOST_ONCE
-    return StreamRecord(message.name, columns, clock, Delivery.AT_MOST_ONCE if at_most_once else Delivery.EXACTLY_ONCE)
+    delivery = Delivery.AT_MOST_ONCE if at_most_once else Delivery.EXACTLY_ONCE
+    return StreamRecord(message.name, columns, clock, delivery, constants=_constants(message, columns))
+
+
+def _constants(message: pb.Stream, columns: Mapping[str, pa.DataType]) -> dict[str, Constant]:
+    """Returns the columns with one value in all records. Raises ProtocolError for one that is not of its type."""
+    result: dict[str, Constant] = {}
+    for name, text in sorted(message.constants.items()):
+        try:
+            value = json.loads(text) if len(text) <= MAX_CONSTANT_JSON else None
+        except ValueError:
+            value = None
+        if not is_constant(value, type_name(columns[name]) if name in columns else ""):
+            raise ProtocolError(
+                f"Hello: constant {message.name}.{name:.200}: {text:.200}; expected a string, an int64 or a bool, as"
+                " its column is, in JSON"
+            )
+        result[name] = value
+    return result
 
 
 def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> HeartbeatRecord:

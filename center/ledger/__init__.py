@@ -20,17 +20,10 @@ from center.ledger.events import (
     state_refusal,
 )
 from center.ledger.ledger import AT_ONCE_MS, Ledger, LedgerTransaction, QueryChanges
-from center.ledger.quality import (
-    ACCURACY,
-    ALL_RECORDS_NEEDED,
-    STALENESS,
-    Phase,
-    Quality,
-    Violation,
-    with_late_records,
-    with_violations,
-)
+from center.ledger.quality import ALL_RECORDS_NEEDED, Phase, Quality, with_late_records
 from center.ledger.stored_state import pack_state
+from center.ledger.violations import ACCURACY, STALENESS, WITHHELD, Violation, with_violations
+from center.ledger.withheld import WithheldBound
 
 __all__ = [
     "ACCURACY",
@@ -38,6 +31,7 @@ __all__ = [
     "AT_ONCE_MS",
     "FRAMES",
     "STALENESS",
+    "WITHHELD",
     "EdgesChanged",
     "Emission",
     "FrameSummary",
@@ -56,6 +50,7 @@ __all__ = [
     "SlicesRefused",
     "TimeAdvanced",
     "Violation",
+    "WithheldBound",
     "pack_state",
     "state_refusal",
     "with_late_records",

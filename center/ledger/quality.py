@@ -9,12 +9,26 @@ from enum import StrEnum
 from typing import Any
 
 from center.estimation import GroupPrediction, Prediction
+from center.ledger.violations import (
+    ACCURACY,
+    AFTER_FINAL,
+    INPUT_LOST,
+    LEFT,
+    LOST_STATE,
+    MISSING_EDGES,
+    NOTHING_ARRIVED,
+    REJECTED,
+    STALENESS,
+    Violation,
+    with_violations,
+)
+from center.ledger.withheld import Totals, WithheldBound, over_budget, without_bounds
 from center.sampling import describe_reasons, is_expensive
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec
-from edgewater.streams import Delivery, EdgeId
-from edgewater.wire import REJECTIONS, InputLoss, SamplingReason, Signs, SliceClose, Withheld
+from edgewater.streams import Constant, Delivery, EdgeId
+from edgewater.wire import REJECTIONS, InputLoss, SamplingReason
 
 
 class Phase(StrEnum):
@@ -32,101 +46,8 @@ class Phase(StrEnum):
 _RANKS = {Phase.EARLY: 0, Phase.COMPLETE: 1, Phase.FINAL: 2}
 
 
-@dataclass(frozen=True, slots=True)
-class WithheldBound:
-    """How far, at most, any group's true value lies above and below its estimate; both are ≥ 0.
-
-    Attributes:
-        unsent: the largest maximum of which an edge sent nothing, for its group. Any group's true maximum is at most
-            this, or its estimate plus `above`. None: every edge sent something of each of its groups.
-    """
-
-    above: float
-    below: float
-    unsent: float | None = None
-
-    @classmethod
-    def of(cls, stated: Withheld) -> WithheldBound:
-        """Returns the bound that one edge states. An amount that cannot be one bounds nothing: it is infinite."""
-        above, below = (v if v >= 0 else math.inf for v in (stated.largest_above, stated.largest_below))
-        unsent = stated.largest_unsent
-        return cls(above, below, math.inf if unsent is not None and math.isnan(unsent) else unsent)
-
-    def to_mapping(self) -> dict[str, float | None]:
-        result = {"above": _finite(self.above), "below": _finite(self.below)}
-        return result if self.unsent is None else {**result, "unsent": _finite(self.unsent)}
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Union of all edges' closes of a slice, or of all slices of a window.
-
-    Attributes:
-        withheld: per measure of which anything is withheld.
-        signs: per sum with a relative limit, the signs of the values of any edge and slice: a set of +1 and -1.
-    """
-
-    observed: int = 0
-    late: int = 0
-    withheld: Mapping[str, WithheldBound] | None = None
-    signs: Mapping[str, frozenset[int]] | None = None
-
-    @classmethod
-    def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> Totals:
-        """Totals of one slice; `closes` holds one close per edge and incarnation."""
-        return cls.union((cls._of_close(c, spec) for c in closes), spec)
-
-    @classmethod
-    def _of_close(cls, close: SliceClose, spec: QuerySpec) -> Totals:
-        bounds = {w.measure: WithheldBound.of(w) for w in close.withheld if w.groups or w.largest_unsent is not None}
-        relative = dict(spec.error_budget.relative) if spec.error_budget is not None else {}
-        sums = [m.name for m in spec.measures if m.name in relative and m.function.error == "sum"]
-        signs: dict[str, frozenset[int]] = {}
-        if sums and close.observed:
-            stated = {w.measure: Signs(w.signs) for w in close.withheld}
-            signs = {name: _SIGNS[stated.get(name, Signs.NOT_NEGATIVE)] for name in sums}
-        return cls(close.observed, close.late, bounds, signs)
-
-    @classmethod
-    def union(cls, parts: Iterable[Totals], spec: QuerySpec) -> Totals:
-        """Adds counters and the bounds of sums and counts: the worst group may be the same at every edge and in every
-        slice. The error of an extremum is at most the largest single bound, since max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ)."""
-        observed = late = 0
-        sums: dict[str, list[Any]] = {}
-        signs: dict[str, frozenset[int]] = {}
-        extrema: frozenset[str] | None = None
-        for part in parts:
-            observed += part.observed
-            late += part.late
-            for measure, some in (part.signs or {}).items():
-                signs[measure] = signs.get(measure, frozenset()) | some
-            if not part.withheld:
-                continue
-            if extrema is None:
-                extrema = frozenset(m.name for m in spec.measures if m.function.error == "extremum")
-            for measure, bound in part.withheld.items():
-                # A list, not a `WithheldBound`, for each addition: an answer adds the slices of many edges.
-                held = sums.get(measure)
-                if held is None:
-                    held = sums[measure] = [0.0, 0.0, None]
-                if measure in extrema:
-                    held[0], held[1] = max(held[0], bound.above), max(held[1], bound.below)
-                else:
-                    held[0] += bound.above
-                    held[1] += bound.below
-                if bound.unsent is not None:
-                    held[2] = bound.unsent if held[2] is None else max(held[2], bound.unsent)
-        return cls(observed, late, {measure: WithheldBound(*held) for measure, held in sums.items()}, signs)
-
-
-_SIGNS = {
-    Signs.NOT_NEGATIVE: frozenset({1}),
-    Signs.NEGATIVE: frozenset({-1}),
-    Signs.BOTH: frozenset({1, -1}),
-}
 _NONE: Mapping[str, frozenset[SamplingReason]] = {}
-_ROUNDING = 1e-9
-"""Relative tolerance: n shares of E/n need not add up to E in floating point."""
+_NO_CONSTANTS: Mapping[str, Mapping[str, Constant]] = {}
 
 
 MAX_NAMED_EDGES = 3
@@ -134,34 +55,6 @@ MAX_NAMED_EDGES = 3
 
 MAX_LISTED_EDGES = 1_000
 """Edges that a statement of an answer lists."""
-
-STALENESS = "staleness-budget"
-"""Violation code: the answer came later than its staleness budget."""
-
-MISSING_EDGES = "missing-edges"
-"""Violation code: an expected edge has not closed the window, or closed it without all its records."""
-
-LOST_STATE = "lost-state"
-"""Violation code: an edge lost its state while the window was open, so it may lack records or count some twice."""
-
-INPUT_LOST = "input-lost"
-"""Violation code: an edge has lost, or may have lost, input of the window."""
-
-LEFT = "left"
-"""Violation code: an edge was retired, or stopped serving the stream, before it had closed the window."""
-
-NOTHING_ARRIVED = "nothing-arrived"
-"""Violation code: no record of the window has arrived, and edges that may have some have not closed it."""
-
-AFTER_FINAL = "after-final"
-"""Violation code: records of the window are not in the answer, as they came when the window was final."""
-
-REJECTED = "rejected"
-"""Violation code: sources have rejected records of the window, or records whose event time cannot be read and that may
-be records of the window."""
-
-ACCURACY = "accuracy"
-"""Violation code: the answer's interval is wider than the requested error."""
 
 TOO_FEW_ARRIVALS = "too few arrivals are known for an error bound"
 TOO_MANY_GROUPS = f"there are, or recently were, more than {MAX_GROUPS} groups: windows are answered when complete"
@@ -172,12 +65,8 @@ ALL_RECORDS_NEEDED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A part of the contract that the answer does not keep. `code` is stable."""
-
-    code: str
-    message: str
+Constants = Mapping[str, Constant]
+"""Columns of `group_by` that have one value in all records of an edge, with this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +77,22 @@ class EdgeStatements:
         closed: expected edges, sorted, that had closed the window with all their records.
         closed_until_ms: per missing edge that has closed any slice, the event time before which it had closed all.
         totals: per edge, sorted, whose closes state late or withheld records.
+        constants: of the edges in `totals`.
     """
 
     closed: tuple[str, ...] = ()
     closed_until_ms: Mapping[str, int] = field(default_factory=dict)
     totals: Mapping[str, Totals] = field(default_factory=dict)
+    constants: Mapping[str, Constants] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON; a member is null where it would have more than `MAX_LISTED_EDGES`."""
         bounds = {edge: t.withheld for edge, t in self.totals.items() if t.withheld}
         late = {edge: t.late for edge, t in self.totals.items() if t.late}
         few = MAX_LISTED_EDGES
+        only = {edge: dict(self.constants[edge]) for edge in bounds if edge in self.constants}
         return {
+            **({"only": only} if only and len(bounds) <= few else {}),
             "closed": list(self.closed) if len(self.closed) <= few else None,
             "closed_until_ms": dict(self.closed_until_ms) if len(self.closed_until_ms) <= few else None,
             "late": late if len(late) <= few else None,
@@ -311,6 +204,8 @@ class Quality:
         left: edges, sorted, that were expected when the window had begun and have left since, without having closed it:
             they were retired, or no longer serve the stream.
         edges: what each edge had stated.
+        constants: by edge of `missing` and `left`: its records are only in groups with these values. Edges without a
+            constant are absent.
     """
 
     expected: int
@@ -329,6 +224,7 @@ class Quality:
     at_most_once: tuple[EdgeId, ...] = ()
     left: tuple[EdgeId, ...] = ()
     edges: EdgeStatements = NO_STATEMENTS
+    constants: Mapping[str, Constants] = field(default_factory=dict)
 
     @property
     def reported(self) -> int:
@@ -341,7 +237,7 @@ class Quality:
     @property
     def keeps_error(self) -> bool:
         """Whether nothing but the staleness violates the contract. False also for an unsent maximum, whose error shows
-        only beside the values of the answer (`center.serving.unsent_maxima`)."""
+        only beside the values of the answer (`center.serving.withheld`)."""
         unsent = any(bound.unsent is not None for bound in self.withheld.values())
         return not unsent and all(v.code == STALENESS for v in self.violations)
 
@@ -381,6 +277,8 @@ class Quality:
             result["completeness"]["lost_state"] = list(self.lost_state)
         if self.left:
             result["completeness"]["left"] = list(self.left)
+        if self.constants:
+            result["completeness"]["only"] = {edge: dict(values) for edge, values in self.constants.items()}
         if self.at_most_once:
             result["completeness"]["delivery"] = dict.fromkeys(self.at_most_once, Delivery.AT_MOST_ONCE)
         if self.losses:
@@ -426,6 +324,7 @@ def assess(
     first_staleness_ms: int,
     lost_state: tuple[str, ...] = (),
     losses: tuple[tuple[EdgeId, InputLoss], ...] = (),
+    constants: Mapping[str, Constants] = _NO_CONSTANTS,
     at_most_once: tuple[EdgeId, ...] = (),
     left: tuple[EdgeId, ...] = (),
     has_data: bool = True,
@@ -434,6 +333,7 @@ def assess(
     """Computes the quality of an answer.
 
     Args:
+        constants: by edge.
         has_data: some edge has reported records of the window.
         first_staleness_ms: staleness of the window's first answer; under a combined budget, of the first one that
             kept the error budget. A staleness budget applies to that one only.
@@ -445,7 +345,8 @@ def assess(
         budget = spec.error_budget or ErrorBudget(())
         limits = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
         requested = {"error": limits} if spec.error_budget is not None else {"exact": _exactness(spec)}
-        violations += _over_budget(withheld, budget) + _of_both_signs(totals)
+        violations += over_budget(withheld, budget, totals.signs or {})
+        violations += without_bounds(spec, withheld)
     if spec.staleness_budget is not None:
         staleness_budget_ms = spec.staleness_budget.staleness_ms
         requested["staleness_ms"] = staleness_budget_ms
@@ -473,13 +374,8 @@ def assess(
         at_most_once=at_most_once,
         left=left,
         edges=edges,
+        constants={edge: constants[edge] for edge in (*missing, *left) if edge in constants},
     )
-
-
-def with_violations(contract: Mapping[str, Any], added: Iterable[Violation]) -> dict[str, Any]:
-    """Extends the contract of `Quality.to_mapping()` by violations; it is met only without any."""
-    violations = [*contract["violations"], *({"code": v.code, "message": v.message} for v in added)]
-    return {**contract, "met": not violations, "violations": violations}
 
 
 def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
@@ -640,17 +536,6 @@ def _lost(losses: Iterable[tuple[EdgeId, InputLoss]]) -> list[Violation]:
     ]
 
 
-def _of_both_signs(totals: Totals) -> list[Violation]:
-    """Sums whose values have both signs while edges withhold a fraction of them: the values of a group may cancel, and
-    then its sum is smaller than the values of which the fractions are withheld."""
-    withheld = totals.withheld or {}
-    both = [name for name, signs in sorted((totals.signs or {}).items()) if len(signs) > 1 and name in withheld]
-    return [
-        Violation("both-signs", f"{name}: edges withhold a percentage of values of both signs, which may cancel")
-        for name in both
-    ]
-
-
 def _nothing_arrived(expected: int, missing: tuple[str, ...]) -> list[Violation]:
     """An answer without data says nothing, unless all edges have closed the window: then it has no records."""
     if expected > 0 and not missing:
@@ -658,29 +543,3 @@ def _nothing_arrived(expected: int, missing: tuple[str, ...]) -> list[Violation]
     silent = ", ".join(missing[:MAX_NAMED_EDGES]) + (", …" if len(missing) > MAX_NAMED_EDGES else "")
     whom = f" from {silent}" if missing else ""
     return [Violation(NOTHING_ARRIVED, f"no record of the window has arrived{whom}; that there are none is not known")]
-
-
-def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> list[Violation]:
-    """Measures whose withheld bound exceeds their limit. Without any limit, all measures must be exact; a measure that
-    the budget does not name has no limit.
-
-    A relative limit applies to each group's own value. The bound is that of the worst group, whose value is not known
-    here, so it is not compared with a relative limit: the edges enforce that one.
-    """
-    limits, relative = dict(budget.limits), dict(budget.relative)
-    violations = []
-    for measure, bound in withheld.items():
-        if measure in relative:
-            continue
-        # Written so that NaN is not within a limit.
-        worst, limit = max(bound.above, bound.below), limits.get(measure)
-        most = math.inf if limit is None else limit * (1 + _ROUNDING)
-        if limit is None and not (bound.above <= 0 and bound.below <= 0) and not (limits or relative):
-            violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} per group"))
-        elif limit is not None and not (bound.above <= most and bound.below <= most):
-            violations.append(
-                Violation(
-                    "error-budget", f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
-                )
-            )
-    return violations

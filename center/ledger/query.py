@@ -25,7 +25,7 @@ from typing import Any
 
 from center.catalog import EdgeRecord, expected_edges
 from center.ledger.events import Emission, FrameSummary, LateSlice, refusal
-from center.ledger.quality import EdgeStatements, Phase, Quality, Totals, assess
+from center.ledger.quality import Constants, EdgeStatements, Phase, Quality, assess
 from center.ledger.state import (
     EdgeIncarnation,
     QueryState,
@@ -37,6 +37,7 @@ from center.ledger.state import (
     at_most,
 )
 from center.ledger.stored_state import EntryRow, StoredEdges
+from center.ledger.withheld import Totals
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.windows import SlidingWindow
 from edgewater.wire import REJECTIONS, DroppedRecords, InputLoss, LossReason, SliceClose
@@ -148,6 +149,7 @@ class QueryLedger(ABC):
             due_from_ms = self._first_due_window(clock, min(e.first_seen_ms for e in serving))
         at_most_once = {e.edge for e in serving if _delivery(e, self._spec.stream) is Delivery.AT_MOST_ONCE}
         of_stream = tuple(sorted(e.edge for e in edges if e.retired and e.stream(self._spec.stream)))
+        left = {**state.left, **self._leaving(edges, expected)}
         changed = replace(
             state,
             expected=tuple(sorted(expected)),
@@ -155,8 +157,9 @@ class QueryLedger(ABC):
             clock=clock,
             due_from_ms=due_from_ms,
             lost_states=self._lost_states(edges, clock),
-            left={**state.left, **self._leaving(edges, expected)},
+            left=left,
             at_most_once=tuple(sorted(at_most_once & expected)),
+            constants=self._constants(e for e in edges if e.edge in expected or e.edge in left),
         )
         if changed != state:
             self._set_state(changed)
@@ -164,6 +167,16 @@ class QueryLedger(ABC):
         for edge, (_, until) in changed.lost_states.items():
             if edge in expected and changed.lost_states[edge] != state.lost_states.get(edge):
                 self._open_lacking(None, until + 1, until + 1)
+
+    def _constants(self, edges: Iterable[EdgeRecord]) -> Mapping[str, Constants]:
+        """The columns of `group_by` that have one value in all records of an edge, by edge."""
+        result: dict[str, Constants] = {}
+        for edge in edges:
+            stream = edge.stream(self._spec.stream)
+            named = {n: v for n, v in stream.constants.items() if n in self._spec.group_by} if stream else {}
+            if named:
+                result[edge.edge] = named
+        return self._state.constants if result == self._state.constants else result
 
     def _leaving(self, edges: Sequence[EdgeRecord], expected: Collection[EdgeId]) -> dict[str, int]:
         """The edges that are no longer expected, each with an event time up to which it may have accepted records."""
@@ -575,6 +588,7 @@ class QueryLedger(ABC):
             staleness_ms=staleness_ms,
             first_staleness_ms=first_staleness_ms,
             losses=self._losses(start_ms),
+            constants=self._state.constants,
             at_most_once=self._state.at_most_once,
             has_data=any(s.has_data for s in states),
             edges=self._statements(missing, states),
@@ -590,6 +604,7 @@ class QueryLedger(ABC):
             tuple(e for e in self._state.expected if e not in absent),
             {e: through[e] for e in missing if MIN_TIME_MS < through.get(e, MIN_TIME_MS) < MAX_TIME_MS},
             {e: each[0] if len(each) == 1 else Totals.union(each, self._spec) for e, each in sorted(by_edge.items())},
+            {e: self._state.constants[e] for e in sorted(by_edge) if e in self._state.constants},
         )
 
     def _is_missing(self, edge: EdgeId, start_ms: int) -> bool:

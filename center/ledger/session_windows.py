@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from center.ledger.events import Emission
-from center.ledger.quality import Quality, SessionQuality, Totals, assess
+from center.ledger.quality import Quality, SessionQuality, assess
 from center.ledger.query import QueryLedger
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.ledger.state import EdgeIncarnation, WindowState
+from center.ledger.withheld import Totals
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.windows import Extent, SessionWindow
 from edgewater.wire import SliceClose

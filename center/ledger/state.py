@@ -13,8 +13,9 @@ from functools import reduce
 from typing import Any, Generic, TypeVar
 
 from center.catalog import RegisteredQuery
-from center.ledger.quality import Phase, Totals
+from center.ledger.quality import Constants, Phase
 from center.ledger.sessionize import ObservedSession
+from center.ledger.withheld import Totals
 from edgewater.errors import UnsupportedVersion
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
@@ -62,6 +63,7 @@ class QueryState:
             it has read its sources again, count them twice.
         reach: per edge, the incarnation of its last frame, and the start of the last slice with records of it.
         left: per edge that was expected and is not any more, an event time up to which it may have accepted records.
+        constants: per edge, the columns of `group_by` that have one value in all its records.
     """
 
     query: RegisteredQuery
@@ -80,6 +82,7 @@ class QueryState:
     at_most_once: tuple[EdgeId, ...] = ()
     left: Mapping[str, int] = field(default_factory=dict)
     reach: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    constants: Mapping[str, Constants] = field(default_factory=dict)
     rejected: int = 0
 
     def to_json(self) -> str:
@@ -109,6 +112,7 @@ class QueryState:
             "at_most_once": self.at_most_once,
             "left": dict(self.left),
             "reach": dict(self.reach),
+            "constants": dict(self.constants),
             "rejected": self.rejected,
         }
 
@@ -135,6 +139,7 @@ class QueryState:
             tuple(map(EdgeId, value.get("at_most_once", ()))),
             value.get("left", {}),
             {edge: (incarnation, start_ms) for edge, (incarnation, start_ms) in value.get("reach", {}).items()},
+            value.get("constants", {}),
             value.get("rejected", 0),
         )
 

@@ -31,7 +31,7 @@ from edgewater.wire import SliceClose
 EDGES_PER_PART = 64
 EDGES, SLICE = "edges", "slice"
 _LISTS = ("expected", "retired", "at_most_once")
-_MAPS = ("through_ms", "gaps", "lost_states", "losses", "left", "reach")
+_MAPS = ("through_ms", "gaps", "lost_states", "losses", "left", "reach", "constants")
 _CLOSE_COLUMNS = 7
 
 EntryRow = tuple[str, int, str | None]
@@ -180,7 +180,7 @@ def _unite(state: Mapping[str, Any], parts: Iterable[Mapping[str, Any]]) -> dict
         for name in _LISTS:
             united[name] = sorted([*united[name], *part[name]])
         for name in _MAPS:
-            united[name] = {**united[name], **part[name]}
+            united[name] = {**united.get(name, {}), **part.get(name, {})}
     return united
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -20,18 +20,29 @@ from center.serving.cells import NOT_FINITE, intervals, plain_key, stated_confid
 from center.serving.function_values import FunctionPart, function_confidence
 from center.serving.measures import (
     is_incomplete,
+    lacking_rows,
     may_count_twice,
     widen_by_missing,
-    widen_by_withheld,
     without_bounds,
 )
 from center.serving.question_lines import SecondSynopsis, WindowQuestion
 from center.serving.render import sorted_groups, with_prediction
 from center.serving.synopsis_cache import SynopsisCache
+from center.serving.withheld import GroupsWithheld, of_all_groups, read_bounds, record_count, union_of_windows
 from edgewater.errors import IncompatibleSynopses, InvalidRequest, NotFound
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
-from edgewater.synopses import Estimates, GroupedAggregate, ItemRanking, RowSampleStack, Stack
+from edgewater.synopses import (
+    BoolArray,
+    Estimates,
+    GroupedAggregate,
+    IntArray,
+    ItemRanking,
+    Question,
+    RowSampleStack,
+    Stack,
+    TopItems,
+)
 from edgewater.synopses.named_questions import (
     BINARY_QUESTIONS,
     INTEGER_QUESTIONS,
@@ -137,19 +148,33 @@ class Evaluator:
         stack, groups = self._stack(measure, found, question.group, question.is_global)
         head = _head(question, spec, measure, found)
         windows, arguments = list(found), question.arguments
+        withheld = self._withheld(question, measure, found)
         if question.name in BINARY_QUESTIONS:
-            other, theirs = self._other(question, measure, found)
+            other, theirs, there = self._other(question, measure, found)
             arguments = {**arguments, "other": other}
             windows += theirs
-        of_all_groups = bool(spec.group_by) and question.is_global
+            more = GroupsWithheld.of(there, union_of_windows(there, [read_bounds(w.withheld) for w in theirs]))
+            withheld = withheld.beside(more)
         # A function of a sample takes long and does not change its stack, so it needs no lock.
         computed = question.name is None and measure.function.sample is not None
         with nullcontext() if computed else self.synopses.exclusively():
             answer = _StackAnswer(
-                measure, question, stack, spec.group_by, groups, windows, of_all_groups,
-                _reports_withheld_records(spec), function_confidence(spec, measure, len(stack), question.confidence),
+                measure, question, stack, spec.group_by, groups, windows, bool(spec.group_by) and question.is_global,
+                withheld, function_confidence(spec, measure, len(stack), question.confidence),
             )  # fmt: skip
             return {**head, **answer.to_json(arguments)}
+
+    def _withheld(self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> GroupsWithheld:
+        """What edges withhold of the groups that a question selects."""
+        spec = self.windows.spec
+        bounds = union_of_windows(spec, [read_bounds(w.withheld) for w in found])
+        if spec.group_by and question.is_global:
+            bounds = of_all_groups(spec, bounds)
+        withheld, count = GroupsWithheld.of(spec, bounds), record_count(spec)
+        if count is None or not bounds or (measure.function.error is not None and _is_own(question, measure)):
+            return withheld
+        counts, _ = self._stack(count, found, question.group, question.is_global)
+        return replace(withheld, sent=counts.query().value)
 
     def _stack(
         self, measure: Measure, found: Sequence[WindowAnswer], group: Mapping[str, Any] | None, is_global: bool
@@ -192,8 +217,8 @@ class Evaluator:
 
     def _other(
         self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]
-    ) -> tuple[Stack, Sequence[WindowAnswer]]:
-        """The second synopsis of a question about two, and its windows, which have the same bounds."""
+    ) -> tuple[Stack, Sequence[WindowAnswer], QuerySpec]:
+        """The second synopsis of a question about two, its windows, which have the same bounds, and its query."""
         if question.second is None:
             raise InvalidRequest("with", None, '{"query": …, "measure": …}', f"{question.name} is about two synopses")
         there = self.windows.for_query(question.second.query)
@@ -207,7 +232,7 @@ class Evaluator:
         if other_question.group is not None and len(other_question.group) != len(there.spec.group_by):
             accepted = f"all of {', '.join(there.spec.group_by)}, or no group to merge all groups"
             raise InvalidRequest("with.group", other_question.group, accepted)
-        return stack, theirs
+        return stack, theirs, there.spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +242,7 @@ class _StackAnswer:
     Attributes:
         groups: groups of the stack; None: it is one synopsis, of all groups or of the selected one.
         windows: the answers that the stack was merged from.
-        reports_withheld_records: the bounds are never empty while an edge withholds records.
+        withheld: what edges withhold of the groups.
         confidence: of the interval of a function of a sample.
     """
 
@@ -228,7 +253,7 @@ class _StackAnswer:
     groups: list[dict[str, Any]] | None
     windows: Sequence[WindowAnswer]
     of_all_groups: bool
-    reports_withheld_records: bool
+    withheld: GroupsWithheld
     confidence: float
 
     def to_json(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,14 +261,14 @@ class _StackAnswer:
         if question.name == "top":
             return self._ranked(arguments)
         if question.name is None and isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
-            part = FunctionPart.of(self.measure, stack, self.confidence, self._widened)
+            part = FunctionPart.of(self.measure, stack, self.confidence, lambda e: self._widened(e, None))
             return self._rows(part.cells(len(stack)), part.confidence, stack.kind)
         try:
             if question.name is None:
                 kind = default_question(stack, question.confidence)
             else:
                 kind = parse_question(question.name, arguments, stack, question.confidence, measure=name)
-            estimates = self._widened(evaluate_question(stack, kind, question.confidence, measure=name))
+            estimates = self._widened(evaluate_question(stack, kind, question.confidence, measure=name), kind)
         except IncompatibleSynopses as exc:
             # The cause is the user's choice of measures, not the stored bytes.
             raise InvalidRequest(
@@ -269,9 +294,10 @@ class _StackAnswer:
         if not isinstance(self.stack, ItemRanking):
             parse_question("top", arguments, self.stack, measure=name)  # raises, and names the possible questions
             raise AssertionError
-        ranked = self.stack.top(top_items_question(self.stack, arguments.get("k"), name))
+        asked = top_items_question(self.stack, arguments.get("k"), name)
+        ranked = self.stack.top(asked)
         require_confidence(ranked.frequencies, self.question.confidence, name)
-        estimates = self._widened(ranked.frequencies)
+        estimates = self._widened(ranked.frequencies, asked or TopItems(1), ranked.groups)
         entries = [
             {"item": plain_key(item), **cell}
             for item, cell in zip(ranked.items.to_pylist(), intervals(estimates, True), strict=True)
@@ -287,53 +313,50 @@ class _StackAnswer:
         """The answer's prediction in place of the data's estimate; without one, the bounds are unknown."""
         if len(self.windows) > 1 or not own or self.of_all_groups:
             return with_prediction(estimates, self.measure, {}, {})
-        rows = [self.question.group or {}] if self.groups is None else self.groups
-        keys = {name: pa.array([row[name] for row in rows]) for name in self.group_by}
-        return with_prediction(estimates, self.measure, self.windows[0].prediction or {}, keys)
+        return with_prediction(estimates, self.measure, self.windows[0].prediction or {}, self._keys())
 
-    def _widened(self, estimates: Estimates) -> Estimates:
-        """Widens intervals by what edges withhold, and removes bounds that missing edges may exceed."""
-        # The bound of a sum does not bound the number of missing records, which other questions depend on.
-        own = self.question.name in (None, self.measure.function.name)
+    def _widened(self, estimates: Estimates, kind: Question | None, groups: IntArray | None = None) -> Estimates:
+        """Widens intervals by what edges withhold, and removes bounds that missing edges may exceed.
+
+        Args:
+            groups: the row of each estimate; None: there is one per row.
+        """
+        own = _is_own(self.question, self.measure)
         doubtful = any(may_count_twice(w.completeness) for w in self.windows)
         if any(w.prediction is not None for w in self.windows):
             predicted = self._predicted(estimates, own)
             return without_bounds(predicted) if doubtful else predicted
         if doubtful:
             return without_bounds(estimates)
-        widened = self._widened_by_withheld(estimates, own)
-        if not any(is_incomplete(w.completeness) for w in self.windows):
-            return widened
-        return widen_by_missing(widened, self.measure) if own else without_bounds(widened)
+        widened = self.withheld.widen(self.measure, self.stack, estimates, kind, own=own, groups=groups)
+        lacking = self._lacking()
+        if groups is not None:
+            lacking = lacking[groups]
+        if own or not lacking.any():
+            return widen_by_missing(widened, self.measure, lacking)
+        unknown = np.where(lacking, np.nan, 0.0)
+        return replace(widened, lower=widened.lower + unknown, upper=widened.upper + unknown)
 
-    def _widened_by_withheld(self, estimates: Estimates, own: bool) -> Estimates:
-        """Over several windows the bounds of sums add up; of extrema the largest holds."""
-        held = [w.withheld for w in self.windows if w.withheld]
-        if not held and (own or self.reports_withheld_records):
-            return estimates
-        bounds = [b for w in held if (b := w.get(self.measure.name)) is not None]
-        if not own or self.measure.function.error is None or (self.of_all_groups and bounds):
-            # A bound applies to each group, and the number of affected groups is unknown.
-            return without_bounds(estimates)
-        if not bounds:
-            return estimates
-        fold = sum if self.measure.function.error == "sum" else max
-        folds = {"above": fold, "below": fold, "unsent": max}
-        total = {
-            side: None
-            if any(b[side] is None for b in bounds if side in b)
-            else join(b[side] for b in bounds if side in b)
-            for side, join in folds.items()
-            if any(side in b for b in bounds)
-        }
-        return widen_by_withheld(estimates, self.measure, {self.measure.name: total})
+    def _lacking(self) -> BoolArray:
+        """Returns which groups may lack records of missing edges."""
+        rows = len(self.stack)
+        result = np.zeros(rows, bool)
+        is_of_group = not self.of_all_groups and self.question.name not in BINARY_QUESTIONS
+        keys = self._keys() if is_of_group else {}
+        for window in self.windows:
+            if is_incomplete(window.completeness):
+                result |= lacking_rows(window.completeness, keys, rows)
+        return result
+
+    def _keys(self) -> dict[str, pa.Array]:
+        """Returns the key columns of the groups."""
+        rows = [self.question.group or {}] if self.groups is None else self.groups
+        return {name: pa.array([row[name] for row in rows]) for name in self.group_by}
 
 
-def _reports_withheld_records(spec: QuerySpec) -> bool:
-    """Whether edges always report a bound when they withhold records; withheld zeros leave a sum's bound empty."""
-    if spec.budget is None or spec.accuracy is not None:
-        return True
-    return any(m.function.error is None or (m.function.name == "count" and m.argument is None) for m in spec.measures)
+def _is_own(question: WindowQuestion, measure: Measure) -> bool:
+    """Whether a question is about the measure's own value. Amounts of a sum do not bound the answers to others."""
+    return question.name in (None, measure.function.name)
 
 
 def _measure(question: WindowQuestion, spec: QuerySpec, field: str = "measure") -> Measure:

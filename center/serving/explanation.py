@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from center.results import AnswerRecord
 from center.serving.cells import Cell
-from center.serving.measures import MeasureQuestions, is_incomplete, may_count_twice
+from center.serving.measures import MeasureQuestions, is_incomplete, lacking_rows, may_count_twice
 from center.serving.own_error import OwnError
 from center.serving.render import AnswerRows, answer_rows, stated_quality
+from center.serving.withheld import with_withheld_amounts
 from edgewater.errors import NotFound
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
@@ -96,9 +99,9 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
     before = own.noted[0] if own.noted and cell else None
     parts = (
         _own_part(own, before, at, measure),
-        _withheld_part(record, measure),
+        _withheld_part(rows, measure, before, at, cell),
         *_predicted_parts(record, spec, measure),
-        *_missing_part(record, measure),
+        *_missing_part(record, measure, rows, at),
     )
     coverage = quality.get("accuracy", {}).get("coverage")
     return ExplainedValue(rows.group_cells()[at], name, cell, values.confidence, parts, rows.length, contract, coverage)
@@ -174,12 +177,22 @@ def _own_part(own: NotedError, before: Estimates | None, row: int, measure: Meas
     return ErrorPart(cause, above, below, f"the error of {what}")
 
 
-def _withheld_part(record: AnswerRecord, measure: Measure) -> ErrorPart:
-    withheld = record.quality["error"]["withheld"]
-    if not withheld or (measure.name not in withheld and measure.function.error is not None):
+def _withheld_part(rows: AnswerRows, measure: Measure, before: Estimates | None, row: int, cell: Cell) -> ErrorPart:
+    """The part of the interval in `cell` that is due to what edges withhold."""
+    edges, is_bounded = rows.withheld.edges_of(row), measure.function.error is not None
+    bound = edges.bounds.get(measure.name)
+    if not edges.bounds or (bound is None and is_bounded):
         return ErrorPart("withheld", 0, 0, "the edges that have closed the window withhold nothing")
-    bound = withheld.get(measure.name)
-    above, below = (None, None) if bound is None else (bound["above"], bound["below"])
+    above = below = None
+    if before is not None:
+        lower, upper = float(before.lower[row]), float(before.upper[row])
+        if bound is not None and is_bounded:
+            given, whole = (np.array([lower]), np.array([upper])), before.integers is not None
+            (low,), (high,) = with_withheld_amounts(*given, bound, whole=whole)
+            above, below = _finite(float(high) - upper), _finite(lower - float(low))
+        else:
+            above = None if cell["upper"] is None else max(cell["upper"] - upper, 0)
+            below = None if cell["lower"] is None else max(lower - cell["lower"], 0)
     return ErrorPart("withheld", above, below, "what edges withhold of a group, at most, under the error budget")
 
 
@@ -204,7 +217,7 @@ def _predicted_parts(record: AnswerRecord, spec: QuerySpec, measure: Measure) ->
     return tuple(parts)
 
 
-def _missing_part(record: AnswerRecord, measure: Measure) -> tuple[ErrorPart, ...]:
+def _missing_part(record: AnswerRecord, measure: Measure, rows: AnswerRows, row: int) -> tuple[ErrorPart, ...]:
     """How far records that the answer lacks may move the value, where no estimate stands for them."""
     completeness, name = record.quality["completeness"], measure.function.name
     if may_count_twice(completeness):
@@ -214,6 +227,8 @@ def _missing_part(record: AnswerRecord, measure: Measure) -> tuple[ErrorPart, ..
         return ()
     if not is_incomplete(completeness):
         return (ErrorPart("missing", 0, 0, "every expected edge has closed the window with all its records"),)
+    if not lacking_rows(completeness, rows.groups, rows.length)[row]:
+        return (ErrorPart("missing", 0, 0, "edges are missing, and none of them has records of this group"),)
     lacking = [*completeness["missing"], *completeness.get("left", ())]
     says = f"records of {', '.join(lacking[:3])}{', …' if len(lacking) > 3 else ''} may be missing"
     if not lacking:

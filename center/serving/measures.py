@@ -7,13 +7,14 @@ estimates. With questions, the cell has the answers that the synopsis can give.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from center.serving.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart
 from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
@@ -22,6 +23,7 @@ from edgewater.errors import InvalidRequest
 from edgewater.measure import Measure
 from edgewater.synopses import (
     BloomStack,
+    BoolArray,
     Count,
     CountMinStack,
     CuckooStack,
@@ -38,6 +40,7 @@ from edgewater.synopses import (
     RowSampleStack,
     SampleStack,
     Stack,
+    TopItems,
 )
 from edgewater.synopses.named_questions import (
     answerable_questions,
@@ -105,6 +108,16 @@ class MeasureQuestions:
 
 NO_QUESTIONS = MeasureQuestions()
 
+
+class Widening(Protocol):
+    """Widens the intervals of one measure."""
+
+    def __call__(
+        self, stack: Stack, estimates: Estimates, question: Question | None, groups: IntArray | None = None
+    ) -> Estimates:
+        """Args: groups: the row of each estimate; None: there is one per row."""
+
+
 _QUESTION_NAMES = {
     "quantile": ("quantile",), "rank": ("rank",), "range": ("range",), "item": ("frequency", "contains"),
     "contains": ("contains",), "top": ("top",),
@@ -131,7 +144,7 @@ class MeasureEvaluator:
     """Evaluates questions on one measure's stack.
 
     Attributes:
-        widen: widens intervals by what the answer lacks.
+        widen: widens the answer to a question by what the whole answer lacks.
         confidence: of the interval of a function of a sample.
         own: the error of what is evaluated, before it is widened; `parts` sets it.
     """
@@ -139,7 +152,7 @@ class MeasureEvaluator:
     measure: Measure
     stack: Stack
     questions: MeasureQuestions
-    widen: Callable[[Estimates], Estimates]
+    widen: Widening
     confidence: float = DEFAULT_CONFIDENCE
     own: OwnError = field(default_factory=OwnError)
 
@@ -151,11 +164,12 @@ class MeasureEvaluator:
         return [self._part(parameter, name) for parameter, name in selected] if selected else self._default_parts()
 
     def _evaluate(self, kind: Question | None) -> Estimates:
-        return self._widened(evaluate_question(self.stack, kind, self.questions.confidence, measure=self.measure.name))
+        estimates = evaluate_question(self.stack, kind, self.questions.confidence, measure=self.measure.name)
+        return self._widened(estimates, kind)
 
-    def _widened(self, estimates: Estimates) -> Estimates:
+    def _widened(self, estimates: Estimates, kind: Question | None, groups: IntArray | None = None) -> Estimates:
         self.own.note(estimates)
-        return self.widen(estimates)
+        return self.widen(self.stack, estimates, kind, groups)
 
     def _evaluate_named(self, name: str, **given: Any) -> tuple[Question, Estimates]:
         kind = parse_question(name, given, self.stack, self.questions.confidence, measure=self.measure.name)
@@ -197,7 +211,7 @@ class MeasureEvaluator:
     def _default_parts(self) -> list[CellPart]:
         stack = self.stack
         if isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
-            part = FunctionPart.of(self.measure, stack, self.confidence, self.widen)
+            part = FunctionPart.of(self.measure, stack, self.confidence, lambda e: self.widen(stack, e, None))
             for estimates in part.own_estimates:
                 self.own.note(estimates)
             return [part]
@@ -231,11 +245,13 @@ class MeasureEvaluator:
     def _top(self, k: int | None) -> ListPart:
         assert isinstance(self.stack, ItemRanking)
         try:
-            ranked = self.stack.top(top_items_question(self.stack, k, self.measure.name))
+            asked = top_items_question(self.stack, k, self.measure.name)
+            ranked = self.stack.top(asked)
         except InvalidRequest as exc:
             raise InvalidRequest("top", k, exc.accepted, exc.reason) from exc
         require_confidence(ranked.frequencies, self.questions.confidence, self.measure.name)
-        return ListPart("top", ranked.groups, {"item": ranked.items}, self._widened(ranked.frequencies), True)
+        frequencies = self._widened(ranked.frequencies, asked or TopItems(1), ranked.groups)
+        return ListPart("top", ranked.groups, {"item": ranked.items}, frequencies, True)
 
     def _sample(self, stack: SampleStack) -> list[CellPart]:
         parts: list[CellPart] = []
@@ -248,7 +264,7 @@ class MeasureEvaluator:
                 estimates = replace(estimates, present=sizes > 0)  # a NaN is then that of a sampled value
                 if not parts:  # the others have other units
                     self.own.note(estimates)
-                parts.append(IntervalPart(name, self.widen(estimates)))
+                parts.append(IntervalPart(name, self.widen(stack, estimates, kind)))
         return [*parts, NumberPart("size", sizes, True)]
 
     def _values(self) -> ListPart:
@@ -263,16 +279,17 @@ class MeasureEvaluator:
         ends = {"from": np.tile(stack.edges[:-1], rows), "to": np.tile(stack.edges[1:], rows)}
         inside = Estimates.exact(counts[:, 1:-2].reshape(-1))
         keys = {name: pa.array(values) for name, values in ends.items()}
+        inside = self.widen(stack, inside, Range(-math.inf, math.inf), groups)
         outside = [
             NumberPart(name, counts[:, at].astype(np.float64), True)
             for name, at in (("below", 0), ("above", -2), ("nan", -1))
         ]
         count = IntervalPart("count", self._evaluate(Count()), True)
-        return [count, ListPart("buckets", groups, keys, self.widen(inside), True), *outside]
+        return [count, ListPart("buckets", groups, keys, inside, True), *outside]
 
     def _boundaries(self, stack: EquiDepthStack) -> ListPart:
         """The boundaries per row, from the least value to the greatest."""
-        each = [self._widened(e) for e in stack.boundaries()]
+        each = [self._widened(e, Quantile(i / stack.buckets)) for i, e in enumerate(stack.boundaries())]
         value, lower, upper = (
             np.stack([getattr(e, name) for e in each], axis=1).reshape(-1) for name in ("value", "lower", "upper")
         )
@@ -303,46 +320,6 @@ def _per_row(groups: IntArray, rows: int) -> FloatArray:
     return np.bincount(groups, minlength=rows).astype(np.float64)
 
 
-def widen_by_withheld(estimates: Estimates, measure: Measure, withheld: Mapping[str, Any]) -> Estimates:
-    """Widens intervals by what edges withhold; `Totals.union` explains why the bounds add up."""
-    if not withheld:
-        return estimates
-    bound = withheld.get(measure.name)
-    if measure.function.error is not None:
-        if bound is None:
-            return estimates
-        above, below, unsent = known_bound(bound)
-        lower, upper = _lowered(estimates, below), _raised(estimates, above)
-        if unsent is not None:
-            # Of its own maximum an edge sent nothing, so what other edges sent does not matter.
-            upper = np.maximum(upper, unsent)
-    else:
-        # Records are missing, and no bound says how far they would move the value.
-        lower = upper = np.full(len(estimates), np.nan)
-    return replace(estimates, lower=lower, upper=upper)
-
-
-def _lowered(estimates: Estimates, below: float) -> FloatArray:
-    """The lower bounds less an amount. Large integers are rounded in float64, so their bounds are rounded outwards."""
-    lower = estimates.lower - below
-    if estimates.integers is None or not below:
-        return lower
-    return np.where(np.abs(lower) < 2.0**53, lower, np.nextafter(np.nextafter(lower, -np.inf), -np.inf))
-
-
-def _raised(estimates: Estimates, above: float) -> FloatArray:
-    upper = estimates.upper + above
-    if estimates.integers is None or not above:
-        return upper
-    return np.where(np.abs(upper) < 2.0**53, upper, np.nextafter(np.nextafter(upper, np.inf), np.inf))
-
-
-def known_bound(bound: Mapping[str, float | None]) -> tuple[float, float, float | None]:
-    """`above`, `below` and `unsent` of a withheld bound in an answer's quality, where null means infinite."""
-    above, below, unsent = (math.inf if (b := bound.get(n, 0.0)) is None else b for n in ("above", "below", "unsent"))
-    return above, below, unsent if "unsent" in bound else None
-
-
 def without_bounds(estimates: Estimates) -> Estimates:
     """Returns the estimates with unknown bounds."""
     unknown = np.full(len(estimates), np.nan)
@@ -355,18 +332,46 @@ def is_incomplete(completeness: Mapping[str, Any]) -> bool:
     return lacks_records or completeness.get("expected") == 0
 
 
+def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array], rows: int) -> BoolArray:
+    """Returns which rows may lack records of an incomplete answer: all, unless each edge that it lacks has records of
+    some groups only (`completeness.only`).
+
+    Args:
+        groups: the rows' key columns.
+    """
+    lacking, only = [*completeness.get("missing", ()), *completeness.get("left", ())], completeness.get("only", {})
+    everywhere = np.ones(rows, bool)
+    is_anywhere = completeness.get("after_final") or completeness.get("rejected")
+    if not rows or not lacking or is_anywhere or not all(edge in only for edge in lacking):
+        return everywhere
+    result = np.zeros(rows, bool)
+    for values in {tuple(sorted(only[edge].items())) for edge in lacking}:
+        mask = everywhere.copy()
+        for name, value in values:
+            if name in groups and pa.types.is_null(groups[name].type):
+                mask[:] = False
+            elif name in groups:
+                equal = pc.equal(groups[name], pa.scalar(value, groups[name].type))
+                mask &= pc.fill_null(equal, False).to_numpy(zero_copy_only=False)
+        result |= mask
+    return result
+
+
 def may_count_twice(completeness: Mapping[str, Any]) -> bool:
     """Whether an edge lost its state while the window was open: then not even a count has a bound."""
     return bool(completeness.get("lost_state"))
 
 
-def widen_by_missing(estimates: Estimates, measure: Measure) -> Estimates:
+def widen_by_missing(estimates: Estimates, measure: Measure, lacking: BoolArray) -> Estimates:
     """Removes the bounds that records of missing edges may exceed.
 
     Further records can only raise a count or a maximum, and lower a minimum. Everything else may move either way, by an
     unknown amount.
+
+    Args:
+        lacking: which estimates may lack records.
     """
-    unknown = np.full(len(estimates), np.nan)
-    lower = estimates.lower if measure.function.name in ("count", "max") else unknown
-    upper = estimates.upper if measure.function.name == "min" else unknown
+    unknown = np.where(lacking, np.nan, 0.0)
+    lower = estimates.lower if measure.function.name in ("count", "max") else estimates.lower + unknown
+    upper = estimates.upper if measure.function.name == "min" else estimates.upper + unknown
     return replace(estimates, lower=lower, upper=upper)

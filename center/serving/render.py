@@ -1,7 +1,7 @@
 """Renders an answer as JSON, an Arrow table, or CSV. Pure.
 
-Intervals are the synopsis' own, widened by what edges withhold. Where no bound is known, as for a mean of which records
-are withheld, the bounds are null.
+Intervals are the synopsis' own, widened by what edges withhold (`center.serving.withheld`). Where no bound is known, as
+for a mean whose records are withheld, the bounds are null.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from center.serving.measures import (
     MeasureEvaluator,
     MeasureQuestions,
     is_incomplete,
+    lacking_rows,
     may_count_twice,
     widen_by_missing,
-    widen_by_withheld,
     without_bounds,
 )
 from center.serving.own_error import OwnError, error_by_cause, with_own_errors
-from center.serving.unsent_maxima import UnsentMaximum, with_unsent_maxima
+from center.serving.withheld import GroupsWithheld, read_bounds, with_withheld
 from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
-from edgewater.synopses import Estimates, GroupedAggregate, IntArray, RowSampleStack, SampleStack
+from edgewater.synopses import Estimates, GroupedAggregate, IntArray, Question, RowSampleStack, SampleStack, Stack
 from edgewater.timestamps import rfc3339
 
 _UNSTATED = (None, None, None)
@@ -81,13 +81,13 @@ class AnswerRows:
     """An answer's rows as columns, sorted by group unless asked otherwise.
 
     Attributes:
-        unsent_maxima: per maximum with groups of which an edge sent nothing; over all groups of the answer.
+        withheld: what edges withhold of the rows.
     """
 
     groups: dict[str, pa.Array]
     values: tuple[MeasureValues, ...]
     length: int
-    unsent_maxima: Mapping[str, UnsentMaximum]
+    withheld: GroupsWithheld
 
     def group_cells(self) -> list[dict[str, Any]]:
         """The group of each row as JSON."""
@@ -183,7 +183,7 @@ def stated_quality(
     own = {values.name: values.own for values in whole.values}
     predicted = record.quality.get("prediction")
     quality["error"] = error_by_cause(quality["error"], own, next(iter(predicted)) if predicted else None)
-    contract = with_own_errors(with_unsent_maxima(contract, spec, whole.unsent_maxima), spec, own)
+    contract = with_own_errors(with_withheld(contract, whole.withheld), spec, own)
     if "merged_into_ms" in quality:
         quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
     return quality, contract
@@ -253,7 +253,7 @@ def answer_rows(
         merged: `merged_data` of the record, if they are read already.
         is_sorted: whether the rows are sorted by group, which costs as much as to read them.
     """
-    withheld = record.quality["error"]["withheld"]
+    withheld = GroupsWithheld.of(spec, read_bounds(record.quality["error"]["withheld"]))
     predictions = record.quality.get("prediction")
     completeness = record.quality["completeness"]
     incomplete, doubtful = is_incomplete(completeness), may_count_twice(completeness)
@@ -265,7 +265,6 @@ def answer_rows(
         for stack in stacks.values():
             stack.grow(len(order))
         groups_in_all = 0
-        unsent = {}
     else:
         aggregate = merged_data(record) if merged is None else merged
         assert aggregate is not None
@@ -274,11 +273,19 @@ def answer_rows(
         groups_in_all = len(aggregate)
         groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
         stacks = dict(aggregate.measures)
-        unsent = UnsentMaximum.of_all(withheld, stacks)
+        withheld = withheld.of_rows(aggregate, order, groups, record.quality.get("edges") or {})
         if not np.array_equal(order, np.arange(len(aggregate))):
             stacks = {name: stack.take(order) for name, stack in stacks.items()}
 
-    def widen(estimates: Estimates, measure: Measure) -> Estimates:
+    lacking = lacking_rows(completeness, groups, len(order)) if incomplete else np.zeros(0, bool)
+
+    def widen(
+        measure: Measure,
+        stack: Stack,
+        estimates: Estimates,
+        question: Question | None,
+        rows: IntArray | None = None,
+    ) -> Estimates:
         if predictions is not None:
             predicted = with_prediction(estimates, measure, predictions, groups)
             # The estimate stands for records that edges will still count, and for no others.
@@ -286,18 +293,20 @@ def answer_rows(
             return without_bounds(predicted) if never else predicted
         if doubtful:
             return without_bounds(estimates)
-        widened = widen_by_withheld(estimates, measure, withheld)
-        return widen_by_missing(widened, measure) if incomplete else widened
+        widened = withheld.widen(measure, stack, estimates, question, groups=rows)
+        if not incomplete:
+            return widened
+        return widen_by_missing(widened, measure, lacking if rows is None else lacking[rows])
 
     def evaluator(measure: Measure) -> MeasureEvaluator:
         confidence = function_confidence(spec, measure, groups_in_all, questions.confidence)
         stack = stacks[measure.name]
         own = new_error(isinstance(stack, SampleStack | RowSampleStack))
-        return MeasureEvaluator(measure, stack, questions, partial(widen, measure=measure), confidence, own)
+        return MeasureEvaluator(measure, stack, questions, partial(widen, measure), confidence, own)
 
     shown = [evaluator(m) for m in spec.measures if not questions.measures or m.name in questions.measures]
     values = tuple(MeasureValues(e.measure.name, tuple(e.parts()), e.own) for e in shown)
-    return AnswerRows(groups, values, len(order), unsent)
+    return AnswerRows(groups, values, len(order), withheld)
 
 
 def with_prediction(

@@ -479,11 +479,11 @@ class SliceEntries:
         for computed in self._computed.values():
             computed.changed(groups)
 
-    def withheld(self, relative: Sequence[str] = ()) -> tuple[Withheld, ...]:
+    def withheld(self, *, shares: bool = False) -> tuple[Withheld, ...]:
         """Summarises the pending values over all groups, per measure: the error that a closed slice withholds.
 
         Args:
-            relative: sums with a relative limit, for which the signs of values matter.
+            shares: whether a measure has a relative limit: the largest shares of groups, and the signs of sums, matter.
         """
         result = []
         for name in self._bounded:
@@ -492,21 +492,23 @@ class SliceEntries:
             above = np.where(unknown, np.inf, np.maximum(error, 0.0))
             below = np.where(unknown, np.inf, np.maximum(-error, 0.0))
             groups, unsent = int(np.count_nonzero(error)), self._largest_unsent(name)
-            signs = self._signs(name) if name in relative else Signs.NOT_NEGATIVE
+            is_sum = isinstance(self.pending.measures[name], SumStack)
+            signs = self._signs(name) if shares and is_sum else Signs.NOT_NEGATIVE
             if groups or unsent is not None or signs is not Signs.NOT_NEGATIVE:
-                result.append(
-                    Withheld(
-                        name,
-                        float(above.max(initial=0.0)),
-                        float(below.max(initial=0.0)),
-                        float(above.sum()),
-                        float(below.sum()),
-                        groups,
-                        unsent,
-                        signs,
-                    )
-                )
+                amounts = float(above.max(initial=0.0)), float(below.max(initial=0.0))
+                totals = float(above.sum()), float(below.sum())
+                of_groups = [self._largest_share(name, each) for each in (above, below)] if shares else [None, None]
+                result.append(Withheld(name, *amounts, *totals, groups, unsent, signs, *of_groups))
         return tuple(result)
+
+    def _largest_share(self, measure: str, amounts: FloatArray) -> float | None:
+        """Returns the largest fraction of a group's own value that the amounts are, rounded up; None: unknown."""
+        withheld = amounts > 0.0
+        if not withheld.any():
+            return 0.0
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            share = float((amounts[withheld] / np.abs(self.total(measure)[withheld])).max())
+        return math.nextafter(share, math.inf) if math.isfinite(share) else None
 
     def _largest_unsent(self, measure: str) -> float | None:
         """Returns the largest maximum of the groups with a value, none of which was sent; None: there is no such

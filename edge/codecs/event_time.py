@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from edge.codecs.schema import EventTime, RecordSchema
 from edge.records import Decoded, RejectionReason, Rejections
 from edgewater.quantities import format_duration
+from edgewater.streams import Constant
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -39,7 +40,8 @@ class ParsedTimes:
 
 
 def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, rejections: Rejections) -> Decoded:
-    """Adds the event time column and drops the records whose time is missing, unparseable or implausible.
+    """Adds the event time column. Drops the records whose time is missing, unparseable or implausible, and those that
+    contradict a constant of the stream.
 
     Args:
         table: the declared columns in their types, and the raw time column.
@@ -51,6 +53,12 @@ def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, 
     implausible = _implausible(times, schema.time, arrival_ms)
     keep = ~(times.missing | times.unparseable | implausible)
     arrays = [_one_array(table.column(name)) for name in schema.columns]
+    for at, name in enumerate(schema.columns):
+        if name in schema.constants:
+            other = _contradicts(arrays[at], name, schema.constants[name], keep, rejections)
+            rejections.add_times(RejectionReason.OTHER_CONSTANT, times.millis[other])
+            keep &= ~other
+            arrays[at] = pa.repeat(pa.scalar(schema.constants[name], schema.columns[name]), len(keep))
     arrays.append(pa.array(times.millis))
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema.output)
     if not keep.all():
@@ -59,6 +67,19 @@ def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, 
     if rejections.count:
         rejections.place(schema.time.min_ms, schema.time.latest_ms(arrival_ms), times.millis[keep])
     return Decoded(batch, rejections.as_tuple())
+
+
+def _contradicts(
+    column: pa.Array, name: str, constant: Constant, valid: BoolArray, rejections: Rejections
+) -> BoolArray:
+    """Returns a mask of the records with another value than the constant, and rejects the valid ones among them."""
+    differs = pc.fill_null(pc.not_equal(column, pa.scalar(constant, column.type)), False)
+    mask = _mask(differs) & valid
+    if mask.any():
+        first = column[int(np.argmax(mask))].as_py()
+        message = f"{name}: expected {constant!r}, the constant of this stream at this edge, or no value"
+        rejections.add(RejectionReason.OTHER_CONSTANT, f"{name} = {first}", message, int(mask.sum()))
+    return mask
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
 
-from edgewater.streams import TIME_COLUMN
+from edgewater.streams import TIME_COLUMN, Constant
 
 TimeUnit = Literal["ms", "s", "us", "iso8601"]
 
@@ -51,10 +51,16 @@ class EventTime:
 
 @dataclass(frozen=True, slots=True)
 class RecordSchema:
-    """The output of a decoder: declared columns and event time."""
+    """The output of a decoder: declared columns and event time.
+
+    Attributes:
+        constants: columns that have one value in all records. Null becomes that value; a record with another one is
+            rejected.
+    """
 
     columns: Mapping[str, pa.DataType]
     time: EventTime
+    constants: Mapping[str, Constant] = field(default_factory=dict)
 
     @property
     def output(self) -> pa.Schema:

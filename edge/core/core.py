@@ -174,7 +174,9 @@ class EdgeCore:
             if stream.newest_ms == MIN_TIME_MS
             else spec.window.slice_start(stream.newest_ms) + spec.window.slice_ms
         )
-        pipeline = self.queries[ref] = QueryPipeline(ref, bound, since, source=self.source, encode=self._encode)
+        pipeline = self.queries[ref] = QueryPipeline(
+            ref, bound, since, source=self.source, constants=stream.spec.constants, encode=self._encode
+        )
         for loss in stream.losses:
             pipeline.lose(loss)
         # Records ahead of the clock are gone too; only windows with such records lack them.
@@ -186,7 +188,9 @@ class EdgeCore:
         window = bound.spec.window
         if since_ms > MIN_TIME_MS:
             since_ms = window.slice_start(since_ms + window.slice_ms - 1)
-        pipeline = QueryPipeline(ref, bound, since_ms, source=self.source, encode=self._encode)
+        pipeline = QueryPipeline(
+            ref, bound, since_ms, source=self.source, constants=stream.spec.constants, encode=self._encode
+        )
         for loss in stream.losses:
             pipeline.lose(loss)
         delivered = {source: counts.since(since_ms) for source, counts in stream.delivered.items()}

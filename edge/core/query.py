@@ -50,7 +50,7 @@ from edge.core.selection import (
 )
 from edge.core.shared_batch import Reading, Records
 from edge.core.slices import UNKNOWN_LINK, LinkEstimate, Progress, Slice
-from edge.core.streams import MAX_LOSSES, StreamState, add_loss
+from edge.core.streams import MAX_LOSSES, StreamState, add_loss, constant_type
 from edge.records import RejectedRecords
 from edgewater.accuracy import report_schedule
 from edgewater.algebra import LateRecordPolicy, late_record_policy_of
@@ -58,7 +58,7 @@ from edgewater.errors import InvalidQuery, StorageError
 from edgewater.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.partial_check import group_bytes, max_groups
 from edgewater.query import BoundQuery, QuerySpec, StalenessBudget
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, type_name
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, Constant
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, count_distinct, is_sampled
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SessionWindow
@@ -87,6 +87,7 @@ class QueryPipeline:
         slices: by the event time of their start.
         finished: the counters of slices that were sent completely.
         source: number of this edge; with a record's number in its stream it identifies the record.
+        constants: columns that have one value in all records of its stream.
         drift: per measure, the sum of `estimate_drift` since this process began.
         accuracy_measure: the measure of the query's accuracy, if it has one.
         reading: what it computes of a batch, of which it shares what others compute too.
@@ -111,6 +112,7 @@ class QueryPipeline:
     finished: FinishedSlices = field(default_factory=FinishedSlices)
     progress: Progress = field(default_factory=Progress)
     source: int = 0
+    constants: Mapping[str, Constant] = field(default_factory=dict)
     drift: dict[str, float] = field(default_factory=dict)
     reading: Reading = field(init=False)
     late_record_policy: LateRecordPolicy = field(init=False)
@@ -750,11 +752,9 @@ class QueryPipeline:
         return select_groups(slice_, self.spec, self.history, self._limits(start), context, slots)
 
     @property
-    def _relative_sums(self) -> tuple[str, ...]:
-        if self.spec.error_budget is None:
-            return ()
-        relative = dict(self.spec.error_budget.relative)
-        return tuple(m.name for m in self.spec.measures if m.name in relative and m.function.error == "sum")
+    def _has_relative_limit(self) -> bool:
+        budget = self.spec.error_budget
+        return budget is not None and bool(budget.relative)
 
     @property
     def _has_session_windows(self) -> bool:
@@ -762,7 +762,8 @@ class QueryPipeline:
 
     def _slice_close(self, start: int, slice_: Slice) -> SliceClose:
         extent = (slice_.first_ms, slice_.last_ms) if self._has_session_windows else (None, None)
-        return SliceClose(start, slice_.observed, slice_.late, slice_.entries.withheld(self._relative_sums), *extent)
+        withheld = slice_.entries.withheld(shares=self._has_relative_limit)
+        return SliceClose(start, slice_.observed, slice_.late, withheld, *extent)
 
     def _may_send_early(self, end: int, drain_window_ms: tuple[int, int], early: EarlySends | None) -> bool:
         if self.monitor is not None:
@@ -824,7 +825,7 @@ class QueryPipeline:
         numbers = {
             "query": [self.ref.name, self.ref.version],
             "spec": self.spec.to_mapping(),
-            "types": _types_of(self.bound),
+            "types": _types_of(self.bound, self.constants),
             "since_ms": self.since_ms,
             "schedule": self.schedule.to_state(),
             "progress": [self.progress.through_ms, self.progress.entry_bytes, *self._packed],
@@ -870,13 +871,16 @@ class QueryPipeline:
                 f"the columns of stream {spec.stream} do not match query {ref.name}, which this edge runs: {exc}. "
                 f"{TYPES_REMEDY}"
             ) from exc
-        if _types_of(bound) != numbers.get("types", _types_of(bound)):
+        types = _types_of(bound, stream.spec.constants)
+        if types != numbers.get("types", types):
             raise StorageError(
                 f"query {ref.name}, which this edge runs, has counted keys and values of other types than the columns "
-                f"of stream {spec.stream} have now: {numbers['types']}, now {_types_of(bound)}. {TYPES_REMEDY}"
+                f"of stream {spec.stream} have now: {numbers['types']}, now {types}. {TYPES_REMEDY}"
             )
         schedule = ShareSchedule.from_state(numbers["schedule"])
-        result = cls(ref, bound, numbers["since_ms"], schedule, source=source, encode=encode)
+        result = cls(
+            ref, bound, numbers["since_ms"], schedule, source=source, constants=stream.spec.constants, encode=encode
+        )
         result.progress, result.sampling_rate = Progress(*numbers["progress"]), numbers["sampling_rate"]
         result.finished = (
             FinishedSlices.from_state(components["finished"])
@@ -899,7 +903,9 @@ class QueryPipeline:
         return result
 
 
-def _types_of(bound: BoundQuery) -> list[list[str]]:
-    """Returns the types of a query's keys and of its measures' arguments, on which its states depend."""
+def _types_of(bound: BoundQuery, constants: Mapping[str, Constant]) -> list[list[str]]:
+    """Returns the types of a query's keys, with their constants, and of its measures' arguments. States depend on
+    them."""
     arguments = [str(m.argument.type) if m.argument is not None else "" for m in bound.measures]
-    return [[type_name(t) for t in bound.group_types], arguments]
+    keys = zip(bound.spec.group_by, bound.group_types, strict=True)
+    return [[constant_type(t, constants.get(name)) for name, t in keys], arguments]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from edge.core.ahead import AheadRecords
 from edge.core.backfill import TimeCounts
 from edge.core.events import InputLost
 from edge.records import RejectedRecords
-from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, Delivery, StreamClock, type_name
+from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, Constant, Delivery, StreamClock, type_name
 from edgewater.wire import REJECTIONS, InputLoss, LossReason
 
 MAX_LOSSES = 32
@@ -35,6 +35,7 @@ class StreamSpec:
         idle_ms: the watermark of a source that has had nothing to read for this long (wall time) follows the clock;
             None: never.
         delivery: the weakest delivery of its sources.
+        constants: columns that have one value in all records.
     """
 
     columns: Mapping[str, pa.DataType]
@@ -42,6 +43,12 @@ class StreamSpec:
     disorder_ms: int = 0
     idle_ms: int | None = None
     delivery: Delivery = Delivery.EXACTLY_ONCE
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+
+
+def constant_type(data_type: pa.DataType, constant: Constant | None) -> str:
+    """Returns the name of a column's type, with its constant: neither may change under a query."""
+    return type_name(data_type) if constant is None else f"{type_name(data_type)}, always {constant!r}"
 
 
 @dataclass(slots=True)
@@ -105,7 +112,7 @@ class StreamState:
 
     @property
     def column_types(self) -> dict[str, str]:
-        return {name: type_name(data_type) for name, data_type in self.spec.columns.items()}
+        return {n: constant_type(t, self.spec.constants.get(n)) for n, t in self.spec.columns.items()}
 
     @property
     def watermark_ms(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -280,15 +281,17 @@ class UplinkOutbox:
     def _stream(self, name: str) -> pb.Stream:
         spec = self._durable.core.streams[name].spec
         columns = [pb.Stream.Column(name=n, type=type_name(t)) for n, t in spec.columns.items()]
+        constants = {column: json.dumps(value) for column, value in spec.constants.items()}
         clock = spec.clock or LIVE
         at_most_once = spec.delivery is Delivery.AT_MOST_ONCE
         delivery = pb.Stream.AT_MOST_ONCE if at_most_once else pb.Stream.DELIVERY_UNSPECIFIED
         if clock.is_live:
-            return pb.Stream(name=name, columns=columns, delivery=delivery)
+            return pb.Stream(name=name, columns=columns, delivery=delivery, constants=constants)
         return pb.Stream(
             name=name,
             columns=columns,
             delivery=delivery,
+            constants=constants,
             clock=pb.Stream.Clock(
                 event_origin_ms=clock.event_origin_ms, wall_origin_ms=clock.wall_origin_ms, speed=clock.speed
             ),

@@ -68,7 +68,10 @@ class Withheld:
         groups: number of groups with a withheld amount.
         largest_unsent: for a maximum: the largest one of the groups of which the edge sent none; None: there is none.
             It bounds the true maximum of any group at the center, whatever other edges sent.
-        signs: for a sum with a relative limit, whose error a sum of values of both signs may exceed.
+        signs: for a sum of a query with a relative limit. Values of both signs may cancel at the center.
+        above_share, below_share: for a query with a relative limit, the largest withheld amounts of a group, as
+            fractions of the group's own value in the slice; for a measure without an error function, of its records.
+            None: unknown.
     """
 
     measure: str
@@ -79,6 +82,8 @@ class Withheld:
     groups: int
     largest_unsent: float | None = None
     signs: Signs = Signs.NOT_NEGATIVE
+    above_share: float | None = None
+    below_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,7 @@ class DropReason(IntEnum):
     TIME_UNPARSEABLE = 5
     TIME_OUT_OF_RANGE = 6
     TOO_LONG = 7
+    OTHER_CONSTANT = 8
 
     @property
     def is_rejection(self) -> bool:
@@ -496,6 +502,8 @@ def close_to_wire(close: SliceClose) -> pb.SliceClose:
                 groups=w.groups,
                 largest_unsent=w.largest_unsent,
                 signs=int(w.signs),  # type: ignore[arg-type]
+                above_share=w.above_share,
+                below_share=w.below_share,
             )
             for w in close.withheld
         ],
@@ -526,4 +534,6 @@ def _withheld_from_wire(message: pb.Withheld) -> Withheld:
         message.groups,
         largest_unsent,
         Signs.from_number(message.signs),
+        message.above_share if message.HasField("above_share") else None,
+        message.below_share if message.HasField("below_share") else None,
     )

@@ -217,6 +217,26 @@ class Stream(_message.Message):
     """A source cannot be read again: what it gave shortly before a crash may be lost, and is never counted twice."""
 
     @_typing.final
+    class ConstantsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class Column(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -266,6 +286,7 @@ class Stream(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
     DELIVERY_FIELD_NUMBER: _builtins.int
+    CONSTANTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     delivery: Global___Stream.Delivery.ValueType
     """The weakest delivery of its sources; UNSPECIFIED: exactly once."""
@@ -273,6 +294,10 @@ class Stream(_message.Message):
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stream.Column]: ...
     @_builtins.property
     def clock(self) -> Global___Stream.Clock: ...
+    @_builtins.property
+    def constants(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Columns that have the same value in all records of the stream at this edge; the value as JSON."""
+
     def __init__(
         self,
         *,
@@ -280,10 +305,11 @@ class Stream(_message.Message):
         columns: _abc.Iterable[Global___Stream.Column] | None = ...,
         clock: Global___Stream.Clock | None = ...,
         delivery: Global___Stream.Delivery.ValueType = ...,
+        constants: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "columns", b"columns", "delivery", b"delivery", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "columns", b"columns", "constants", b"constants", "delivery", b"delivery", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -506,6 +532,7 @@ class DroppedRecords(_message.Message):
         TIME_UNPARSEABLE: DroppedRecords._Reason.ValueType  # 5
         TIME_OUT_OF_RANGE: DroppedRecords._Reason.ValueType  # 6
         TOO_LONG: DroppedRecords._Reason.ValueType  # 7
+        OTHER_CONSTANT: DroppedRecords._Reason.ValueType  # 8
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     TOO_LATE: DroppedRecords.Reason.ValueType  # 0
@@ -519,6 +546,7 @@ class DroppedRecords(_message.Message):
     TIME_UNPARSEABLE: DroppedRecords.Reason.ValueType  # 5
     TIME_OUT_OF_RANGE: DroppedRecords.Reason.ValueType  # 6
     TOO_LONG: DroppedRecords.Reason.ValueType  # 7
+    OTHER_CONSTANT: DroppedRecords.Reason.ValueType  # 8
 
     SLICE_START_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
@@ -680,7 +708,7 @@ class Withheld(_message.Message):
         BOTH: Withheld._Signs.ValueType  # 2
 
     class Signs(_Signs, metaclass=_SignsEnumTypeWrapper):
-        """For a sum with a relative limit: the signs of the groups' values."""
+        """For a sum of a query with a relative limit: the signs of the groups' values."""
 
     NOT_NEGATIVE: Withheld.Signs.ValueType  # 0
     NEGATIVE: Withheld.Signs.ValueType  # 1
@@ -694,6 +722,8 @@ class Withheld(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     LARGEST_UNSENT_FIELD_NUMBER: _builtins.int
     SIGNS_FIELD_NUMBER: _builtins.int
+    ABOVE_SHARE_FIELD_NUMBER: _builtins.int
+    BELOW_SHARE_FIELD_NUMBER: _builtins.int
     measure: _builtins.str
     largest_above: _builtins.float
     """The largest withheld amount of a group above and below zero; below as a positive number."""
@@ -705,6 +735,11 @@ class Withheld(_message.Message):
     largest_unsent: _builtins.float
     """For a maximum: the largest one of the groups of which the edge sent none."""
     signs: Global___Withheld.Signs.ValueType
+    above_share: _builtins.float
+    """For a query with a relative limit: the largest withheld amounts of a group, as fractions of the group's own value
+    in the slice. Absent: unknown.
+    """
+    below_share: _builtins.float
     def __init__(
         self,
         *,
@@ -716,13 +751,24 @@ class Withheld(_message.Message):
         groups: _builtins.int = ...,
         largest_unsent: _builtins.float | None = ...,
         signs: Global___Withheld.Signs.ValueType = ...,
+        above_share: _builtins.float | None = ...,
+        below_share: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_largest_unsent", b"_largest_unsent", "largest_unsent", b"largest_unsent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_above_share", b"_above_share", "_below_share", b"_below_share", "_largest_unsent", b"_largest_unsent", "above_share", b"above_share", "below_share", b"below_share", "largest_unsent", b"largest_unsent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_largest_unsent", b"_largest_unsent", "groups", b"groups", "largest_above", b"largest_above", "largest_below", b"largest_below", "largest_unsent", b"largest_unsent", "measure", b"measure", "signs", b"signs", "total_above", b"total_above", "total_below", b"total_below"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above_share", b"_above_share", "_below_share", b"_below_share", "_largest_unsent", b"_largest_unsent", "above_share", b"above_share", "below_share", b"below_share", "groups", b"groups", "largest_above", b"largest_above", "largest_below", b"largest_below", "largest_unsent", b"largest_unsent", "measure", b"measure", "signs", b"signs", "total_above", b"total_above", "total_below", b"total_below"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__above_share: _TypeAlias = _typing.Literal["above_share"]  # noqa: Y015
+    _WhichOneofArgType__above_share: _TypeAlias = _typing.Literal["_above_share", b"_above_share"]  # noqa: Y015
+    _WhichOneofReturnType__below_share: _TypeAlias = _typing.Literal["below_share"]  # noqa: Y015
+    _WhichOneofArgType__below_share: _TypeAlias = _typing.Literal["_below_share", b"_below_share"]  # noqa: Y015
     _WhichOneofReturnType__largest_unsent: _TypeAlias = _typing.Literal["largest_unsent"]  # noqa: Y015
     _WhichOneofArgType__largest_unsent: _TypeAlias = _typing.Literal["_largest_unsent", b"_largest_unsent"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__above_share) -> _WhichOneofReturnType__above_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__below_share) -> _WhichOneofReturnType__below_share | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__largest_unsent) -> _WhichOneofReturnType__largest_unsent | None: ...
 
 Global___Withheld: _TypeAlias = Withheld  # noqa: Y015

@@ -15,8 +15,17 @@ import numpy as np
 import pyarrow as pa
 
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
-from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
-from center.ledger.quality import ACCURACY, Phase
+from center.ledger import (
+    ACCURACY,
+    EdgesChanged,
+    Emission,
+    FramesMerged,
+    FrameSummary,
+    Ledger,
+    Phase,
+    QueryRegistered,
+    TimeAdvanced,
+)
 from center.sampling import RATES_EVERY_MS, SamplingRequirement, rates_differ
 from edgewater.accuracy import AccuracyTarget, MeasureKind, group_values, report_schedule
 from edgewater.arrivals.schedule import HORIZON_WINDOWS

@@ -12,7 +12,7 @@ import pyarrow as pa
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, Phase, QueryRegistered
 from center.results import AnswerRecord
-from center.serving import render, to_csv, to_table
+from center.serving import NO_QUESTIONS, MeasureQuestions, render, to_csv, to_table
 from edge.core import (
     BudgetSet,
     Configured,
@@ -25,7 +25,7 @@ from edge.core import (
     StreamSpec,
 )
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
+from edgewater.streams import LIVE, TIME_COLUMN, Constant, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef
 
@@ -45,12 +45,14 @@ class World:
 
     Args:
         shares: of the error budget, of each edge.
+        constants: of each edge; (): they have none.
     """
 
     spec: QuerySpec
     edges: int = 2
     columns: Mapping[str, pa.DataType] = field(default_factory=lambda: COLUMNS)
     shares: Mapping[str, float] = field(default_factory=dict)
+    constants: Sequence[Mapping[str, Constant]] = ()
     bodies: list[list[FrameBody]] = field(init=False)
     cores: list[EdgeCore] = field(init=False)
 
@@ -58,12 +60,15 @@ class World:
         self.bodies = [[] for _ in range(self.edges)]
         self.cores = []
         for number in range(self.edges):
-            core = EdgeCore({"s": StreamSpec(dict(self.columns))}, number)
+            core = EdgeCore({"s": StreamSpec(dict(self.columns), constants=self._constants(number))}, number)
             core.handle(SourcesOpened((("s", "file"),)))
             core.handle(Configured(((REF, self.spec),)))
             if self.shares:
                 core.handle(BudgetSet(REF, self.shares))
             self.cores.append(core)
+
+    def _constants(self, edge: int) -> Mapping[str, Constant]:
+        return self.constants[edge] if self.constants else {}
 
     def reads(self, edge: int, rows: Sequence[Mapping[str, Any]], time_ms: int = 0, pulls: bool = False) -> None:
         """One batch; with `pulls`, the link has room before the slice ends."""
@@ -97,7 +102,9 @@ class World:
                 summary = FrameSummary(REF, position, name, body.through_ms, body.closes, touched, 100, 0, "i1")
                 answers += ledger.handle(FramesMerged((summary,), WINDOW_MS))
         emission = [a for a in answers if a.window_start_ms == 0][-1]
-        parts = [p.synopsis for bodies in self.bodies for b in bodies for p in b.partials if p.slice_start_ms == 0]
+        slices = self.spec.window.slices_of_window(0)
+        partials = [p for bodies in self.bodies for b in bodies for p in b.partials]
+        parts = [p.synopsis for p in partials if p.slice_start_ms in slices]
         return AnswerRecord(
             answer_id=1,
             query=REF,
@@ -113,13 +120,14 @@ class World:
 
     def _edge_record(self, name: EdgeId) -> EdgeRecord:
         return EdgeRecord(
-            edge=name, incarnation="i1", labels={}, streams=(StreamRecord("s", dict(self.columns), LIVE),),
+            edge=name, incarnation="i1", labels={},
+            streams=(StreamRecord("s", dict(self.columns), LIVE, constants=self._constants(int(name[1:]))),),
             first_seen_ms=0, last_seen_ms=0, connected=True, watermarks={}, records={}, drops={}, backlog_bytes=0,
             bandwidth_bytes_s=0.0, rtt_ms=0.0, clock_offset_ms=0.0, retired=False, incarnations=1,
         )  # fmt: skip
 
-    def answer(self) -> dict[str, Any]:
-        return render(self.record(), self.spec)
+    def answer(self, questions: MeasureQuestions = NO_QUESTIONS) -> dict[str, Any]:
+        return render(self.record(), self.spec, questions)
 
     def table(self) -> pa.Table:
         return to_table(self.record(), self.spec)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -27,7 +28,7 @@ from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEve
 from edge.durability import DurableCore
 from edge.records import RejectedRecords
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.streams import LIVE, Constant, EdgeId
 from edgewater.wire import Frame, FrameBody, QueryRef
 
 MINUTE = 60_000
@@ -67,9 +68,11 @@ class Border:
             site.configure()
         return query.ref
 
-    def edge(self, name: str, incarnation: str = "i1") -> Site:
+    def edge(
+        self, name: str, incarnation: str = "i1", constants: Mapping[str, Constant] = MappingProxyType({})
+    ) -> Site:
         """Starts an edge's agent, or starts it again on the directory of that incarnation."""
-        self.edges[name] = Site(self, name, incarnation)
+        self.edges[name] = Site(self, name, incarnation, constants)
         return self.edges[name]
 
     def get(self, path: str) -> Any:
@@ -94,11 +97,11 @@ class Border:
 class Site:
     """One edge: its durable core, and its session with the center."""
 
-    def __init__(self, center: Border, name: str, incarnation: str) -> None:
-        self.center, self.name = center, name
+    def __init__(self, center: Border, name: str, incarnation: str, constants: Mapping[str, Constant]) -> None:
+        self.center, self.name, self.constants = center, name, constants
 
         def make_core() -> EdgeCore:
-            return EdgeCore({STREAM: StreamSpec(COLUMNS, LIVE)})
+            return EdgeCore({STREAM: StreamSpec(COLUMNS, LIVE, constants=constants)})
 
         def reread(source: str, start: object, end: object) -> pa.RecordBatch:
             raise AssertionError("pushed records are in the journal")
@@ -107,7 +110,8 @@ class Site:
         self.durable.handle(SourcesOpened(((STREAM, SOURCE),)))
         core = self.durable.core
         center.catalog.begin_session(
-            EdgeId(name), self.durable.incarnation, labels={}, streams=[StreamRecord(STREAM, COLUMNS, LIVE)],
+            EdgeId(name), self.durable.incarnation, labels={},
+            streams=[StreamRecord(STREAM, COLUMNS, LIVE, constants=constants)],
             oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq, next_seq=core.next_seq,
             now_ms=center.now_ms,
         )  # fmt: skip
@@ -122,7 +126,8 @@ class Site:
     def accept(self, *times_ms: int) -> None:
         """A push that is acknowledged: one record at each event time."""
         times = pa.array(times_ms, pa.int64())
-        batch = pa.RecordBatch.from_arrays([times, times], names=["x", "event_time_ms"])
+        x = pa.repeat(self.constants["x"], len(times)) if "x" in self.constants else times
+        batch = pa.RecordBatch.from_arrays([x, times], names=["x", "event_time_ms"])
         self.durable.ingest_payload(Ingested(STREAM, SOURCE, batch, self.center.now_ms))
         self.durable.sync()
 

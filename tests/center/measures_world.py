@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from center.ledger import Phase
-from center.ledger.quality import Totals, WithheldBound, assess
+from center.ledger.quality import assess
+from center.ledger.withheld import Totals, WithheldBound
 from center.results import AnswerRecord
 from edgewater.query import QuerySpec
 from edgewater.synopses import GroupedAggregate

@@ -245,3 +245,28 @@ def test_a_value_of_a_file_that_yaml_cuts_at_a_comma_is_refused_with_the_quotes_
         parse_config({**given(), **document})
     assert caught.value.field == "labels.site"
     assert '"New York (JFK, LGA)"' in caught.value.accepted
+
+
+def test_a_constant_has_the_type_of_its_column() -> None:
+    columns = {"site": "string", "rack": "int64", "spare": "bool"}
+    config = parse_config(in_stream(columns=columns, constants={"site": "north", "rack": 7, "spare": False}))
+    (stream,) = config.streams.values()
+    assert dict(stream.record_schema.constants) == {"site": "north", "rack": 7, "spare": False}
+
+
+@pytest.mark.parametrize(
+    ("constants", "says"),
+    [
+        ({"side": "north"}, "one of the columns"),
+        ({"site": 7}, "a string"),
+        ({"site": "n" * 257}, "at most 256"),
+        ({"rack": True}, "a int64"),
+        ({"rack": 1 << 63}, "a int64"),
+        ({"load": 1.5}, "constants"),
+        ({"load": 1}, "a column of type"),
+    ],
+)
+def test_a_constant_that_is_not_of_its_column_is_refused(constants: dict[str, object], says: str) -> None:
+    columns = {"site": "string", "rack": "int64", "load": "float64"}
+    with pytest.raises(InvalidConfig, match=says):
+        parse_config(in_stream(columns=columns, constants=constants))

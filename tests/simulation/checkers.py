@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from fractions import Fraction
@@ -224,6 +224,8 @@ class _QueryCheck:
             if whole and row is not None and not members and self.spec.group_by:
                 self._say("group", answer, f"{group} has no record")
             for measure in self.spec.measures:
+                if row is not None:
+                    self._stated_width(answer, measure, group, row[measure.name])
                 self._cell(answer, measure, group, row, members, [certain[i] for i in members], whole)
         if answer["contract"]["met"] and completeness["missing"] and not is_early:
             self._say("met", answer, f"met, with completeness {completeness}")
@@ -318,6 +320,8 @@ class _QueryCheck:
         bound = withheld.get(measure.name)
         if measure.function.name not in ("sum", "count") or (withheld and bound is None):
             return {"estimate": None if withheld else 0, "lower": None, "upper": None}
+        if bound and "above_share" in bound and "below_share" in bound:
+            bound = None  # a share of its value was withheld, so the value is 0
         bound = bound or {"above": 0, "below": 0}
         upper, lower = bound["above"], bound["below"]
         return {"estimate": 0, "lower": None if lower is None else -lower, "upper": upper}
@@ -379,6 +383,28 @@ class _QueryCheck:
         slack = Fraction(self._tolerance(bounds))
         if not bounds.low - slack <= Fraction(estimate) <= bounds.high + slack:
             self._say("exact" if measure.function.name == "distinct" else "number", answer, shown)
+
+    def _stated_width(self, answer: Answer, measure: Measure, group: Group, cell: Any) -> None:
+        """A met answer states no interval wider than its budget, and no value without bounds."""
+        limits = answer["contract"]["requested"].get("error")
+        if not answer["contract"]["met"] or not isinstance(limits, Mapping):
+            return
+        limit = limits.get(measure.name)
+        if measure.function.error is None and limit is not None:
+            return  # the limit counts records
+        share = fraction(limit) if isinstance(limit, str) else None
+        for value in _intervals(cell):
+            for side in ("lower", "upper"):
+                bound, estimate = value[side], value["estimate"]
+                shown = f"{measure.name} of {group}: {value}, the budget is {limit}, and the contract is met"
+                if estimate is None:
+                    continue
+                if bound is None:
+                    self._say("too-wide", answer, shown)
+                elif limit is not None:
+                    most = float(limit) if share is None else share * max(abs(bound), 1.0)
+                    if abs(bound - estimate) > most * (1 + _ROUNDING):
+                        self._say("too-wide", answer, shown)
 
     def _within_budget(
         self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds
@@ -486,6 +512,15 @@ def _has_bound(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(value.get(side) is not None for side in ("lower", "upper")) or any(map(_has_bound, value.values()))
     return isinstance(value, list) and any(map(_has_bound, value))
+
+
+def _intervals(value: Any) -> Iterator[Mapping[str, Any]]:
+    """All intervals in a cell."""
+    if isinstance(value, Mapping) and "lower" in value:
+        yield value
+    elif isinstance(value, Mapping | list):
+        for member in value.values() if isinstance(value, Mapping) else value:
+            yield from _intervals(member)
 
 
 def _shown(bounds: Bounds) -> str:

@@ -173,6 +173,7 @@ class EdgeProgram:
         source: dict[str, Any] = {"http": {}} if plan.pushed else {"file": {"path": "log.ndjson"}}
         stream: dict[str, Any] = {"columns": COLUMN_NAMES, "time": {"column": "t"}, "sources": [source]}
         stream |= {"disorder": f"{plan.disorder_ms}ms", "idle": None if plan.idle_ms is None else f"{plan.idle_ms}ms"}
+        stream |= {"constants": {} if plan.constant is None else {"k": plan.constant}}
         config = {"edge": plan.name, "state_dir": str(state_dir), "streams": {STREAM: stream}}
         self.agent = edge.agent.open_agent(parse_config({**config, "limits": {"checkpoint": "3s"}}))
         if plan.memory is not None:  # far below what a configuration may say

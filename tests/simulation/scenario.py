@@ -18,6 +18,8 @@ WRONG_TYPE, MALFORMED = RejectionReason.WRONG_TYPE, RejectionReason.MALFORMED
 COLUMNS = {"id": pa.int64(), "k": pa.string(), "x": pa.int64(), "f": pa.float64()}
 COMBINED = 0.3
 """Of queries with an error budget, those that have a staleness budget too."""
+CONSTANTS = 0.4
+"""Probability that edges of a world have a column with one value in all their records."""
 SKETCHES = 0.2
 """Probability of a sketch in a query."""
 COLUMN_NAMES = {"id": "int64", "k": "string", "x": "int64", "f": "float64"}
@@ -50,6 +52,7 @@ class EdgePlan:
         retired_s: the operator retires it; None: never.
         memory: bytes that open slices may hold, of one query and of all; None: as configured by default.
         piece_s: it is short of CPU: this is the mean time until its worker runs the next piece; None: it keeps up.
+        constant: the value of k in all its records, which its configuration states; None: it states none.
     """
 
     name: str
@@ -64,6 +67,7 @@ class EdgePlan:
     retired_s: float | None = None
     memory: tuple[int, int] | None = None
     piece_s: float | None = None
+    constant: str | None = None
 
     def skew_ms(self, at_s: float) -> int:
         return next((ms for since_s, ms in reversed(self.steps) if since_s <= at_s), 0)
@@ -144,6 +148,12 @@ class _Draw:
         for edge in edges:
             if short.random() < 0.3:
                 edge.piece_s = short.choice((0.02, 0.1, 0.4))
+        constants = random.Random(f"constants {seed}")
+        if constants.random() < CONSTANTS:
+            for edge in edges:
+                edge.constant = constants.choice(("a", "b", "c", "c", None))
+                for record in edge.records if edge.constant is not None else ():
+                    record.values["k"] = edge.constant
         spoiled = random.Random(f"rejected {seed}")
         for edge in edges:
             share = spoiled.choice((0.0, 0.0, 0.05, 0.3))

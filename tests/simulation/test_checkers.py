@@ -160,8 +160,26 @@ def test_budgets_hold_where_they_are_said_to_be_met() -> None:
     given = answer([{"group": {"k": "b"}, "s": {"estimate": 5, "lower": 2, "upper": 8}}])
     given["contract"] |= {"requested": {"error": {"s": 2.0}}}
     given["quality"]["error"]["withheld"] = {"s": {"above": 3.0, "below": 3.0}}
-    assert kinds(given, query=query) == {"budget"}
-    assert kinds(given, (record(0, x=2), record(1, x=0), record(2, "b", 5)), query) == set()
+    assert kinds(given, query=query) == {"budget", "too-wide"}
+    within = (record(0, x=2), record(1, x=0), record(2, "b", 5))
+    assert kinds(given, within, query) == {"too-wide"}
+    given["data"][0]["s"] |= {"lower": 3, "upper": 7}
+    assert kinds(given, within, query) == set()
+    given["data"][0]["s"]["upper"] = None
+    assert kinds(given, within, query) == {"too-wide"}
+
+
+def test_a_relative_budget_allows_an_interval_by_the_value_that_may_be_true() -> None:
+    query = spec(measures={"s": "sum(x)"}, budget={"error": {"s": "50%"}})
+    given = answer([{"group": {"k": "a"}, "s": {"estimate": 3, "lower": 2, "upper": 6}},
+                    {"group": {"k": "b"}, "s": exactly(5)}])  # fmt: skip
+    given["contract"] |= {"requested": {"error": {"s": "50%"}}}
+    given["quality"]["error"]["withheld"] = {"s": {"above": 3.0, "below": 1.0, "above_share": 0.5, "below_share": 0.5}}
+    assert kinds(given, query=query) == set()
+    given["data"].pop()
+    assert kinds(given, query=query) == {"number", "budget"}, "a group that was not sent has the value 0"
+    given["data"][0]["s"]["upper"] = 7
+    assert "too-wide" in kinds(given, query=query)
 
 
 def test_sessions() -> None:

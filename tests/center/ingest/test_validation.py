@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from center.catalog.edges import streams_from_json, streams_to_json
 from center.ingest.validation import MAX_FINGERPRINTS, read_heartbeat, read_hello, read_inputs, read_utilization
 from edgewater.errors import ProtocolError
 from edgewater.streams import Delivery, EdgeId
@@ -36,6 +39,24 @@ def test_the_delivery_of_a_stream_is_exactly_once_unless_it_is_said() -> None:
     assert [s.delivery for s in read_hello(message).streams] == [Delivery.EXACTLY_ONCE]
     message.streams[0].delivery = pb.Stream.AT_MOST_ONCE
     assert [s.delivery for s in read_hello(message).streams] == [Delivery.AT_MOST_ONCE]
+
+
+def test_a_constant_is_a_value_of_its_column() -> None:
+    message = hello()
+    message.streams[0].columns.add(name="gate", type="int64")
+    message.streams[0].constants.update({"carrier": '"UA"', "gate": "7"})
+    (stream,) = read_hello(message).streams
+    assert dict(stream.constants) == {"carrier": "UA", "gate": 7}
+    assert streams_from_json(json.loads(json.dumps(streams_to_json([stream])))) == (stream,)
+
+
+@pytest.mark.parametrize("name", ["carrier", "other"])
+@pytest.mark.parametrize("text", ["7", "null", "{", "[1]", "true", '"' + "a" * 4000 + '"', "NaN"])
+def test_a_constant_of_another_type_is_refused(name: str, text: str) -> None:
+    message = hello()
+    message.streams[0].constants[name] = text
+    with pytest.raises(ProtocolError, match=f"constant flights.{name}"):
+        read_hello(message)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -1.0, -0.0])

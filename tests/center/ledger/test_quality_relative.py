@@ -1,21 +1,36 @@
-"""A relative budget is each group's own; an answer states it, and what it withholds by it is no violation."""
+"""A relative budget is each group's own: the largest withheld share of any group is compared with it."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from center.ledger.quality import WithheldBound, _over_budget
+import pytest
+
+from center.ledger.withheld import Totals, WithheldBound, over_budget
 from edgewater.query import ErrorBudget
+from edgewater.wire import Signs, SliceClose, Withheld
+from tests.center.answer_world import query
 
 BUDGET = ErrorBudget((("s", 5.0),), (("r", 0.01),))
 
 
-def codes(**withheld: Any) -> list[str]:
-    return [v.code for v in _over_budget({n: WithheldBound(above, 0.0) for n, above in withheld.items()}, BUDGET)]
+def codes(share: float = 0.01, signs: frozenset[int] = frozenset({1}), **withheld: Any) -> list[str]:
+    bounds = {n: WithheldBound(above, 0.0, None, share, 0.0) for n, above in withheld.items()}
+    return [v.code for v in over_budget(bounds, BUDGET, {"r": signs})]
 
 
 def test_withholding_within_a_relative_budget_is_no_violation() -> None:
     assert codes(r=1e9) == []
+
+
+@pytest.mark.parametrize("share", [0.011, 1.0, math.inf])
+def test_a_larger_or_unknown_share_violates_a_relative_budget(share: float) -> None:
+    assert codes(share, r=1.0) == ["error-budget"]
+
+
+def test_a_percentage_of_values_of_both_signs_violates_the_budget_once() -> None:
+    assert codes(math.inf, frozenset({1, -1}), r=1.0) == ["both-signs"]
 
 
 def test_other_measures_keep_their_absolute_limits() -> None:
@@ -25,3 +40,18 @@ def test_other_measures_keep_their_absolute_limits() -> None:
 
 def test_a_measure_that_the_budget_does_not_name_has_no_limit() -> None:
     assert codes(other=0.1) == []
+
+
+def test_the_largest_share_of_any_edge_and_slice_holds_and_none_for_values_of_both_signs() -> None:
+    spec = query({"v": "sum(f)"}, budget={"error": {"v": "10%"}})
+
+    def close(share: float | None, signs: Signs = Signs.NOT_NEGATIVE) -> SliceClose:
+        return SliceClose(0, 5, 0, (Withheld("v", 2.0, 1.0, 2.0, 1.0, 1, None, signs, share, 0.0),))
+
+    def bound(*closes: SliceClose) -> WithheldBound:
+        return (Totals.of_closes(closes, spec).withheld or {})["v"]
+
+    assert bound(close(0.01), close(0.03)) == WithheldBound(4.0, 2.0, None, 0.03, 0.0)
+    assert bound(close(0.01), close(None)).above_share == math.inf
+    assert bound(close(0.01), close(0.01, Signs.NEGATIVE)) == WithheldBound(4.0, 2.0)
+    assert bound(close(0.01, Signs.NEGATIVE), SliceClose(0, 0, 0)).above_share == 0.01, "no record has no sign"

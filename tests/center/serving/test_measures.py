@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from center.api.models import AnswerRow
-from center.ledger.quality import WithheldBound
+from center.ledger.withheld import WithheldBound
 from center.serving import MeasureQuestions, render, require_possible, to_csv, to_table
 from edgewater.errors import InvalidRequest
 from tests.center.measures_world import EVERY_FUNCTION, aggregate, record, records, spec
@@ -153,14 +153,20 @@ def test_an_answer_without_data_has_the_same_columns_and_a_row() -> None:
     assert to_table(record(QUERY, None), QUERY, MeasureQuestions(items=("x",))).num_rows == 1
 
 
-def test_withheld_records_make_the_bounds_of_every_kind_unknown() -> None:
+def test_withheld_records_widen_what_has_a_bound_and_make_the_rest_unknown() -> None:
     query = spec(EVERY_FUNCTION, budget={"staleness": "2s"})
     given = record(query, SYNOPSIS, withheld={"n": WithheldBound(3.0, 0.0)})
-    (cells,) = render(given, query)["data"]
-    for cell in (cells["cm"], cells["top"]["top"][0], cells["smp"]["mean"], cells["ew"]["buckets"][1],
-                 cells["ed"]["boundaries"][1], cells["bf"], cells["kl"]["quantiles"]["0.5"]):  # fmt: skip
-        assert cell["estimate"] is not None and cell["lower"] is cell["upper"] is None
+    (cells,), (whole,) = (render(r, query)["data"] for r in (given, record(query, SYNOPSIS)))
     assert cells["n"] == {"estimate": 4000, "lower": 4000, "upper": 4003}
+    for of in (
+        lambda c: c["cm"], lambda c: c["top"]["top"][0], lambda c: c["ew"]["buckets"][1], lambda c: c["bf"],
+        lambda c: c["dis"], lambda c: c["smp"]["count"],
+    ):  # fmt: skip
+        assert (of(cells)["lower"], of(cells)["upper"]) == (of(whole)["lower"], of(whole)["upper"] + 3)
+    for of in (lambda c: c["ed"]["boundaries"][1], lambda c: c["kl"]["quantiles"]["0.5"]):
+        assert of(cells)["lower"] <= of(whole)["lower"] <= of(whole)["upper"] <= of(cells)["upper"]
+    assert cells["smp"]["mean"]["lower"] is cells["smp"]["mean"]["upper"] is None
+    assert cells["ed"]["boundaries"][0]["lower"] is None
 
 
 def test_distinct_values_of_five_thousand_groups_are_right_in_any_selection() -> None:

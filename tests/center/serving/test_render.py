@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from center.ledger import Phase
-from center.ledger.quality import Totals, WithheldBound, assess
+from center.ledger.quality import assess
+from center.ledger.withheld import Totals, WithheldBound
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, render, to_csv, to_table
 from center.serving.render import denoted_values

@@ -123,3 +123,19 @@ def test_a_date_and_a_time_of_day_in_two_columns_are_one_time() -> None:
     rejected = {r.reason: r for r in result.rejected}
     assert (rejected["time-unparseable"].count, rejected["time-missing"].count) == (1, 2)
     assert rejected["time-unparseable"].example == "day hour = 2023-11-14 late"
+
+
+def test_a_record_that_contradicts_a_constant_is_rejected_and_one_without_the_value_gets_it() -> None:
+    columns = {"site": pa.string(), "rack": pa.int64()}
+    schema = RecordSchema(columns, EventTime("t"), {"site": "north", "rack": 7})
+    table = pa.table(
+        {
+            "site": pa.array(["north", None, "south", "north", "south"]),
+            "rack": pa.array([7, None, 7, 8, 8]),
+            "t": pa.array([NOW, NOW, NOW, NOW, None]),
+        }
+    )
+    decoded = extract_event_times(table, schema, NOW, Rejections())
+    assert decoded.batch.select(["site", "rack"]).to_pylist() == [{"site": "north", "rack": 7}] * 2
+    assert sum(r.count for r in decoded.rejected) == 3
+    assert {r.reason: r.count for r in decoded.rejected} == {"other-constant": 2, "time-missing": 1}

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
-from edge.durability import DurableCore
+from edge.durability import DurableCore, JournalGroupCommit
+from edge.uplink.outbox import UplinkOutbox
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.streams import TIME_COLUMN, Constant
 from edgewater.wire import QueryRef
 
 TYPES = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64()}
 QUERY = {"name": "q", "from": "s", "group_by": ["k"], "measures": {"m": "max(x)"}, "window": {"tumbling": "10s"}}
 
 
-def edge(directory: Path, **columns: str) -> DurableCore:
+def edge(directory: Path, constants: Mapping[str, Constant] = MappingProxyType({}), **columns: str) -> DurableCore:
     """Starts the agent on a directory, as `open_agent` does."""
-    spec = StreamSpec({name: TYPES[kind] for name, kind in columns.items()})
+    spec = StreamSpec({name: TYPES[kind] for name, kind in columns.items()}, constants=constants)
     durable = DurableCore(
         directory, lambda: EdgeCore({"s": spec}), lambda *_: pytest.fail("nothing is read again"), "i"
     )
-    durable.handle(SourcesOpened((("s", "http"),), columns={"s": columns}))
+    types = {name: stream.column_types for name, stream in durable.core.streams.items()}
+    durable.handle(SourcesOpened((("s", "http"),), columns=types))
     if not durable.core.configured:
         durable.handle(Configured(((QueryRef("q", 1), QuerySpec.from_mapping(QUERY)),)))
     return durable
@@ -68,3 +72,30 @@ def test_columns_that_no_query_counts_with_come_and_go(tmp_path: Path, clean: bo
         durable.checkpoint()
     durable.close()
     edge(tmp_path, k="int64", x="int64", z="string").close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("changed", [{}, {"k": 2}])
+def test_a_constant_by_which_a_query_groups_cannot_change_under_it(
+    tmp_path: Path, changed: dict[str, Constant], clean: bool
+) -> None:
+    columns = {"k": "int64", "x": "int64"}
+    durable = edge(tmp_path, {"k": 1}, **columns)
+    push(durable, k=1, x=2)
+    if clean:
+        durable.checkpoint()
+    durable.close()
+    with pytest.raises(StorageError, match="delete the query at the center" if clean else "restore them"):
+        edge(tmp_path, changed, **columns)
+    again = edge(tmp_path, {"k": 1}, **columns)
+    again.handle(Configured(()))  # the query was deleted
+    again.checkpoint()
+    again.close()
+    edge(tmp_path, changed, **columns).close()
+
+
+def test_a_hello_states_the_constants_of_its_streams(tmp_path: Path) -> None:
+    durable = edge(tmp_path, {"k": 1}, k="int64", x="int64")
+    outbox = UplinkOutbox("a", {}, durable, JournalGroupCommit(durable), lambda: 1_000)
+    assert [dict(stream.constants) for stream in outbox.hello().streams] == [{"k": "1"}]
+    durable.close()

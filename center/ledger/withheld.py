@@ -1,0 +1,208 @@
+"""What edges withhold of a slice or of a window: the counters and bounds of their closes, and their union.
+
+`docs/explanation/budgets.md` derives the bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from center.ledger.violations import WITHHELD, Violation
+from edgewater.caching import format_fraction
+from edgewater.query import ErrorBudget, QuerySpec
+from edgewater.synopses.missing_records import has_bounds
+from edgewater.wire import Signs, SliceClose, Withheld
+
+_ROUNDING = 1e-9
+"""Relative tolerance: n shares of E/n need not add up to E in floating point."""
+_SIGNS = {
+    Signs.NOT_NEGATIVE: frozenset({1}),
+    Signs.NEGATIVE: frozenset({-1}),
+    Signs.BOTH: frozenset({1, -1}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldBound:
+    """How far, at most, any group's true value lies above and below its estimate. No member is negative.
+
+    The amounts and the shares both hold, so the tighter one counts for each group. Infinite: unknown.
+
+    Attributes:
+        above, below: in the unit of the measure; for a measure without an error function, in records.
+        unsent: the largest maximum of which an edge sent nothing, for its group. Any group's true maximum is at most
+            this, or its estimate plus `above`. None: every edge sent something of each of its groups.
+        above_share, below_share: as fractions of the group's own true value.
+    """
+
+    above: float
+    below: float
+    unsent: float | None = None
+    above_share: float = math.inf
+    below_share: float = math.inf
+
+    @classmethod
+    def of(cls, stated: Withheld) -> Self:
+        """Returns the bound that one edge states. Anything that is no amount or share is infinite."""
+        given = (stated.largest_above, stated.largest_below, stated.above_share, stated.below_share)
+        above, below, *shares = (math.inf if v is None or not v >= 0 else v for v in given)
+        unsent = stated.largest_unsent
+        return cls(above, below, math.inf if unsent is not None and math.isnan(unsent) else unsent, *shares)
+
+    def to_mapping(self) -> dict[str, float | None]:
+        """Returns JSON. Null is an unknown amount; an unknown share is absent."""
+        result = {"above": _finite(self.above), "below": _finite(self.below)}
+        if self.unsent is not None:
+            result["unsent"] = _finite(self.unsent)
+        shares = {"above_share": self.above_share, "below_share": self.below_share}
+        return {**result, **{name: share for name, share in shares.items() if math.isfinite(share)}}
+
+    @classmethod
+    def from_mapping(cls, value: Mapping[str, float | None]) -> Self:
+        """Reads `to_mapping`."""
+        read = {name: math.inf if amount is None else amount for name, amount in value.items()}
+        return cls(read.get("above", 0.0), read.get("below", 0.0), read.get("unsent"),
+                   read.get("above_share", math.inf), read.get("below_share", math.inf))  # fmt: skip
+
+    @classmethod
+    def union(cls, bounds: Iterable[WithheldBound], *, of_extremum: bool = False) -> Self:
+        """Returns the bound over edges and slices whose values are merged.
+
+        The amounts of sums and counts add up, since the worst group may be the same at every edge and in every slice.
+        The error of an extremum is at most the largest single amount, since max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ). Of
+        shares the largest one holds; of sums only where the values have one sign, which the caller checks.
+        """
+        above = below = above_share = below_share = 0.0
+        unsent = None
+        for bound in bounds:
+            if of_extremum:
+                above, below = max(above, bound.above), max(below, bound.below)
+            else:
+                above += bound.above
+                below += bound.below
+            above_share, below_share = max(above_share, bound.above_share), max(below_share, bound.below_share)
+            if bound.unsent is not None:
+                unsent = bound.unsent if unsent is None else max(unsent, bound.unsent)
+        return cls(above, below, unsent, above_share, below_share)
+
+    def without_shares(self) -> WithheldBound:
+        """Returns the bound for sums whose values have both signs."""
+        return WithheldBound(self.above, self.below, self.unsent)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Union of all edges' closes of a slice, or of all slices of a window.
+
+    Attributes:
+        withheld: per measure of which anything is withheld.
+        signs: per sum of a query with a relative limit, the signs of the values of any edge and slice: a set of +1 and
+            -1.
+    """
+
+    observed: int = 0
+    late: int = 0
+    withheld: Mapping[str, WithheldBound] | None = None
+    signs: Mapping[str, frozenset[int]] | None = None
+
+    @classmethod
+    def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> Totals:
+        """Totals of one slice; `closes` holds one close per edge and incarnation."""
+        return cls.union((cls._of_close(c, spec) for c in closes), spec)
+
+    @classmethod
+    def _of_close(cls, close: SliceClose, spec: QuerySpec) -> Totals:
+        bounds = {w.measure: WithheldBound.of(w) for w in close.withheld if w.groups or w.largest_unsent is not None}
+        has_shares = spec.error_budget is not None and bool(spec.error_budget.relative)
+        sums = [m.name for m in spec.measures if m.function.error == "sum"] if has_shares else []
+        signs: dict[str, frozenset[int]] = {}
+        if sums and close.observed:
+            stated = {w.measure: Signs(w.signs) for w in close.withheld}
+            signs = {name: _SIGNS[stated.get(name, Signs.NOT_NEGATIVE)] for name in sums}
+        return cls(close.observed, close.late, bounds, signs)
+
+    @classmethod
+    def union(cls, parts: Iterable[Totals], spec: QuerySpec) -> Totals:
+        """Adds counters, and unites the bounds of each measure (`WithheldBound.union`)."""
+        observed = late = 0
+        bounds: dict[str, list[WithheldBound]] = {}
+        signs: dict[str, frozenset[int]] = {}
+        for part in parts:
+            observed += part.observed
+            late += part.late
+            for measure, some in (part.signs or {}).items():
+                signs[measure] = signs.get(measure, frozenset()) | some
+            for measure, bound in (part.withheld or {}).items():
+                bounds.setdefault(measure, []).append(bound)
+        if not bounds:
+            return cls(observed, late, {}, signs)
+        extrema = frozenset(m.name for m in spec.measures if m.function.error == "extremum")
+        withheld: dict[str, Any] = {}
+        for measure, each in bounds.items():
+            bound = each[0] if len(each) == 1 else WithheldBound.union(each, of_extremum=measure in extrema)
+            has_both_signs = len(signs.get(measure, ())) > 1
+            withheld[measure] = bound.without_shares() if has_both_signs else bound
+        return cls(observed, late, withheld, signs)
+
+
+def over_budget(
+    withheld: Mapping[str, WithheldBound], budget: ErrorBudget, signs: Mapping[str, frozenset[int]]
+) -> list[Violation]:
+    """Returns a violation for each measure whose withheld amount exceeds its limit.
+
+    A relative limit is compared with the largest withheld share of any group. Without any limit, all measures must be
+    exact. A measure that the budget does not name has no limit.
+
+    Args:
+        signs: as in `Totals`. Values of both signs may cancel: a sum is then smaller than the values whose shares are
+            withheld.
+    """
+    limits, relative = dict(budget.limits), dict(budget.relative)
+    violations = []
+    for measure, bound in withheld.items():
+        # Comparisons are written so that NaN is not within a limit.
+        worst, limit = float(np.maximum(bound.above, bound.below)), limits.get(measure)
+        if measure in relative:
+            if len(signs.get(measure, ())) > 1:
+                message = f"{measure}: edges withhold a percentage of values of both signs, which may cancel"
+                violations.append(Violation("both-signs", message))
+                continue
+            share, most = float(np.maximum(bound.above_share, bound.below_share)), relative[measure]
+            if not share <= most * (1 + _ROUNDING):
+                stated = f"up to {100 * share:.4g}%" if math.isfinite(share) else "an unknown share"
+                message = f"{measure}: edges withhold {stated} of a group; the budget is {format_fraction(most)}"
+                violations.append(Violation("error-budget", message))
+        elif limit is None and not worst <= 0 and not (limits or relative):
+            violations.append(Violation(WITHHELD, f"{measure}: edges withhold up to {worst:g} per group"))
+        elif limit is not None and not worst <= limit * (1 + _ROUNDING):
+            message = f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
+            violations.append(Violation("error-budget", message))
+    return violations
+
+
+def without_bounds(spec: QuerySpec, withheld: Mapping[str, WithheldBound]) -> list[Violation]:
+    """Returns a violation for each measure whose records are withheld, if nothing bounds their effect on its value.
+
+    A measure whose records the budget limits keeps the contract all the same. Whether the bounds of other measures hold
+    shows only beside the values of the answer (`center.serving.withheld`).
+    """
+    budget = spec.error_budget
+    if budget is None:
+        return []
+    limited = {name for name, _ in (*budget.limits, *budget.relative)}
+    without = [m for m in spec.measures if m.name in withheld and m.name not in limited]
+    return [
+        Violation(WITHHELD, f"{m.name}: edges withhold records, and nothing bounds their effect on a value")
+        for m in without
+        if not has_bounds(m.function.name, m.parameters)
+    ]
+
+
+def _finite(value: float) -> float | None:
+    """None (JSON null, "unknown") for an infinite value: JSON has no infinity."""
+    return value if math.isfinite(value) else None
