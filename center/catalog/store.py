@@ -19,6 +19,7 @@ from center.catalog.edge_rows import (
     count_rows,
     increment_version,
     lock_catalog,
+    record_lost_state,
     select_changed,
     select_edges,
     select_incarnation,
@@ -28,9 +29,10 @@ from center.catalog.edges import (
     EdgeRecord,
     HeartbeatRecord,
     QueryStatusRecord,
+    StateDigest,
     StreamRecord,
 )
-from center.catalog.frame_index import IndexOutcome, LastPositions, UnindexedFrame, query_key
+from center.catalog.frame_index import IndexOutcome, LastPositions, UnindexedFrame, query_from_key, query_key
 from center.catalog.input_rows import InputRecord
 from center.catalog.quarantine import QuarantinedFrame
 from center.catalog.query_rows import (
@@ -43,6 +45,7 @@ from center.catalog.query_rows import (
     live_queries,
     query_from_row,
     readable,
+    remember_versions,
     require_fit,
     require_fit_at_edges,
 )
@@ -60,6 +63,7 @@ from center.storage.database import (
     write_transaction,
 )
 from center.storage.frame_log import FrameEntry
+from center.storage.lineage import Lineage, raise_mark, read_lineage, write_lineage
 from edgewater.errors import Conflict, EdgewaterError, InvalidQuery, NotFound
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
@@ -276,6 +280,7 @@ class Catalog:
         now_ms: int,
         session: str = "",
         access: EdgeAccess = UNLIMITED,
+        state: StateDigest | None = None,
     ) -> int | None:
         """Records the start of a session; returns the highest durable seq of this incarnation, or None.
 
@@ -287,15 +292,20 @@ class Catalog:
             oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
             session: names the session, for `end_sessions`.
             access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
+            state: the state that the edge runs on; None: it does not say.
 
         Raises:
             Retired: it stays retired until it is reinstated.
-            ProtocolError: the center has more frames of this incarnation than the edge has built: the edge runs from an
-                old copy of its state. Or a column differs from the declared one or, where none is declared, from that
-                of another edge that serves the stream, so that their partials would not merge. Also adds an alarm.
+            OutdatedState: the edge runs on a copy of its state, or on an older one, than the center knows. Also adds an
+                alarm and sets `EdgeRecord.state_lost_at_ms`.
+            ProtocolError: a column differs from the declared one or, where none is declared, from that of another edge
+                that serves the stream, so that their partials would not merge. Also adds an alarm.
             LimitExceeded: see `edge_rows.forget_incarnations`; also adds an alarm.
         """
-        start = SessionStart(edge, incarnation, labels, streams, oldest_seq, next_seq, now_ms, session, access)
+        start = SessionStart(
+            edge, incarnation, labels, streams, oldest_seq, next_seq, now_ms, session, access,
+            state=state or StateDigest(),
+        )  # fmt: skip
         (outcome,) = self.begin_sessions([start])
         if isinstance(outcome, EdgewaterError):
             raise outcome
@@ -329,16 +339,57 @@ class Catalog:
             heard: of those edges, whether the gateway hears from it again, and when it has heard from it last.
             silence_ms: every other edge of the gateway has been heard from within that time.
         """
-        of_edge = (t.edges.c.edge == bindparam("this")) & t.edges.c.gateway.in_(("", gateway))
+        c = t.edges.c
+        # Not `in_`: its list of parameters cannot be expanded in a statement that is executed for many rows.
+        of_edge = (c.edge == bindparam("this")) & ((c.gateway == "") | (c.gateway == bindparam("by")))
         with write_transaction(self._engine) as connection:
             rows = [
-                {"this": edge, "gateway": gateway if again else "", "last_seen_ms": at_ms}
+                {"this": edge, "by": gateway, "gateway": gateway if again else "", "last_seen_ms": at_ms}
                 for edge, (again, at_ms) in sorted(heard.items())
             ]
             if rows:
                 connection.execute(update(t.edges).where(of_edge), rows)
             beat = {"gateway": gateway, "beat_at_ms": now_ms, "silence_ms": silence_ms}
             upsert(connection, t.gateways, [beat])
+
+    # Backups
+
+    def lineage(self) -> Lineage:
+        """Which center the catalog is of, and of which moment."""
+        with read_transaction(self._engine) as connection:
+            return read_lineage(connection, t.counters)
+
+    def raise_mark(self, mark: int) -> None:
+        with write_transaction(self._engine) as connection:
+            raise_mark(connection, t.counters, mark)
+
+    def set_lineage(self, lineage: Lineage) -> None:
+        with write_transaction(self._engine) as connection:
+            write_lineage(connection, t.counters, lineage)
+
+    def state_losses(self, lineage: Lineage, consumed: Mapping[str, int], now_ms: int) -> None:
+        """Takes the catalog, or the result store, for older than the other: any edge may lack records that it has sent.
+
+        Args:
+            consumed: by query key, the position of the last frame that the result store has applied. No later frame
+                gets that position.
+        """
+        refs = {query_from_key(key): position for key, position in consumed.items()}
+        with write_transaction(self._engine) as connection:
+            lock_catalog(connection)
+            write_lineage(connection, t.counters, lineage)
+            c = t.queries.c
+            for ref, position in refs.items():
+                behind = (c.name == ref.name) & (c.version == ref.version) & (c.last_position < position)
+                connection.execute(update(t.queries).where(behind).values(last_position=position))
+            remember_versions(connection, (ref.version for ref in refs))
+            for edge in connection.execute(select(t.edges.c.edge)).scalars().all():
+                record_lost_state(connection, EdgeId(edge), now_ms)
+            message = (
+                "the catalog and the results were not of one moment, and an operator has let the center go on with"
+                " them: windows that had begun and were not final may lack records of any edge, or count some twice"
+            )
+            alarm_rows.add(connection, "stores-differ", message, EdgeId(""), now_ms)
 
     def forget_gateways(self) -> None:
         """Deletes the signs of life of gateways that are not the last one of any edge."""
