@@ -329,10 +329,12 @@ class Catalog:
             heard: of those edges, whether the gateway hears from it again, and when it has heard from it last.
             silence_ms: every other edge of the gateway has been heard from within that time.
         """
-        of_edge = (t.edges.c.edge == bindparam("this")) & t.edges.c.gateway.in_(("", gateway))
+        c = t.edges.c
+        # Not `in_`: its list of parameters cannot be expanded in a statement that is executed for many rows.
+        of_edge = (c.edge == bindparam("this")) & ((c.gateway == "") | (c.gateway == bindparam("by")))
         with write_transaction(self._engine) as connection:
             rows = [
-                {"this": edge, "gateway": gateway if again else "", "last_seen_ms": at_ms}
+                {"this": edge, "by": gateway, "gateway": gateway if again else "", "last_seen_ms": at_ms}
                 for edge, (again, at_ms) in sorted(heard.items())
             ]
             if rows:

@@ -168,17 +168,25 @@ class StatusWriter:
             self._changed.set()
 
     def _write(self, taken: _Pending, changed: dict[EdgeId, tuple[bool, int]], silence_ms: int, now_ms: int) -> None:
-        for (edge, kind, query), (message, at_ms) in taken.alarms.items():
+        """Writes one kind after the other, and forgets what is written: after a failure only the rest is tried again."""
+        while taken.alarms:
+            (edge, kind, query), (message, at_ms) = next(iter(taken.alarms.items()))
             self._catalog.add_alarm(kind, message, edge, at_ms, query)
+            del taken.alarms[edge, kind, query]
         if taken.heartbeats:
             self._catalog.record_heartbeats(taken.heartbeats.values())
+            taken.heartbeats.clear()
         if taken.statuses:
             self._catalog.record_query_statuses(taken.statuses.values())
+            taken.statuses.clear()
         if taken.delays:
             self._catalog.record_query_delays(taken.delays.values())
+            taken.delays.clear()
         if taken.inputs:
             self._catalog.record_inputs(taken.inputs, now_ms)
+            taken.inputs.clear()
         self._catalog.end_sessions(taken.ends)
+        taken.ends.clear()
         due = not 0 <= now_ms - self._sign_at_ms < SIGN_OF_LIFE_MS  # also of a clock that was set back
         if changed or (self._heard and due):
             self._catalog.record_silence(self.gateway, changed, silence_ms=silence_ms, now_ms=now_ms)

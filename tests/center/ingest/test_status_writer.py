@@ -10,6 +10,7 @@ import pytest
 from center.catalog import Catalog, EdgeRecord, HeartbeatRecord, SessionStart
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import MAX_HEARTBEATS, StatusWriter
+from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, spec
 
@@ -79,6 +80,38 @@ def test_an_edge_that_falls_silent_is_unreachable_since_it_was_heard_last_and_re
     assert gateway.edge().connected and gateway.edge(LGA).reachable(8_000)
     gateway.at(9_000, JFK)
     assert gateway.edge().reachable(9_000) and gateway.edge().last_seen_ms == 9_000
+
+
+def test_edges_that_fall_silent_and_come_back_in_one_interval_are_written_together(gateway: Heard) -> None:
+    quiet = EdgeId("quiet")
+    gateway.begin([JFK, LGA, quiet])
+    gateway.at(2_000, JFK, LGA)
+    gateway.at(3_000, quiet, every_ms=20_000)
+    for now_ms in (8_000, 20_000):
+        gateway.at(now_ms)
+        assert [gateway.edge(e).reachable(now_ms) for e in (JFK, LGA, quiet)] == [False, False, True]
+    assert [gateway.edge(e).last_seen_ms for e in (JFK, LGA)] == [2_000] * 2
+    gateway.at(21_000, JFK, LGA)
+    assert all(gateway.edge(e).reachable(21_000) for e in (JFK, LGA, quiet))
+
+
+def test_what_was_written_before_a_failure_is_not_written_again(
+    gateway: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.begin([JFK])
+    gateway.writer.alarm("clock-differs", "its clock is wrong", JFK, 0)
+    with monkeypatch.context() as failing:
+
+        def fail(*_: object, **__: object) -> None:
+            raise StorageError("the disk is full")
+
+        failing.setattr(gateway.catalog, "record_silence", fail)
+        for now_ms in (2_000, 3_000, 4_000):
+            gateway.at(now_ms, JFK)
+    gateway.at(5_000, JFK)
+    (alarm,) = gateway.catalog.alarms()
+    assert alarm.times == 1
+    assert gateway.edge().watermarks == {"flights": 5_000} and gateway.edge().reachable(5_000)
 
 
 def test_an_edge_that_is_asked_for_few_heartbeats_is_not_silent_between_two(gateway: Heard) -> None:
