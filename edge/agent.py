@@ -113,6 +113,7 @@ class Agent:
 
         Raises:
             InvalidConfig: the agent cannot listen on `http.listen` or `http.metrics`, or `http.tls` cannot be used.
+            OutdatedState: the center knows a newer version of the state, or another one: see `begin_anew`.
         """
         http = self.config.http
         health = self._health_routes()
@@ -153,9 +154,13 @@ class Agent:
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Returns everything that runs but the HTTP server; each runs until cancelled."""
         return [
-            self.commit.run(), self.uplink.run(), self._tick(), self._sync(), self._checkpoint(), self._read_all(),
+            self.commit.run(), self._connect(), self._tick(), self._sync(), self._checkpoint(), self._read_all(),
             self.backfills.run(), self.worker.run(), self._fingerprint_inputs(),
         ]  # fmt: skip
+
+    async def _connect(self) -> None:
+        await self.commit.durable()  # the center learns of this process, so the next one must know of it
+        await self.uplink.run()
 
     async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
         waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {*tasks, stopping}
@@ -518,6 +523,7 @@ def open_agent(config: EdgeConfig) -> Agent:
         reread_backfill=reread_from(backfilled), now_ms=now_ms(),
         memory=memory,
     )  # fmt: skip
+    durable.begin_run((uuid.uuid4().int >> 66) | 1)
     if durable.core.configured:
         # Until the first queries nothing was read.
         for source in sources:
@@ -564,6 +570,19 @@ def open_agent(config: EdgeConfig) -> Agent:
         outbox.delays = worker.delays
     tap = StreamTap(config.streams)
     return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, daily_quota)
+
+
+def begin_anew(agent: Agent) -> None:
+    """Begins a new incarnation, once `Agent.run` has raised `OutdatedState`; `open_agent` then opens it.
+
+    What the agent has accepted and not shipped is given up: the center may have it from another agent, so it might
+    count twice. The center states that in its answers, because the incarnation is new to it.
+
+    Raises:
+        StorageError: the disk cannot be written.
+    """
+    incarnation = uuid.uuid4().hex
+    agent.durable.begin_anew(incarnation, source_of(agent.config.edge, incarnation))
 
 
 def _daily_quota(config: EdgeConfig, directory: Path) -> DailyQuota | None:

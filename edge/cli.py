@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -15,9 +16,13 @@ from pathlib import Path
 
 import click
 
-from edgewater.errors import EdgewaterError, InvalidInput
+from edgewater.errors import EdgewaterError, InvalidInput, OutdatedState
 from edgewater.log_output import configure_logging, log_options
 
+BEGINS_ANEW = (
+    "the edge goes on as a new incarnation, without the records that it has accepted and not shipped: they may be"
+    " counted already; the windows that may lack them say so"
+)
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 
@@ -64,14 +69,21 @@ def run(config: Path, log_level: str, log_format: str) -> None:
     return_large_blocks()
     use_system_allocator()
     os.umask(PRIVATE_UMASK)
-    from edge.agent import open_agent
+    from edge.agent import begin_anew, open_agent
     from edge.config import load_config
     from edge.durability.durable_core import lock_state_dir
 
     try:
         settings = load_config(config)
         with lock_state_dir(Path(settings.state_dir)):
-            asyncio.run(_until_signalled(open_agent(settings).run))
+            while True:
+                agent = open_agent(settings)
+                try:
+                    asyncio.run(_until_signalled(agent.run))
+                    return
+                except OutdatedState as exc:
+                    logging.getLogger("edge").error("%s; %s", exc, BEGINS_ANEW)
+                    begin_anew(agent)
     except EdgewaterError as exc:
         _fail(exc)
 

@@ -11,6 +11,7 @@
     │   ├── UnsupportedVersion  bytes of a newer format
     │   └── IncompatibleSynopses  different kinds, parameters or seeds
     ├── ProtocolError           a peer violates `proto/edgewater/v1`
+    │   ├── OutdatedState       an edge runs on a copy, or an older version, of its state
     │   ├── LimitExceeded       more messages, or larger ones, than any edge sends
     │   ├── CorruptFrame        wrong checksum, or an unreadable body
     │   └── Unauthenticated     no credential, or the credential of another edge
@@ -107,6 +108,12 @@ class Retired(ProtocolError):
     """The center has retired the edge."""
 
     code = "retired"
+
+
+class OutdatedState(ProtocolError):
+    """An edge runs on a copy of its state, or on an older version of it, than the center knows."""
+
+    code = "outdated-state"
 
 
 class LimitExceeded(ProtocolError):

@@ -123,16 +123,29 @@ def select_incarnation(connection: Connection, edge: EdgeId, incarnation: str) -
 
 def lock_incarnations(
     connection: Connection, incarnations: set[tuple[EdgeId, str]]
-) -> dict[tuple[str, str], tuple[int, int]]:
-    """(first seq, next expected seq) by incarnation, of those that are known. None of their frames is indexed before
-    the transaction ends."""
+) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """(first seq, next expected seq, run) by incarnation, of those that are known. None of their frames is indexed
+    before the transaction ends."""
     c = t.incarnations.c
     among = c.edge.in_({edge for edge, _ in incarnations}) & c.incarnation.in_({name for _, name in incarnations})
     # In the order in which `frame_index` takes these locks.
     rows = connection.execute(select(t.incarnations).where(among).order_by(c.edge, c.incarnation).with_for_update())
     return {
-        (r.edge, r.incarnation): (r.first_seq, r.awaited_seq) for r in rows if (r.edge, r.incarnation) in incarnations
+        (r.edge, r.incarnation): (r.first_seq, r.awaited_seq, r.run)
+        for r in rows
+        if (r.edge, r.incarnation) in incarnations
     }
+
+
+def other_checksum(connection: Connection, edge: EdgeId, incarnation: str, checksums: Mapping[int, int]) -> int | None:
+    """The first seq of an indexed frame of the incarnation whose CRC32C is not the given one; None: there is none.
+
+    Args:
+        checksums: by seq, of at most some hundred frames.
+    """
+    c = t.frames.c
+    frames = select(c.seq, c.crc32c).where(c.edge == edge, c.incarnation == incarnation, c.seq.in_(checksums))
+    return min((seq for seq, crc32c in connection.execute(frames) if crc32c != checksums[seq]), default=None)
 
 
 def forget_incarnations(connection: Connection, edge: EdgeId, now_ms: int) -> Refusal | None:

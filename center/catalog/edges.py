@@ -103,8 +103,33 @@ class EdgeRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StateDigest:
+    """What a Hello says about the state that its edge runs on, for a comparison with what the center knows of it.
+
+    Attributes:
+        runs: numbers of the processes that have run on the state, the oldest first; empty: the edge does not say.
+        records: durable records by stream; without the streams whose records cannot be compared.
+        checksums: CRC32C of frames that are not acknowledged, by seq.
+    """
+
+    runs: tuple[int, ...] = ()
+    records: Mapping[str, int] = field(default_factory=dict)
+    checksums: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def run(self) -> int:
+        """The number of the process that sends the Hello; 0: the edge does not say."""
+        return self.runs[-1] if self.runs else 0
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatRecord:
-    """The contents of one heartbeat; fields as in `EdgeRecord`."""
+    """The contents of one heartbeat; fields as in `EdgeRecord`.
+
+    Attributes:
+        incarnation: the incarnation that sent it.
+        durable: records by stream that are durable in the edge's state.
+    """
 
     edge: EdgeId
     watermarks: Mapping[str, int]
@@ -117,9 +142,12 @@ class HeartbeatRecord:
     seen_at_ms: int
     rejected: Mapping[str, Sequence[tuple[str, str, int]]] = field(default_factory=dict)
     null_columns: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    incarnation: str = ""
+    durable: Mapping[str, int] = field(default_factory=dict)
 
     def to_row(self) -> dict[str, Any]:
-        progress = {name: dict(getattr(self, name)) for name in NO_PROGRESS}
+        progress: dict[str, Any] = {name: dict(getattr(self, name)) for name in NO_PROGRESS}
+        progress["durable"] = {"incarnation": self.incarnation, "records": dict(self.durable)}
         return {
             "progress": progress,
             "backlog_bytes": self.backlog_bytes,

@@ -79,6 +79,7 @@ class UnindexedFrame:
         work: the job's work with it, as a number of slices.
         through_ms: event time up to which its edge has answered the query with it.
         refused: its edge does not contribute to its query.
+        run: the process of the edge that has sent it. Only frames of the process that sent the last Hello are indexed.
     """
 
     query: QueryRef
@@ -93,6 +94,7 @@ class UnindexedFrame:
     work: int = 0
     through_ms: int = 0
     refused: bool = False
+    run: int = 0
 
 
 def query_key(query: QueryRef) -> str:
@@ -114,12 +116,14 @@ class _Progress:
 
     Attributes:
         awaited: the next expected seq; `began_at`: its value before the batch.
+        run: the process whose frames are indexed.
         stopped: a frame was not acknowledged; later ones are not either.
         crcs: checksums of indexed frames by seq, as far as the batch needs them.
     """
 
     awaited: int
     began_at: int
+    run: int = 0
     stopped: bool = False
     crcs: dict[int, int] = field(default_factory=dict)
 
@@ -161,8 +165,8 @@ def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> lis
 
 
 def _outcome(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> IndexOutcome:
-    if incarnation.stopped:
-        return IndexOutcome.OUT_OF_SEQUENCE
+    if incarnation.stopped or frame.run != incarnation.run:
+        return IndexOutcome.OUT_OF_SEQUENCE  # without `stopped`, as the batch may have frames of both processes
     if frame.seq < incarnation.awaited:
         # Frames that retention or a deletion removed from the index cannot be compared any more.
         if incarnation.crcs.get(frame.seq, frame.crc32c) == frame.crc32c:
@@ -184,19 +188,17 @@ def _outcome(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> In
 def _lock_incarnations(connection: Connection, batch: Sequence[UnindexedFrame]) -> dict[tuple[EdgeId, str], _Progress]:
     table = t.incarnations.c
     names = sorted({(f.edge, f.incarnation) for f in batch})
-    awaited: dict[tuple[str, str], int] = {}
+    found: dict[tuple[str, str], _Progress] = {}
     for begin in range(0, len(names), _CHUNK):
         rows = (
-            select(table.edge, table.incarnation, table.awaited_seq)
+            select(table.edge, table.incarnation, table.awaited_seq, table.run)
             .where(tuple_(table.edge, table.incarnation).in_(names[begin : begin + _CHUNK]))
             .order_by(table.edge, table.incarnation)
         )
-        awaited |= {(edge, name): seq for edge, name, seq in connection.execute(rows.with_for_update())}
+        for edge, name, seq, run in connection.execute(rows.with_for_update()):
+            found[edge, name] = _Progress(seq, seq, run)
     # A catalog restored from a backup does not know some. Refusing makes the edge send a Hello again.
-    return {
-        name: _Progress(awaited[name], awaited[name]) if name in awaited else _Progress(0, 0, stopped=True)
-        for name in names
-    }
+    return {name: found.get(name) or _Progress(0, 0, stopped=True) for name in names}
 
 
 def _load_checksums(

@@ -56,7 +56,8 @@ edges = Table(
     Column("forgotten", BigInteger, nullable=False, server_default="0"),
     Column("gateway", Identifier(64), nullable=False, server_default=""),
 )
-"""One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops. ``forgotten``: number of its
+"""One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops; ``durable``: its
+records that are durable, with their incarnation. ``forgotten``: number of its
 incarnations that have sent frames and are not remembered. ``gateway``: that hears from it; empty: none does."""
 
 gateways = Table(
@@ -93,9 +94,10 @@ incarnations = Table(
     Column("first_seq", BigInteger, nullable=False),
     Column("awaited_seq", BigInteger, nullable=False),
     Column("hello_at_ms", BigInteger, nullable=False, server_default="0"),
+    Column("run", BigInteger, nullable=False, server_default="0"),
 )
-"""``first_seq … awaited_seq - 1`` are durable. ``hello_at_ms``: its last Hello. The row is the lock under which its
-frames are indexed."""
+"""``first_seq … awaited_seq - 1`` are durable. ``hello_at_ms``: its last Hello. ``run``: the process that sent it, the
+only one whose frames are indexed; 0: the edge does not say. The row is the lock under which its frames are indexed."""
 
 statuses = Table(
     "query_statuses",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
@@ -23,16 +23,17 @@ from center.catalog.edge_rows import (
     former_streams,
     increment_version,
     lock_incarnations,
+    other_checksum,
     record_lost_state,
     require_new,
     select_shapes,
     served_streams,
 )
-from center.catalog.edges import NO_PROGRESS, StreamRecord, require_consistent_schema, streams_to_json
+from center.catalog.edges import NO_PROGRESS, StateDigest, StreamRecord, require_consistent_schema, streams_to_json
 from center.catalog.stream_rows import DeclaredStream, require_declared
 from center.edge_access import UNLIMITED, EdgeAccess
 from center.storage.database import upsert
-from edgewater.errors import Conflict, EdgewaterError, ProtocolError, Retired
+from edgewater.errors import Conflict, EdgewaterError, OutdatedState, ProtocolError, Retired
 from edgewater.streams import EdgeId
 
 
@@ -45,6 +46,7 @@ class SessionStart:
         session: names the session, for `Catalog.end_sessions`.
         access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
         gateway: that hears from the edge from now on, as in `Catalog.record_silence`; empty: none does.
+        state: the state that the edge runs on.
     """
 
     edge: EdgeId
@@ -57,6 +59,7 @@ class SessionStart:
     session: str = ""
     access: EdgeAccess = UNLIMITED
     gateway: str = ""
+    state: StateDigest = field(default_factory=StateDigest)
 
 
 class SessionBatch:
@@ -109,9 +112,12 @@ class SessionBatch:
         if row is None and self._room <= 0:
             return Conflict(f"edge {edge}: {MAX_EDGES} edges are known, which is the limit")
         progress = self._progress.get((edge, start.incarnation))
-        first, awaited = progress or (start.oldest_seq, start.oldest_seq)
+        first, awaited, _ = progress or (start.oldest_seq, start.oldest_seq, 0)
         refused = self._refusal(start, row, progress)
         if refused is not None:
+            if isinstance(refused[1], OutdatedState):
+                # What this process has accepted will be in no frame. It may never come back to say so.
+                record_lost_state(connection, edge, start.now_ms)
             alarm_rows.add(connection, refused[0], refused[1].message, edge, start.now_ms)
             return refused[1]
         if start.oldest_seq > awaited:
@@ -132,12 +138,15 @@ class SessionBatch:
                 "first_seq": first,
                 "awaited_seq": awaited,
                 "hello_at_ms": start.now_ms,
+                "run": start.state.run,
             }
         )
         self._add_edge(start, row)
         return awaited - 1 if awaited > first else None
 
-    def _refusal(self, start: SessionStart, row: Row[Any] | None, progress: tuple[int, int] | None) -> Refusal | None:
+    def _refusal(
+        self, start: SessionStart, row: Row[Any] | None, progress: tuple[int, int, int] | None
+    ) -> Refusal | None:
         edge, incarnation = start.edge, start.incarnation
         try:
             require_declared(self._declared, edge, start.streams)
@@ -151,11 +160,41 @@ class SessionBatch:
             refused = refused or require_new(self._connection, edge, incarnation, start.oldest_seq)
             if refused is not None:
                 return refused
-        awaited = start.oldest_seq if progress is None else progress[1]
+        return None if progress is None else self._outdated(start, row, *progress[1:])
+
+    def _outdated(self, start: SessionStart, row: Row[Any] | None, awaited: int, run: int) -> Refusal | None:
+        """Refuses an edge that runs on a copy of its state, or on an older one, than the center knows.
+
+        Args:
+            awaited: the next frame of the incarnation.
+            run: the process that sent the last Hello of the incarnation.
+        """
+        who, state = f"edge {start.edge}: incarnation {start.incarnation}", start.state
+        if run and run not in state.runs:
+            return "id-in-use-twice", OutdatedState(
+                f"{who}: another process has connected from this state, of which this one knows nothing: two agents run"
+                " from copies of one state directory, or an older copy was restored; give each agent an id and a"
+                " directory of its own"
+            )
         if start.next_seq < awaited:
-            return "edge-state-behind", ProtocolError(
-                f"edge {edge}: incarnation {incarnation} is about to build frame {start.next_seq}, but the center has"
-                f" its frames up to {awaited - 1}; its state is older than what it sent: give it a new incarnation"
+            return "edge-state-behind", OutdatedState(
+                f"{who} is about to build frame {start.next_seq}, but the center has its frames up to {awaited - 1}:"
+                " an older copy of the state was restored"
+            )
+        durable = {} if row is None else row.progress.get("durable", {})
+        if durable.get("incarnation") == start.incarnation:
+            for stream, known in durable["records"].items():
+                if state.records.get(stream, known) < known:
+                    return "edge-state-behind", OutdatedState(
+                        f"{who} has {state.records[stream]} records of stream {stream}, but it has reported {known}:"
+                        " an older copy of the state was restored"
+                    )
+        checksums = {seq: crc32c for seq, crc32c in state.checksums.items() if seq < awaited}
+        seq = other_checksum(self._connection, start.edge, start.incarnation, checksums) if checksums else None
+        if seq is not None:
+            return "id-in-use-twice", OutdatedState(
+                f"{who}: frame {seq} differs from the one that the center has: two agents run from copies of one state;"
+                " give each agent an id and a directory of its own"
             )
         return None
 

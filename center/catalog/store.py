@@ -28,6 +28,7 @@ from center.catalog.edges import (
     EdgeRecord,
     HeartbeatRecord,
     QueryStatusRecord,
+    StateDigest,
     StreamRecord,
 )
 from center.catalog.frame_index import IndexOutcome, LastPositions, UnindexedFrame, query_key
@@ -276,6 +277,7 @@ class Catalog:
         now_ms: int,
         session: str = "",
         access: EdgeAccess = UNLIMITED,
+        state: StateDigest | None = None,
     ) -> int | None:
         """Records the start of a session; returns the highest durable seq of this incarnation, or None.
 
@@ -287,15 +289,20 @@ class Catalog:
             oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
             session: names the session, for `end_sessions`.
             access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
+            state: the state that the edge runs on; None: it does not say.
 
         Raises:
             Retired: it stays retired until it is reinstated.
-            ProtocolError: the center has more frames of this incarnation than the edge has built: the edge runs from an
-                old copy of its state. Or a column differs from the declared one or, where none is declared, from that
-                of another edge that serves the stream, so that their partials would not merge. Also adds an alarm.
+            OutdatedState: the edge runs on a copy of its state, or on an older one, than the center knows. Also adds an
+                alarm and sets `EdgeRecord.state_lost_at_ms`.
+            ProtocolError: a column differs from the declared one or, where none is declared, from that of another edge
+                that serves the stream, so that their partials would not merge. Also adds an alarm.
             LimitExceeded: see `edge_rows.forget_incarnations`; also adds an alarm.
         """
-        start = SessionStart(edge, incarnation, labels, streams, oldest_seq, next_seq, now_ms, session, access)
+        start = SessionStart(
+            edge, incarnation, labels, streams, oldest_seq, next_seq, now_ms, session, access,
+            state=state or StateDigest(),
+        )  # fmt: skip
         (outcome,) = self.begin_sessions([start])
         if isinstance(outcome, EdgewaterError):
             raise outcome

@@ -61,6 +61,7 @@ STATUS_OF_CODE = {
     "conflict": grpc.StatusCode.DATA_LOSS,
     "protocol": grpc.StatusCode.FAILED_PRECONDITION,
     "retired": grpc.StatusCode.FAILED_PRECONDITION,
+    "outdated-state": grpc.StatusCode.FAILED_PRECONDITION,
     "limit-exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "storage": grpc.StatusCode.UNAVAILABLE,
 }
@@ -360,6 +361,7 @@ class Gateway:
                     name,
                     access,
                     self._status.gateway,
+                    hello.state,
                 )
             )
         except limits.TryLater:

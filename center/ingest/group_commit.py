@@ -46,6 +46,7 @@ class ReceivedFrame:
         size: what it counts against the bound of pending frames, bytes.
         redelivered: the center has acknowledged this seq before, so it need not be written again.
         work, through_ms: as in `CheckedFrame`.
+        run: as in `UnindexedFrame`.
         session: its session. Once a frame of a session is not acknowledged, later ones are not either.
     """
 
@@ -57,6 +58,7 @@ class ReceivedFrame:
     work: int
     through_ms: int
     session: object
+    run: int = 0
 
     @property
     def wire_bytes(self) -> int:
@@ -258,6 +260,7 @@ class GroupCommit:
                     work=a.work,
                     through_ms=a.through_ms,
                     refused=is_refused,
+                    run=a.run,
                 )
                 for a, location, is_refused in zip(batch, located, refused, strict=True)
             ]

@@ -34,7 +34,7 @@ from center.ingest.validation import (
 )
 from center.sampling import EdgeSamplingController
 from center.storage.frame_log import StoredFrame
-from edgewater.errors import Conflict, CorruptFrame, EdgewaterError, ProtocolError
+from edgewater.errors import CorruptFrame, EdgewaterError, OutdatedState, ProtocolError
 from edgewater.measure import NAME
 from edgewater.scheduling.costs import MAX_COST_MS
 from edgewater.streams import MAX_TIME_MS, EdgeId
@@ -335,8 +335,9 @@ class GatewaySession:
         stored = StoredFrame(self.edge, self.hello.incarnation, checked.frame)
         redelivered = frame.seq <= self._durable
         received = ReceivedFrame(
-            stored, frame.crc32c, size, received_at_ms, redelivered, checked.work, checked.through_ms, self
-        )
+            stored, frame.crc32c, size, received_at_ms, redelivered, checked.work, checked.through_ms, self,
+            self.hello.state.run,
+        )  # fmt: skip
         self._group_commit.submit(received, partial(self._on_indexed, frame, checked))
 
     def _count_in_flight(self, frame: Frame, sign: int) -> None:
@@ -354,7 +355,7 @@ class GatewaySession:
         elif outcome is IndexOutcome.CONFLICT:
             message = f"{who}: the log holds it with a checksum other than {frame.crc32c:#010x}"
             self._status.alarm("frame-conflict", message, self.edge, self._now_ms())
-            self.fail(Conflict(message))
+            self.fail(OutdatedState(message))
         elif outcome is IndexOutcome.OUT_OF_SEQUENCE:
             self.fail(ProtocolError(f"{who}: does not follow the last durable frame; send a Hello again"))
         else:
@@ -380,7 +381,7 @@ class GatewaySession:
 
     def _on_heartbeat(self, message: pb.Heartbeat) -> None:
         now_ms = self._now_ms()
-        beat = read_heartbeat(self.edge, message, now_ms)
+        beat = read_heartbeat(self.edge, message, now_ms, self.hello.incarnation)
         every_ms = self._heartbeat_ms()
         self._alarm_rejected(beat)
         self._status.heartbeat(self._bounded(beat), every_ms)

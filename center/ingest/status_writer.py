@@ -168,7 +168,7 @@ class StatusWriter:
             self._changed.set()
 
     def _write(self, taken: _Pending, changed: dict[EdgeId, tuple[bool, int]], silence_ms: int, now_ms: int) -> None:
-        """Writes one kind after the other, and forgets what is written: after a failure only the rest is tried again."""
+        """Writes one kind after the other and removes what is written: after a failure the rest is tried again."""
         while taken.alarms:
             (edge, kind, query), (message, at_ms) = next(iter(taken.alarms.items()))
             self._catalog.add_alarm(kind, message, edge, at_ms, query)

@@ -6,12 +6,12 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from center.budgets import BudgetReport
-from center.catalog import HeartbeatRecord, InputRecord, QueryDelayRecord, StreamRecord
+from center.catalog import HeartbeatRecord, InputRecord, QueryDelayRecord, StateDigest, StreamRecord
 from center.edge_access import EdgeAccess
 from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
@@ -45,6 +45,8 @@ MAX_ALL_COLUMNS = 8_192
 """Columns of all streams of an edge: whoever reads the edges from the catalog reads them, which takes 10 µs each."""
 MAX_STATEMENTS = 128
 """Statements of a stream about rejected records, and about columns without values."""
+MAX_RUNS = 64
+MAX_DIGESTS = 64
 MAX_TEXT = 256
 MAX_SOURCE = 255
 MAX_FINGERPRINTS = 64
@@ -61,6 +63,7 @@ class Hello:
 
     Attributes:
         protocol: of the session.
+        state: the state that the edge runs on.
     """
 
     edge: EdgeId
@@ -71,6 +74,7 @@ class Hello:
     next_seq: int
     sent_at_ms: int
     protocol: int
+    state: StateDigest = field(default_factory=StateDigest)
 
 
 def read_hello(message: pb.Hello) -> Hello:
@@ -80,11 +84,16 @@ def read_hello(message: pb.Hello) -> Hello:
             f"Hello: the edge speaks protocol {message.protocol_min} to {message.protocol_max}, this center"
             f" {MIN_PROTOCOL} to {PROTOCOL}"
         )
-    for field in ("edge", "incarnation"):
-        if not _ID.fullmatch(getattr(message, field)):
-            raise ProtocolError(f"Hello: {field} {getattr(message, field)!r:.200}; expected {_ID_ACCEPTED}")
+    for name in ("edge", "incarnation"):
+        if not _ID.fullmatch(getattr(message, name)):
+            raise ProtocolError(f"Hello: {name} {getattr(message, name)!r:.200}; expected {_ID_ACCEPTED}")
     if not message.oldest_seq <= message.next_seq <= MAX_SEQ:
         raise ProtocolError(f"Hello: frames {message.oldest_seq} … {message.next_seq} - 1 are not a range of frames")
+    if any(not 0 < run < MAX_SEQ for run in message.runs):
+        raise ProtocolError(f"Hello: runs {list(message.runs)!r:.200}; expected numbers from 1 to {MAX_SEQ - 1}")
+    _limit("runs", len(message.runs), MAX_RUNS)
+    _limit("durable_records", len(message.durable_records), MAX_STREAMS)
+    _limit("frames", len(message.frames), MAX_DIGESTS)
     _limit("labels", len(message.labels), MAX_LABELS)
     _limit("streams", len(message.streams), MAX_STREAMS)
     _limit("columns", sum(len(s.columns) for s in message.streams), MAX_ALL_COLUMNS)
@@ -100,6 +109,9 @@ def read_hello(message: pb.Hello) -> Hello:
         message.next_seq,
         message.sent_at_ms,
         min(message.protocol_max, PROTOCOL),
+        StateDigest(
+            tuple(message.runs), dict(message.durable_records), {f.seq: f.crc32c for f in message.frames[:MAX_DIGESTS]}
+        ),
     )
 
 
@@ -159,7 +171,7 @@ def _constants(message: pb.Stream, columns: Mapping[str, pa.DataType]) -> dict[s
     return result
 
 
-def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> HeartbeatRecord:
+def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int, incarnation: str = "") -> HeartbeatRecord:
     """Converts a heartbeat for the catalog; numbers that a database cannot store are replaced by ones that it can."""
     streams = [s for s in message.streams if NAME.fullmatch(s.stream)][:MAX_STREAMS]
     rtt_ms = _measured(message.rtt_ms)
@@ -189,6 +201,12 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> Heartbea
             s.stream: tuple((bounded_text(c.source), bounded_text(c.column)) for c in s.null_columns[:MAX_STATEMENTS])
             for s in streams[:MAX_STATEMENTS]
             if s.null_columns
+        },
+        incarnation=incarnation,
+        durable={
+            stream: min(count, MAX_SEQ)
+            for stream, count in message.durable_records.items()
+            if stream in (s.stream for s in streams)
         },
     )
 
@@ -236,9 +254,9 @@ def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef
         raise ProtocolError(f"{who} of {message.query!r:.100}, which is not a query's name")
     if message.version >= MAX_SEQ or abs(message.from_ms) > MAX_TIME_MS:
         raise ProtocolError(f"{who}: version {message.version} from {message.from_ms} on; expected less than {MAX_SEQ}")
-    for field in ("shares", "drift_per_s"):
-        if len(getattr(message, field)) > MAX_MEASURES:
-            raise ProtocolError(f"{who}: {len(getattr(message, field))} {field}, at most {MAX_MEASURES}")
+    for name in ("shares", "drift_per_s"):
+        if len(getattr(message, name)) > MAX_MEASURES:
+            raise ProtocolError(f"{who}: {len(getattr(message, name))} {name}, at most {MAX_MEASURES}")
     report = BudgetReport(
         message.version, dict(message.shares), message.from_ms, message.update_bytes, dict(message.drift_per_s)
     )

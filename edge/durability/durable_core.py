@@ -88,16 +88,19 @@ the other."""
 _COUNTED_AGAIN = "records that its sources have delivered are then counted again"
 # Kinds of journal records. Numbers are never reused.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
-BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, PULL_FRAMES, RAN_TOGETHER = range(12, 18)
+BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, PULL_FRAMES, RAN_TOGETHER, RUN = range(12, 19)
 KIND_NAMES = {
     CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
     SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
     LOST: "lost", BACKFILL: "backfill", BACKFILL_ENDED: "backfill-ended", MEMORY_LIMITED: "memory-limited",
-    RAN: "ran", PULL_FRAMES: "pull-frames", RAN_TOGETHER: "ran-together",
+    RAN: "ran", PULL_FRAMES: "pull-frames", RAN_TOGETHER: "ran-together", RUN: "run",
 }  # fmt: skip
 
 
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for each record
+MAX_RUNS = 64
+"""The newest processes on a state that are remembered. A center whose catalog is older than all of them takes the state
+for a copy."""
 RUNS_PER_LIMIT = 16
 """The memory of all queries is checked after so many runs of single ones."""
 _LIMITED = {
@@ -202,6 +205,9 @@ class DurableCore:
         losses: numbers of stated losses of input, by "stream/reason".
         damaged_records: number of journal records and checkpoints that recovery skipped.
         diverged: numbers of the frames that recovery would build with other bodies; they are sent as recorded.
+        runs: numbers of the processes that have run on this state, the newest last.
+        durable_records: by stream, the records that are durable; at first those that recovery has found.
+        is_damaged: recovery may have lost records, since the center has been told how many there are.
     """
 
     def __init__(
@@ -237,15 +243,59 @@ class DurableCore:
         self._sizes: dict[QueryRef, int] = {}
         self._suspends = False
         self._memory = memory
+        self.runs: list[int] = []
+        self.is_damaged = False
         self._has_lost = False
         self._lost_records: dict[str, tuple[int, str]] = {}
         self._segment = self._recover()
         if self._written_by != RELEASE:
             _write_identity(directory, identity)
+        self.durable_records = self._records()
+        self.is_damaged |= self._has_lost
         if self._has_lost:
             # The journal cannot be replayed in the same way once more, for example if the input is there again.
             self.checkpoint()
         self._limit_memory()  # the bounds may be lower than before
+
+    def begin_run(self, number: int) -> None:
+        """Journals that a process runs on this state from now on. Call it once, and sync before the center is told.
+
+        Args:
+            number: a random number from 1 to 2^62 - 1.
+        """
+        self._segment.append(_json(RUN, {"number": number}))
+        self._add_run(number)
+
+    def _add_run(self, number: int) -> None:
+        self.runs = [*self.runs, number][-MAX_RUNS:]
+
+    def begin_anew(self, incarnation: str, source: int) -> None:
+        """Replaces the state by that of a new incarnation without records, which reads on from the same positions.
+
+        The object must not be used afterwards. A crash on the way leaves the old state, or one that the center refuses
+        as it refused the old one.
+
+        Args:
+            source: as of `EdgeCore`, for the new incarnation.
+
+        Raises:
+            StorageError: the disk cannot be written.
+        """
+        number, core = self._number + 1, self._make_core()
+        core.source = source
+        numbers = {"positions": self.positions, "drops": {}, "function_failures": {}, "losses": {}}
+        path = self.directory / f"checkpoint-{number}.ckpt"
+        journal.write_durably(path, State(numbers, {"core": core.to_state()}).pack(_CHECKPOINT))
+        # Only then the incarnation: with the old state it would be taken for one whose records are in no frame yet.
+        identity = load_identity(self.directory, dict) | {"incarnation": incarnation}
+        _write_identity(self.directory, identity)
+        for path, old in self._files():
+            if old < number:
+                path.unlink(missing_ok=True)
+        journal.sync_directory(self.directory)
+
+    def _records(self) -> dict[str, int]:
+        return {name: stream.records for name, stream in self.core.streams.items()}
 
     def handle(self, event: Event) -> list[Effect]:
         """Journals an event and applies it. For batches use `ingest_range` or `ingest_payload`."""
@@ -374,7 +424,9 @@ class DurableCore:
 
     def sync(self) -> None:
         """Makes everything handled before the call durable. Raises StorageError; may be repeated."""
+        records = self._records()
         self._segment.sync()
+        self.durable_records = records
 
     @property
     def unsynced_bytes(self) -> int:
@@ -390,7 +442,7 @@ class DurableCore:
         Raises:
             StorageError: writing failed; the old checkpoint and journal stay in use.
         """
-        self._segment.sync()
+        self.sync()
         counters = {
             "positions": self.positions,
             "backfills": [
@@ -401,6 +453,8 @@ class DurableCore:
             "drops": self.drops,
             "function_failures": self.function_failures,
             "losses": self.losses,
+            "runs": self.runs,
+            "is_damaged": self.is_damaged,
         }
         number = self._number + 1
         path = self.directory / f"checkpoint-{number}.ckpt"
@@ -512,6 +566,7 @@ class DurableCore:
         counters = checkpoint.numbers
         self.positions, self.drops = counters["positions"], counters["drops"]
         self.function_failures, self.losses = counters["function_failures"], counters.get("losses", {})
+        self.runs, self.is_damaged = counters.get("runs", []), counters.get("is_damaged", False)
         for *ref, source, until, position in counters.get("backfills", ()):
             self.backfills.setdefault(QueryRef(*ref), {})[source] = BackfillRange(until, position)
         self.pushes = CountedPushes.from_bytes(checkpoint.arrays.get("pushes", b""))
@@ -519,6 +574,9 @@ class DurableCore:
 
     def _replay(self, records: list[Record]) -> None:
         for record in records:
+            if record.kind == RUN:
+                self._add_run(json.loads(record.payload)["number"])
+                continue
             if record.kind in (PULL, PULL_FRAMES):
                 self._replay_pull(*_read_pull(record))
                 continue

@@ -19,7 +19,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from edge.uplink.flow_control import DailyQuota, LinkLimits
 from edge.uplink.ports import UplinkEndpoint
 from edge.uplink.session import LinkDown, Pacing, PendingTake, UplinkSession
-from edgewater.errors import InvalidConfig, Retired
+from edgewater.errors import InvalidConfig, OutdatedState, Retired
 from edgewater.wire import CODE_METADATA, RETRY_METADATA, uplink_pb2_grpc
 
 MAX_SILENCE_S = 60.0
@@ -100,6 +100,9 @@ class Uplink:
         """Connects, and reconnects with full jitter, until cancelled; then sends Goodbye. Returns if retired.
 
         Failures of the link or the center are retried. An exception from the endpoint is raised.
+
+        Raises:
+            OutdatedState: the center knows a newer version of the edge's state, or another one.
         """
         backoff = wait_random_exponential(multiplier=RECONNECT_FIRST_S, max=self._limits.reconnect_max_s)
 
@@ -143,8 +146,9 @@ class Uplink:
                 await session.run()
             except (LinkDown, grpc.aio.AioRpcError):
                 trailing = await _trailing(call)
-                if trailing.get(CODE_METADATA) == Retired.code:
-                    raise Retired(await call.details()) from None
+                for ending in (Retired, OutdatedState):
+                    if trailing.get(CODE_METADATA) == ending.code:
+                        raise ending(await call.details()) from None
                 retry_ms = trailing.get(RETRY_METADATA, "")
                 if retry_ms.isdecimal():
                     self._retry_after_s = min(int(retry_ms) / 1000, MAX_RETRY_AFTER_S)

@@ -34,6 +34,8 @@ from edgewater.wire import uplink_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+MAX_DIGESTS = 64
+"""Frames whose checksums are in a Hello."""
 MAX_PULLED_FRAMES = 64
 """Frames of one pull, each of another query: it holds the event loop for one to two milliseconds per frame."""
 ASSUMED_BANDWIDTH_BYTES_S = 1e6
@@ -131,6 +133,7 @@ class UplinkOutbox:
         self._cap_bytes_s = float(cap_bytes_s) if cap_bytes_s is not None else float("inf")
         self.bandwidth_bytes_s = min(ASSUMED_BANDWIDTH_BYTES_S, self._cap_bytes_s)
         self._durable_seq = durable.core.next_seq - 1  # recovered frames are on disk
+        self._recovered: Mapping[str, int] | None = durable.durable_records
 
     def unacknowledged(self, after: int | None) -> Iterable[Frame]:
         unacked = self._durable.core.unacked
@@ -178,6 +181,7 @@ class UplinkOutbox:
                 await self.changed.wait()
 
     def on_welcome(self, acked_through: int | None) -> None:
+        self._recovered, self._durable.is_damaged = None, False
         # Another center may have taken over, and an older one reports no costs.
         self._costs_ms.clear()
         self._sent_delays.clear()
@@ -276,7 +280,19 @@ class UplinkOutbox:
             oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq,
             next_seq=core.next_seq,
             sent_at_ms=self._now_ms(),
+            runs=self._durable.runs,
+            durable_records={} if self._durable.is_damaged else self._comparable_records,
+            frames=[pb.FrameDigest(seq=f.seq, crc32c=f.crc32c) for f in islice(core.unacked, MAX_DIGESTS)],
         )
+
+    @property
+    def _comparable_records(self) -> Mapping[str, int]:
+        """Records that are durable, by stream.
+
+        In the first session of a process they are those that it has recovered: what it has accepted since does not make
+        up for records that its state lacks.
+        """
+        return self._durable.durable_records if self._recovered is None else self._recovered
 
     def _stream(self, name: str) -> pb.Stream:
         spec = self._durable.core.streams[name].spec
@@ -316,6 +332,7 @@ class UplinkOutbox:
             sent_at_ms=self._now_ms(),
             busy_share=self._busy_share(),
             scheduling=self._scheduling(),
+            durable_records=self._durable.durable_records,
             inputs=self._changed_inputs(),
         )
         _add_rejected(core.streams, beat.streams)

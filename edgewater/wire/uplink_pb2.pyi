@@ -151,6 +151,26 @@ class Hello(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DurableRecordsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PROTOCOL_MIN_FIELD_NUMBER: _builtins.int
     PROTOCOL_MAX_FIELD_NUMBER: _builtins.int
     EDGE_FIELD_NUMBER: _builtins.int
@@ -160,6 +180,9 @@ class Hello(_message.Message):
     OLDEST_SEQ_FIELD_NUMBER: _builtins.int
     NEXT_SEQ_FIELD_NUMBER: _builtins.int
     SENT_AT_MS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    DURABLE_RECORDS_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     protocol_min: _builtins.int
     """Range of protocol versions that the edge supports; this file is version 2. The session has the version of Welcome."""
     protocol_max: _builtins.int
@@ -174,6 +197,22 @@ class Hello(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stream]: ...
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Random numbers below 2^62, one per process that has run on this state, the oldest first; the last one is this
+        process. A state that lacks the process that connected last is a copy, or an older version, of the edge's state.
+        """
+
+    @_builtins.property
+    def durable_records(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Records by stream that are durable in the edge's state. In the first session of a process: when the process began.
+        A stream is absent if its records cannot be compared, because the edge has found its journal damaged.
+        """
+
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___FrameDigest]:
+        """Checksums of frames that are not acknowledged, the oldest ones."""
+
     def __init__(
         self,
         *,
@@ -186,14 +225,40 @@ class Hello(_message.Message):
         oldest_seq: _builtins.int = ...,
         next_seq: _builtins.int = ...,
         sent_at_ms: _builtins.int = ...,
+        runs: _abc.Iterable[_builtins.int] | None = ...,
+        durable_records: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        frames: _abc.Iterable[Global___FrameDigest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "incarnation", b"incarnation", "labels", b"labels", "next_seq", b"next_seq", "oldest_seq", b"oldest_seq", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_records", b"durable_records", "edge", b"edge", "frames", b"frames", "incarnation", b"incarnation", "labels", b"labels", "next_seq", b"next_seq", "oldest_seq", b"oldest_seq", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "runs", b"runs", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class FrameDigest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQ_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    seq: _builtins.int
+    crc32c: _builtins.int
+    """As in Frame."""
+    def __init__(
+        self,
+        *,
+        seq: _builtins.int = ...,
+        crc32c: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "seq", b"seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FrameDigest: _TypeAlias = FrameDigest  # noqa: Y015
 
 @_typing.final
 class Stream(_message.Message):
@@ -797,6 +862,26 @@ class Heartbeat(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DurableRecordsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STREAMS_FIELD_NUMBER: _builtins.int
     BACKLOG_BYTES_FIELD_NUMBER: _builtins.int
     BANDWIDTH_BYTES_S_FIELD_NUMBER: _builtins.int
@@ -805,6 +890,7 @@ class Heartbeat(_message.Message):
     SENT_AT_MS_FIELD_NUMBER: _builtins.int
     BUSY_SHARE_FIELD_NUMBER: _builtins.int
     SCHEDULING_FIELD_NUMBER: _builtins.int
+    DURABLE_RECORDS_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     backlog_bytes: _builtins.int
     """Bytes in the journal that the center has not acknowledged."""
@@ -827,6 +913,10 @@ class Heartbeat(_message.Message):
         """
 
     @_builtins.property
+    def durable_records(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Records by stream that are durable in the edge's state."""
+
+    @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """The files that the sources read. In the first heartbeats of a session, and again when they have changed; then all
         of them.
@@ -843,11 +933,12 @@ class Heartbeat(_message.Message):
         sent_at_ms: _builtins.int = ...,
         busy_share: _builtins.float = ...,
         scheduling: Global___Scheduling | None = ...,
+        durable_records: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["scheduling", b"scheduling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "bandwidth_bytes_s", b"bandwidth_bytes_s", "busy_share", b"busy_share", "drops", b"drops", "inputs", b"inputs", "rtt_ms", b"rtt_ms", "scheduling", b"scheduling", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "bandwidth_bytes_s", b"bandwidth_bytes_s", "busy_share", b"busy_share", "drops", b"drops", "durable_records", b"durable_records", "inputs", b"inputs", "rtt_ms", b"rtt_ms", "scheduling", b"scheduling", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +13,7 @@ import httpx
 import pyarrow as pa
 
 from center.api import create_app
-from center.catalog import Catalog, ComponentRegistry, StreamRecord, query_key
+from center.catalog import Catalog, ComponentRegistry, StateDigest, StreamRecord, query_key
 from center.config import ApiSection
 from center.ingest.frame_check import FrameCheck
 from center.ingest.stream_rules import CLOCK_LEAD_MS
@@ -27,6 +28,7 @@ from center.storage.frame_log import FrameEntry
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
 from edge.records import RejectedRecords
+from edgewater.errors import OutdatedState
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, Constant, EdgeId
 from edgewater.wire import Frame, FrameBody, QueryRef
@@ -44,6 +46,7 @@ class Border:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.now_ms = T0
+        self.runs = itertools.count(1)
         url = f"sqlite:///{path}/center.db"
         self.catalog = Catalog(url)
         self.components = ComponentRegistry(url)
@@ -106,17 +109,33 @@ class Site:
         def reread(source: str, start: object, end: object) -> pa.RecordBatch:
             raise AssertionError("pushed records are in the journal")
 
-        self.durable = DurableCore(center.path / name / incarnation, make_core, reread, incarnation)
-        self.durable.handle(SourcesOpened(((STREAM, SOURCE),)))
-        core = self.durable.core
+        def open_state() -> DurableCore:
+            durable = DurableCore(directory, make_core, reread, incarnation)
+            durable.begin_run(next(center.runs))
+            durable.handle(SourcesOpened(((STREAM, SOURCE),)))
+            return durable
+
+        self.directory = directory = center.path / name / incarnation
+        self.durable = open_state()
+        try:
+            self.connect()
+        except OutdatedState:
+            number = next(center.runs)
+            self.durable.begin_anew(f"{incarnation}-{number}", number)
+            self.durable = open_state()
+            self.connect()
+        self.configure()
+
+    def connect(self) -> None:
+        """Sends the Hello of a new session."""
+        core, durable, center = self.durable.core, self.durable, self.center
         center.catalog.begin_session(
-            EdgeId(name), self.durable.incarnation, labels={},
-            streams=[StreamRecord(STREAM, COLUMNS, LIVE, constants=constants)],
+            EdgeId(self.name), durable.incarnation, labels={},
+            streams=[StreamRecord(STREAM, COLUMNS, LIVE, constants=self.constants)],
             oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq, next_seq=core.next_seq,
-            now_ms=center.now_ms,
+            now_ms=center.now_ms, state=StateDigest(tuple(durable.runs), durable.durable_records),
         )  # fmt: skip
         center.writer.advance()
-        self.configure()
 
     def configure(self) -> None:
         queries = tuple((q.ref, q.spec) for q in self.center.catalog.queries())

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from center.catalog import HeartbeatRecord, SessionStart, StreamRecord
+from center.catalog import HeartbeatRecord, SessionStart, StateDigest, StreamRecord
 from center.serving import StoredWindows, SynopsisCache
 from edge.records import RejectedRecords
+from edgewater.errors import OutdatedState
 from edgewater.streams import LIVE, EdgeId
 from edgewater.wire import DroppedRecords, DropReason, FrameBody, SliceClose
 from tests.center.border_world import COLUMNS, MINUTE, STREAM, T0, Border
@@ -79,6 +81,51 @@ def test_an_edge_that_restarts_with_its_state_loses_nothing(center: Border) -> N
     assert (answer["data"][0]["n"]["upper"], answer["contract"]["met"]) == (2, True)
     assert "lost_state" not in answer["quality"]["completeness"]
     assert center.get("/v1/alarms")["alarms"] == []
+
+
+def test_an_edge_on_an_older_copy_of_its_state_lacks_records_and_its_windows_say_so(center: Border) -> None:
+    edge = center.edge("a")
+    center.register(measures={"n": "count()", "s": "sum(x)"})
+    center.now_ms = T0 + 10_000
+    edge.accept(*[T0 + 5_000] * 30)
+    edge.durable.close()
+    shutil.copytree(edge.directory, center.path / "copy")
+    later = center.edge("a")
+    later.accept(*[T0 + 6_000] * 50)  # accepted, and in no frame
+    later.durable.close()
+    shutil.rmtree(later.directory)
+    shutil.copytree(center.path / "copy", later.directory)
+    center.now_ms = T0 + 20_000
+    restored = center.edge("a")
+    center.now_ms = T0 + 2 * MINUTE + 1
+    restored.accept(*[T0 + 30_000] * 7, T0 + MINUTE + 10, T0 + 2 * MINUTE)
+    restored.ship()
+    answer, after = center.answer(), center.answer(T0 + MINUTE)
+    assert answer["quality"]["completeness"]["lost_state"] == ["a"]
+    assert (answer["contract"]["met"], answer["data"][0]["n"]["estimate"]) == (False, 7)
+    assert all((cell["lower"], cell["upper"]) == (None, None) for cell in (answer["data"][0][m] for m in "ns"))
+    assert {"id-in-use-twice", "state-lost"} <= {a["kind"] for a in center.get("/v1/alarms")["alarms"]}
+    assert (after["contract"]["met"], after["data"][0]["n"]["upper"]) == (True, 1)
+
+
+def test_windows_say_so_when_an_agent_on_a_copy_of_a_state_was_refused_and_never_came_back(center: Border) -> None:
+    edge = center.edge("a")
+    center.register()
+    edge.durable.close()
+    shutil.copytree(edge.directory, center.path / "copy")
+    center.edge("a")
+    known = center.catalog.edge(EdgeId("a"))
+    twin = StateDigest((1, 99), {})  # of the copy, and of no process that the center knows
+    with pytest.raises(OutdatedState):
+        center.catalog.begin_session(
+            EdgeId("a"), known.incarnation, labels={}, streams=known.streams, oldest_seq=1, next_seq=1,
+            now_ms=center.now_ms, state=twin,
+        )  # fmt: skip
+    center.now_ms = T0 + MINUTE
+    center.writer.advance()
+    center.edges["a"].accept(T0 + 30_000, T0 + MINUTE)
+    center.edges["a"].ship()
+    assert center.answer()["quality"]["completeness"]["lost_state"] == ["a"]
 
 
 # Records that come for final windows
@@ -448,7 +495,10 @@ def test_an_edge_that_was_heard_after_its_last_written_heartbeat_has_left_the_wi
     first, gone = center.edge("a"), center.edge("b")
     center.register()
     streams = [StreamRecord(STREAM, COLUMNS, LIVE)]
-    hello = SessionStart(EdgeId("b"), gone.durable.incarnation, {}, streams, 1, 1, T0, "s1", gateway="g1")
+    hello = SessionStart(
+        EdgeId("b"), gone.durable.incarnation, {}, streams, 1, 1, T0, "s1", gateway="g1",
+        state=StateDigest(tuple(gone.durable.runs)),
+    )  # fmt: skip
     assert center.catalog.begin_sessions([hello]) == [None]
     center.now_ms = T0 + MINUTE + 10_000
     gone.accept(T0 + MINUTE + 5_000)  # in its journal, for ever

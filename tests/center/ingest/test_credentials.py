@@ -263,7 +263,7 @@ async def test_two_gateways_over_one_catalog_let_the_same_edges_in_and_lock_them
         assert (await at_b.until("refused")).refused.reason == "not-expected"
         again = await connected(a, "secret", following=9)
         await again.send(frame(3, content=b"another body"))
-        assert (await again.refusal())[:2] == (grpc.StatusCode.DATA_LOSS, "conflict")
+        assert (await again.refusal())[:2] == (grpc.StatusCode.FAILED_PRECONDITION, "outdated-state")
         at_a, honest = await connected(a, "secret", following=9), await connected(b, "another", "lga")
         file.write_text("lga: another\n")
         for edge in (at_a, at_b):

@@ -35,7 +35,7 @@ async def test_the_same_identity_with_another_checksum_is_an_alarm_that_names_it
             await edge.hello(oldest=0, following=2)
             await edge.send(frame(0, content=b"another"), frame(1))
             status, code, message = await edge.refusal()
-        assert (status, code) == (grpc.StatusCode.DATA_LOSS, "conflict")
+        assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "outdated-state")
         assert "edge jfk, incarnation i1, frame 0" in message
         await eventually(c.catalog.alarms)
         assert [(a.kind, a.edge, a.message) for a in c.catalog.alarms()] == [("frame-conflict", "jfk", message)]
