@@ -95,6 +95,13 @@ def _flags(params: Mapping[str, Any]) -> list[str]:
     return flags
 
 
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def _print(as_json: bool, value: object, text: str) -> None:
+    click.echo(json.dumps(value) if as_json else text)
+
+
 @click.group()
 def center() -> None:
     """Run a center, which edges connect to and which answers queries.
@@ -250,6 +257,72 @@ def check_command(config: CenterConfig, as_json: bool) -> None:
     sys.exit(0 if ok else 1)
 
 
+@center.command()
+@configured
+@click.argument("directory", type=click.Path(path_type=Path))
+@_json
+def backup(config: CenterConfig, directory: Path, as_json: bool) -> None:
+    """Write a backup to DIRECTORY, which is new or empty; the center may run.
+
+    It holds the catalog, the results and the frame log at one moment. The writers of both stores wait for some
+    milliseconds. A backup is whole once DIRECTORY has a backup.json. The configuration is not part of it.
+
+    \b
+      edgewater center backup --data-dir /var/lib/edgewater /backup/2026-05-01
+
+    With PostgreSQL use pg_dump: see docs/how-to/back-up-a-center.md.
+    """
+    from center.ops.backup import take_backup
+    from center.ops.processes import now_ms
+
+    info = take_backup(config, directory, now_ms, _progress)
+    size = f"{info.size / 2**20:.1f} MiB, {len(info.segments)} segments of frames"
+    _print(as_json, asdict(info), f"{directory}: {size}, as of {info.taken_at}")
+
+
+@center.command()
+@configured
+@click.argument("directory", type=click.Path(path_type=Path))
+@_json
+def restore(config: CenterConfig, directory: Path, as_json: bool) -> None:
+    """Write the backup in DIRECTORY to the places that the configuration names, while the center does not run.
+
+    There must be no stores and no frames at these places: move them away first. Then start the center.
+
+    What edges sent after the backup is lost: their windows say so once the edges connect. Answers that are given from
+    now on have revisions above all that were ever given.
+
+    \b
+      edgewater center restore --data-dir /var/lib/edgewater /backup/2026-05-01
+    """
+    from center.ops.backup import restore_backup
+    from center.ops.processes import now_ms
+
+    info = restore_backup(config, directory, now_ms, _progress)
+    _print(as_json, asdict(info), f"restored: the center is as of {info.taken_at}; start it")
+
+
+@center.command()
+@configured
+def reconcile(config: CenterConfig) -> None:
+    """Go on with a catalog and results of different moments, if there is no backup of both.
+
+    For a center that refuses to start because one of its stores was replaced by an older copy. Windows that have begun
+    and are not final will say that they may lack records of any edge, and have no bounds.
+    """
+    from center.ops.backup import reconcile_stores
+    from center.ops.processes import now_ms
+
+    reconcile_stores(config, now_ms)
+    click.echo("the stores are a pair again; start the center")
+
+
+def _progress(line: str) -> None:
+    """Shows a line of progress to a person, and nothing to a script."""
+    if sys.stderr.isatty():
+        click.echo(line, err=True)
+
+
 @center.group()
 def quarantine() -> None:
     """What is set aside: frames that the job could not apply, and queries of which it died.
@@ -271,15 +344,8 @@ def quarantine() -> None:
     """
 
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 def _of_frame(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("query")(click.argument("position", type=click.IntRange(1))(_json(command)))
-
-
-def _print(as_json: bool, value: object, text: str) -> None:
-    click.echo(json.dumps(value) if as_json else text)
 
 
 @quarantine.command("ls")

@@ -66,11 +66,16 @@ def forget_ended(connection: Connection, before_ms: int) -> None:
     version = connection.execute(select(func.max(c.version)).where(ended)).scalar_one()
     if version is None:
         return
-    version = max(int(version), counter(connection, FORGOTTEN))
-    forgotten = t.counters.c.name == FORGOTTEN
-    if connection.execute(update(t.counters).where(forgotten).values(value=version)).rowcount == 0:
-        connection.execute(insert(t.counters).values(name=FORGOTTEN, value=version))
+    remember_versions(connection, [int(version)])
     connection.execute(delete(t.queries).where(ended))
+
+
+def remember_versions(connection: Connection, versions: Iterable[int]) -> None:
+    """No query that is registered later gets one of these versions."""
+    highest = max([*versions, counter(connection, FORGOTTEN)])
+    forgotten = t.counters.c.name == FORGOTTEN
+    if connection.execute(update(t.counters).where(forgotten).values(value=highest)).rowcount == 0:
+        connection.execute(insert(t.counters).values(name=FORGOTTEN, value=highest))
 
 
 def readable(row: Row[Any]) -> RegisteredQuery | None:

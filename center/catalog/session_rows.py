@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 from center.catalog import alarm_rows
 from center.catalog import schema as t
 from center.catalog.edge_rows import (
+    FIRST_SEQ,
     MAX_EDGES,
     Refusal,
     count_rows,
@@ -113,6 +114,8 @@ class SessionBatch:
             return Conflict(f"edge {edge}: {MAX_EDGES} edges are known, which is the limit")
         progress = self._progress.get((edge, start.incarnation))
         first, awaited, _ = progress or (start.oldest_seq, start.oldest_seq, 0)
+        # Another center has acknowledged its first frames, or this one did, before its catalog was restored.
+        unknown = row is None and start.oldest_seq > FIRST_SEQ
         refused = self._refusal(start, row, progress)
         if refused is not None:
             if isinstance(refused[1], OutdatedState):
@@ -120,10 +123,9 @@ class SessionBatch:
                 record_lost_state(connection, edge, start.now_ms)
             alarm_rows.add(connection, refused[0], refused[1].message, edge, start.now_ms)
             return refused[1]
-        if start.oldest_seq > awaited:
-            lost = (
-                f"edge {edge}: frames {awaited} to {start.oldest_seq - 1} of incarnation {start.incarnation} are lost"
-            )
+        if start.oldest_seq > awaited or unknown:
+            begin = FIRST_SEQ if unknown else awaited
+            lost = f"edge {edge}: frames {begin} to {start.oldest_seq - 1} of incarnation {start.incarnation} are lost"
             alarm_rows.add(connection, "frames-lost", lost, edge, start.now_ms)
             record_lost_state(connection, edge, start.now_ms)
             awaited = start.oldest_seq

@@ -19,6 +19,7 @@ from center.catalog.edge_rows import (
     count_rows,
     increment_version,
     lock_catalog,
+    record_lost_state,
     select_changed,
     select_edges,
     select_incarnation,
@@ -31,7 +32,7 @@ from center.catalog.edges import (
     StateDigest,
     StreamRecord,
 )
-from center.catalog.frame_index import IndexOutcome, LastPositions, UnindexedFrame, query_key
+from center.catalog.frame_index import IndexOutcome, LastPositions, UnindexedFrame, query_from_key, query_key
 from center.catalog.input_rows import InputRecord
 from center.catalog.quarantine import QuarantinedFrame
 from center.catalog.query_rows import (
@@ -44,6 +45,7 @@ from center.catalog.query_rows import (
     live_queries,
     query_from_row,
     readable,
+    remember_versions,
     require_fit,
     require_fit_at_edges,
 )
@@ -61,6 +63,7 @@ from center.storage.database import (
     write_transaction,
 )
 from center.storage.frame_log import FrameEntry
+from center.storage.lineage import Lineage, raise_mark, read_lineage, write_lineage
 from edgewater.errors import Conflict, EdgewaterError, InvalidQuery, NotFound
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
@@ -348,6 +351,45 @@ class Catalog:
                 connection.execute(update(t.edges).where(of_edge), rows)
             beat = {"gateway": gateway, "beat_at_ms": now_ms, "silence_ms": silence_ms}
             upsert(connection, t.gateways, [beat])
+
+    # Backups
+
+    def lineage(self) -> Lineage:
+        """Which center the catalog is of, and of which moment."""
+        with read_transaction(self._engine) as connection:
+            return read_lineage(connection, t.counters)
+
+    def raise_mark(self, mark: int) -> None:
+        with write_transaction(self._engine) as connection:
+            raise_mark(connection, t.counters, mark)
+
+    def set_lineage(self, lineage: Lineage) -> None:
+        with write_transaction(self._engine) as connection:
+            write_lineage(connection, t.counters, lineage)
+
+    def state_losses(self, lineage: Lineage, consumed: Mapping[str, int], now_ms: int) -> None:
+        """Takes the catalog, or the result store, for older than the other: any edge may lack records that it has sent.
+
+        Args:
+            consumed: by query key, the position of the last frame that the result store has applied. No later frame
+                gets that position.
+        """
+        refs = {query_from_key(key): position for key, position in consumed.items()}
+        with write_transaction(self._engine) as connection:
+            lock_catalog(connection)
+            write_lineage(connection, t.counters, lineage)
+            c = t.queries.c
+            for ref, position in refs.items():
+                behind = (c.name == ref.name) & (c.version == ref.version) & (c.last_position < position)
+                connection.execute(update(t.queries).where(behind).values(last_position=position))
+            remember_versions(connection, (ref.version for ref in refs))
+            for edge in connection.execute(select(t.edges.c.edge)).scalars().all():
+                record_lost_state(connection, EdgeId(edge), now_ms)
+            message = (
+                "the catalog and the results were not of one moment, and an operator has let the center go on with"
+                " them: windows that had begun and were not final may lack records of any edge, or count some twice"
+            )
+            alarm_rows.add(connection, "stores-differ", message, EdgeId(""), now_ms)
 
     def forget_gateways(self) -> None:
         """Deletes the signs of life of gateways that are not the last one of any edge."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from center.job.store_pair import advance_mark
 from center.storage.frame_log import FrameLog
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 
@@ -34,6 +35,7 @@ class FrameRetention:
         self._every_ms = every_ms
         self._ran_at_ms: int | None = None
         self._dropped: dict[str, int] = {}
+        self._marked: dict[str, int] = {}
 
     def run(self, now_ms: int, partition: QueryPartition = ALL_QUERIES) -> list[str]:
         """Drops frames of the partition's queries; returns the segments that were removed.
@@ -44,6 +46,9 @@ class FrameRetention:
             return []
         self._ran_at_ms = now_ms
         consumed = {key: position for key, position in self._store.consumed().items() if key in partition}
+        if consumed != self._marked:
+            advance_mark(self._catalog, self._store)
+            self._marked = consumed
         through = {key: self._expired(key, position, now_ms) for key, position in consumed.items()}
         through = {key: position for key, position in through.items() if position > self._dropped.get(key, 0)}
         if not through:

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -36,6 +37,7 @@ from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.microbatch import BatchProcessor, reason_of
 from center.job.pipeline import BatchPipeline
+from center.job.store_pair import require_pair
 from center.job.warm_up import problem_of_executors, warm_up
 from center.ledger import Ledger
 from center.results import MAX_ANSWER_BYTES, LeaseLost, ResultStore
@@ -119,7 +121,7 @@ def run_job(config: JobConfig, stop: threading.Event) -> None:
     """Runs until `stop` is set.
 
     Raises:
-        InvalidConfig: Java is missing or too old.
+        InvalidConfig: Java is missing or too old, or catalog and result store are not a pair (`require_pair`).
         StorageError: catalog or store cannot be opened.
         PySparkException, Py4JError: the Spark context is lost; only a new process can start another.
     """
@@ -139,6 +141,7 @@ class Job:
         self.metrics = JobMetrics()
         self._catalog = Catalog(config.catalog_url)
         self._store = ResultStore(config.results_url, config.max_answer_bytes)
+        require_pair(self._catalog, self._store, secrets.randbits(62) | 1)
         ledger = Ledger(margin_ms=config.margin_ms)
         self._progress = Progress(config.progress_dir or config.work_dir / "progress")
         self._writer = LedgerWriter(

@@ -82,6 +82,7 @@ class Ledger:
         self._suspended: dict[QueryRef, int] = {}
         self._transaction: LedgerTransaction | None = None
         self._is_stale = False
+        self._revisions_after = 0
 
     def handle(self, event: LedgerEvent) -> list[Emission]:
         """Applies an event and returns the answers to write now, ordered by query and window.
@@ -187,7 +188,7 @@ class Ledger:
         state, entries, edges = unpack_state(snapshot)
         if state.query.ref != ref:
             raise StorageError(f"the state of {query_key(state.query.ref)} was found for query {query_key(ref)}")
-        ledger = _ledger_of(state, entries, self._margin_ms)
+        ledger = self._ledger_of(state, entries)
         ledger.restored(edges)
         if self._edges is not None:
             ledger.edges_changed(self._edges)
@@ -195,16 +196,23 @@ class Ledger:
         self._queries[ref] = ledger
         self._pending.add(ref)
 
-    def load(self, snapshots: Mapping[QueryRef, bytes | None]) -> None:
+    def _ledger_of(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]]) -> QueryLedger:
+        ledger = _ledger_of(state, entries, self._margin_ms)
+        ledger.revisions_after = self._revisions_after
+        return ledger
+
+    def load(self, snapshots: Mapping[QueryRef, bytes | None], revisions_after: int = 0) -> None:
         """Replaces the state of all queries, as after a failed transaction; the list of edges is kept.
 
         Args:
             snapshots: by query; None: the query is deleted.
+            revisions_after: no answer gets a revision up to this one: the store may be older than answers that were
+                given.
 
         Raises:
             StorageError, UnsupportedVersion: as `restore`.
         """
-        self._is_stale = True
+        self._is_stale, self._revisions_after = True, revisions_after
         self._queries, self._deleted, self._pending = {}, {}, set()
         for ref, snapshot in snapshots.items():
             if snapshot is None:
@@ -245,7 +253,7 @@ class Ledger:
         if query.ref in self._queries or self.is_deleted(query.ref):
             return
         state = QueryState(query, (), (), None, {}, {}, MIN_TIME_MS, None, 0)
-        ledger = self._queries[query.ref] = _ledger_of(state, (), self._margin_ms)
+        ledger = self._queries[query.ref] = self._ledger_of(state, ())
         self._touch(query.ref).edges_changed(self._edges or ())
         if isinstance(ledger, EarlyAnswerLedger):
             ledger.inherit_delays(q for q in self._queries.values() if isinstance(q, EarlyAnswerLedger))

@@ -93,6 +93,8 @@ class QueryLedger(ABC):
         window = self._spec.window
         self._slices_per_answer = window.slices_per_window if isinstance(window, SlidingWindow) else 1
         self._slice_bytes: int | None = 0
+        self.revisions_after = 0
+        """No answer gets a revision up to this one."""
         self.allow(MAX_WORK)
         self._set_state(state)
         self._rebuild_heaps()
@@ -561,7 +563,7 @@ class QueryLedger(ABC):
             may_wait = kept is not None or not self._spec.saves_bytes
             answered = replace(
                 state,
-                revision=state.revision + 1,
+                revision=self._next_revision(state),
                 phase=phase,
                 first_staleness_ms=first,
                 lacks_edges=lacks_edges,
@@ -572,8 +574,11 @@ class QueryLedger(ABC):
             self._windows.put(start_ms, answered)
             if lacks_edges and not state.lacks_edges:
                 heappush(self._awaiting_close, start_ms)
-        ref, revision = self._state.query.ref, state.revision + 1
+        ref, revision = self._state.query.ref, self._next_revision(state)
         return Emission(ref, start_ms, end, revision, phase, now_ms, quality, slices.start, slices.stop)
+
+    def _next_revision(self, state: WindowState) -> int:
+        return max(state.revision, self.revisions_after) + 1
 
     def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
         states = [state for s in slices if (state := self._slices.get(s)) is not None]

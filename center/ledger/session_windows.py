@@ -153,7 +153,7 @@ class SessionWindowLedger(QueryLedger):
             first_staleness_ms=state.first_staleness_ms or 0,
         )
         session = SessionQuality(False, self._state.sessions_cut, state.merged_into)
-        revision = state.revision + 1
+        revision = self._next_revision(state)
         self._windows.put(start_ms, replace(state, revision=revision))
         ref, quality = self._state.query.ref, replace(quality, session=session)
         return Emission(ref, start_ms, start_ms, revision, state.phase, now_ms, quality, start_ms, start_ms)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,7 @@ def check(config: CenterConfig, environment: Mapping[str, str]) -> list[CheckRes
         ("tokens", lambda: _tokens(config)),
         ("catalog_url", lambda: _catalog(config.catalog)),
         ("results_url", lambda: _results(config.results)),
+        ("stores", lambda: _pair(config)),
     ]
     return [_result(name, run) for name, run in checks]
 
@@ -94,6 +97,19 @@ def _catalog(url: str) -> str:
         return f"{len(catalog.queries())} queries, {len(catalog.edges())} edges"
     finally:
         catalog.close()
+
+
+def _pair(config: CenterConfig) -> str:
+    from center.catalog import Catalog
+    from center.job.store_pair import require_pair
+    from center.results import ResultStore
+
+    with (
+        contextlib.closing(Catalog(config.catalog)) as catalog,
+        contextlib.closing(ResultStore(config.results)) as results,
+    ):
+        require_pair(catalog, results, secrets.randbits(62) | 1)
+    return "catalog and results are of one center and of one moment"
 
 
 def _results(url: str) -> str:

@@ -57,6 +57,7 @@ from center.storage.database import (
     schema_transaction,
     write_transaction,
 )
+from center.storage.lineage import Lineage, raise_mark, read_lineage, write_lineage
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.errors import Conflict, StorageError
 from edgewater.wire import QueryRef
@@ -64,6 +65,8 @@ from edgewater.wire import QueryRef
 FORMAT = 1
 """Of the tables, the ledger's state and the answers. Increment it with each change after which one of two releases
 cannot read the data of the other."""
+REVISIONS = "revisions"
+"""The counter of the revision that each new answer exceeds; it is set when the store is restored."""
 STEP, STARTS, DRIVERS = "step", "starts", "drivers"
 """Counters: the first two of each partition, the last one the number of partitions."""
 _KEYS_AT_ONCE = 500
@@ -124,7 +127,7 @@ class ResultStore(AnswerReader):
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
             require_store_format(connection, "results", FORMAT, is_new=not counters)
-            for name, value in (("answer", 0), ("late", 0), (DRIVERS, 1)):
+            for name, value in (("answer", 0), ("late", 0), (DRIVERS, 1), (REVISIONS, 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
             if counters.get(DRIVERS, 1) == 1:
@@ -207,7 +210,10 @@ class ResultStore(AnswerReader):
         """Replaces the ledger's state by that of this partition's queries as of the last committed transaction."""
         term, queries, entries = self._term, t.ledger_queries.c, t.ledger_entries.c
         with read_transaction(self._engine) as connection:
-            step = read_counter(connection, term.partition.name(STEP))
+            step, revisions_after = (
+                read_counter(connection, term.partition.name(STEP)),
+                read_counter(connection, REVISIONS),
+            )
             keys = [key for key in connection.scalars(select(queries.query)) if key in term.partition]
             states = _rows_of(connection, select(queries.query, queries.state), queries.query, keys)
             by_query: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
@@ -215,7 +221,8 @@ class ResultStore(AnswerReader):
             for key, kind, start, text in _rows_of(connection, columns, entries.query, keys):
                 by_query[key].append((kind, start, text))
         ledger.load(
-            {query_from_key(key): None if state is None else pack_state(state, by_query[key]) for key, state in states}
+            {query_from_key(key): None if state is None else pack_state(state, by_query[key]) for key, state in states},
+            revisions_after,
         )
         self._loaded = term, step
 
@@ -413,6 +420,33 @@ class ResultStore(AnswerReader):
         name = self._term.partition.name(STARTS)
         with write_transaction(self._engine) as connection:
             connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=0))
+
+    # Backups
+
+    def lineage(self) -> Lineage:
+        """Which center the store is of, and of which moment."""
+        with read_transaction(self._engine) as connection:
+            return read_lineage(connection, t.counters)
+
+    def raise_mark(self, mark: int) -> None:
+        with write_transaction(self._engine) as connection:
+            raise_mark(connection, t.counters, mark)
+
+    def set_lineage(self, lineage: Lineage) -> None:
+        with write_transaction(self._engine) as connection:
+            write_lineage(connection, t.counters, lineage)
+
+    def begin_after_restore(self, lineage: Lineage, now_ms: int) -> None:
+        """Takes the store for older than answers that were given: new answers get other revisions and ids than any
+        answer that was given before `now_ms`, as no window gets an answer each millisecond.
+        """
+        with write_transaction(self._engine) as connection:
+            write_lineage(connection, t.counters, lineage)
+            for name in (REVISIONS, "answer"):
+                value = max(now_ms, read_counter(connection, name))
+                connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=value))
+            late = t.counters.c.name == "late"
+            connection.execute(update(t.counters).where(late).values(value=t.counters.c.value + 1))
 
     def copy_query(self, key: str, to: ResultStore) -> None:
         """Copies what the job needs of a query to go on with it into an empty store."""

@@ -72,7 +72,7 @@ class World:
         for edge in self.edges:
             streams = (StreamRecord("downloads", COLUMNS, LIVE),)
             self.catalog.begin_session(
-                edge, "i1", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=self.now, session="s"
+                edge, "i1", labels={}, streams=streams, oldest_seq=0, next_seq=1 << 32, now_ms=self.now, session="s"
             )
 
     def clock(self) -> int:

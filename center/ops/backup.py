@@ -1,0 +1,305 @@
+"""Backups of a center on SQLite: both stores and the frame log at one moment, while the center runs or not.
+
+`take_backup` locks the writers of both stores for some milliseconds. Within that time it begins a read transaction on
+each, and links the segments that the catalog's index names. Then it copies what these transactions see. So no frame is
+in the results without a place in the catalog, and each frame that is not applied yet is in the log.
+
+A backup is a directory: ``catalog.db``, ``results.db``, ``log/``, and ``backup.json``, which is written last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from center.catalog import Catalog
+from center.config import CenterConfig
+from center.job.store_pair import reconcile, require_pair
+from center.ops.supervisor import exclusive_lock
+from center.results import ResultStore
+from center.storage.database import BUSY_TIMEOUT_MS
+from center.storage.progress import write_whole
+from center.storage.segments import COMMITS
+from edgewater.errors import InvalidConfig, InvalidInput, StorageError
+from edgewater.timestamps import rfc3339
+
+MANIFEST, CATALOG, RESULTS, LOG = "backup.json", "catalog.db", "results.db", "log"
+FORMAT = 1
+PAGES_AT_ONCE = 4096
+"""Pages of SQLite that are copied between two reports of progress: 16 MiB."""
+SEGMENTS_AT_ONCE = 1000
+"""Segments that are copied between two reports of progress."""
+
+Report = Callable[[str], None]
+"""Is given a line about the progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupInfo:
+    """What a backup holds.
+
+    Attributes:
+        taken_at: when, in UTC.
+        sizes: of its files in bytes, by their paths in the backup.
+    """
+
+    format: int
+    taken_at: str
+    sizes: dict[str, int]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes.values())
+
+    @property
+    def segments(self) -> list[str]:
+        """The paths of the frame log's segments in the backup."""
+        return [path for path in self.sizes if path.startswith(f"{LOG}/")]
+
+
+def take_backup(config: CenterConfig, target: Path, now_ms: Callable[[], int], report: Report) -> BackupInfo:
+    """Writes a backup to a new or an empty directory; the center may run.
+
+    Raises:
+        InvalidInput: the target is not empty, the center does not use SQLite, or there is none.
+        StorageError: a file cannot be read or written. The target then has no manifest, and is not a backup.
+    """
+    catalog, results = sqlite_files(config)
+    for name, path in (("catalog", catalog), ("results", results)):
+        if not path.is_file():
+            raise InvalidConfig("data_dir", str(config.data_dir), f"a center that has run, with the {name} in {path}")
+    _require_empty(target, "DIRECTORY")
+    with _storage_errors("the backup cannot be written"):
+        (target / LOG / COMMITS).mkdir(parents=True)
+        with contextlib.ExitStack() as stack:
+            report("waiting for a moment at which no store is being written")
+            of_catalog, of_results, linked = stack.enter_context(_snapshot(catalog, results, config.frames_dir))
+            taken_at = rfc3339(now_ms())
+            _copy_store(of_results, target / RESULTS, report)
+            _copy_store(of_catalog, target / CATALOG, report)
+            _copy_segments({linked / name: target / LOG / name for name in _segments_of(of_catalog)}, report)
+        sizes = {str(p.relative_to(target)): p.stat().st_size for p in sorted(target.rglob("*")) if p.is_file()}
+        info = BackupInfo(FORMAT, taken_at, sizes)
+        for directory in (target / LOG / COMMITS, target / LOG, target):
+            _sync(directory)
+        write_whole(target / MANIFEST, json.dumps(asdict(info), indent=1))
+        _sync(target)
+    return info
+
+
+def read_backup(directory: Path) -> BackupInfo:
+    """Reads a backup's manifest and compares it with the files. Raises InvalidInput: it is not a whole backup."""
+    path = directory / MANIFEST
+    whole = f"a directory with a backup of format {FORMAT} that `edgewater center backup` has written to its end"
+
+    def refused(reason: str) -> InvalidInput:
+        return InvalidInput("DIRECTORY", str(directory), whole, reason)
+
+    try:
+        document = json.loads(path.read_text())
+        info = BackupInfo(int(document["format"]), str(document["taken_at"]), dict(document["sizes"]))
+    except OSError as exc:
+        raise refused(f"{path} cannot be read: {exc.strerror}") from exc
+    except (ValueError, KeyError, TypeError) as exc:
+        raise refused(f"{path} is damaged: {exc}") from exc
+    if info.format != FORMAT:
+        raise refused(f"it has format {info.format}")
+    for name, size in info.sizes.items():
+        file = directory / name
+        if not file.is_file() or file.stat().st_size != size:
+            raise refused(f"{name} is missing or does not have {size} bytes")
+    return info
+
+
+def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int], report: Report) -> BackupInfo:
+    """Writes a backup's stores and log to the places of a configuration, where there are none.
+
+    Answers that the restored center gives get revisions that were never given before. If it fails, the places are as
+    empty as before, but for files that a second attempt replaces.
+
+    Raises:
+        InvalidInput: it is not a whole backup, the center does not use SQLite, or its places are not empty.
+        StorageError: the center runs, or a file cannot be read, written or used.
+    """
+    info = read_backup(source)
+    stores = dict(zip((CATALOG, RESULTS), sqlite_files(config), strict=True))
+    with exclusive_lock(config.data_dir), _storage_errors("the backup cannot be restored"):
+        for path in stores.values():
+            if path.exists():
+                free = "a directory without stores: move them away first"
+                raise InvalidConfig("data_dir", str(config.data_dir), free, f"{path} exists already")
+        _require_empty(config.frames_dir, "log_dir")
+        # Under other names until they are marked and the log is there: nobody uses a store that is not ready.
+        new = {name: path.with_name(f"{path.name}.restored") for name, path in stores.items()}
+        for name, path in new.items():
+            report(f"{name}: {info.sizes[name] >> 20} MiB")
+            _remove_store(path)
+            _copy_file(source / name, path)
+            _check_store(path)
+        with _stores(f"sqlite:///{new[CATALOG]}", f"sqlite:///{new[RESULTS]}") as (catalog, results):
+            require_pair(catalog, results, _random())
+            results.begin_after_restore(catalog.lineage(), now_ms())
+        restored = config.frames_dir.with_name(f"{config.frames_dir.name}.restored")
+        shutil.rmtree(restored, ignore_errors=True)
+        restored.mkdir(parents=True)
+        _copy_segments({source / n: restored / Path(n).relative_to(LOG) for n in info.segments}, report)
+        with contextlib.suppress(FileNotFoundError):
+            config.frames_dir.rmdir()
+        restored.replace(config.frames_dir)
+        for name, path in stores.items():
+            _close_wal(new[name])
+            _remove_store(path)  # SQLite would apply a log that another database has left
+            new[name].replace(path)
+            _sync(path.parent)
+    return info
+
+
+def reconcile_stores(config: CenterConfig, now_ms: Callable[[], int]) -> None:
+    """Makes a pair of a catalog and a result store of different moments. Raises StorageError: the center runs."""
+    with exclusive_lock(config.data_dir), _stores(config.catalog, config.results) as (catalog, results):
+        reconcile(catalog, results, _random(), now_ms())
+
+
+def sqlite_files(config: CenterConfig) -> tuple[Path, Path]:
+    """The files of the catalog and of the results. Raises InvalidConfig: one of them is in another database."""
+    files = []
+    for field, url in (("catalog_url", config.catalog), ("results_url", config.results)):
+        parsed = make_url(url)
+        if parsed.get_backend_name() != "sqlite" or not parsed.database:
+            accepted = "SQLite; a backup of PostgreSQL is made by pg_dump: see docs/how-to/back-up-a-center.md"
+            raise InvalidConfig(field, f"{parsed.get_backend_name()}:…", accepted)
+        files.append(Path(parsed.database))
+    if files[0] == files[1]:
+        raise InvalidConfig("results_url", None, "a file of its own for each store", "both stores are in one file")
+    return files[0], files[1]
+
+
+@contextlib.contextmanager
+def _stores(catalog_url: str, results_url: str) -> Iterator[tuple[Catalog, ResultStore]]:
+    with contextlib.closing(Catalog(catalog_url)) as catalog, contextlib.closing(ResultStore(results_url)) as results:
+        yield catalog, results
+
+
+@contextlib.contextmanager
+def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3.Connection, sqlite3.Connection, Path]]:
+    """Connections that see both stores as they were at one moment, and a directory with the segments of that moment."""
+    linked = log / f".backup-{secrets.token_hex(6)}"
+    with contextlib.ExitStack() as stack:
+        readers = [_connect(stack, path) for path in (catalog, results)]
+        with contextlib.ExitStack() as locks:
+            for path in (results, catalog):
+                _connect(locks, path).execute("BEGIN IMMEDIATE")
+            for reader in readers:
+                reader.execute("BEGIN")
+                reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the snapshot begins with a read
+            stack.callback(shutil.rmtree, linked, ignore_errors=True)
+            # While the catalog is locked, retention removes none of them.
+            for name in _segments_of(readers[0]):
+                _link(log / name, linked / name)
+        yield readers[0], readers[1], linked
+
+
+def _connect(stack: contextlib.ExitStack, path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"file:{path}?mode=rw", uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
+    stack.callback(connection.close)
+    return connection
+
+
+def _segments_of(catalog: sqlite3.Connection) -> list[str]:
+    rows = catalog.execute("SELECT segment FROM frames UNION SELECT segment FROM quarantine ORDER BY 1")
+    return [str(name) for (name,) in rows]
+
+
+def _copy_store(source: sqlite3.Connection, target: Path, report: Report) -> None:
+    def progress(_status: int, left: int, total: int) -> None:
+        report(f"{target.name}: {total - left} of {total} pages")
+
+    with contextlib.closing(sqlite3.connect(target)) as copy:
+        source.backup(copy, pages=PAGES_AT_ONCE, progress=progress)
+    _close_wal(target)
+
+
+def _check_store(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise StorageError(f"{path.name}: the backup is damaged: {found}")
+
+
+def _close_wal(path: Path) -> None:
+    """Moves what the store's log has into its file, so that the file alone is the store, durably."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute("PRAGMA journal_mode=DELETE")
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _remove_store(path: Path) -> None:
+    for left in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        left.unlink(missing_ok=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)
+
+
+def _copy_segments(files: dict[Path, Path], report: Report) -> None:
+    for number, (source, target) in enumerate(files.items()):
+        if number % SEGMENTS_AT_ONCE == 0:
+            report(f"frame log: {number} of {len(files)} segments")
+        _copy_file(source, target)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb") as reader, target.open("wb") as writer:
+        shutil.copyfileobj(reader, writer, 1 << 20)
+        writer.flush()
+        os.fsync(writer.fileno())
+
+
+def _require_empty(directory: Path, field: str) -> None:
+    try:
+        is_empty = not any(directory.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise InvalidInput(field, str(directory), "a directory that can be read", exc.strerror or str(exc)) from exc
+    if not is_empty:
+        raise InvalidInput(field, str(directory), "a new or an empty directory", "it is not empty")
+
+
+@contextlib.contextmanager
+def _storage_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, sqlite3.Error) as exc:
+        raise StorageError(f"{what}: {exc}") from exc
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _random() -> int:
+    return secrets.randbits(62) | 1

@@ -1,0 +1,303 @@
+"""Backups of a center that is at work, their restoration, and stores that are not of one moment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from center.catalog import Catalog
+from center.config import CenterConfig
+from center.job.store_pair import require_pair
+from center.ops import backup
+from center.ops.backup import restore_backup, take_backup
+from center.ops.supervisor import exclusive_lock
+from center.results import ResultStore
+from edgewater.__main__ import main
+from edgewater.errors import InvalidConfig, InvalidInput, StorageError
+from edgewater.wire import QueryRef
+from tests.center.catalog_world import JFK, frame, hello, spec
+from tests.center.job.conftest import World
+from tests.center.job.micro_batches import MicroBatches
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    (tmp_path / "data").mkdir()
+    with contextlib.closing(World(tmp_path / "data")) as world:
+        require_pair(world.catalog, world.store, 7)
+        yield world
+
+
+@pytest.fixture
+def job(world: World) -> Iterator[MicroBatches]:
+    with contextlib.closing(MicroBatches(world, keep_frames_ms=0)) as job:
+        yield job
+
+
+def config(directory: Path) -> CenterConfig:
+    return CenterConfig(data_dir=directory)
+
+
+def silent(_: str) -> None: ...
+
+
+def command(name: str, directory: Path, *arguments: object) -> Result:
+    return CliRunner().invoke(main, ["center", name, "--data-dir", str(directory), *map(str, arguments)])
+
+
+def given(store: ResultStore, ref: QueryRef) -> dict[tuple[int, int], tuple[str, Any]]:
+    """All answers by window and revision."""
+    return {
+        (record.window_start_ms, record.revision): (record.phase.value, record.synopsis)
+        for record in store.answers_after(0, 10_000)
+        if record.query == ref
+    }
+
+
+def pair(directory: Path) -> contextlib.ExitStack:
+    """Opens the stores of a directory and compares them, as a start does."""
+    stack = contextlib.ExitStack()
+    catalog = stack.enter_context(contextlib.closing(Catalog(f"sqlite:///{directory}/catalog.db")))
+    results = stack.enter_context(contextlib.closing(ResultStore(f"sqlite:///{directory}/results.db")))
+    try:
+        require_pair(catalog, results, 8)
+    except InvalidConfig:
+        stack.close()
+        raise
+    return stack
+
+
+def copy_store(world: World, name: str, target: Path) -> None:
+    """As an operator copies it, by the file's name, with its log."""
+    target.mkdir(exist_ok=True)
+    for path in world.path.glob(f"{name}*"):
+        shutil.copy(path, target / path.name)
+
+
+def put_store(source: Path, name: str, directory: Path) -> None:
+    for path in directory.glob(f"{name}*"):
+        path.unlink()
+    for path in source.glob(f"{name}*"):
+        shutil.copy(path, directory / path.name)
+
+
+def restored_world(path: Path, world: World) -> World:
+    """The restored center, to whose edges the same frames may be told."""
+    again = World(path)
+    again.truth, again._next_seq, again.now = world.truth, dict(world._next_seq), world.now
+    for edge, seq in again._next_seq.items():
+        record = again.catalog.edge(edge)
+        again.catalog.begin_session(
+            edge, "i1", labels={}, streams=record.streams, oldest_seq=seq, next_seq=seq, now_ms=again.now
+        )
+    return again
+
+
+def test_a_backup_taken_while_frames_are_indexed_and_applied_is_of_one_moment(
+    tmp_path: Path, world: World, job: MicroBatches
+) -> None:
+    (ref,) = world.register("q")
+    stop, shipped = threading.Event(), threading.Semaphore(0)
+
+    def ship() -> None:
+        window = 0
+        while not stop.is_set():
+            world.ship_window(ref, window)
+            window += 1
+            shipped.release()
+
+    shipping = threading.Thread(target=ship)
+    shipping.start()
+    try:
+        for number in range(4):
+            for _ in range(3):
+                assert shipped.acquire(timeout=60)
+            job.run_one()
+            reports: list[str] = []
+            info = take_backup(config(world.path), tmp_path / f"b{number}", world.clock, reports.append)
+            assert info.size and reports
+            job.run_one()
+    finally:
+        stop.set()
+        shipping.join()
+    for number in range(4):
+        target = tmp_path / f"r{number}"
+        restore_backup(config(target), tmp_path / f"b{number}", world.clock, silent)
+        with contextlib.closing(World(target)) as again, contextlib.closing(MicroBatches(again)) as restored:
+            pair(target).close()
+            for edge in again.edges:
+                acked = again.catalog.acked_through(edge, "i1")
+                again._next_seq[edge] = 0 if acked is None else acked + 1
+            again.end(ref)  # as if the edges had sent nothing since
+            restored.run()
+            assert again.all_consumed(), "each frame that was not applied is in the log"
+            assert restored.counted("skipped_rows", reason="lost") == 0
+            assert not again.catalog.alarms()
+            answers = again.answers()
+            last = max((start for _, start, _ in answers), default=0)  # the backup may have only a part of it
+            assert all(world.truth[key] == value for key, value in answers.items() if key[1] < last)
+            assert last > 0
+    assert not list(world.log_dir.glob(".backup-*"))
+
+
+def test_answers_after_a_restoration_never_have_a_revision_that_was_given(
+    tmp_path: Path, world: World, job: MicroBatches
+) -> None:
+    (ref,) = world.register("q")
+    world.ship_window(ref, 0)
+    job.run()
+    take_backup(config(world.path), tmp_path / "b", world.clock, silent)
+    for edge in world.edges[:2]:
+        world.ship_records(edge, ref, 1, ["/a"])
+    world.ship_window(ref, 1)
+    world.end(ref)
+    job.run()
+    before = given(world.store, ref)
+    last = world.store.last_answer_id()
+    for attempt in range(2):  # the same backup, twice
+        world.now += 60_000
+        target = tmp_path / f"r{attempt}"
+        restore_backup(config(target), tmp_path / "b", world.clock, silent)
+        with contextlib.closing(restored_world(target, world)) as again, contextlib.closing(MicroBatches(again)) as job:
+            again.ship_records(world.edges[0], ref, 1, ["/other"])
+            again.end(ref)
+            job.run()
+            after = given(again.store, ref)
+            assert {key: after[key] for key in after.keys() & before.keys()}.items() <= before.items()
+            assert any(window == 1000 and revision > max(r for _, r in before) for window, revision in after)
+            assert again.store.last_answer_id() > last
+            before |= after
+
+
+def test_a_catalog_or_results_of_an_older_moment_are_refused_until_they_are_reconciled(
+    tmp_path: Path, world: World, job: MicroBatches
+) -> None:
+    (ref,) = world.register("q")
+    world.ship_window(ref, 0)
+    job.run()
+    world.now += 60_000
+    for name in ("catalog.db", "results.db"):
+        copy_store(world, name, tmp_path / "old")
+    for window in (1, 2, 3):
+        world.ship_window(ref, window)
+        job.run()
+    applied = world.store.consumed()
+    job.close()
+    world.close()
+    for name, field in (("catalog.db", "catalog_url"), ("results.db", "results_url")):
+        directory = tmp_path / f"with-old-{name}"
+        shutil.copytree(world.path, directory)
+        put_store(tmp_path / "old", name, directory)
+        with pytest.raises(InvalidConfig, match="older") as caught:
+            pair(directory)
+        assert caught.value.field == field
+        checks = json.loads(command("check", directory, "--json").stdout)["checks"]
+        (stores,) = [c for c in checks if c["name"] == "stores"]
+        assert not stores["ok"] and "reconcile" in stores["message"]
+        with exclusive_lock(directory):
+            assert command("reconcile", directory).exit_code != 0, "the center runs"
+        assert command("reconcile", directory).exit_code == 0
+        pair(directory).close()
+        with contextlib.closing(Catalog(f"sqlite:///{directory}/catalog.db")) as catalog:
+            assert all(catalog.last_positions()[key] >= position for key, position in applied.items())
+            assert {e.edge for e in catalog.edges() if e.state_lost_at_ms is None} == set()
+            assert {a.kind for a in catalog.alarms()} == {"stores-differ"}
+        with contextlib.ExitStack() as stack:
+            again = stack.enter_context(contextlib.closing(restored_world(directory, world)))
+            after = stack.enter_context(contextlib.closing(MicroBatches(again, keep_frames_ms=0)))
+            before = given(again.store, ref)
+            again.ship_window(ref, 4)
+            after.run()
+            answers = {r.window_start_ms: r for r in again.store.answers_after(0, 100)}
+            new = given(again.store, ref).keys() - before.keys()
+            assert new and min(revision for _, revision in new) > 1_000
+            lacking = answers[max(start for start, _ in new)].quality["completeness"]
+            assert set(lacking["lost_state"]) == set(world.edges)
+
+
+def test_stores_of_two_centers_are_refused(tmp_path: Path, world: World) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    pair(other).close()
+    world.close()
+    put_store(other, "results.db", world.path)
+    with pytest.raises(InvalidConfig, match="of two centers"):
+        pair(world.path)
+
+
+def test_a_store_that_was_removed_beside_one_in_use_is_refused(tmp_path: Path, world: World, job: MicroBatches) -> None:
+    (ref,) = world.register("q")
+    world.ship_window(ref, 0)
+    job.run()
+    job.close()
+    world.close()
+    for name in ("catalog.db", "results.db"):
+        directory = tmp_path / f"without-{name}"
+        shutil.copytree(world.path, directory)
+        for path in directory.glob(f"{name}*"):
+            path.unlink()
+        with pytest.raises(InvalidConfig, match="is new"):
+            pair(directory)
+
+
+def test_what_is_wrong_with_a_backup_or_its_place_is_said(tmp_path: Path, world: World) -> None:
+    world.register("q")
+    target = tmp_path / "b"
+    taken = command("backup", world.path, target, "--json")
+    assert taken.exit_code == 0 and "catalog.db" in json.loads(taken.stdout)["sizes"]
+    cases: list[tuple[str, tuple[Any, ...], str]] = [
+        ("backup", (world.path, target), "it is not empty"),
+        ("backup", (tmp_path / "nothing", tmp_path / "b2"), "a center that has run"),
+        ("backup", (world.path, tmp_path / "b2", "--set", "catalog_url=postgresql+psycopg://u:pw@h/d"), "pg_dump"),
+        ("restore", (world.path, target), "exists already"),
+        ("restore", (tmp_path / "new", tmp_path / "nothing"), "cannot be read"),
+    ]
+    for name, arguments, message in cases:
+        result = command(name, *arguments)
+        text = f"{result.output}{result.exception}"
+        assert result.exit_code != 0 and message in text and "pw" not in text.replace("pwd", ""), text
+    assert not (tmp_path / "b2").exists()
+    with exclusive_lock(tmp_path / "new"), pytest.raises(StorageError, match="another `edgewater center run`"):
+        restore_backup(config(tmp_path / "new"), target, world.clock, silent)
+    (target / "results.db").write_bytes(b"")
+    with pytest.raises(InvalidInput, match=r"results\.db"):
+        restore_backup(config(tmp_path / "new"), target, world.clock, silent)
+
+
+def test_a_restoration_that_fails_can_be_tried_again(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.register("q")
+    take_backup(config(world.path), tmp_path / "b", world.clock, silent)
+    copied = backup._copy_segments
+    with monkeypatch.context() as failing:
+
+        def fail(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        failing.setattr(backup, "_copy_segments", fail)
+        with pytest.raises(StorageError, match="No space left"):
+            restore_backup(config(tmp_path / "new"), tmp_path / "b", world.clock, silent)
+    assert backup._copy_segments is copied
+    restore_backup(config(tmp_path / "new"), tmp_path / "b", world.clock, silent)
+    pair(tmp_path / "new").close()
+    assert sorted(p.name for p in (tmp_path / "new").iterdir() if "restored" in p.name) == []
+
+
+def test_an_edge_that_first_connected_after_the_backup_has_lost_what_it_sent_before(
+    tmp_path: Path,
+) -> None:
+    with contextlib.closing(Catalog(f"sqlite:///{tmp_path}/catalog.db")) as catalog:
+        ref = catalog.register(spec(), 1).ref
+        hello(catalog, oldest_seq=7, next_seq=9)
+        assert catalog.edge(JFK).state_lost_at_ms is not None
+        assert {a.kind for a in catalog.alarms()} == {"frames-lost"}
+        assert [o.acknowledged for o in catalog.index([frame(ref, 7)])] == [True]
