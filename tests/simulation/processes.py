@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from edge.config import parse_config
 from edge.core import EdgeCore, Effect, Event, Ingested, MemoryLimits
 from edge.records import Chunk, Position, PushId, Rejection, Rejections
 from edge.sources.http import http_source_name
-from edgewater.errors import StorageError
+from edgewater.errors import OutdatedState, StorageError
 from edgewater.streams import TIME_COLUMN, Delivery
 from edgewater.wire import QueryRef
 from tests.simulation.scenario import COLUMN_NAMES, COLUMNS, STREAM, WRONG_TYPE, EdgePlan
@@ -76,7 +76,6 @@ class Disk:
         self.accepted: dict[int, bool] = {}
         self.seen: dict[int, dict[QueryRef, Rule]] = {}
         self.watermark_ms: int | None = None
-        self.incarnation = 0
 
     def read(self, row: int, end: int) -> tuple[pa.RecordBatch, tuple[Rejection, ...]]:
         """The valid records of these rows, and the others as a decoder rejects them."""
@@ -181,7 +180,16 @@ class EdgeProgram:
         if plan.piece_s is not None:
             self._run_short_of_cpu(plan.piece_s)
         for loop in self.agent.loops():
-            process.spawn(loop, plan.name)
+            process.spawn(self._until_outdated(loop), plan.name)
+
+    async def _until_outdated(self, loop: Coroutine[Any, Any, None]) -> None:
+        """As `edgewater edge run`: an outdated state ends the agent, and the next one is a new incarnation."""
+        try:
+            await loop
+        except OutdatedState:
+            await self.agent.commit.checkpoint()
+            edge.agent.begin_anew(self.agent)
+            self.process.kill("begins anew")
 
     def _run_short_of_cpu(self, piece_s: float) -> None:
         """Makes the worker queue each batch, and run queries together, or a few records of one, with pauses between."""

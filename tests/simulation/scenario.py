@@ -49,6 +49,7 @@ class EdgePlan:
         steps: (time, ms): how far its clock is from the center's from then on.
         dies_s: it is not started again after this time; None: it lives.
         loses_state_s: it is killed and its state directory is deleted; None: never.
+        restores_s: its state directory is copied at the first time and replaced by the copy at the second; None: never.
         retired_s: the operator retires it; None: never.
         memory: bytes that open slices may hold, of one query and of all; None: as configured by default.
         piece_s: it is short of CPU: this is the mean time until its worker runs the next piece; None: it keeps up.
@@ -64,6 +65,7 @@ class EdgePlan:
     steps: list[tuple[float, int]] = field(default_factory=list)
     dies_s: float | None = None
     loses_state_s: float | None = None
+    restores_s: tuple[float, float] | None = None
     retired_s: float | None = None
     memory: tuple[int, int] | None = None
     piece_s: float | None = None
@@ -144,6 +146,11 @@ class _Draw:
         for edge in edges:
             if memory.random() < 0.1:
                 edge.memory = memory.choice(((6_000, 60_000), (14_000, 14_000), (24_000, 30_000)))
+        restored = random.Random(f"restored state {seed}")
+        for edge in edges:
+            if edge.dies_s is None and edge.loses_state_s is None and restored.random() < 0.1:
+                copied_s = edge.joins_s + restored.uniform(0.5, active_s)
+                edge.restores_s = copied_s, copied_s + restored.choice((0.2, 1.0, 4.0))
         short = random.Random(f"short of CPU {seed}")
         for edge in edges:
             if short.random() < 0.3:

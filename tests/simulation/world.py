@@ -258,6 +258,10 @@ class World:
             self.loop.call_later(plan.dies_s, self._kill, plan.name, "for good")
         if plan.loses_state_s is not None:
             self.loop.call_later(plan.loses_state_s, self._lose_state, plan)
+        if plan.restores_s is not None:
+            copied_s, restored_s = plan.restores_s
+            self.loop.call_later(copied_s, self._copy_state, plan)
+            self.loop.call_later(restored_s, self._restore_state, plan)
         if plan.retired_s is not None:
             self.loop.call_later(plan.retired_s, self._retire, plan)
         if plan.pushed:
@@ -272,9 +276,24 @@ class World:
     def _lose_state(self, plan: EdgePlan) -> None:
         self.trace(f"{plan.name} loses its state")
         self.report.faults["state lost"] += 1
-        self.disks[plan.name].incarnation += 1
         self._kill(plan.name, "and loses its state")
         shutil.rmtree(self.directory / plan.name, ignore_errors=True)
+
+    def _copy_state(self, plan: EdgePlan) -> None:
+        """Copies what is on the disk while the edge runs."""
+        copy = self.directory / f"{plan.name}-copy"
+        if (self.directory / plan.name).exists():
+            shutil.copytree(self.directory / plan.name, copy)
+
+    def _restore_state(self, plan: EdgePlan) -> None:
+        copy = self.directory / f"{plan.name}-copy"
+        if not (copy / "identity.json").exists():
+            return
+        self.trace(f"{plan.name} gets an older state")
+        self.report.faults["state restored"] += 1
+        self._kill(plan.name, "and gets an older state")
+        shutil.rmtree(self.directory / plan.name, ignore_errors=True)
+        copy.rename(self.directory / plan.name)
 
     def _retire(self, plan: EdgePlan) -> None:
         try:
@@ -484,7 +503,8 @@ class World:
     def _fate(
         self, disk: Disk, record: PlannedRecord, rule: Rule | None, plan: QueryPlan, unlisted: bool
     ) -> Fate | None:
-        number, loses_state = record.values["id"], disk.plan.loses_state_s is not None
+        number = record.values["id"]
+        loses_state = disk.plan.loses_state_s is not None or disk.plan.restores_s is not None
         accepted = disk.accepted.get(number) if disk.plan.pushed else True
         if accepted is None:
             return None  # always refused: it was never given to the edge

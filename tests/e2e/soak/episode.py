@@ -34,7 +34,7 @@ ROTATION_MS = 2500
 LONG_UNREAD_MS = 12_000
 """As `ROTATION_MS`, where the edge may not have read for a while."""
 LOSSY = ("copytruncate", "delete", "same-inode")
-AWAY = {"kill-edge", "stop-edge", "pause-edge", "lost-state", "disk-full", "join", "clock"}
+AWAY = {"kill-edge", "stop-edge", "pause-edge", "lost-state", "old-state", "disk-full", "join", "clock"}
 """Faults during which an edge does not read."""
 ARROW_COLUMNS = {name: pa.string() if t == "string" else getattr(pa, t)() for name, t in COLUMNS.items()}
 RECORDS_OF_AN_EDGE = 1_000_000
@@ -253,6 +253,15 @@ class EpisodeRun:
         edge.lose_state()
         time.sleep(fault.lasts_s)
         self._up(edge)
+
+    def _old_state(self, fault: Fault, edge: Edge) -> None:
+        edge.copy_state()
+        time.sleep(fault.lasts_s)
+        self._down(edge, ("file", "http", "stdin"), before_ms=10**9)
+        edge.restore_state()
+        self._up(edge)
+        # What the agent accepts until the center has refused its state goes as well.
+        self.losses.append(Loss(edge.name, ("file", "http", "stdin"), wall_ms(), wall_ms() + LONG_UNREAD_MS))
 
     def _clock(self, fault: Fault, edge: Edge) -> None:
         for made in self.inputs[edge.name]:

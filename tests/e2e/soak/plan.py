@@ -11,7 +11,17 @@ import numpy as np
 from tests.e2e.soak.records import Profile
 
 FILE_FAULTS = ("rename", "goes-on", "copytruncate", "delete", "compress", "same-inode")
-EDGE_FAULTS = ("kill-edge", "stop-edge", "pause-edge", "lost-state", "clock", "disk-full", "retire", "join")
+EDGE_FAULTS = (
+    "kill-edge",
+    "stop-edge",
+    "pause-edge",
+    "lost-state",
+    "old-state",
+    "clock",
+    "disk-full",
+    "retire",
+    "join",
+)
 LINK_FAULTS = ("cut", "duplicate")
 CENTER_FAULTS = ("kill-gateway", "kill-api", "kill-job", "checkpoints")
 INPUT_FAULTS = ("late", "ahead", "nan", "big", "overflow", "bad")

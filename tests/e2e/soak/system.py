@@ -143,6 +143,21 @@ class Edge:
             else:
                 entry.unlink()
 
+    def copy_state(self) -> None:
+        """Copies what is on the disk while the agent runs, as a backup of the machine does."""
+        self._copy = self.directory / "copy"
+        shutil.rmtree(self._copy, ignore_errors=True)
+        self._copy.mkdir()
+        for entry in self._state.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a checkpoint has removed it
+                shutil.copy(entry, self._copy / entry.name)
+
+    def restore_state(self) -> None:
+        """Puts the copy in the place of the state."""
+        self.lose_state()
+        for entry in self._copy.iterdir():
+            shutil.copy(entry, self._state / entry.name)
+
     def step_clock(self, seconds: float) -> None:
         with self._clock.open("r+b") as file:
             file.write(struct.pack("<d", seconds))
