@@ -63,7 +63,7 @@ class RevisionParams(AnswerParams):
     """Selects a window's revision."""
 
     revision: Annotated[
-        int | None, Field(ge=1, le=1 << 31, description="Default: the newest. A revision never changes.")
+        int | None, Field(ge=1, le=1 << 53, description="Default: the newest. A revision never changes.")
     ] = None
     version: Annotated[
         int | None, Field(ge=1, le=1 << 31, description="Version of the query; makes a revision cacheable for good.")

@@ -34,7 +34,7 @@ router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 class ExplainParams(QuestionParams):
     """Selects a value of a window: a measure, a group, and what else the measure is asked."""
 
-    revision: Annotated[int | None, Field(ge=1, le=1 << 31, description="Default: the newest.")] = None
+    revision: Annotated[int | None, Field(ge=1, le=1 << 53, description="Default: the newest.")] = None
 
 
 class MatrixParams(BaseModel):

@@ -33,6 +33,7 @@ ROTATION_MS = 2500
 """A rotation that loses what has not been read loses records of so long before and after it, at most."""
 LONG_UNREAD_MS = 12_000
 """As `ROTATION_MS`, where the edge may not have read for a while."""
+TWIN_START_S = 30.0
 LOSSY = ("copytruncate", "delete", "same-inode")
 AWAY = {"kill-edge", "stop-edge", "pause-edge", "lost-state", "old-state", "disk-full", "join", "clock"}
 """Faults during which an edge does not read."""
@@ -253,6 +254,16 @@ class EpisodeRun:
         edge.lose_state()
         time.sleep(fault.lasts_s)
         self._up(edge)
+
+    def _copied_state(self, fault: Fault, edge: Edge) -> None:
+        edge.copy_state()
+        edge.start_twin()
+        deadline = time.monotonic() + TWIN_START_S
+        while not edge.twin_has_connected() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(fault.lasts_s)
+        edge.stop_twin()
+        self.losses.append(Loss(edge.name, ("file", "http", "stdin"), 0, wall_ms() + LONG_UNREAD_MS))
 
     def _old_state(self, fault: Fault, edge: Edge) -> None:
         edge.copy_state()

@@ -17,6 +17,7 @@ EDGE_FAULTS = (
     "pause-edge",
     "lost-state",
     "old-state",
+    "copied-state",
     "clock",
     "disk-full",
     "retire",

@@ -79,6 +79,7 @@ class Edge:
             "limits": {"checkpoint": "3s"},
         }
         self._config.write_text(yaml.safe_dump(config, sort_keys=False))
+        self._twin: subprocess.Popen[bytes] | None = None
 
     @property
     def log_file(self) -> Path:
@@ -152,6 +153,25 @@ class Edge:
             with contextlib.suppress(FileNotFoundError):  # a checkpoint has removed it
                 shutil.copy(entry, self._copy / entry.name)
 
+    def start_twin(self) -> None:
+        """Starts a second agent under the same id, on the copy of the state. It reads the same files."""
+        config = yaml.safe_load(self._config.read_text())
+        config |= {"state_dir": str(self._copy), "http": {"listen": f"127.0.0.1:{free_port()}"}}
+        path = self.directory / "twin.yaml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        with (self.directory / "twin.log").open("ab") as log:
+            module = [sys.executable, "-m", "tests.e2e.soak.stepped_edge", str(self._clock)]
+            command = [*module, "edge", "run", str(path)]
+            self._twin = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def twin_has_connected(self) -> bool:
+        return "connected to the center" in (self.directory / "twin.log").read_text()
+
+    def stop_twin(self) -> None:
+        if self._twin is not None:
+            self._twin.kill()
+            self._twin.wait()
+
     def restore_state(self) -> None:
         """Puts the copy in the place of the state."""
         self.lose_state()
@@ -174,6 +194,7 @@ class Edge:
         (self._disk / "ballast").unlink()
 
     def close(self) -> None:
+        self.stop_twin()
         self.stop()
         self._close_stdin()
         self.link.close()
