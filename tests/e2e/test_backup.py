@@ -176,6 +176,10 @@ def check_restoration(center: Demo, site: Site) -> None:
     wait_for_final(center, last_ms - 1000)
     after = check(center, site)
     assert after[last_ms - 1000]["contract"]["met"], "what began after the restoration is whole"
+    one = center.client.get(
+        f"/v1/queries/n/windows/{last_ms - 1000}", params={"revision": after[last_ms - 1000]["revision"]}
+    )
+    assert one.json()["data"] == after[last_ms - 1000]["data"]
     for start_ms, answer in before.items():
         again = after.get(start_ms)
         if again is not None and again["revision"] == answer["revision"]:
