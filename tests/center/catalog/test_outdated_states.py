@@ -20,7 +20,9 @@ def begin(catalog: Catalog, state: StateDigest, *, oldest: int = 1, following: i
 
 
 def report(catalog: Catalog, incarnation: str, **durable: int) -> None:
-    catalog.record_heartbeats([HeartbeatRecord(JFK, {}, durable, {}, 0, 0, 0, 0, 1_000, incarnation, durable)])
+    catalog.record_heartbeats(
+        [HeartbeatRecord(JFK, {}, durable, {}, 0, 0, 0, 0, 1_000, incarnation=incarnation, durable=durable)]
+    )
 
 
 @pytest.fixture
