@@ -10,6 +10,7 @@ A backup is a directory: ``catalog.db``, ``results.db``, ``log/``, and ``backup.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -33,6 +34,8 @@ from edgewater.errors import InvalidConfig, InvalidInput, StorageError
 from edgewater.timestamps import rfc3339
 
 MANIFEST, CATALOG, RESULTS, LOG = "backup.json", "catalog.db", "results.db", "log"
+LINKED = ".backup"
+"""Directory in the frame log with the segments of a backup that is being taken."""
 FORMAT = 1
 PAGES_AT_ONCE = 4096
 """Pages of SQLite that are copied between two reports of progress: 16 MiB."""
@@ -81,12 +84,13 @@ def take_backup(config: CenterConfig, target: Path, now_ms: Callable[[], int], r
     with _storage_errors("the backup cannot be written"):
         (target / LOG / COMMITS).mkdir(parents=True)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_only_one(config.data_dir))
             report("waiting for a moment at which no store is being written")
             of_catalog, of_results, linked = stack.enter_context(_snapshot(catalog, results, config.frames_dir))
             taken_at = rfc3339(now_ms())
             _copy_store(of_results, target / RESULTS, report)
             _copy_store(of_catalog, target / CATALOG, report)
-            _copy_segments({linked / name: target / LOG / name for name in _segments_of(of_catalog)}, report)
+            _copy_segments({path: target / LOG / COMMITS / path.name for path in sorted(linked.glob("*"))}, report)
         sizes = {str(p.relative_to(target)): p.stat().st_size for p in sorted(target.rglob("*")) if p.is_file()}
         info = BackupInfo(FORMAT, taken_at, sizes)
         for directory in (target / LOG / COMMITS, target / LOG, target):
@@ -148,13 +152,11 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
         with _stores(f"sqlite:///{new[CATALOG]}", f"sqlite:///{new[RESULTS]}") as (catalog, results):
             require_pair(catalog, results, _random())
             results.begin_after_restore(catalog.lineage(), now_ms())
-        restored = config.frames_dir.with_name(f"{config.frames_dir.name}.restored")
-        shutil.rmtree(restored, ignore_errors=True)
-        restored.mkdir(parents=True)
-        _copy_segments({source / n: restored / Path(n).relative_to(LOG) for n in info.segments}, report)
-        with contextlib.suppress(FileNotFoundError):
-            config.frames_dir.rmdir()
-        restored.replace(config.frames_dir)
+        try:
+            _copy_segments({source / n: config.frames_dir / Path(n).relative_to(LOG) for n in info.segments}, report)
+        except BaseException:
+            shutil.rmtree(config.frames_dir / COMMITS, ignore_errors=True)
+            raise
         for name, path in stores.items():
             _close_wal(new[name])
             _remove_store(path)  # SQLite would apply a log that another database has left
@@ -184,6 +186,17 @@ def sqlite_files(config: CenterConfig) -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
+def _only_one(data_dir: Path) -> Iterator[None]:
+    """Holds the lock of backups. Raises StorageError if another one is being taken."""
+    with (data_dir / "backup.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise StorageError(f"{data_dir}: another `edgewater center backup` is taking a backup") from exc
+        yield
+
+
+@contextlib.contextmanager
 def _stores(catalog_url: str, results_url: str) -> Iterator[tuple[Catalog, ResultStore]]:
     with contextlib.closing(Catalog(catalog_url)) as catalog, contextlib.closing(ResultStore(results_url)) as results:
         yield catalog, results
@@ -192,8 +205,10 @@ def _stores(catalog_url: str, results_url: str) -> Iterator[tuple[Catalog, Resul
 @contextlib.contextmanager
 def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3.Connection, sqlite3.Connection, Path]]:
     """Connections that see both stores as they were at one moment, and a directory with the segments of that moment."""
-    linked = log / f".backup-{secrets.token_hex(6)}"
+    linked = log / LINKED / COMMITS
     with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, linked.parent, ignore_errors=True)
+        shutil.rmtree(linked.parent, ignore_errors=True)  # of a backup that was killed
         readers = [_connect(stack, path) for path in (catalog, results)]
         with contextlib.ExitStack() as locks:
             for path in (results, catalog):
@@ -201,10 +216,9 @@ def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3
             for reader in readers:
                 reader.execute("BEGIN")
                 reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the snapshot begins with a read
-            stack.callback(shutil.rmtree, linked, ignore_errors=True)
             # While the catalog is locked, retention removes none of them.
             for name in _segments_of(readers[0]):
-                _link(log / name, linked / name)
+                _link(log / name, log / LINKED / name)
         yield readers[0], readers[1], linked
 
 
@@ -250,13 +264,15 @@ def _remove_store(path: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
+    """Links a segment. A missing one stays missing: the center states its frames as lost when it reads them."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # a file system without links
-        shutil.copyfile(source, target)
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.link(source, target)
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without links
+            shutil.copyfile(source, target)
 
 
 def _copy_segments(files: dict[Path, Path], report: Report) -> None:

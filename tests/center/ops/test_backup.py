@@ -145,7 +145,7 @@ def test_a_backup_taken_while_frames_are_indexed_and_applied_is_of_one_moment(
             last = max((start for _, start, _ in answers), default=0)  # the backup may have only a part of it
             assert all(world.truth[key] == value for key, value in answers.items() if key[1] < last)
             assert last > 0
-    assert not list(world.log_dir.glob(".backup-*"))
+    assert not list(world.log_dir.glob(".backup*"))
 
 
 def test_answers_after_a_restoration_never_have_a_revision_that_was_given(
@@ -270,6 +270,21 @@ def test_what_is_wrong_with_a_backup_or_its_place_is_said(tmp_path: Path, world:
     (target / "results.db").write_bytes(b"")
     with pytest.raises(InvalidInput, match=r"results\.db"):
         restore_backup(config(tmp_path / "new"), target, world.clock, silent)
+
+
+def test_a_segment_that_is_lost_and_a_backup_that_was_killed_do_not_prevent_a_backup(
+    tmp_path: Path, world: World
+) -> None:
+    (ref,) = world.register("q")
+    world.ship_window(ref, 0)
+    lost, *others = world.log.segments()
+    (world.log_dir / lost).unlink()
+    left = world.log_dir / ".backup" / "commits" / "left.frames"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    info = take_backup(config(world.path), tmp_path / "b", world.clock, silent)
+    assert info.segments == [f"log/{name}" for name in others]
+    assert not left.exists()
 
 
 def test_a_restoration_that_fails_can_be_tried_again(
