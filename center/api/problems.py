@@ -51,6 +51,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "protocol": ProblemType(400, "Protocol violation"),
     "corrupt-frame": ProblemType(400, "Corrupt frame"),
     "retired": ProblemType(410, "Edge retired"),
+    "outdated-state": ProblemType(409, "Outdated state of an edge"),
     "limit-exceeded": ProblemType(429, "Limit exceeded"),
     "unauthenticated": ProblemType(401, "Authentication required"),
     "not-found": ProblemType(404, "Not found"),
