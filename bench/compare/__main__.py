@@ -53,8 +53,8 @@ HEADER = ("way", "KiB/s", "windows", "KB on the wire", "p50 s", "p95 s", "error 
     "--smoke", is_flag=True, help="Check that the bench runs: two ways, two short windows, generated records."
 )
 def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: float, late_share: float, outage: bool,
-         windows: int, speed: float, data: Path, flink_python: str | None, keep: Path | None, force: bool, as_json: bool,
-         smoke: bool) -> None:  # fmt: skip
+         windows: int, speed: float, data: Path, flink_python: str | None, keep: Path | None, force: bool,
+         as_json: bool, smoke: bool) -> None:  # fmt: skip
     """Compare bytes, latency, error, CPU and memory of Edgewater with scripts, samples, Flink and Spark.
 
     Each site of each way has a link of its own: as root in network namespaces, otherwise through a relay that limits
@@ -68,9 +68,12 @@ def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: f
     elif mode == "quick":
         names, rates, windows = names or QUICK_WAYS, rates or (4.0,), min(windows, 5)
     rates = rates or (4.0, 16.0, 64.0, 0.0)
-    if not force and os.getloadavg()[0] > MAX_LOAD:
-        raise click.UsageError(f"the load of this machine is {os.getloadavg()[0]:.1f}, above {MAX_LOAD:g}: figures would "
-                               "be of the other work; wait, or give --force")  # fmt: skip
+    load_average = os.getloadavg()[0]
+    if not force and load_average > MAX_LOAD:
+        raise click.UsageError(
+            f"the load of this machine is {load_average:.1f}, above {MAX_LOAD:g}: other work would change the figures. "
+            "Wait until it has ended, or give --force"
+        )
     if not smoke:
         links.enter_namespace(sys.argv[1:])
     ways = [WAYS[name] for name in names or WAYS]
