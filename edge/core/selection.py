@@ -155,7 +155,7 @@ def select_groups(
         slice_.learned = True
         slice_.late_groups = context.late_groups if slots is not None and slots.remaining < 1.0 else 0
     allowed = np.inf if slots is None else max(slots.remaining // 1, slice_.late_groups)
-    if allowed < 1:
+    if allowed < 1 or (slots is not None and slice_.close_reported):
         return EMPTY_SELECTION  # the other groups are omitted, and reported as withheld
     if slice_.send_queue.expired_closed(slice_.entries):
         if slots is not None:
