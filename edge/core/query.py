@@ -483,8 +483,8 @@ class QueryPipeline:
         if not self.spec.saves_bytes:
             return None
         period = SlicePeriod(start, self._end(start), now_ms, watermark_ms)
-        size = self.progress.entry_bytes * self.progress.packed_fraction
-        return early_sends(slice_, self.spec, self.history, self._limits(start), period, link, size)
+        limits = self._limits(start)
+        return early_sends(slice_, self.spec, self.history, limits, period, link, self._packed_entry_bytes)
 
     def _limits(self, start: int) -> ErrorLimits:
         relative = dict(self.spec.error_budget.relative) if self.spec.error_budget is not None else {}
@@ -725,7 +725,7 @@ class QueryPipeline:
         # Omitted values have to be reported as withheld, which is possible only for bounded measures.
         slots, late = None, 0
         if self.bounded_measures and self._has_deadline(start, slice_):
-            slots = remaining_slots(self.spec, end, drain_window_ms[0], link, entry_bytes)
+            slots = remaining_slots(self.spec, end, drain_window_ms[0], link, self._packed_entry_bytes)
             late = self._late_groups(start, drain_window_ms[0], link) if closed and not slice_.learned else 0
         if not closed and self.spec.cache.eviction == "gain":
             rate, large = link.bytes_per_ms / entry_bytes, self.spec.saves_bytes
@@ -756,7 +756,7 @@ class QueryPipeline:
             for other, slice_ in self.slices.items()
             if other > start and self._end(other) <= now_ms and not slice_.close_reported
         )
-        return max(late_groups(self.spec, link, self.progress.entry_bytes) - newer, 0)
+        return max(late_groups(self.spec, link, self._packed_entry_bytes) - newer, 0)
 
     @property
     def _relative_sums(self) -> tuple[str, ...]:
@@ -786,8 +786,18 @@ class QueryPipeline:
         """Whether the query has a staleness budget: its answers are due at a fixed time, complete or not."""
         return isinstance(self.spec.budget, StalenessBudget)
 
+    @property
+    def packs_small(self) -> bool:
+        """Whether frames are made as small as possible: every byte delays a deadline or costs a byte of a budget."""
+        return self.spec.saves_bytes or self.is_staleness_bound
+
+    @property
+    def _packed_entry_bytes(self) -> float:
+        """The estimated size of an entry on the link."""
+        return self.progress.entry_bytes * self.progress.packed_fraction
+
     def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
-        if self.spec.saves_bytes:
+        if self.packs_small:
             groups = slice_.entries.in_key_order(groups)
         self._record_drift(start, slice_.entries, groups)
         slice_.discount_pending(self._limits(start), groups)
@@ -800,7 +810,7 @@ class QueryPipeline:
 
     def on_packed(self, raw_bytes: int, packed_bytes: int) -> None:
         """Learns how small frames of the query are on the link, from one that was built or recorded."""
-        if self.spec.saves_bytes and raw_bytes and self.encode is GroupedAggregate.to_bytes:
+        if self.packs_small and raw_bytes and self.encode is GroupedAggregate.to_bytes:
             change = packed_bytes / raw_bytes - self.progress.packed_fraction
             self.progress.packed_fraction += PACKING_RATE * change
 
@@ -826,7 +836,7 @@ class QueryPipeline:
 
     @property
     def _packed(self) -> list[float]:
-        return [self.progress.packed_fraction] if self.spec.saves_bytes else []
+        return [self.progress.packed_fraction] if self.packs_small else []
 
     def to_state(self) -> State:
         """Returns the state. The spec is bound again on reading, as a new release may evaluate it otherwise."""

@@ -94,7 +94,8 @@ class Progress:
     Attributes:
         through_ms: event time up to which slices are closed.
         entry_bytes: the estimated size of one entry in a frame.
-        packed_fraction: under a combined budget, the fraction of its size that a frame has once it is compressed.
+        packed_fraction: under a staleness or a combined budget, the fraction of its size that a frame has once it is
+            compressed.
     """
 
     through_ms: int = MIN_TIME_MS
