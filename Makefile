@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-data soak fuzz quick check proto lock vendor audit sbom bench clean
+.PHONY: help demo test test-all test-data soak fuzz quick check proto lock vendor audit sbom bench compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -109,6 +109,15 @@ sbom: $(STAMP)audit ## what edge and center consist of, as CycloneDX, in build/s
 
 bench: $(STAMP)dev ## the measurements of docs/results.md; results in bench/out
 	$(PY) -m bench.first_light $(ARGS)
+
+FLINK := .venv-flink/bin/python
+$(FLINK):
+	python3 -m venv .venv-flink
+	@PYTHONWARNINGS=ignore $@ -m pip install -q apache-flink==2.3.0 zstandard || { rm -rf .venv-flink; exit 1; }
+
+# Flink needs versions of its packages that the product does not have.
+compare: $(STAMP)dev $(if $(findstring quick,$(ARGS)),,$(FLINK)) ## Edgewater beside scripts, Spark and Flink on narrow links; ARGS=quick takes five minutes
+	@$(PY) -m bench.compare $(if $(wildcard $(FLINK)),--flink $(FLINK)) $(ARGS)
 
 clean: ## remove what was built, not the virtual environment
 	rm -rf build dist .edgewater demo-report.json bench/out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -71,8 +71,9 @@ class ConflatingQueue:
     So a slow edge receives the newest acknowledgement and the newest assignment, and the queue is bounded.
     """
 
-    def __init__(self) -> None:
-        self._pending: dict[tuple[str, ...], pb.ToEdge | int] = {}
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._pending: dict[tuple[str, ...], pb.ToEdge | tuple[int, int]] = {}
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -83,10 +84,14 @@ class ConflatingQueue:
         self._pending[kind] = message
         self._changed.set()
 
-    def put_ack(self, through: int) -> None:
-        """Adds an acknowledgement, after the pending messages; the message is made when it is sent."""
+    def put_ack(self, through: int, received_at_ms: int) -> None:
+        """Adds an acknowledgement, after the pending messages; the message is made when it is sent.
+
+        Args:
+            received_at_ms: when frame `through` arrived.
+        """
         self._pending.pop(_ACK, None)
-        self._pending[_ACK] = through
+        self._pending[_ACK] = through, received_at_ms
         self._changed.set()
 
     def close(self) -> None:
@@ -98,11 +103,14 @@ class ConflatingQueue:
         while True:
             while self._pending:
                 message = self._pending.pop(next(iter(self._pending)))
-                yield pb.ToEdge(ack=pb.Ack(through=message)) if isinstance(message, int) else message
+                yield self._ack(*message) if isinstance(message, tuple) else message
             if self._closed:
                 return
             self._changed.clear()
             await self._changed.wait()
+
+    def _ack(self, through: int, received_at_ms: int) -> pb.ToEdge:
+        return pb.ToEdge(ack=pb.Ack(through=through, held_ms=max(self._now_ms() - received_at_ms, 0)))
 
 
 class GatewaySession:
@@ -145,7 +153,7 @@ class GatewaySession:
         self.edge = hello.edge
         self.presented = presented
         self.access = access
-        self.outgoing = ConflatingQueue()
+        self.outgoing = ConflatingQueue(now_ms)
         self.opened = False
         self._frames = SessionFrames(validator, hello, share, self._on_checked, self._on_delayed)
         self._group_commit = group_commit
@@ -338,7 +346,7 @@ class GatewaySession:
             stored, frame.crc32c, size, received_at_ms, redelivered, checked.work, checked.through_ms, self,
             self.hello.state.run,
         )  # fmt: skip
-        self._group_commit.submit(received, partial(self._on_indexed, frame, checked))
+        self._group_commit.submit(received, partial(self._on_indexed, frame, received_at_ms, checked))
 
     def _count_in_flight(self, frame: Frame, sign: int) -> None:
         self._in_flight += sign
@@ -347,7 +355,9 @@ class GatewaySession:
         if sign < 0:
             self._indexed.set()
 
-    def _on_indexed(self, frame: Frame, checked: CheckedFrame, outcome: IndexOutcome | Exception) -> None:
+    def _on_indexed(
+        self, frame: Frame, received_at_ms: int, checked: CheckedFrame, outcome: IndexOutcome | Exception
+    ) -> None:
         self._count_in_flight(frame, -1)
         who = f"edge {self.edge}, incarnation {self.hello.incarnation}, frame {frame.seq}"
         if isinstance(outcome, Exception):
@@ -365,7 +375,7 @@ class GatewaySession:
                 query = f"query {frame.query.name}@{frame.query.version}"
                 self._refuse(frame, checked.reason, f"edge {self.edge}: {query}: {checked.message}")
             self._acked = frame.seq if self._acked is None else max(self._acked, frame.seq)
-            self.outgoing.put_ack(self._acked)
+            self.outgoing.put_ack(self._acked, received_at_ms)
 
     def _refuse(self, frame: Frame, reason: str, message: str) -> None:
         """Tells the edge, and raises an alarm. The frame is acknowledged after the message, never before it."""

@@ -393,7 +393,7 @@ class EdgeCore:
             left = self._pull(pipeline, event, room)
             if left is None:
                 continue
-            frame = Frame.pack(self.next_seq, pipeline.ref, left.body, smallest=pipeline.spec.saves_bytes)
+            frame = Frame.pack(self.next_seq, pipeline.ref, left.body, smallest=pipeline.packs_small)
             pipeline.on_packed(frame.raw_bytes, len(frame.body))
             self._append_unacked(frame)
             effects.append(FrameBuilt(frame, left.closed))

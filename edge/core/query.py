@@ -44,6 +44,7 @@ from edge.core.selection import (
     PullContext,
     PullResult,
     RecordedPull,
+    late_groups,
     limit_to_capacity,
     remaining_slots,
     select_groups,
@@ -211,7 +212,7 @@ class QueryPipeline:
             if kept is not None:
                 sampled_out = len(records) - int(kept.sum())
                 dropped["sampled-out"] = dropped.get("sampled-out", 0) + sampled_out
-            self._update(start, records, arguments, watermark_ms, batch_number, kept)
+            self._update(start, records, arguments, watermark_ms, batch_number, kept, arrival_ms)
             if kept is not None and self.monitor is not None:
                 self.slices[start].unreported_until_ms = self.monitor.last_arrival_ms
         return dropped
@@ -387,6 +388,7 @@ class QueryPipeline:
         watermark_ms: int,
         batch_number: int,
         kept: BoolArray | None,
+        arrival_ms: int,
     ) -> None:
         """Counts the records of a slice, and updates its entries with the `kept` ones (None: all).
 
@@ -399,6 +401,7 @@ class QueryPipeline:
                 SliceEntries.for_query(self.bound, self.source, self.bounded_measures),
                 *(self.finished.get(start) or ()),
             )
+            slice_.first_arrival_ms = arrival_ms
         rows, (first_ms, last_ms) = len(records), records.extent
         slice_.observed += rows
         slice_.first_ms, slice_.last_ms = min(slice_.first_ms, first_ms), max(slice_.last_ms, last_ms)
@@ -498,8 +501,8 @@ class QueryPipeline:
         if not self.spec.saves_bytes:
             return None
         period = SlicePeriod(start, self._end(start), now_ms, watermark_ms)
-        size = self.progress.entry_bytes * self.progress.packed_fraction
-        return early_sends(slice_, self.spec, self.history, self._limits(start), period, link, size)
+        limits = self._limits(start)
+        return early_sends(slice_, self.spec, self.history, limits, period, link, self._packed_entry_bytes)
 
     def _limits(self, start: int) -> ErrorLimits:
         relative = dict(self.spec.error_budget.relative) if self.spec.error_budget is not None else {}
@@ -513,7 +516,7 @@ class QueryPipeline:
         """Yields the end of each slice and the estimated bytes that it has to send."""
         margin = EAGER_MARGIN if self.spec.cache.eviction == "gain" and not self.spec.saves_bytes else 1.0
         for start, slice_ in self.slices.items():
-            if self._is_unreported(slice_) or (slice_.in_time and slice_.close_reported):
+            if self._is_unreported(slice_) or (slice_.close_reported and self._has_deadline(start, slice_)):
                 continue  # entries omitted under a staleness budget are not sent
             pending = slice_.count_pending(self._limits(start), 1.0 if slice_.learned else margin)
             yield self._end(start), int(pending * self.progress.entry_bytes)
@@ -738,9 +741,10 @@ class QueryPipeline:
         entry_bytes, end = self.progress.entry_bytes, self._end(start)
         count = min(max(1, int(room / entry_bytes)), self.max_groups) if room > 0 else 0
         # Omitted values have to be reported as withheld, which is possible only for bounded measures.
-        slots = (
-            remaining_slots(self.spec, end, drain_window_ms[0], link, entry_bytes) if self.bounded_measures else None
-        )
+        slots, late = None, 0
+        if self.bounded_measures and self._has_deadline(start, slice_):
+            slots = remaining_slots(self.spec, end, drain_window_ms[0], link, self._packed_entry_bytes)
+            late = self._late_groups(start, drain_window_ms[0], link) if closed and not slice_.learned else 0
         if not closed and self.spec.cache.eviction == "gain":
             rate, large = link.bytes_per_ms / entry_bytes, self.spec.saves_bytes
             most = max_entries_per_frame(end - drain_window_ms[0], rate, large=large)
@@ -748,8 +752,29 @@ class QueryPipeline:
         if early is not None:
             # What cannot wait is sent whatever its gain is, as if all of it were needed for the rest of the slice.
             count, drain_window_ms = min(count, early.entries, early.fitting), (drain_window_ms[0], end)
-        context = PullContext(start, end, closed, drain_window_ms, count)
+        context = PullContext(start, end, closed, drain_window_ms, count, late)
         return select_groups(slice_, self.spec, self.history, self._limits(start), context, slots)
+
+    def _has_deadline(self, start: int, slice_: Slice) -> bool:
+        """Whether a staleness budget limits what is sent of a slice.
+
+        A slice whose first records arrived after the deadline, such as those of a backfill, is sent completely: no
+        answer that anybody waits for is delayed by it. The deadline is compared at the stream's speed 1, which is
+        exact for live streams.
+        """
+        budget = self.spec.budget
+        if not isinstance(budget, StalenessBudget):
+            return False
+        return slice_.first_arrival_ms <= self._end(start) + budget.staleness_ms
+
+    def _late_groups(self, start: int, now_ms: int, link: LinkEstimate) -> int:
+        """Returns how many groups of a slice may be sent after its deadline: what newer ended slices leave."""
+        newer = sum(
+            len(slice_.entries)
+            for other, slice_ in self.slices.items()
+            if other > start and self._end(other) <= now_ms and not slice_.close_reported
+        )
+        return max(late_groups(self.spec, link, self._packed_entry_bytes) - newer, 0)
 
     @property
     def _has_relative_limit(self) -> bool:
@@ -778,8 +803,18 @@ class QueryPipeline:
         """Whether the query has a staleness budget: its answers are due at a fixed time, complete or not."""
         return isinstance(self.spec.budget, StalenessBudget)
 
+    @property
+    def packs_small(self) -> bool:
+        """Whether frames are made as small as possible: every byte delays a deadline or costs a byte of a budget."""
+        return self.spec.saves_bytes or self.is_staleness_bound
+
+    @property
+    def _packed_entry_bytes(self) -> float:
+        """The estimated size of an entry on the link."""
+        return self.progress.entry_bytes * self.progress.packed_fraction
+
     def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
-        if self.spec.saves_bytes:
+        if self.packs_small:
             groups = slice_.entries.in_key_order(groups)
         self._record_drift(start, slice_.entries, groups)
         slice_.discount_pending(self._limits(start), groups)
@@ -792,7 +827,7 @@ class QueryPipeline:
 
     def on_packed(self, raw_bytes: int, packed_bytes: int) -> None:
         """Learns how small frames of the query are on the link, from one that was built or recorded."""
-        if self.spec.saves_bytes and raw_bytes and self.encode is GroupedAggregate.to_bytes:
+        if self.packs_small and raw_bytes and self.encode is GroupedAggregate.to_bytes:
             change = packed_bytes / raw_bytes - self.progress.packed_fraction
             self.progress.packed_fraction += PACKING_RATE * change
 
@@ -818,7 +853,7 @@ class QueryPipeline:
 
     @property
     def _packed(self) -> list[float]:
-        return [self.progress.packed_fraction] if self.spec.saves_bytes else []
+        return [self.progress.packed_fraction] if self.packs_small else []
 
     def to_state(self) -> State:
         """Returns the state. The spec is bound again on reading, as a new release may evaluate it otherwise."""

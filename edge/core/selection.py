@@ -50,6 +50,8 @@ class PullContext:
         closed: whether the watermark has passed its end.
         drain_window_ms: as in `PullEvent.drain_windows`.
         max_groups: how many groups may be sent.
+        late_groups: under a staleness budget, how many groups may be sent if the deadline has passed before the slice
+            is first found closed.
     """
 
     start_ms: int
@@ -57,6 +59,7 @@ class PullContext:
     closed: bool
     drain_window_ms: tuple[int, int]
     max_groups: int
+    late_groups: int = 0
 
     @property
     def now_ms(self) -> int:
@@ -150,13 +153,10 @@ def select_groups(
             learn_overspent(slice_.entries, history, limits, slice_.exact_sends)
         learn(slice_.entries, history, slots, limits if spec.saves_bytes else None)
         slice_.learned = True
-    count = context.max_groups
-    if slots is not None:
-        # Less than one send may be left, as one that began before the close takes time; the deadline still holds.
-        slice_.in_time |= slots.remaining > 0.0
-        if slice_.in_time and slots.remaining < 1.0:
-            return EMPTY_SELECTION  # the other groups are omitted, and reported as withheld
-        count = min(count, int(slots.remaining)) if slice_.in_time and slots.remaining < count else count
+        slice_.late_groups = context.late_groups if slots is not None and slots.remaining < 1.0 else 0
+    allowed = np.inf if slots is None else max(slots.remaining // 1, slice_.late_groups)
+    if allowed < 1 or (slots is not None and slice_.close_reported):
+        return EMPTY_SELECTION  # the other groups are omitted, and reported as withheld
     if slice_.send_queue.expired_closed(slice_.entries):
         if slots is not None:
             slice_.send_queue = rank_closed_by_deadline(slice_.entries, history)
@@ -164,7 +164,10 @@ def select_groups(
             slice_.send_queue = rank_closed_by_error(slice_.entries, limits, history)
         else:
             slice_.send_queue = rank_closed(slice_.entries, limits)
-    return slice_.send_queue.draw(slice_.entries, count)
+    selection = slice_.send_queue.draw(slice_.entries, int(min(context.max_groups, allowed)))
+    slice_.late_groups = max(slice_.late_groups - len(selection.groups), 0)
+    # The close travels with the last frame that is in time: a frame of its own would miss the deadline.
+    return selection if context.max_groups < allowed else Selection(selection.groups, True)
 
 
 def _select_open_by_gain(
@@ -199,8 +202,7 @@ def remaining_slots(
 ) -> SendSlots | None:
     """Returns, under a staleness budget, how many entries can still be sent in time; None without one.
 
-    The budget is wall time, as at the center; a slice's end and `now_ms` are event time. A slice that is first found
-    closed after its deadline (a backfill, or after an outage of the link) could not be in time; it is sent completely.
+    The budget is wall time, as at the center; a slice's end and `now_ms` are event time.
     """
     if not isinstance(spec.budget, StalenessBudget):
         return None
@@ -224,3 +226,14 @@ def limit_to_capacity(slice_: Slice, selection: Selection, capacity_bytes: int, 
     while len(groups) > 1 and pending.take(groups).nbytes > MAX_OVERSHOOT * capacity_bytes:
         groups, slice_.send_queue = groups[: len(groups) // 2], SendQueue()  # the other groups are ranked again
     return Selection(groups, selection.drained and len(groups) == len(selection.groups))
+
+
+def late_groups(spec: QuerySpec, link: LinkEstimate, entry_bytes: float) -> int:
+    """Returns how many entries the link passes in the time of a staleness budget.
+
+    So many are sent although their deadline has passed, such as after an outage: an answer that is late should not be
+    empty, and should not make the next one late.
+    """
+    if not isinstance(spec.budget, StalenessBudget) or link.bytes_per_ms <= 0.0:
+        return 0
+    return int(link.bytes_per_ms / entry_bytes * spec.budget.staleness_ms * link.speed)

@@ -25,7 +25,8 @@ class Slice:
         first_ms, last_ms: event times of the first and the last record.
         close_reported: whether a `SliceClose` with the current counters has been sent.
         learned: whether the history was updated with the slice, which happens when it is first found closed.
-        in_time: whether the slice was found closed before the deadline of its staleness budget.
+        late_groups: under a staleness budget, how many groups may still be sent although the deadline has passed.
+        first_arrival_ms: event time by the stream's clock at which the slice's first records arrived.
         unreported_until_ms: for a query with early answers: arrival time (by the monitor's clock) of the last batch
             from which records were sampled out. The slice may be closed once the arrivals up to then are reported.
         sampling_rate: for a function of a sample: the lowest rate at which its records were sampled.
@@ -41,7 +42,8 @@ class Slice:
     last_ms: int = MIN_TIME_MS
     close_reported: bool = False
     learned: bool = False
-    in_time: bool = False
+    late_groups: int = 0
+    first_arrival_ms: int = MIN_TIME_MS
     unreported_until_ms: int = MIN_TIME_MS
     sampling_rate: float = 1.0
     send_queue: SendQueue = field(default_factory=SendQueue)
@@ -67,7 +69,7 @@ class Slice:
             self.pending_count = key, count - int(np.count_nonzero(sent))
 
     def to_state(self) -> State:
-        flags = self.close_reported, self.learned, self.in_time
+        flags = self.close_reported, self.learned, self.late_groups, self.first_arrival_ms
         numbers = [*self.counters, *flags, self.unreported_until_ms, self.sampling_rate]
         components = {
             "entries": self.entries.to_state(),
@@ -92,7 +94,8 @@ class Progress:
     Attributes:
         through_ms: event time up to which slices are closed.
         entry_bytes: the estimated size of one entry in a frame.
-        packed_fraction: under a combined budget, the fraction of its size that a frame has once it is compressed.
+        packed_fraction: under a staleness or a combined budget, the fraction of its size that a frame has once it is
+            compressed.
     """
 
     through_ms: int = MIN_TIME_MS

@@ -9,6 +9,11 @@ expires, the queue would count as a longer round trip, which would allow a longe
 credit. So a minimum older than ten seconds is measured again after draining the link (BBR's ProbeRTT). Frames
 are paced at 1.25 times the bandwidth: sent at once into an empty link, they would build that queue.
 
+An edge on a narrow link often has less to send than the link carries, so it never fills the link. A frame that is sent
+into an empty link shows the bandwidth all the same: it takes longer than a heartbeat by the time that its additional
+bytes take to pass. The time that the center held it, which the acknowledgement states, is subtracted. Until the
+bandwidth is known, bytes in flight start with two small frames and double per round trip (BBR's Startup).
+
 Pure: time is an argument, in seconds of a monotonic clock unless a name says otherwise.
 """
 
@@ -21,13 +26,26 @@ from typing import Literal
 
 from edge.core import MAX_FRAME_BYTES
 
-MIN_IN_FLIGHT_BYTES = 64 << 10
-IN_FLIGHT_GAIN = 1.25
+MIN_IN_FLIGHT_BYTES = 4 << 10
+"""Bytes in flight before anything has been measured."""
+IN_FLIGHT_GAIN, STARTUP_GAIN = 1.25, 2.0
+STARTUP_ROUNDS, STARTUP_GROWTH = 3, 1.25
+"""Startup ends when the bandwidth has not grown by this factor in so many full round trips."""
 ESTIMATE_WINDOW_S = 10.0
+ESTIMATE_SAMPLES = 8
+"""The bandwidth is the maximum of at least so many samples, however old: rare frames give few."""
+BASE_WINDOW_S = 60.0
+"""The round trip of a heartbeat on an empty link is the minimum of this time."""
+MIN_TRANSIT_S = 0.05
+"""A frame that takes less than this longer than a heartbeat does not show the bandwidth: other delays are as large."""
 PACING_SLACK_S = 0.002
 """Frames that are due within this time are sent together: timers have no finer resolution."""
 
 MIN_FRAME_BYTES = 8 << 10
+LEAST_FRAMES_IN_FLIGHT = 4
+"""A frame takes at most this fraction of the bytes in flight, unless it is a small one."""
+SMALLEST_FRAME_BYTES, SMALL_FRAME_S = 1 << 10, 0.25
+"""A small frame has `MIN_FRAME_BYTES`, or on a narrow link what it carries in `SMALL_FRAME_S`."""
 DAY_MS = 86_400_000
 DAILY_RESERVATIONS = 100
 """The daily quota is recorded on disk in steps of this fraction."""
@@ -55,27 +73,33 @@ class LinkLimits:
 
 
 class WindowedExtreme:
-    """The largest (or smallest) sample of the last `window_s` seconds; the last sample if all are older."""
+    """The largest (or smallest) sample of the last `window_s` seconds, but of the last `least` samples at least."""
 
-    def __init__(self, which: Literal["max", "min"], window_s: float = ESTIMATE_WINDOW_S) -> None:
+    def __init__(self, which: Literal["max", "min"], window_s: float = ESTIMATE_WINDOW_S, least: int = 1) -> None:
         self._sign = 1.0 if which == "max" else -1.0
-        self._window_s = window_s
-        # Times ascend and values get less extreme: all but the first are candidates for when it expires.
-        self._samples: deque[tuple[float, float]] = deque()
+        self._window_s, self._least, self._count = window_s, least, 0
+        # (time, number, value). Times ascend and values get less extreme: all but the first are candidates for when it
+        # expires.
+        self._samples: deque[tuple[float, int, float]] = deque()
 
     def add(self, value: float, now_s: float) -> None:
-        while self._samples and self._sign * self._samples[-1][1] <= self._sign * value:
+        while self._samples and self._sign * self._samples[-1][2] <= self._sign * value:
             self._samples.pop()
-        self._samples.append((now_s, value))
+        self._samples.append((now_s, self._count, value))
+        self._count += 1
         self.expire(now_s)
 
     def expire(self, now_s: float) -> None:
-        while len(self._samples) > 1 and self._samples[0][0] < now_s - self._window_s:
+        while (
+            len(self._samples) > 1
+            and self._samples[0][0] < now_s - self._window_s
+            and self._count - self._samples[0][1] > self._least
+        ):
             self._samples.popleft()
 
     @property
     def value(self) -> float | None:
-        return self._samples[0][1] if self._samples else None
+        return self._samples[0][2] if self._samples else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +119,16 @@ class LinkEstimator:
     """Estimates bandwidth and round trip, and limits the bytes in flight. One object for all sessions of an uplink."""
 
     def __init__(self) -> None:
-        self._bandwidth = WindowedExtreme("max")
-        self._was_full = False
+        self._bandwidth = WindowedExtreme("max", least=ESTIMATE_SAMPLES)
+        self._is_known = False
+        self._startup_best_bytes_s, self._startup_rounds, self._round_ends_bytes = 0.0, 0, 0
         self._rtt_s: float | None = None
         self._rtt_at_s = 0.0
         self._draining = False
         self._slowest_ack = WindowedExtreme("max")
         self._echo_rtt = WindowedExtreme("min")
+        self._base = WindowedExtreme("min", BASE_WINDOW_S)
+        self._echo_bytes = 0
         self._in_flight: deque[_Sent] = deque()
         self._delivered_bytes = 0
         self._delivered_at_s = 0.0
@@ -126,8 +153,8 @@ class LinkEstimator:
 
     @property
     def capacity_bytes_s(self) -> float:
-        """`bandwidth_bytes_s` once the link has been full; before that 0, since its capacity is unknown."""
-        return self.bandwidth_bytes_s if self._was_full else 0.0
+        """`bandwidth_bytes_s` once the link was full or a frame has shown its bandwidth; before that 0: unknown."""
+        return self.bandwidth_bytes_s if self._is_known else 0.0
 
     @property
     def rtt_ms(self) -> float:
@@ -143,8 +170,19 @@ class LinkEstimator:
     @property
     def in_flight_limit_bytes(self) -> int:
         """The limit of bytes in flight."""
-        target = 0.0 if self._draining else IN_FLIGHT_GAIN * self.bandwidth_bytes_s * (self._rtt_s or 0.0)
-        return min(self._credit_bytes, max(MIN_IN_FLIGHT_BYTES, int(target)))
+        gain, small = IN_FLIGHT_GAIN if self._is_known else STARTUP_GAIN, self._small_frame_bytes
+        if self._draining:
+            return min(self._credit_bytes, small)
+        target = int(gain * self.bandwidth_bytes_s * (self._rtt_s or 0.0))
+        # A frame that is sent is beside those that keep the link busy until it arrives.
+        return min(self._credit_bytes, small + max(small, target))
+
+    @property
+    def _small_frame_bytes(self) -> int:
+        """The size of a frame below which it is mostly overhead, and that delays later frames little."""
+        if not self._is_known:
+            return MIN_IN_FLIGHT_BYTES // 2
+        return min(max(SMALLEST_FRAME_BYTES, int(SMALL_FRAME_S * self.bandwidth_bytes_s)), MIN_FRAME_BYTES)
 
     def room_bytes(self, max_frame_bytes: int) -> int:
         """Returns the maximum size of the next frame; 0: none may be sent now.
@@ -152,11 +190,13 @@ class LinkEstimator:
         An empty link always has room for one frame. A frame is at most what the link delivers in a second,
         so that it does not delay the fresher values of the next one.
         """
-        room = self.in_flight_limit_bytes - self.in_flight_bytes
-        if self._in_flight and room < MIN_FRAME_BYTES:
+        room, small = self.in_flight_limit_bytes - self.in_flight_bytes, self._small_frame_bytes
+        if self._in_flight and room < small:
             return 0
+        # Of one frame that filled the limit, the link would have nothing to carry while its acknowledgement returns.
+        several = self.in_flight_limit_bytes // LEAST_FRAMES_IN_FLIGHT
         one_second = int(self.bandwidth_bytes_s) or MAX_FRAME_BYTES
-        return min(max(MIN_FRAME_BYTES, min(room, one_second)), MAX_FRAME_BYTES, max_frame_bytes)
+        return min(max(small, min(room, several, one_second)), MAX_FRAME_BYTES, max_frame_bytes)
 
     def delay_s(self, now_s: float) -> float:
         """Returns how long to wait before the next frame, for pacing."""
@@ -168,16 +208,21 @@ class LinkEstimator:
         if not self._in_flight:
             self._delivered_at_s = now_s  # the link was idle until now, which must not lower the delivery rate
         if self._rtt_s is not None:
-            rate = IN_FLIGHT_GAIN * max(self.bandwidth_bytes_s, MIN_IN_FLIGHT_BYTES / self._rtt_s)
+            gain = IN_FLIGHT_GAIN if self._is_known else STARTUP_GAIN
+            rate = gain * max(self.bandwidth_bytes_s, MIN_IN_FLIGHT_BYTES / self._rtt_s)
             self._paced_until_s = max(self._paced_until_s, now_s) + wire_bytes / rate
         self.in_flight_bytes += wire_bytes
-        full = self.in_flight_bytes + MIN_FRAME_BYTES > self.in_flight_limit_bytes
+        full = self.in_flight_bytes + self._small_frame_bytes > self.in_flight_limit_bytes
         self._in_flight.append(
             _Sent(seq, wire_bytes, now_s, self._delivered_bytes, self._delivered_at_s, self.in_flight_bytes, full)
         )
 
-    def on_acknowledged(self, through: int, now_s: float) -> None:
-        """Records that all frames up to `through` were acknowledged."""
+    def on_acknowledged(self, through: int, now_s: float, held_s: float = 0.0) -> None:
+        """Records that all frames up to `through` were acknowledged.
+
+        Args:
+            held_s: the time between the arrival of frame `through` at the center and its acknowledgement.
+        """
         newest: _Sent | None = None
         while self._in_flight and self._in_flight[0].seq <= through:
             newest = self._in_flight.popleft()
@@ -192,19 +237,46 @@ class LinkEstimator:
         # The delivery rate of a link that was not full is limited by the sender, not by the link.
         if newest.link_was_full or rate > self.bandwidth_bytes_s:
             self._bandwidth.add(rate, now_s)
-        self._was_full |= newest.link_was_full
+        if newest.in_flight_bytes == newest.wire_bytes:
+            self._learn_from_transit(newest.wire_bytes, rtt_s - held_s, now_s)
+        if newest.link_was_full and not self._is_known:
+            self._end_round(newest.delivered_bytes)
         self._delivered_at_s = now_s
 
+    def _learn_from_transit(self, wire_bytes: int, rtt_s: float, now_s: float) -> None:
+        """Learns the bandwidth from a frame that was sent into an empty link."""
+        base_s, more_bytes = self._base.value, wire_bytes - self._echo_bytes
+        if base_s is not None and rtt_s - base_s >= MIN_TRANSIT_S and more_bytes > 0:
+            self._bandwidth.add(more_bytes / (rtt_s - base_s), now_s)
+            self._is_known = True
+
+    def _end_round(self, delivered_bytes: int) -> None:
+        """Ends Startup once the bandwidth has stopped growing.
+
+        Args:
+            delivered_bytes: bytes that had been delivered when the acknowledged frame was sent.
+        """
+        if delivered_bytes < self._round_ends_bytes:
+            return
+        self._round_ends_bytes = self._delivered_bytes
+        if self.bandwidth_bytes_s >= STARTUP_GROWTH * self._startup_best_bytes_s:
+            self._startup_best_bytes_s, self._startup_rounds = self.bandwidth_bytes_s, 0
+        else:
+            self._startup_rounds += 1
+            self._is_known = self._startup_rounds >= STARTUP_ROUNDS
+
     def _update_rtt(self, rtt_s: float, in_flight_bytes: int, now_s: float) -> None:
-        drained = self._draining and in_flight_bytes <= MIN_IN_FLIGHT_BYTES
+        drained = self._draining and in_flight_bytes <= self._small_frame_bytes
         if self._rtt_s is None or rtt_s <= self._rtt_s or drained:
             self._rtt_s, self._rtt_at_s, self._draining = rtt_s, now_s, False
         elif now_s - self._rtt_at_s > ESTIMATE_WINDOW_S:
             self._draining = True
 
-    def on_echo(self, rtt_s: float, now_s: float) -> None:
-        """Records the round trip of a heartbeat, without the time that the center held it."""
+    def on_echo(self, rtt_s: float, now_s: float, wire_bytes: int = 0) -> None:
+        """Records the round trip of a heartbeat of `wire_bytes`, without the time that the center held it."""
         self._echo_rtt.add(max(rtt_s, 0.0), now_s)
+        self._base.add(max(rtt_s, 0.0), now_s)
+        self._echo_bytes = wire_bytes
 
 
 class DailyQuota:

@@ -139,7 +139,7 @@ class UplinkSession:
         self._closing = False
         self._received = asyncio.Event()
         self._budgets_changed = asyncio.Event()
-        self._echoes: dict[int, float] = {}
+        self._echoes: dict[int, tuple[float, int]] = {}  # by sending time: time, wire bytes
         self._refused: dict[tuple[QueryRef, str], int] = {}
         self._last_sent = -1
         self._max_frame_bytes = 0
@@ -250,7 +250,8 @@ class UplinkSession:
         if not frames:
             return
         link = self._pacing.link
-        link.on_sent(self._last_sent, sum(frame.wire_bytes for frame in frames), self._monotonic())
+        wire_bytes = sum(frame.wire_bytes for frame in frames) + MESSAGE_OVERHEAD_BYTES
+        link.on_sent(self._last_sent, wire_bytes, self._monotonic())
         self._endpoint.on_link_estimate(link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes)
         wire = [frame.to_wire() for frame in frames]
         await self._write(pb.FromEdge(frame=wire[0]) if len(wire) == 1 else pb.FromEdge(frames=pb.Frames(frames=wire)))
@@ -270,7 +271,7 @@ class UplinkSession:
     async def _send_heartbeats(self) -> None:
         while True:
             heartbeat = self._endpoint.heartbeat()
-            self._echoes[heartbeat.sent_at_ms] = self._monotonic()
+            self._echoes[heartbeat.sent_at_ms] = self._monotonic(), heartbeat.ByteSize() + MESSAGE_OVERHEAD_BYTES
             while len(self._echoes) > 100:
                 del self._echoes[next(iter(self._echoes))]
             await self._write(pb.FromEdge(heartbeat=heartbeat))
@@ -293,7 +294,7 @@ class UplinkSession:
             message = await self._read()
             kind = message.WhichOneof("message")
             if kind == "ack":
-                self._on_ack(message.ack.through)
+                self._on_ack(message.ack)
             elif kind == "queries":
                 await self._on_queries(message.queries)
             elif kind == "budget":
@@ -318,11 +319,12 @@ class UplinkSession:
                 self._on_echo(message.time_echo)
             self._received.set()
 
-    def _on_ack(self, through: int) -> None:
+    def _on_ack(self, ack: pb.Ack) -> None:
+        through = ack.through
         if through > self._last_sent:
             raise LinkDown(f"the center acknowledged frame {through}, but the last frame sent is {self._last_sent}")
         link = self._pacing.link
-        link.on_acknowledged(through, self._monotonic())
+        link.on_acknowledged(through, self._monotonic(), ack.held_ms / 1000)
         self.acknowledged = True
         self._endpoint.on_ack(through)
         self._endpoint.on_link_estimate(link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes)
@@ -340,13 +342,12 @@ class UplinkSession:
     def _on_echo(self, echo: pb.TimeEcho) -> None:
         asked_s = min(echo.heartbeat_ms / 1000, LONGEST_HEARTBEAT_S)
         self._heartbeat_s = max(self._limits.heartbeat_s, asked_s)
-        sent_at_s = self._echoes.pop(echo.edge_sent_at_ms, None)
-        if sent_at_s is None:
+        if echo.edge_sent_at_ms not in self._echoes:
             return
-        now_s = self._monotonic()
+        (sent_at_s, wire_bytes), now_s = self._echoes.pop(echo.edge_sent_at_ms), self._monotonic()
         held_s = max(0, echo.center_replied_at_ms - echo.center_received_at_ms) / 1000
         link = self._pacing.link
-        link.on_echo(now_s - sent_at_s - held_s, now_s)
+        link.on_echo(now_s - sent_at_s - held_s, now_s, wire_bytes)
         self._endpoint.on_link_estimate(link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes)
 
     async def _on_queries(self, message: pb.Queries) -> None:

@@ -21,6 +21,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
         ("## policies", "zipf, sum, low, error budget", "cran, sum, low, staleness budget", "bound / optimum"),
         None,
     ),
+    "compare": (("| script-1% | 64 | 2 |", "| error-1% | 64 | 2 |", "2 of 2"), E2E),
     "condor": (("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"), SPARK),
     "console": (("gzipped_bytes", "first_paint_ms_p50", "commit_to_drawn_ms_p95", "core_share"), E2E),
     "console_demo": (("commit_to_drawn_ms_p95", '"problems": []'), FULL),

@@ -61,7 +61,7 @@ def test_the_estimates_find_a_links_rate_and_round_trip(rate: float, rtt: float)
     pipe = Pipe(begun(), rate, rtt)
     pipe.run(30)
     assert pipe.link.bandwidth_bytes_s == pytest.approx(rate, rel=0.1)
-    assert rtt <= pipe.link.rtt_ms / 1000 <= 1.05 * rtt + MIN_IN_FLIGHT_BYTES / rate
+    assert rtt <= pipe.link.rtt_ms / 1000 <= 1.05 * rtt + MIN_FRAME_BYTES / rate
 
 
 @pytest.mark.parametrize("rate", [1e6, 20e6])
@@ -127,13 +127,13 @@ def test_the_in_flight_limit_starts_at_the_minimum_and_never_exceeds_the_credit(
 
 def test_an_empty_link_has_room_for_one_frame_and_a_full_one_for_none() -> None:
     link = begun(10_000)
-    assert link.room_bytes(1 << 20) == 10_000
+    assert 0 < link.room_bytes(1 << 20) <= MIN_IN_FLIGHT_BYTES, "nothing is known of the link"
     link.on_sent(0, 9_000, 0.0)
     assert link.room_bytes(1 << 20) == 0
     link.on_acknowledged(0, 0.1)
     assert link.room_bytes(1 << 20) > 0
     link.begin_session(0)
-    assert link.room_bytes(1 << 20) == MIN_FRAME_BYTES, "with no credit at all the session would stall"
+    assert 0 < link.room_bytes(1 << 20) <= MIN_FRAME_BYTES, "with no credit at all the session would stall"
     assert link.room_bytes(100) == 100, "the center limits the frame size"
 
 
@@ -271,3 +271,48 @@ def test_a_link_that_was_never_full_has_no_known_capacity() -> None:
     pipe = Pipe(link, 10e6, 0.05)
     pipe.run(5)
     assert pipe.link.capacity_bytes_s == pipe.link.bandwidth_bytes_s > 5e6
+
+
+def idle_sender(rate: float, delay: float, size: int, held_s: float, frames: int = 10) -> LinkEstimator:
+    """Returns what a sender has learned that sends a frame every 10 s, beside heartbeats of 200 bytes."""
+    link, now = begun(), 0.0
+    for seq in range(frames):
+        link.on_echo(delay + 200 / rate, now + 1, 200)
+        link.on_sent(seq, size, now + 2)
+        link.on_acknowledged(seq, now + 2 + delay + size / rate + held_s, held_s)
+        now += 10
+    return link
+
+
+@pytest.mark.parametrize("rate", [4096.0, 16_384.0])
+@pytest.mark.parametrize("held_s", [0.0, 0.3])
+def test_a_few_small_frames_show_the_bandwidth_of_a_narrow_link(rate: float, held_s: float) -> None:
+    link = idle_sender(rate, 0.1, 2_000, held_s)
+    assert link.capacity_bytes_s == pytest.approx(rate, rel=0.05)
+
+
+def test_small_frames_on_a_wide_link_do_not_show_its_bandwidth() -> None:
+    assert idle_sender(10e6, 0.1, 2_000, 0.0).capacity_bytes_s == 0.0
+
+
+def test_time_at_the_center_does_not_count_as_time_of_the_link() -> None:
+    assert idle_sender(10e6, 0.1, 2_000, 1.0).capacity_bytes_s == 0.0
+
+
+@pytest.mark.parametrize("rate", [4096.0, 16_384.0])
+def test_a_full_narrow_link_holds_half_a_second_of_bytes(rate: float) -> None:
+    pipe = Pipe(begun(), rate, 0.1)
+    pipe.run(20)
+    pipe.queued_most_s = 0.0
+    pipe.run(60)
+    assert pipe.link.capacity_bytes_s == pytest.approx(rate, rel=0.1)
+    assert pipe.queued_most_s <= 0.6
+
+
+def test_a_few_samples_are_kept_however_old_they_are() -> None:
+    largest = WindowedExtreme("max", 5.0, least=3)
+    for at, value in ((0.0, 9.0), (100.0, 1.0), (200.0, 2.0)):
+        largest.add(value, at)
+    assert largest.value == 9.0
+    largest.add(3.0, 300.0)
+    assert largest.value == 3.0

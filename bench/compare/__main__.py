@@ -1,0 +1,136 @@
+"""`make compare`: Edgewater beside the usual ways, on real narrow links."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.compare import links, workload
+from bench.compare.links import LinkSettings
+from bench.compare.runs import RunSettings, run
+from bench.compare.ways import WAYS, Way
+from bench.data import DOWNLOADS_WEEK
+
+OUT = Path("bench/out")
+WINDOW_MS = 6 * 3_600_000
+SITES, WINDOWS, SPEED = 4, 12, 2_000.0
+DELAY_S = 0.05
+OUTAGE = (60.0, 90.0)
+MAX_LOAD = 1.0
+QUICK_WAYS = ("script-exact", "script-1%", "sample-10%", "error-1%-2s", "staleness-2s")
+HEADER = ("way", "KiB/s", "windows", "KB on the wire", "p50 s", "p95 s", "error %", "kept", "CPU sites", "CPU center",
+          "site MiB")  # fmt: skip
+
+
+@click.command()
+@click.argument("mode", type=click.Choice(["all", "quick"]), default="all")
+@click.option("--way", "names", multiple=True, type=click.Choice(list(WAYS)), help="Only these ways; may be repeated.")
+@click.option("--kib", "rates", multiple=True, type=float, help="KiB/s of a link; 0: unlimited. Default: 4 16 64 0.")
+@click.option("--delay", "delay_s", default=DELAY_S, show_default=True, help="Seconds in each direction of a link.")
+@click.option("--late", "late_share", default=0.0, show_default=True, help="Share of records that arrive late.")
+@click.option("--outage", is_flag=True, help="Cut all links from second 60 to 90.")
+@click.option("--windows", default=WINDOWS, show_default=True)
+@click.option("--speed", default=SPEED, show_default=True, help="Event time per wall time.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    default=DOWNLOADS_WEEK,
+    show_default=True,
+    help="Folder of daily CRAN logs. Without it, records are generated.",
+)
+@click.option("--flink", "flink_python", help="Python with apache-flink and zstandard. Without it Flink is left out.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep logs, configurations and answers in this folder.")
+@click.option("--force", is_flag=True, help="Measure on a busy machine too.")
+@click.option("--json", "as_json", is_flag=True, help="Print rows as JSON.")
+@click.option(
+    "--smoke", is_flag=True, help="Check that the bench runs: two ways, two short windows, generated records."
+)
+def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: float, late_share: float, outage: bool,
+         windows: int, speed: float, data: Path, flink_python: str | None, keep: Path | None, force: bool,
+         as_json: bool, smoke: bool) -> None:  # fmt: skip
+    """Compare bytes, latency, error, CPU and memory of Edgewater with scripts, samples, Flink and Spark.
+
+    Each site of each way has a link of its own: as root in network namespaces, otherwise through a relay that limits
+    the rate. Latency is the wall time from the end of a window to the moment at which a client can see its answer.
+    Bytes are those of the link in both directions, with the headers of TCP and IP where namespaces are used.
+    """
+    limit_s = 120.0
+    if smoke:
+        names, rates, force = ("script-1%", "error-1%"), (64.0,), True
+        windows, speed, limit_s = 2, 7_200.0, 60.0
+    elif mode == "quick":
+        names, rates, windows = names or QUICK_WAYS, rates or (4.0,), min(windows, 5)
+    rates = rates or (4.0, 16.0, 64.0, 0.0)
+    load_average = os.getloadavg()[0]
+    if not force and load_average > MAX_LOAD:
+        raise click.UsageError(
+            f"the load of this machine is {load_average:.1f}, above {MAX_LOAD:g}: other work would change the figures. "
+            "Wait until it has ended, or give --force"
+        )
+    if not smoke:
+        links.enter_namespace(sys.argv[1:])
+    ways = [WAYS[name] for name in names or WAYS]
+    if flink_python is None:
+        ways = [way for way in ways if way.kind != "flink"]
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = keep or Path(scratch)
+        directory.mkdir(parents=True, exist_ok=True)
+        load = _load(directory, data if not smoke else None, windows, 500 if smoke else 58_000, late_share)
+        click.echo(f"{SITES} sites, {windows} windows of {WINDOW_MS / 1000 / speed:.1f} s, "
+                   f"{sum(map(len, load.sums)) // windows:,} groups a window", err=True)  # fmt: skip
+        for rate in rates:
+            link = LinkSettings(rate * 1024 or None, delay_s)
+            settings = RunSettings(link, speed, limit_s, OUTAGE if outage else None, flink_python or "")
+            for group in _groups(ways):
+                click.echo(f"running at {rate:g} KiB/s: {', '.join(way.name for way in group)}", err=True)
+                rows += run(group, load, settings, directory / f"{rate:g}-{group[0].name}")
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "compare.json").write_text(json.dumps(rows, indent=1) + "\n")
+    click.echo(json.dumps(rows, indent=1) if as_json else table(rows))
+
+
+def _load(directory: Path, data: Path | None, windows: int, per_window: int, late_share: float) -> workload.Workload:
+    start_ms, end_ms = workload.FIRST_MS, workload.FIRST_MS + max(windows, WINDOWS) * WINDOW_MS
+    if data is not None and data.is_dir():
+        records = workload.read_downloads(data, start_ms, end_ms)
+    else:
+        if data is not None:
+            click.echo(f"{data}: there is no such folder; records are generated", err=True)
+        records = workload.generate_downloads(per_window * max(windows, WINDOWS), start_ms, end_ms)
+    return workload.prepare(directory, records, SITES, start_ms, WINDOW_MS, windows, late_share)
+
+
+def _groups(ways: Sequence[Way]) -> list[list[Way]]:
+    """Returns the ways that share the machine: the scripts cost little, each other way runs alone."""
+    scripts = [way for way in ways if way.kind == "script"]
+    return ([scripts] if scripts else []) + [[way] for way in ways if way.kind != "script"]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the rows as a Markdown table."""
+    lines = [HEADER, ("---",) * len(HEADER)]
+    for row in rows:
+        kept = "" if row["contracts_kept"] is None else f"{row['contracts_kept']} of {row['windows']}"
+        error = "" if row["worst_error"] is None else f"{100 * row['worst_error']:.3f}"
+        lines.append((
+            row["way"], "∞" if row["kib_s"] is None else f"{row['kib_s']:g}", str(row["windows"]),
+            f"{row['bytes'] / 1000:,.0f}", _number(row["p50_s"]), _number(row["p95_s"]), error, kept,
+            f"{row['cpu_sites_s']:.1f}", f"{row['cpu_center_s']:.1f}", f"{row['rss_site_mib']:.0f}",
+        ))  # fmt: skip
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()

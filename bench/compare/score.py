@@ -1,0 +1,92 @@
+"""What the answers of a way are worth: latency, error and kept promises, against the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bench.compare.ways import Way
+from bench.compare.workload import Workload
+
+DEADLINE_TOLERANCE_S = 0.05
+Sums = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAnswer:
+    """The answer to one window that a client uses.
+
+    Attributes:
+        window: the window's number.
+        seen_s: wall time at which a client could see the answer.
+        sums: group -> (bytes, downloads).
+        states_met: whether the answer says that its contract is met; None: the way states nothing.
+    """
+
+    window: int
+    seen_s: float
+    sums: Sums
+    states_met: bool | None = None
+
+
+def truth(load: Workload, way: Way) -> list[dict[str, tuple[int, int]]]:
+    """Returns the true sums by window, for the groups of the way."""
+    if way.group_by == ("package", "country"):
+        return load.sums
+    result = []
+    for sums in load.sums:
+        totals: dict[str, tuple[int, int]] = {}
+        for key, (amount, count) in sums.items():
+            country = key.rsplit(",", 1)[1]
+            before = totals.get(country, (0, 0))
+            totals[country] = before[0] + amount, before[1] + count
+        result.append(totals)
+    return result
+
+
+def largest_error(sums: Sums, true: Sums) -> float:
+    """Returns the largest error of a group's bytes; a group that is not in the answer counts as 0."""
+    keys = sums.keys() | true.keys()
+    return max((abs((sums.get(key) or (0.0,))[0] - (true.get(key) or (0.0,))[0]) for key in keys), default=0.0)
+
+
+def row(way: Way, load: Workload, answers: Mapping[int, WindowAnswer], end_s: Sequence[float]) -> dict[str, Any]:
+    """Returns the figures of a way.
+
+    Args:
+        answers: by window.
+        end_s: wall times of the windows' ends.
+    """
+    true = truth(load, way)
+    by_package = way.group_by == ("package", "country")
+    largest = load.largest if by_package else max(amount for sums in true for amount, _ in sums.values())
+    latency = {number: answer.seen_s - end_s[number] for number, answer in answers.items()}
+    error = {number: largest_error(answer.sums, true[number]) / largest for number, answer in answers.items()}
+    return {
+        "windows": len(answers),
+        "p50_s": _quantile(latency, 0.5),
+        "p95_s": _quantile(latency, 0.95),
+        "worst_error": max(error.values(), default=None),
+        "contracts_kept": _kept(way, answers, latency, error),
+        "stated_met": sum(bool(answer.states_met) for answer in answers.values()) if way.kind == "edgewater" else None,
+    }
+
+
+def _kept(
+    way: Way, answers: Mapping[int, WindowAnswer], latency: Mapping[int, float], error: Mapping[int, float]
+) -> int | None:
+    """Returns in how many windows the way kept its promise; None: it makes none."""
+    if way.error_share is None and way.deadline_s is None:
+        return None
+    return sum(
+        (way.error_share is None or error[number] <= way.error_share * (1 + 1e-9))
+        and (way.deadline_s is None or latency[number] <= way.deadline_s + DEADLINE_TOLERANCE_S)
+        for number in answers
+    )
+
+
+def _quantile(values: Mapping[int, float], rank: float) -> float | None:
+    return float(np.quantile(list(values.values()), rank)) if values else None
