@@ -469,6 +469,8 @@ class World:
         plan = disk.plan
         if plan.joins_s or plan.loses_state_s is not None or plan.retired_s is not None or plan.dies_s is not None:
             return False
+        if plan.restores_s is not None:
+            return False
         return not plan.pushed or bool(disk.accepted.get(record.values["id"]))
 
     def _records(self, ref: QueryRef, plan: QueryPlan) -> list[TrueRecord]:
@@ -510,6 +512,8 @@ class World:
             return None  # always refused: it was never given to the edge
         if not accepted or disk.plan.retired_s is not None:
             return Fate.UNCERTAIN
+        if disk.plan.restores_s is not None and disk.plan.pushed and record.at_s <= disk.plan.restores_s[1]:
+            return Fate.UNCERTAIN  # if no heartbeat has reached the catalog since it was accepted, nobody knows of it
         if number in disk.seen and (rule is None or rule.before_query):
             return Fate.UNCERTAIN if unlisted or plan.deleted_s is not None else Fate.LOST
         if loses_state:
