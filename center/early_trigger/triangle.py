@@ -194,8 +194,8 @@ class ArrivalTriangle(ArrayState):
         heavier than the tail of a distribution with a mean: x·P(lag > x) does not increase beyond half the longest lag
         H. Then a slot of age a has shown at least 1 - H/a of its events beyond H, and at least 1 - H/2a of its events
         beyond H/2, and the share beyond H is at most half of the share beyond H/2. Few records are at risk at H while
-        the source is hardly older, and many at H/2: the smaller of the two bounds holds. The sums contain the arrivals
-        of all times up to A with the weights of the long memory.
+        the source is hardly older, and many at H/2: the smaller of the two bounds is taken, each with half of
+        `failures`. The sums contain the arrivals of all times up to A with the weights of the long memory.
 
         Declared delays exclude what is beyond them. Then nothing is hidden, and events are at risk at the first lag
         that is excluded.
@@ -218,8 +218,8 @@ class ArrivalTriangle(ArrayState):
         late, at_risk_before, shown_before = self._shown_beyond(half)
         with np.errstate(divide="ignore", invalid="ignore"):
             hidden = np.where(at_risk > 0, arrivals * (1 / shown - 1) / at_risk, 0.0)
-            unseen = (_poisson_bound(arrivals, failures) / shown - arrivals) / at_risk
-            before = half / longest * _poisson_bound(late, failures) / shown_before / at_risk_before
+            unseen = (_poisson_bound(arrivals, failures / 2) / shown - arrivals) / at_risk
+            before = half / longest * _poisson_bound(late, failures / 2) / shown_before / at_risk_before
         unseen = np.where(at_risk > 0, np.minimum(unseen, before), np.inf)
         return np.stack([self.hazards()[:, :, -1].max(axis=0), np.minimum(hidden, 1.0), unseen])
 
