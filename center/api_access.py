@@ -31,7 +31,8 @@ class Grant:
 
     Attributes:
         streams: patterns of the streams that new queries may read; None: all streams if `queries` is None, else none.
-            A name of a query says nothing about the records that it reads, so a grant on some names must say this.
+            A name of a query says nothing about the records that it reads, so a grant on some queries must name
+            streams.
         columns: patterns of the columns that new queries may read; None: all columns of these streams.
     """
 
@@ -67,7 +68,7 @@ class Principal:
         return any(grant.includes(role, query) for grant in self.grants)
 
     def may_register(self, query: str, stream: str, columns: Sequence[str]) -> bool:
-        """Whether one grant names the query as an editor's, its stream and all its columns."""
+        """Whether one grant has the editor role on the query, and names its stream and all its columns."""
         return any(
             grant.includes("editor", query) and grant.names_stream(stream) and grant.names_columns(columns)
             for grant in self.grants
@@ -87,7 +88,7 @@ ANYONE = Principal("anyone", (Grant("admin"),))
 
 
 class GrantEntry(Section):
-    """A role, and what it is for: patterns of names, such as ``sales_*``. See `Grant`."""
+    """A role, and patterns of the names to which it applies, such as ``sales_*``. See `Grant`."""
 
     role: Role
     queries: tuple[str, ...] | None = None
@@ -148,7 +149,8 @@ class _PrincipalsFile(Section):
 
 
 def read_principals_file(path: Path) -> dict[str, PrincipalEntry]:
-    """The entries of `api.tokens_file`, by name; none of an empty file. Raises InvalidConfig, without any value."""
+    """Returns the entries of `api.tokens_file` by name; an empty file has none. Raises InvalidConfig, without any
+    value."""
     document = read_yaml(path, "api.tokens_file", secret=True)
     accepted = "a file with a YAML mapping of name to {token: …, role: reader}"
     if document is None:

@@ -65,7 +65,8 @@ class _TokensFile(Section):
 
 
 def read_tokens_file(path: Path) -> dict[str, EdgeAccess]:
-    """The entries of a tokens' file, by edge; none of an empty file. Raises InvalidConfig, without any value."""
+    """Returns the entries of a `tokens_file` by edge; an empty file has none. Raises InvalidConfig, without any
+    value."""
     document = read_yaml(path, "tokens_file", secret=True)
     if document is None:
         return {}

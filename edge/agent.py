@@ -159,7 +159,7 @@ class Agent:
         ]  # fmt: skip
 
     async def _connect(self) -> None:
-        await self.commit.durable()  # the center learns of this process, so the next one must know of it
+        await self.commit.durable()  # the center stores the number of this process, so the state must have it
         await self.uplink.run()
 
     async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
@@ -251,7 +251,7 @@ class Agent:
     async def accept(self, chunk: Chunk, stream: str) -> int | None:
         """Ingests a pushed chunk, unless its batch was counted before; returns when the batch is durable.
 
-        Returns: the number of records of a batch that was counted before; None: the chunk was not.
+        Returns: the number of records, if the batch was counted before; None: it is new.
 
         Raises:
             Retired: the edge has been retired.
@@ -263,7 +263,7 @@ class Agent:
         counted = None if chunk.push is None else durable.pushes.records_of(chunk.push, arrival_ms)
         if counted is not None:
             durable.pushes.repeated += 1
-            await self.commit.durable()  # the first push may still wait for it
+            await self.commit.durable()  # the batch's first push may still wait for the journal
             return counted
         self.tap.offer(stream, chunk)
         self._count_rejected(stream, chunk)

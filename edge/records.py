@@ -348,6 +348,6 @@ class Source(Protocol):
     def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
         """Returns hashes below 2^62 of the input up to a position, at most `most`, ascending. Blocking.
 
-        Sources with equal input, also of other edges, return equal ones; a source whose input nobody else can read
+        Sources with equal input return equal hashes, also at other edges. A source whose input no other source can read
         returns none.
         """

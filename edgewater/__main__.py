@@ -98,7 +98,7 @@ class Commands(click.Group):
         return sorted({point.name for point in self._find()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Returns the command; of one that `LISTED` describes only the name and the summary, for a list of commands."""
+        """Returns the command. If `LISTED` describes it, returns only a stand-in with the name and the summary."""
         point = self._point(cmd_name)
         return None if point is None else _described(point) or _loaded(point)
 

@@ -1,8 +1,8 @@
 """Limits of the connections of an HTTP server, which uvicorn has no options for.
 
 uvicorn waits for ever for the first byte of a connection and for the end of a request's headers (its keep-alive
-time-out begins after a response, and any byte ends it), and for a client that takes nothing of its response; each
-chunk of a body costs it the same, however small; and asyncio counts no TLS handshakes. `GuardedProtocol` closes such
+time-out begins after a response, and any byte ends it), and for a client that takes nothing of its response; each chunk
+of a body costs uvicorn the same, however small; and asyncio counts no TLS handshakes. `GuardedProtocol` closes such
 connections, `GuardedServer` such handshakes. When there are too many, the one that has been
 without a request the longest is closed for the new one, so that silent connections never keep others out.
 """
@@ -28,8 +28,8 @@ MAX_HEAD_BYTES = 16 << 10
 """Size of a request's line and headers; a longer one is answered with 400."""
 SMALL_CHUNKS = 1024
 BYTES_PER_CHUNK = 16
-"""A body may have so many chunks, and one more for so many bytes. A chunk takes about 15 µs, and the event loop reads
-256 KiB at once: of one-byte chunks that took 0.6 s, in which nobody else was served."""
+"""A body may have `SMALL_CHUNKS` chunks, and one more for each `BYTES_PER_CHUNK` bytes. A chunk takes about 15 µs, and
+the event loop reads 256 KiB at once: one-byte chunks took 0.6 s, in which nobody else was served."""
 DESCRIPTORS = 256
 """File descriptors of a process besides its connections: databases, files, the log."""
 
@@ -80,9 +80,8 @@ class Connections:
 class _BoundedRequests(h11.Connection):
     """The state of an HTTP connection, which refuses bodies of too many chunks and requests with two lengths.
 
-    A request with Content-Length and Transfer-Encoding has another end for a proxy that heeds the other one, so what
-    follows it may be somebody else's request. A client that is not authenticated has no further request, so that its
-    body is not read.
+    If a request has Content-Length and Transfer-Encoding, a proxy may use the other one and see another end. What
+    follows may then be somebody else's request. A 401 closes the connection, so that the body is not read.
 
     Attributes:
         refusal: why the request is refused; empty: it is not, or it cannot be parsed.

@@ -111,7 +111,7 @@ class Retired(ProtocolError):
 
 
 class OutdatedState(ProtocolError):
-    """An edge runs on a copy of its state, or on an older version of it, than the center knows."""
+    """An edge runs on a copy or an older version of the state that the center knows."""
 
     code = "outdated-state"
 

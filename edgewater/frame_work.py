@@ -23,8 +23,9 @@ PER_PARTIAL, PER_MEASURE = 4, 4
 BYTES_PER_UNIT = 512
 """Of the body before compression."""
 STATEMENTS_PER_UNIT, FIELDS_PER_UNIT = 2, 64
-"""Partials, closes, losses, counts of dropped records and sub-streams, and fields of any kind, that a gateway checks in
-a unit. Each statement takes it 3 to 7 µs, also a refused one of four bytes. Of honest frames the job's work is more."""
+"""How many statements (partials, closes, losses, counts of dropped records, sub-streams), and how many fields of any
+kind, a gateway checks in a unit. A statement takes 3 to 7 µs, also a refused one of four bytes. For honest frames the
+job's work is larger."""
 MAX_FRAME_WORK = 40 << 10
 """The most work that a center accepts in a frame: 0.8 s. All queries wait while it is applied."""
 FULL_FRAME_WORK = MAX_FRAME_WORK * 3 // 4

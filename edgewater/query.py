@@ -268,7 +268,8 @@ class QuerySpec:
         """Returns the canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``.
 
         Args:
-            seed: False leaves the seed out, for readers: who knows it can choose records that distort the answers.
+            seed: False leaves the seed out, for readers: whoever knows the seed can choose records that distort the
+                answers.
         """
         result: dict[str, object] = {"name": self.name, "from": self.stream}
         if self.where is not None:

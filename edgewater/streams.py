@@ -37,7 +37,7 @@ MAX_CONSTANT = 256
 
 
 def is_constant(value: object, column_type: str) -> TypeGuard[Constant]:
-    """Returns whether a value may be the constant of a column. Of float64 columns none may."""
+    """Returns whether a value may be the constant of a column. A float64 column has no constant."""
     match column_type:
         case "string":
             return isinstance(value, str) and len(value) <= MAX_CONSTANT

@@ -124,8 +124,8 @@ def select_incarnation(connection: Connection, edge: EdgeId, incarnation: str) -
 def lock_incarnations(
     connection: Connection, incarnations: set[tuple[EdgeId, str]]
 ) -> dict[tuple[str, str], tuple[int, int, int]]:
-    """(first seq, next expected seq, run) by incarnation, of those that are known. None of their frames is indexed
-    before the transaction ends."""
+    """Locks the known incarnations, and returns (first seq, next expected seq, run) of each. None of their frames is
+    indexed before the transaction ends."""
     c = t.incarnations.c
     among = c.edge.in_({edge for edge, _ in incarnations}) & c.incarnation.in_({name for _, name in incarnations})
     # In the order in which `frame_index` takes these locks.
@@ -138,7 +138,7 @@ def lock_incarnations(
 
 
 def other_checksum(connection: Connection, edge: EdgeId, incarnation: str, checksums: Mapping[int, int]) -> int | None:
-    """The first seq of an indexed frame of the incarnation whose CRC32C is not the given one; None: there is none.
+    """Returns the first seq whose indexed frame has another CRC32C than the given one; None: no frame has.
 
     Args:
         checksums: by seq, of at most some hundred frames.

@@ -104,7 +104,7 @@ class EdgeRecord:
 
 @dataclass(frozen=True, slots=True)
 class StateDigest:
-    """What a Hello says about the state that its edge runs on, for a comparison with what the center knows of it.
+    """The state of an edge as its Hello states it, for a comparison with what the center has stored.
 
     Attributes:
         runs: numbers of the processes that have run on the state, the oldest first; empty: the edge does not say.

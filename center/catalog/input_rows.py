@@ -17,7 +17,7 @@ from edgewater.streams import EdgeId
 
 EQUAL_INPUTS = "equal-inputs"
 MAX_PAIRS = 5
-"""Pairs of sources about which one report raises alarms."""
+"""The most alarms that one report raises; each names a pair of sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def write_inputs(connection: Connection, inputs: Mapping[EdgeId, Sequence[InputR
 
 
 def _equal(connection: Connection, edge: EdgeId) -> list[tuple[tuple[str, str], str, str]]:
-    """Returns the sources of an edge, as (stream, name), with the edge and the source that read an equal file."""
+    """Returns ((stream, source), other edge, other source) of sources that read an equal file."""
     mine, other = t.inputs.alias(), t.inputs.alias()
     is_equal = (mine.c.stream == other.c.stream) & (mine.c.fingerprint == other.c.fingerprint)
     is_another = (other.c.edge != edge) | (other.c.source > mine.c.source)

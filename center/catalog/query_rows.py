@@ -71,7 +71,7 @@ def forget_ended(connection: Connection, before_ms: int) -> None:
 
 
 def remember_versions(connection: Connection, versions: Iterable[int]) -> None:
-    """No query that is registered later gets one of these versions."""
+    """Reserves versions: no query that is registered later gets one of them."""
     highest = max([*versions, counter(connection, FORGOTTEN)])
     forgotten = t.counters.c.name == FORGOTTEN
     if connection.execute(update(t.counters).where(forgotten).values(value=highest)).rowcount == 0:

@@ -56,9 +56,9 @@ edges = Table(
     Column("forgotten", BigInteger, nullable=False, server_default="0"),
     Column("gateway", Identifier(64), nullable=False, server_default=""),
 )
-"""One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops; ``durable``: its
-records that are durable, with their incarnation. ``forgotten``: number of its
-incarnations that have sent frames and are not remembered. ``gateway``: that hears from it; empty: none does."""
+"""One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops; ``durable``: its durable
+records, with their incarnation. ``forgotten``: number of its incarnations that have sent frames and are not remembered.
+``gateway``: the gateway that hears from it; empty: none does."""
 
 gateways = Table(
     "gateways",
@@ -96,8 +96,9 @@ incarnations = Table(
     Column("hello_at_ms", BigInteger, nullable=False, server_default="0"),
     Column("run", BigInteger, nullable=False, server_default="0"),
 )
-"""``first_seq … awaited_seq - 1`` are durable. ``hello_at_ms``: its last Hello. ``run``: the process that sent it, the
-only one whose frames are indexed; 0: the edge does not say. The row is the lock under which its frames are indexed."""
+"""``first_seq … awaited_seq - 1`` are durable. ``hello_at_ms``: its last Hello. ``run``: the process that sent this
+Hello; only frames of this process are indexed; 0: the edge does not state it. The row is the lock under which its
+frames are indexed."""
 
 statuses = Table(
     "query_statuses",
@@ -215,7 +216,7 @@ inputs = Table(
     Column("edge", Identifier(128), primary_key=True),
     Column("source", Identifier(255), primary_key=True),
 )
-"""The files that edges read: of each source some fingerprints, of the edge's last report."""
+"""Fingerprints of the files that edges read, by source, from the edge's last report."""
 Index("inputs_by_edge", inputs.c.edge)
 
 alarms = Table(

@@ -114,12 +114,13 @@ class SessionBatch:
             return Conflict(f"edge {edge}: {MAX_EDGES} edges are known, which is the limit")
         progress = self._progress.get((edge, start.incarnation))
         first, awaited, _ = progress or (start.oldest_seq, start.oldest_seq, 0)
-        # Another center has acknowledged its first frames, or this one did, before its catalog was restored.
+        # Another center has acknowledged the first frames, or this center did before its catalog was restored.
         unknown = row is None and start.oldest_seq > FIRST_SEQ
         refused = self._refusal(start, row, progress)
         if refused is not None:
             if isinstance(refused[1], OutdatedState):
-                # What this process has accepted will be in no frame. It may never come back to say so.
+                # No frame will have what this process has accepted, and the process may never connect again to state
+                # that.
                 record_lost_state(connection, edge, start.now_ms)
             alarm_rows.add(connection, refused[0], refused[1].message, edge, start.now_ms)
             return refused[1]
@@ -165,7 +166,7 @@ class SessionBatch:
         return None if progress is None else self._outdated(start, row, *progress[1:])
 
     def _outdated(self, start: SessionStart, row: Row[Any] | None, awaited: int, run: int) -> Refusal | None:
-        """Refuses an edge that runs on a copy of its state, or on an older one, than the center knows.
+        """Refuses an edge that runs on a copy or an older version of the state that the center knows.
 
         Args:
             awaited: the next frame of the incarnation.

@@ -70,8 +70,8 @@ from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
 
 FORMAT = 1
-"""Of the tables and of the frame log. Increment it with each change after which one of two releases cannot read what
-the other has written."""
+"""The format of the tables and of the frame log. Increment it with each change after which an older release cannot read
+new data, or this release cannot read old data."""
 
 
 class Catalog:
@@ -83,7 +83,7 @@ class Catalog:
 
     Raises:
         InvalidConfig: not a URL of SQLite or PostgreSQL.
-        StorageError: the database cannot be used. So does every method.
+        StorageError: the database cannot be used. Every method raises it too.
         IncompatibleState: another release wrote the catalog in another format.
     """
 
@@ -248,7 +248,7 @@ class Catalog:
     def record_inputs(self, inputs: Mapping[EdgeId, Sequence[InputRecord]], now_ms: int) -> None:
         """Stores which files edges read, in one transaction; raises alarms about files that are read twice."""
         with write_transaction(self._engine) as connection:
-            lock_catalog(connection)  # of two edges with one file, the second must see the first
+            lock_catalog(connection)  # if two edges read one file, the second report must see the first
             input_rows.write_inputs(connection, inputs, now_ms)
 
     def query_delays(self) -> dict[QueryRef, list[QueryDelayRecord]]:
@@ -296,7 +296,7 @@ class Catalog:
 
         Raises:
             Retired: it stays retired until it is reinstated.
-            OutdatedState: the edge runs on a copy of its state, or on an older one, than the center knows. Also adds an
+            OutdatedState: the edge runs on a copy or an older version of the state that the center knows. Also adds an
                 alarm and sets `EdgeRecord.state_lost_at_ms`.
             ProtocolError: a column differs from the declared one or, where none is declared, from that of another edge
                 that serves the stream, so that their partials would not merge. Also adds an alarm.
@@ -355,7 +355,7 @@ class Catalog:
     # Backups
 
     def lineage(self) -> Lineage:
-        """Which center the catalog is of, and of which moment."""
+        """Returns the number of the center and the mark in the catalog."""
         with read_transaction(self._engine) as connection:
             return read_lineage(connection, t.counters)
 
@@ -368,7 +368,8 @@ class Catalog:
             write_lineage(connection, t.counters, lineage)
 
     def state_losses(self, lineage: Lineage, consumed: Mapping[str, int], now_ms: int) -> None:
-        """Takes the catalog, or the result store, for older than the other: any edge may lack records that it has sent.
+        """Records that catalog and result store are of different moments: records that any edge has sent may be
+        missing.
 
         Args:
             consumed: by query key, the position of the last frame that the result store has applied. No later frame

@@ -69,8 +69,8 @@ class Stragglers:
         by_lag: `expected` by the lag at which they will arrive, (sources, lags).
         rate: events per slot at the window's end.
         known: every source has been observed for longer than the longest lag that can occur, and, if it is silent,
-            for long enough to know how its rate varies. Longer lags than the source is old cannot have been
-            seen, whatever the number of its events. (No arrivals yet is not "no events", and silence is not either.)
+            for long enough to know how its rate varies. A source cannot have shown a lag longer than its age, whatever
+            the number of its events. (No arrivals yet is not "no events", and silence is not either.)
         drift: standard errors by which the two memories disagree, over all sources.
         alarm: standard errors by which delays or rates have changed, the maximum over sources.
     """

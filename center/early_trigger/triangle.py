@@ -224,8 +224,8 @@ class ArrivalTriangle(ArrayState):
         return np.stack([self.hazards()[:, :, -1].max(axis=0), np.minimum(hidden, 1.0), unseen])
 
     def _shown_beyond(self, lag: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Returns the arrivals of a lag and longer ones, the events that were at risk at it, and the least part of such
-        arrivals that is not truncated, each by source."""
+        """Returns by source: the arrivals of a lag or longer lags, the events that were at risk at the lag, and the
+        least part of such arrivals that truncation does not hide."""
         memory = self.grid.substream_slots * LONG_SUBSTREAMS
         oldest = np.exp(-np.maximum(self.observed - lag, 1e-6) / memory)[:, None]
         ages = self.observed[:, None] + memory * np.log(oldest + (1 - oldest) * _QUADRATURE)

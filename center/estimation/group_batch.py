@@ -125,7 +125,8 @@ class GroupBatch:
             beyond = self.triggers.triangle.beyond_longest(1 - self.accuracy.confidence)
             beyond = beyond.reshape(3, len(self.groups), -1).transpose(0, 2, 1)
             share = beyond[1] + beyond[0] * self._missing_beyond_lags(start_ms)
-            # Of a young source, few records show what is late: the interval contains what they do not exclude.
+            # A young source has few records that show how many are late. The interval contains what they do not
+            # exclude.
             young = self.triggers.triangle.is_young(self.groups[0].trigger.window_slots).reshape(len(self.groups), -1).T
             share = share + np.where(young & np.isfinite(beyond[2]), beyond[2], 0.0)
             unmodelled = (share * model.events).sum(axis=0) / np.maximum(model.size, 1e-9) * np.abs(model.estimate)

@@ -223,7 +223,7 @@ class FrameCheck:
         return next((fault for w in close.withheld if (fault := self._fault_of_withheld(w))), "")
 
     def _fault_of_withheld(self, w: pb.Withheld) -> str:
-        """Returns what cannot be true of a withheld amount. NaN fails each comparison, so it is refused."""
+        """Returns the fault of a withheld amount; empty: there is none. NaN fails each comparison, so it is refused."""
         amounts = (w.largest_above, w.largest_below, w.total_above, w.total_below)
         what = f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups"
         if w.measure not in self._kinds:
@@ -292,7 +292,7 @@ class FrameCheck:
 
 
 def _checking(body: pb.FrameBody, fields: int) -> int:
-    """The units of work of a body's check, whatever is refused of it."""
+    """Returns the units of work that the check of a body takes, also if parts of the body are refused."""
     lists = (body.partials, body.closes, body.losses, body.dropped, body.arrivals.substreams)
     return max(sum(len(each) for each in lists) // STATEMENTS_PER_UNIT, fields // FIELDS_PER_UNIT)
 

@@ -36,8 +36,8 @@ THREADS = 2
 TURN_BYTES = 256 << 10
 """Before compression: a few milliseconds, or one frame."""
 LOOP_BYTES = 4 << 10
-"""Of a frame that the event loop checks, compressed or not. At worst that takes 5 ms, of 2,048 closes, which use up
-0.3 s of the edge's share."""
+"""The largest frame that the event loop checks, compressed or not. At worst, with 2,048 closes, the check takes 5 ms,
+and the frame uses up 0.3 s of the edge's share."""
 
 REFUSED_BYTES_PER_UNIT = 32
 """A unit of work for so many bytes of a refused body: the gateway's time to read it, which the job does not share."""

@@ -155,7 +155,8 @@ def _stream(message: pb.Stream) -> StreamRecord:
 
 
 def _constants(message: pb.Stream, columns: Mapping[str, pa.DataType]) -> dict[str, Constant]:
-    """Returns the columns with one value in all records. Raises ProtocolError for one that is not of its type."""
+    """Returns the columns with one value in all records. Raises ProtocolError for a constant of another type than its
+    column."""
     result: dict[str, Constant] = {}
     for name, text in sorted(message.constants.items()):
         try:
@@ -212,7 +213,7 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int, incarnation
 
 
 def read_inputs(message: pb.Heartbeat) -> tuple[InputRecord, ...]:
-    """Returns the files that an edge reads, at most `MAX_FINGERPRINTS` of them; what no edge can mean is left out."""
+    """Returns the files that an edge reads, at most `MAX_FINGERPRINTS` of them; invalid reports are left out."""
     left, found = MAX_FINGERPRINTS, dict[tuple[str, str], InputRecord]()
     for each in message.inputs:
         fingerprints = tuple(sorted({f for f in each.fingerprints[:left] if f < MAX_FINGERPRINT}))
@@ -268,7 +269,7 @@ def _drops(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _measured(value: float) -> float:
-    """Returns a measured amount; 0, which is unknown, for one that no measurement gives."""
+    """Returns a measured amount; 0 (unknown) for a value that no measurement gives."""
     return value if 0 < value < math.inf else 0.0
 
 

@@ -134,12 +134,12 @@ class TimeAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class LateSlice:
-    """Records that are in no answer to some of the windows over a slice, or several: these were final when the records
-    came, or a source rejected the records.
+    """Records of one or several slices that answers to some windows over the slices lack: the windows were final when
+    the records came, or a source rejected the records.
 
     Attributes:
-        slice_start_ms, slice_end_ms: `MIN_TIME_MS`: the slice is not known. Of rejected records whose event time could
-            not be read, a range: each window over it may lack them.
+        slice_start_ms, slice_end_ms: `MIN_TIME_MS`: the slice is not known. If the event time of rejected records could
+            not be read, the slices are a range: each window over the range may lack the records.
         through_ms: the windows over the slice that end at or before it lack the records.
         reason: ``after-final`` (the center had given the final answer) or a `DropReason.label`.
     """

@@ -83,7 +83,7 @@ class QueryLedger(ABC):
             elif isinstance(entry, SealedSlice):
                 self._sealed.put(start, entry)
         self._outdated: set[int] = set()
-        self._refine_at_ms: int | None = None  # wall time at which the next of them may be answered
+        self._refine_at_ms: int | None = None  # wall time at which the first of `_outdated` may be answered
         self._edges = StoredEdges()
         self._frontier: tuple[object, ...] | None = None
         self._writing: QueryState | None = None
@@ -237,7 +237,7 @@ class QueryLedger(ABC):
         return self._emit_due(set(), now_ms)
 
     def deadline(self) -> int | None:
-        """Wall time, ms, at which the next window is due, or may be refined; None: none is by time alone."""
+        """Wall time, ms, at which the next window is due, or may be refined; None: no window waits for a time."""
         refined = [] if self._refine_at_ms is None else [self._refine_at_ms]
         if self._due_after_ms is None:
             return min(refined, default=None)
@@ -658,7 +658,7 @@ class QueryLedger(ABC):
         return replace(loss, to_ms=self._state.running_clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS))
 
     def _lost(self, rejected: DroppedRecords) -> InputLoss:
-        """Rejected records as a loss, by which their windows are found."""
+        """Returns rejected records as a loss of input, which selects their windows."""
         start_ms = rejected.slice_start_ms
         until_ms = start_ms + self._spec.window.slice_ms if rejected.until_ms is None else rejected.until_ms
         from_ms = None if start_ms == MIN_TIME_MS else start_ms

@@ -25,8 +25,8 @@ from edgewater.wire import InputLoss, QueryRef, SliceClose, Withheld
 STATE_VERSION, PARTS_VERSION = 1, 2
 """Of a state in one row, and of one in several (`center.ledger.stored_state`)."""
 REFINE_AFTER_MS, REFINE_AFTER_MS_MAX = 1000, 30_000
-"""Wall time after the first answer to a window within which changed data make no new one, and its bound. It doubles
-with each answer.
+"""For this wall time after the first answer to a window, changed data make no new answer. It doubles with each answer,
+up to the maximum.
 
 Late records change a window with nearly every batch, and a revision for each batch helps nobody. Only revisions of the
 same phase wait: a deadline, `complete`, `final`, a stated loss and the first answer that keeps an error budget do not.
@@ -245,7 +245,8 @@ class WindowState:
         return min(REFINE_AFTER_MS << min(self.revision, 16), REFINE_AFTER_MS_MAX)
 
     def may_be_refined(self, now_ms: int) -> bool:
-        """Whether changed data may make a new answer. A clock that was set back starts no longer wait."""
+        """Whether changed data may make a new answer. If the clock was set back, the wait does not exceed
+        `REFINE_AFTER_MS_MAX`."""
         return not self.refine_from_ms - REFINE_AFTER_MS_MAX <= now_ms < self.refine_from_ms
 
     def to_json(self) -> str:

@@ -36,7 +36,7 @@ class WithheldBound:
     Attributes:
         above, below: in the unit of the measure; for a measure without an error function, in records.
         unsent: the largest maximum of which an edge sent nothing, for its group. Any group's true maximum is at most
-            this, or its estimate plus `above`. None: every edge sent something of each of its groups.
+            the larger of this and its estimate plus `above`. None: every edge sent something of each of its groups.
         above_share, below_share: as fractions of the group's own true value.
     """
 
@@ -48,7 +48,7 @@ class WithheldBound:
 
     @classmethod
     def of(cls, stated: Withheld) -> Self:
-        """Returns the bound that one edge states. Anything that is no amount or share is infinite."""
+        """Returns the bound that one edge states. A value that is no amount or share becomes infinite."""
         given = (stated.largest_above, stated.largest_below, stated.above_share, stated.below_share)
         above, below, *shares = (math.inf if v is None or not v >= 0 else v for v in given)
         unsent = stated.largest_unsent
@@ -74,8 +74,8 @@ class WithheldBound:
         """Returns the bound over edges and slices whose values are merged.
 
         The amounts of sums and counts add up, since the worst group may be the same at every edge and in every slice.
-        The error of an extremum is at most the largest single amount, since max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ). Of
-        shares the largest one holds; of sums only where the values have one sign, which the caller checks.
+        The error of an extremum is at most the largest single amount, since max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ). The
+        largest share holds for all; for sums only where the values have one sign, which the caller checks.
         """
         above = below = above_share = below_share = 0.0
         unsent = None

@@ -43,7 +43,7 @@ SEGMENTS_AT_ONCE = 1000
 """Segments that are copied between two reports of progress."""
 
 Report = Callable[[str], None]
-"""Is given a line about the progress."""
+"""Receives a line about the progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
                 free = "a directory without stores: move them away first"
                 raise InvalidConfig("data_dir", str(config.data_dir), free, f"{path} exists already")
         _require_empty(config.frames_dir, "log_dir")
-        # Under other names until they are marked and the log is there: nobody uses a store that is not ready.
+        # The stores have other names until they are marked and the log is there, so that nobody uses them before.
         new = {name: path.with_name(f"{path.name}.restored") for name, path in stores.items()}
         for name, path in new.items():
             report(f"{name}: {info.sizes[name] >> 20} MiB")
@@ -208,7 +208,7 @@ def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3
     linked = log / LINKED / COMMITS
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, linked.parent, ignore_errors=True)
-        shutil.rmtree(linked.parent, ignore_errors=True)  # of a backup that was killed
+        shutil.rmtree(linked.parent, ignore_errors=True)  # left by a backup that was killed
         readers = [_connect(stack, path) for path in (catalog, results)]
         with contextlib.ExitStack() as locks:
             for path in (results, catalog):
@@ -216,7 +216,7 @@ def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3
             for reader in readers:
                 reader.execute("BEGIN")
                 reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the snapshot begins with a read
-            # While the catalog is locked, retention removes none of them.
+            # While the catalog is locked, retention removes no segment.
             for name in _segments_of(readers[0]):
                 _link(log / name, log / LINKED / name)
         yield readers[0], readers[1], linked

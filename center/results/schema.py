@@ -108,8 +108,8 @@ late_slices = Table(
     Column("reason", Identifier(32), primary_key=True),
     Column("records", BigInteger, nullable=False),
 )
-"""Records that came for windows when these were final, or that sources rejected: windows over the slice, or the range
-of slices, that end by ``through_ms`` lack them."""
+"""Records that came for windows when these were final, or that sources rejected. Windows over the slice, or over the
+range of slices, lack the records if they end by ``through_ms``."""
 
 late_records = Table(
     "late_records",

@@ -63,8 +63,8 @@ from edgewater.errors import Conflict, StorageError
 from edgewater.wire import QueryRef
 
 FORMAT = 1
-"""Of the tables, the ledger's state and the answers. Increment it with each change after which one of two releases
-cannot read the data of the other."""
+"""The format of the tables, the ledger's state and the answers. Increment it with each change after which an older
+release cannot read new data, or this release cannot read old data."""
 REVISIONS = "revisions"
 """The counter of the revision that each new answer exceeds; it is set when the store is restored."""
 STEP, STARTS, DRIVERS = "step", "starts", "drivers"
@@ -424,7 +424,7 @@ class ResultStore(AnswerReader):
     # Backups
 
     def lineage(self) -> Lineage:
-        """Which center the store is of, and of which moment."""
+        """Returns the number of the center and the mark in the store."""
         with read_transaction(self._engine) as connection:
             return read_lineage(connection, t.counters)
 
@@ -437,8 +437,8 @@ class ResultStore(AnswerReader):
             write_lineage(connection, t.counters, lineage)
 
     def begin_after_restore(self, lineage: Lineage, now_ms: int) -> None:
-        """Takes the store for older than answers that were given: new answers get other revisions and ids than any
-        answer that was given before `now_ms`, as no window gets an answer each millisecond.
+        """Continues with a store that may be older than answers that readers have. New answers get revisions and ids
+        above `now_ms`, and so above all earlier ones, as no window gets an answer each millisecond.
         """
         with write_transaction(self._engine) as connection:
             write_lineage(connection, t.counters, lineage)

@@ -60,7 +60,7 @@ MAX_ANSWER_CPU_S = 2.0
 PROBED = 64
 """Slices that are merged alone first, if there are many times as many: what all would take is estimated from them."""
 MAX_RANGES = 32
-"""Ranges of slices with one start by which rejected records are counted, over all reasons."""
+"""The most ranges of slices with the same start by which rejected records are counted, over all reasons."""
 READ_BYTES = 16 << 20
 """Bytes of stored deltas that are read at once, for many windows."""
 _CHUNK = 200
@@ -235,7 +235,8 @@ def _add_late_slices(connection: Connection, key: str, slices: Mapping[int, dict
 
 
 def _few_ranges(counts: Mapping[tuple[int, int, str], int]) -> Mapping[tuple[int, int, str], int]:
-    """The counts of ranges that start with one slice; of too many, those of one reason are united to the longest."""
+    """The counts of ranges that start with one slice; if there are too many, the ranges of one reason are united to the
+    longest."""
     if len(counts) <= MAX_RANGES:
         return counts
     longest: dict[tuple[int, str], int] = {}
@@ -249,14 +250,16 @@ def _few_ranges(counts: Mapping[tuple[int, int, str], int]) -> Mapping[tuple[int
 
 
 def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int, int]]) -> dict[int, dict[str, int]]:
-    """By window start, the number of records that came when the window was final, by reason; others are absent.
+    """By window start, the number of records that came when the window was final, or that sources rejected, by reason;
+    others are absent.
 
     Args:
         windows: start and end of each.
     """
     windows, c = list(windows), t.late_slices.c
     span = (c.slice_end_ms > min(w[0] for w in windows)) & (c.slice_start_ms < max(w[1] for w in windows))
-    # By the power of two above their length: of each class, only rows that start shortly before a window overlap it.
+    # Rows by the power of two above their length: of each class, only rows that start shortly before a window overlap
+    # it.
     classes: dict[int, list[Row[Any]]] = {}
     for row in connection.execute(select(t.late_slices).where(c.query == key, span).order_by(c.slice_start_ms)):
         classes.setdefault((row.slice_end_ms - row.slice_start_ms).bit_length(), []).append(row)

@@ -218,7 +218,7 @@ class Evaluator:
     def _other(
         self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]
     ) -> tuple[Stack, Sequence[WindowAnswer], QuerySpec]:
-        """The second synopsis of a question about two, its windows, which have the same bounds, and its query."""
+        """Returns the second synopsis of a question about two, its windows (with the same bounds), and its query."""
         if question.second is None:
             raise InvalidRequest("with", None, '{"query": …, "measure": …}', f"{question.name} is about two synopses")
         there = self.windows.for_query(question.second.query)
@@ -355,7 +355,8 @@ class _StackAnswer:
 
 
 def _is_own(question: WindowQuestion, measure: Measure) -> bool:
-    """Whether a question is about the measure's own value. Amounts of a sum do not bound the answers to others."""
+    """Whether a question is about the measure's own value. Amounts of a sum do not bound the answers to other
+    questions."""
     return question.name in (None, measure.function.name)
 
 

@@ -333,8 +333,8 @@ def is_incomplete(completeness: Mapping[str, Any]) -> bool:
 
 
 def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array], rows: int) -> BoolArray:
-    """Returns which rows may lack records of an incomplete answer: all, unless each edge that it lacks has records of
-    some groups only (`completeness.only`).
+    """Returns which rows may lack records of an incomplete answer: all, unless each missing edge has records of some
+    groups only (`completeness.only`).
 
     Args:
         groups: the rows' key columns.

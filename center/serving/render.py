@@ -192,7 +192,7 @@ def stated_quality(
 def to_stated_table(
     record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS
 ) -> tuple[pa.Table, dict[str, Any]]:
-    """`to_table`, with what `render` states but for the data."""
+    """Returns `to_table`, and what `render` states besides the data."""
     merged = merged_data(record)
     rows = answer_rows(record, spec, questions, merged=merged)
     return _table(record, rows), _members(record, spec, rows, questions, merged, {})

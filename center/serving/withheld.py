@@ -44,7 +44,8 @@ class EdgesWithheld:
     @classmethod
     def of(cls, spec: QuerySpec, bounds: Mapping[str, WithheldBound]) -> Self:
         """Args: bounds: per measure of which anything is withheld."""
-        # Each of these states a bound where a record is withheld. Withheld zeros leave the bound of a sum empty.
+        # Each of these measures states a bound if a record is withheld. A sum does not: withheld zeros do not change
+        # it.
         stating = [bounds.get(m.name, NOTHING) for m in spec.measures if m.function.error is None or _counts(m)]
         unknown = math.inf if bounds or (spec.budget is not None and spec.accuracy is None) else 0.0
         records = max((bound.above for bound in stating), default=unknown)
@@ -61,7 +62,7 @@ class GroupsWithheld:
         row_classes: int64 per row, its class; None: all are of the only class.
         sent: float64 per row, the records of the group that are in the answer; None: unknown.
         excess: per measure with a limit, the widest interval beyond it: its width to one side, and the limit there.
-        without_bound: measures that a value with bounds has lost them, because records are withheld.
+        without_bound: measures of which a value has lost a bound, because records are withheld.
     """
 
     spec: QuerySpec
@@ -119,7 +120,8 @@ class GroupsWithheld:
         return [EdgesWithheld.of(self.spec, self._union(each)) for each in classes], row_classes
 
     def _union(self, edges: Sequence[Mapping[str, WithheldBound]]) -> dict[str, WithheldBound]:
-        """Returns the bounds of some of the edges. The shares of a sum hold if those of all edges do: of one sign."""
+        """Returns the bounds of some of the edges. The shares of a sum hold only if the values of all edges have one
+        sign."""
         result = union_of_bounds(self.spec, edges)
         is_known = {name: math.isfinite(bound.above_share) for name, bound in self.edges.bounds.items()}
         return {name: b if is_known.get(name) else b.without_shares() for name, b in result.items()}
@@ -133,7 +135,7 @@ class GroupsWithheld:
             yield self.classes[at], np.flatnonzero(self.row_classes == at)
 
     def beside(self, other: GroupsWithheld) -> GroupsWithheld:
-        """Returns what is withheld of a question about two synopses, the second of which has these amounts."""
+        """Returns what is withheld for a question about two synopses; `other` is about the second one."""
         edges = EdgesWithheld({}, max(self.edges.records, other.edges.records), math.inf)
         return replace(self, edges=edges, classes=(edges,), sent=None)
 
@@ -204,7 +206,8 @@ class GroupsWithheld:
         known = ~np.isnan(widened.value)
         value = widened.value[known]
         for bound in (widened.lower[known], widened.upper[known]):
-            # If the bound were the true value, the error would be the distance, and a relative limit would be its own.
+            # If the bound were the true value, its distance would be the error, and a relative limit would apply to the
+            # bound.
             bound = np.where(np.isnan(bound), np.inf, bound)
             limit = np.full(len(bound), limits[name]) if name in limits else relative[name] * _at_least_1(bound)
             width = np.abs(np.subtract(bound, value, out=np.zeros(len(value)), where=bound != value))
@@ -275,7 +278,7 @@ def with_withheld_amounts(
     """
     lower = np.maximum(_moved(lower, -bound.below, whole), _by_share(lower, -1, bound.below_share, whole))
     upper = np.minimum(_moved(upper, bound.above, whole), _by_share(upper, 1, bound.above_share, whole))
-    # Of its own maximum an edge sent nothing, so what other edges sent does not matter.
+    # An edge has not sent its own maximum, so what other edges sent does not matter.
     return lower, upper if bound.unsent is None else np.maximum(upper, bound.unsent)
 
 

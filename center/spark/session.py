@@ -267,8 +267,8 @@ def _start_fork_server(modules: tuple[str, ...]) -> None:
 class AccumulatorServer(socketserver.ThreadingMixIn, pyspark.accumulators.AccumulatorTCPServer):  # type: ignore[misc]
     """Receives the accumulators of Python tasks from the JVM, with one thread per connection.
 
-    PySpark's own server has one thread. A connection without a word, from any user of the machine, keeps this thread
-    from the JVM, and the JVM then ends no Python task.
+    PySpark's own server has one thread. A silent connection, from any user of the machine, blocks this thread, and then
+    no Python task ends.
     """
 
     daemon_threads = True

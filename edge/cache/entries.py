@@ -483,7 +483,7 @@ class SliceEntries:
         """Summarises the pending values over all groups, per measure: the error that a closed slice withholds.
 
         Args:
-            shares: whether a measure has a relative limit: the largest shares of groups, and the signs of sums, matter.
+            shares: also state the largest shares of groups and the signs of sums, as a measure has a relative limit.
         """
         result = []
         for name in self._bounded:
@@ -502,7 +502,7 @@ class SliceEntries:
         return tuple(result)
 
     def _largest_share(self, measure: str, amounts: FloatArray) -> float | None:
-        """Returns the largest fraction of a group's own value that the amounts are, rounded up; None: unknown."""
+        """Returns the largest amount as a fraction of its group's own value, rounded up; None: unknown."""
         withheld = amounts > 0.0
         if not withheld.any():
             return 0.0

@@ -758,8 +758,8 @@ class QueryPipeline:
     def _has_deadline(self, start: int, slice_: Slice) -> bool:
         """Whether a staleness budget limits what is sent of a slice.
 
-        A slice whose first records arrived after the deadline, such as those of a backfill, is sent completely: no
-        answer that anybody waits for is delayed by it. The deadline is compared at the stream's speed 1, which is
+        A slice whose first records arrived after the deadline, such as those of a backfill, is sent completely: it
+        delays no answer that a reader waits for. The deadline is compared at the stream's speed 1, which is
         exact for live streams.
         """
         budget = self.spec.budget
@@ -768,7 +768,7 @@ class QueryPipeline:
         return slice_.first_arrival_ms <= self._end(start) + budget.staleness_ms
 
     def _late_groups(self, start: int, now_ms: int, link: LinkEstimate) -> int:
-        """Returns how many groups of a slice may be sent after its deadline: what newer ended slices leave."""
+        """Returns how many groups of a slice may be sent after its deadline. Newer ended slices come first."""
         newer = sum(
             len(slice_.entries)
             for other, slice_ in self.slices.items()

@@ -19,9 +19,10 @@ from edgewater.wire import REJECTIONS, InputLoss, LossReason
 MAX_LOSSES = 32
 """Losses of input that are kept apart."""
 LIVE_MS = 60_000
-"""A source whose newest record is behind the stream's clock by at most so much keeps up with the clock."""
+"""A source keeps up with the stream's clock if its newest record is at most this far behind the clock."""
 RECENT_RECORDS, LEAST_RECORDS = 64, 16
-"""Records of a source by which it is decided whether a column has values: about so many, and at least so many."""
+"""How many of a source's newest records decide whether a column has values: about the first number, at least the
+second."""
 
 
 @dataclass(frozen=True, slots=True)

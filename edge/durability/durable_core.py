@@ -83,8 +83,8 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 
 _CHECKPOINT = "edge-checkpoint"
 STATE_FORMAT = 1
-"""Of checkpoints and journals. Increment it with each change after which one of two releases cannot read the data of
-the other."""
+"""The format of checkpoints and journals. Increment it with each change after which an older release cannot read new
+data, or this release cannot read old data."""
 _COUNTED_AGAIN = "records that its sources have delivered are then counted again"
 # Kinds of journal records. Numbers are never reused.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
@@ -99,8 +99,8 @@ KIND_NAMES = {
 
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for each record
 MAX_RUNS = 64
-"""The newest processes on a state that are remembered. A center whose catalog is older than all of them takes the state
-for a copy."""
+"""The newest processes on a state that are remembered. A center whose catalog is older than all of them treats the
+state as a copy."""
 RUNS_PER_LIMIT = 16
 """The memory of all queries is checked after so many runs of single ones."""
 _LIMITED = {
@@ -206,7 +206,7 @@ class DurableCore:
         damaged_records: number of journal records and checkpoints that recovery skipped.
         diverged: numbers of the frames that recovery would build with other bodies; they are sent as recorded.
         runs: numbers of the processes that have run on this state, the newest last.
-        durable_records: by stream, the records that are durable; at first those that recovery has found.
+        durable_records: by stream, the records that are durable; at first the records that recovery has found.
         is_damaged: recovery may have lost records, since the center has been told how many there are.
     """
 

@@ -37,7 +37,7 @@ from edgewater.streams import Delivery
 
 MAX_BODIES_PENDING = 4
 LOOK_S = 0.25
-"""A source without pushes is found to have nothing to read once in this time."""
+"""Interval at which a source without pushes is recorded as having nothing to read."""
 DECODING_THREADS = 2
 TYPE_BASE = "https://edgewater.dev/problems/"
 """Base URI of problem types, the same as in the center's API."""
@@ -285,7 +285,8 @@ class _PushEndpoint:
         return JSONResponse({"accepted": accepted, "rejected": rejected, "already_counted": counted is not None})
 
     async def _decode(self, body: bytes, media: str, encoding: str, source: HttpSource) -> tuple[Decoded, bytes]:
-        """Returns the records and a digest of the decompressed body: gzip data has a time, so repetitions differ.
+        """Returns the records and a digest of the decompressed body: gzip data contain a time, so compressed
+        repetitions differ.
 
         Raises:
             BodyTooLarge, BodyTooCostly, InvalidInput: as `decode_body`.
@@ -345,8 +346,8 @@ def _idempotency_key(request: Request) -> str | None:
 def _push_id(source: HttpSource, key: str | None, body: bytes, principal: bytes | str) -> PushId | None:
     """Returns the identity of a batch; None: repetitions of it are not recognised.
 
-    Clients may choose equal keys, so a key belongs to the client's token; without tokens it may come again from another
-    address. A body without a key belongs to the token, or to the address.
+    Clients may choose equal keys, so a key belongs to the client's token. Without tokens any address may repeat it, as
+    a client's address may change. A body without a key belongs to the token, or to the address.
     """
     stream = source.stream.encode()
     if key is not None:

@@ -35,7 +35,7 @@ ESTIMATE_WINDOW_S = 10.0
 ESTIMATE_SAMPLES = 8
 """The bandwidth is the maximum of at least so many samples, however old: rare frames give few."""
 BASE_WINDOW_S = 60.0
-"""The round trip of a heartbeat on an empty link is the minimum of this time."""
+"""The minimum over this time is the round trip of a heartbeat on an empty link."""
 MIN_TRANSIT_S = 0.05
 """A frame that takes less than this longer than a heartbeat does not show the bandwidth: other delays are as large."""
 PACING_SLACK_S = 0.002
@@ -43,7 +43,7 @@ PACING_SLACK_S = 0.002
 
 MIN_FRAME_BYTES = 8 << 10
 LEAST_FRAMES_IN_FLIGHT = 4
-"""A frame takes at most this fraction of the bytes in flight, unless it is a small one."""
+"""The bytes in flight hold at least this many frames, unless frames are small."""
 SMALLEST_FRAME_BYTES, SMALL_FRAME_S = 1 << 10, 0.25
 """A small frame has `MIN_FRAME_BYTES`, or on a narrow link what it carries in `SMALL_FRAME_S`."""
 DAY_MS = 86_400_000
@@ -174,7 +174,7 @@ class LinkEstimator:
         if self._draining:
             return min(self._credit_bytes, small)
         target = int(gain * self.bandwidth_bytes_s * (self._rtt_s or 0.0))
-        # A frame that is sent is beside those that keep the link busy until it arrives.
+        # The frame that is being sent is added to the bytes that keep the link busy until it arrives.
         return min(self._credit_bytes, small + max(small, target))
 
     @property
@@ -193,7 +193,7 @@ class LinkEstimator:
         room, small = self.in_flight_limit_bytes - self.in_flight_bytes, self._small_frame_bytes
         if self._in_flight and room < small:
             return 0
-        # Of one frame that filled the limit, the link would have nothing to carry while its acknowledgement returns.
+        # If one frame filled the limit, the link would carry nothing while its acknowledgement returns.
         several = self.in_flight_limit_bytes // LEAST_FRAMES_IN_FLIGHT
         one_second = int(self.bandwidth_bytes_s) or MAX_FRAME_BYTES
         return min(max(small, min(room, several, one_second)), MAX_FRAME_BYTES, max_frame_bytes)

@@ -289,8 +289,8 @@ class UplinkOutbox:
     def _comparable_records(self) -> Mapping[str, int]:
         """Records that are durable, by stream.
 
-        In the first session of a process they are those that it has recovered: what it has accepted since does not make
-        up for records that its state lacks.
+        In the first session of a process they are the recovered records: records that it has accepted since must not
+        hide that its state lacks some.
         """
         return self._durable.durable_records if self._recovered is None else self._recovered
 

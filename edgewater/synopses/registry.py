@@ -346,7 +346,7 @@ _MEANT = {
     **dict.fromkeys(("stddev", "stddev_samp", "stddev_pop", "stdev", "std"), "var, the square of it"),
     **dict.fromkeys(("topk", "approx_top_k", "most_frequent", "mode"), "top_k"),
 }  # fmt: skip
-"""What other systems call our functions."""
+"""Names that other systems give to these functions."""
 
 
 def meant_function(name: str) -> str:

@@ -156,8 +156,8 @@ class DroppedRecords:
 
     Attributes:
         slice_start_ms: `MIN_TIME_MS` without `until_ms`: the slices are not known, as there were too many.
-        until_ms: end of a slice; the records lie before it, and it is not known in which slices. None: they lie in the
-            slice that starts at `slice_start_ms`.
+        until_ms: end of the last slice that may have the records; it is not known which slices have them. None: the
+            records lie in the slice that starts at `slice_start_ms`.
     """
 
     slice_start_ms: int

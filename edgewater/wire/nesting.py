@@ -46,7 +46,7 @@ def check_nesting(data: bytes, of: Nesting, bytes_per_message: int, depth: int, 
         max_messages: the most nested messages, however many bytes there are: counting one takes half a microsecond.
 
     Returns:
-        The number of fields that were counted; 0 of few bytes, which are not.
+        The number of fields; 0 for few bytes, whose fields are not counted.
 
     Raises:
         ValueError: more or deeper messages, or bytes that are no message.

@@ -180,7 +180,8 @@ def revisions(name: str, start: Time, center: Center) -> Revisions:
 
 
 def _read_page(center: Services, query: RegisteredQuery, params: RangeParams) -> tuple[list[AnswerRecord], str | None]:
-    """Returns at most `limit` answers, the last one the first that reaches PAGE_BYTES of synopses; and the cursor."""
+    """Returns a page of answers, and the cursor of the next page. The page ends after `limit` answers, or with the
+    answer that reaches PAGE_BYTES of synopses."""
     records: list[AnswerRecord] = []
     cursor, held = params.cursor, 0
     while len(records) < params.limit and held < PAGE_BYTES:

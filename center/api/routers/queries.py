@@ -120,7 +120,7 @@ def _dry_run(center: Services, spec: QuerySpec) -> DryRun:
 
 
 def _stream_notes(stream: str, edges: Iterable[EdgeRecord]) -> list[str]:
-    """A stream that no edge serves may come later, or is misspelt."""
+    """Returns a note if no edge serves the stream and an edge serves one with a similar name."""
     served = {s.name for edge in edges for s in edge.streams if not edge.retired}
     near = did_you_mean(stream, sorted(served))
     return [f"from: no edge serves the stream {stream}{near}"] if near and stream not in served else []

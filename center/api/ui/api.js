@@ -79,7 +79,7 @@ export async function download(path, params, name) {
 
 export const FIRST_WAIT_MS = 1000;
 export const LONGEST_WAIT_MS = 30000;
-/** A stream has an event every few seconds: one that is silent for so long is broken. */
+/** A stream has an event every few seconds. A stream that is silent for this time is broken. */
 export const SILENCE_MS = 30000;
 
 /** The tab's only stream: it reconnects after the last answer that it has, and is replaced when another page opens. */

@@ -137,7 +137,7 @@ function options(width, height, state) {
   };
 }
 
-/** A part that was selected with the mouse is shown alone; a click selects nothing. */
+/** Zooms to the part that was selected with the mouse. A click selects nothing. */
 function dragged(u, state) {
   const { left, width } = u.select;
   if (width < 8) return;
@@ -146,7 +146,7 @@ function dragged(u, state) {
   state.onZoom?.([u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
 }
 
-/** The part of the axis that is in view, seconds: all windows, or a part of them. `by`: 0.5 half of it, 2 twice; `move`: in parts of it. */
+/** The part of the axis that is in view, in seconds. `by`: factor of its length; `move`: shift, as a fraction of its length. */
 export function zoomed(series, by, move = 0) {
   const points = series.points;
   if (!points.length) return null;

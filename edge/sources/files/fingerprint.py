@@ -112,7 +112,7 @@ def _neighbours(path: str) -> Iterable[str]:
 
 
 BEGINNING_BYTES = 4_096
-"""A file has a fingerprint if it is so long. Shorter beginnings may be alike by chance, such as header lines."""
+"""The least length of a file with a fingerprint. Shorter beginnings, such as header lines, may be equal by chance."""
 
 
 class InputFingerprints:

@@ -40,7 +40,8 @@ DEFAULT_WIDTH, DEFAULT_DEPTH = 1024, 5
 _MOMENT_FAILURES = 0.2
 """Part of the permitted failures that the bounds of second moments use."""
 _PAIRS = 16
-"""Pairs of probabilities of which the worst is searched. For an odd number of rows it is an end or the middle."""
+"""The number of pairs of probabilities among which the worst is searched. For an odd number of rows the worst pair is
+an end or the middle."""
 
 _PRIME = (1 << 61) - 1
 _P, _LOW = np.uint64(_PRIME), np.uint64(0xFFFFFFFF)
@@ -133,7 +134,7 @@ class FastAgmsStack(CounterStack):
         factor = deviations(self.depth, confidence + failures) ** 2 / self.columns
         root = np.sqrt(np.maximum(factor * ((1 + factor) * self._largest_moments(failures) - value**2), 0.0))
         lower, upper = ((value + sign * root) / (1 + factor) for sign in (-1, 1))
-        # An estimate beyond what the moments permit is no reason for an interval without it.
+        # The interval contains the estimate, also where the moments exclude the estimate.
         lower, upper = np.minimum(np.ceil(lower), value), np.maximum(np.floor(upper), value)
         return Estimates(value, lower, upper, confidence, self.kind)
 

@@ -3,10 +3,10 @@
 Karnin, Lang and Liberty, "Optimal Quantile Approximation in Streams" (FOCS 2016). A value of level h represents 2^h
 values. A level that is too full is compacted: it is sorted, and of each pair one value goes up a level, all the lower
 ones or all the upper ones by the toss of a coin. A second coin decides whether the pairs begin at the first or at the
-second value. A compaction shifts the rank of x by ±2^h if x separates the values of a pair, and by 0 otherwise. The
-second coin makes the probability of that one half, whatever the data (or zero, if x is not between these values). So a
-shift is 0, 0, 2^h or -2^h: half the sum of two tosses of ±2^h, with the variance 4^h/2. With pairs that always begin at
-the first value, data exist of which each compaction shifts the rank, with the variance 4^h.
+second value. A compaction shifts the rank of x by ±2^h if x separates the values of a pair, and by 0 otherwise. With
+the second coin, x separates a pair with probability one half, whatever the data (or zero, if x is not between the
+compacted values). So a shift is 0, 0, 2^h or -2^h: half the sum of two tosses of ±2^h, with the variance 4^h/2. If
+pairs always began at the first value, each compaction of some data would shift the rank, with the variance 4^h.
 
 V is the sum of these variances; it is counted, through merges too. The error of a rank is at most `dominated_quantile`
 times √V with the stated probability. The interval follows from V and not from a worst-case bound.

@@ -95,8 +95,8 @@ def halved(values: npt.NDArray[Any], coins: int) -> tuple[npt.NDArray[Any], npt.
     """Returns one value of each pair of sorted values, and the one or two values that have no pair, if any.
 
     Args:
-        coins: 0 to 3. The lower bit is the position of the first pair's first value, the higher one that of the chosen
-            value in each pair.
+        coins: 0 to 3. The lower bit is the position of the first pair's first value. The higher bit is the position of
+            the chosen value in each pair.
     """
     first, end = coins & 1, len(values) - (len(values) - (coins & 1)) % 2
     rest = np.concatenate([values[:first], values[end:]])
