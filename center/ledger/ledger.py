@@ -130,6 +130,10 @@ class Ledger:
         """Number of windows of a query that are not final."""
         return self._query(ref).open_windows
 
+    def has_waiting_changes(self, ref: QueryRef) -> bool:
+        """Whether windows of a query have changed since their newest answer, and wait for the time of the next one."""
+        return self._query(ref).has_waiting_changes
+
     def queries(self) -> list[QueryRef]:
         return list(self._queries)
 

@@ -121,6 +121,11 @@ class QueryLedger(ABC):
         """Number of windows that are not final."""
         return len(self._windows)
 
+    @property
+    def has_waiting_changes(self) -> bool:
+        """Whether windows have changed since their newest answer, and wait for the time of the next one."""
+        return self._refine_at_ms is not None
+
     def weigh(self, size: int, slices: int | None = None) -> None:
         """Takes the size of so many slices, or (None) of those of an answer. The largest ones count the longest."""
         each = size // (slices or self._slices_per_answer)
