@@ -153,7 +153,7 @@ def select_groups(
             learn_overspent(slice_.entries, history, limits, slice_.exact_sends)
         learn(slice_.entries, history, slots, limits if spec.saves_bytes else None)
         slice_.learned = True
-        slice_.late_groups = context.late_groups if slots is not None and slots.remaining < 1.0 else 0
+        slice_.late_groups = context.late_groups if slots is not None and slots.remaining <= 0.0 else 0
     allowed = np.inf if slots is None else max(slots.remaining // 1, slice_.late_groups)
     if allowed < 1 or (slots is not None and slice_.close_reported):
         return EMPTY_SELECTION  # the other groups are omitted, and reported as withheld

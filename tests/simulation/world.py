@@ -450,8 +450,10 @@ class World:
         sure = [r.event_ms for disk, r in given if self._is_surely_rejected(disk, r) and r.rejected is WRONG_TYPE]
         is_exact = all(self._is_surely_rejected(disk, r) for disk, r in given)
         from_start = plan.registered_s == 0 and plan.spec.edges is not None
-        # A state that was lost may have stated what its sources reject once more.
-        most = math.inf if any(d.plan.loses_state_s is not None for d in self.disks.values()) else len(given)
+        # A state that was lost, or is older than what the center knows, may state once more what its sources reject.
+        plans = [disk.plan for disk in self.disks.values()]
+        is_repeated = any(p.loses_state_s is not None or p.restores_s is not None for p in plans)
+        most = math.inf if is_repeated else len(given)
         false = []
         last = {a["window"]["start"]: a for a in sorted(answers, key=lambda a: a["revision"])}
         for answer in answers:

@@ -69,8 +69,8 @@ async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path:
         catalog.register(SPEC, 1)
         agent = Agent()
         async with running(uplink(port, agent)):
-            agent.make(frame(n, 20_000) for n in range(50))
-            await agent.until(lambda: agent.acked == 49 and agent.link[0] > 0)
+            agent.make(frame(n, 20_000) for n in range(1_000))  # until a faster pace brings no more
+            await agent.until(lambda: agent.link[0] > 0)
             assert 0 <= agent.link[1] < 1_000 * PATIENCE_S  # echoes count whole milliseconds: none on a fast machine
 
 
