@@ -168,9 +168,13 @@ class StreamState:
 
     def _count_nulls(self, source: str, batch: pa.RecordBatch) -> None:
         values = self._values.setdefault(source, {})
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if name in self.spec.columns:
-                values.setdefault(name, ColumnValues()).add(batch.num_rows, column.null_count)
+        rows, recent = batch.num_rows, RECENT_RECORDS
+        # Both ends of a long batch: a column may lose its values within it.
+        parts = [batch] if rows <= recent else [batch.slice(0, recent), batch.slice(max(recent, rows - recent))]
+        for part in parts:
+            for name, column in zip(part.schema.names, part.columns, strict=True):
+                if name in self.spec.columns:
+                    values.setdefault(name, ColumnValues()).add(part.num_rows, column.null_count)
 
     def null_columns(self) -> list[tuple[str, str]]:
         """Returns (source, column) of the columns that had values and are null in most of the newest records."""

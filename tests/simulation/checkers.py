@@ -227,6 +227,8 @@ class _QueryCheck:
                 if row is not None:
                     self._stated_width(answer, measure, group, row[measure.name])
                 self._cell(answer, measure, group, row, members, [certain[i] for i in members], whole)
+                if is_settled and row is not None and not whole:
+                    self._what_it_has(answer, measure, group, row[measure.name], members)
         if answer["contract"]["met"] and completeness["missing"] and not is_early:
             self._say("met", answer, f"met, with completeness {completeness}")
         elif answer["contract"]["met"] and not whole and self.spec.accuracy is None:
@@ -306,12 +308,12 @@ class _QueryCheck:
             return  # an answer that is not whole does not say that there are no other groups, nor that nulls are a zero
         if name == "distinct":
             self._interval(answer, measure, group, cell, bounds, answer["confidence"], whole)
-            self._exactly(answer, measure, group, cell, bounds, whole)
+            self._exactly(answer, measure, group, cell, bounds, stands=whole and answer["contract"]["met"])
             return
         confidence = answer["confidence"] if is_predicted else 1.0
         # An answer without rows has no confidence; that a group is not in it is said for certain.
         self._interval(answer, measure, group, cell, bounds, 1.0 if confidence is None else confidence, whole)
-        self._exactly(answer, measure, group, cell, bounds, whole)
+        self._exactly(answer, measure, group, cell, bounds, stands=whole and answer["contract"]["met"])
         self._within_budget(answer, measure, group, cell, bounds)
 
     def _absent(self, answer: Answer, measure: Measure) -> dict[str, Any]:
@@ -365,10 +367,10 @@ class _QueryCheck:
             self.findings.outcomes.append(Outcome(f"interval of {measure.function.name}", confidence, held))
 
     def _exactly(
-        self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds, whole: bool
+        self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds, *, stands: bool
     ) -> None:
         contract = answer["contract"]
-        if not whole or not contract["met"] or not _is_exact(contract, measure) or bounds is UNKNOWN:
+        if not stands or not _is_exact(contract, measure) or bounds is UNKNOWN:
             return
         estimate = cell["estimate"]
         shown = f"{measure.name} of {group} is exact: {estimate}, the truth is {_shown(bounds)}"
@@ -383,6 +385,19 @@ class _QueryCheck:
         slack = Fraction(self._tolerance(bounds))
         if not bounds.low - slack <= Fraction(estimate) <= bounds.high + slack:
             self._say("exact" if measure.function.name == "distinct" else "number", answer, shown)
+
+    def _what_it_has(
+        self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], members: list[int]
+    ) -> None:
+        """The last answer has every record of the edges that it does not name as missing, whatever it lacks of them."""
+        completeness = answer["quality"]["completeness"]
+        if completeness.get("lost_state") or measure.function.name not in EXACT_FUNCTIONS:
+            return  # records may be counted twice
+        absent, end_ms = set(completeness["missing"]), time_ms(answer["window"]["end"])
+        sure = [
+            self.truth.fate(i, end_ms) is Fate.COUNTED and self.truth.records[i].edge not in absent for i in members
+        ]
+        self._exactly(answer, measure, group, cell, self.truth.bounds(measure, members, sure), stands=True)
 
     def _stated_width(self, answer: Answer, measure: Measure, group: Group, cell: Any) -> None:
         """A met answer states no interval wider than its budget, and no value without bounds."""

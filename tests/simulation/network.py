@@ -16,6 +16,7 @@ import grpc
 from grpc.aio import EOF, AioRpcError, Metadata
 
 from edgewater.wire import uplink_pb2 as pb
+from tests.simulation.lies import Liar
 from tests.simulation.virtual import Process, VirtualLoop, this_process
 
 KEEPALIVE_S = 5.0
@@ -96,15 +97,19 @@ class Call:
         self.serving: asyncio.Task[Any] | None = None
         self.open = True
 
-    def cut(self, *, tell_edge: bool, tell_gateway: bool, flush: bool) -> None:
-        """Breaks the call. An end that is not told finds out later; with `flush`, what was sent up still arrives."""
+    def cut(self, *, tell_edge: bool, tell_gateway: bool, flush: bool, gateway_s: float = KEEPALIVE_S) -> None:
+        """Breaks the call. An end that is not told finds out later; with `flush`, what was sent up still arrives.
+
+        Args:
+            gateway_s: after this time the gateway finds out, if it is not told.
+        """
         if not self.open:
             return
         self.open = False
         self.up.lost = self.down.lost = True
         loop, rng = self.network.loop, self.network.rng
         edge_s = rng.uniform(0, 0.05) if tell_edge else 4 * KEEPALIVE_S
-        gateway_s = rng.uniform(0, 0.05) if tell_gateway else KEEPALIVE_S
+        gateway_s = rng.uniform(0, 0.05) if tell_gateway else gateway_s
         if flush:
             gateway_s = max(gateway_s, self.up._last_s - loop.time() + 0.001)
         else:
@@ -120,6 +125,8 @@ class Call:
 
     async def write(self, message: pb.FromEdge) -> None:
         self.edge.step("send")
+        if self.edge.name in self.network.liars:
+            message = self.network.liars[self.edge.name].altered(message)
         if self.down.error is not None:
             raise self.down.error
         self.up.send(message.SerializeToString())
@@ -226,6 +233,7 @@ class Network:
         self._links: dict[str, Link] = {}
         self._calls: list[Call] = []
         self.server: Server | None = None
+        self.liars: dict[str, Liar] = {}
 
     def link(self, edge: str) -> Link:
         if edge not in self._links:
@@ -272,10 +280,11 @@ class Network:
             server.process.report_failure(exc)
             call.down.end(AioRpcError(grpc.StatusCode.UNKNOWN, Metadata(), Metadata(), details=str(exc)))
 
-    def cut(self, edge: str, *, tell_edge: bool, tell_gateway: bool, flush: bool) -> None:
+    def cut(self, edge: str, **how: Any) -> None:
+        """Breaks the edge's calls, as `Call.cut`."""
         for call in list(self._calls):
             if call.edge.name == edge:
-                call.cut(tell_edge=tell_edge, tell_gateway=tell_gateway, flush=flush)
+                call.cut(**how)
 
     def on_death(self, process: Process) -> None:
         """The kernel of a killed process ends its calls; that of a machine without power does not."""

@@ -20,6 +20,10 @@ COMBINED = 0.3
 """Of queries with an error budget, those that have a staleness budget too."""
 CONSTANTS = 0.4
 """Probability that edges of a world have a column with one value in all their records."""
+HOSTILE = 0.2
+"""Probability that one edge of several is hostile."""
+SILENT, SILENCE_S = 0.15, 8.0
+"""Probability that two edges fall silent in one interval, and for how long."""
 SKETCHES = 0.2
 """Probability of a sketch in a query."""
 COLUMN_NAMES = {"id": "int64", "k": "string", "x": "int64", "f": "float64"}
@@ -54,6 +58,9 @@ class EdgePlan:
         memory: bytes that open slices may hold, of one query and of all; None: as configured by default.
         piece_s: it is short of CPU: this is the mean time until its worker runs the next piece; None: it keeps up.
         constant: the value of k in all its records, which its configuration states; None: it states none.
+        drift: a column, and the index of the first record whose value in it is null, as if its source had renamed the
+            column; None: no column drifts.
+        is_hostile: its frames have impossible statements (`tests.simulation.lies`).
     """
 
     name: str
@@ -70,6 +77,8 @@ class EdgePlan:
     memory: tuple[int, int] | None = None
     piece_s: float | None = None
     constant: str | None = None
+    drift: tuple[str, int] | None = None
+    is_hostile: bool = False
 
     def skew_ms(self, at_s: float) -> int:
         return next((ms for since_s, ms in reversed(self.steps) if since_s <= at_s), 0)
@@ -89,7 +98,8 @@ class LinkFault:
     """A fault of one edge's link.
 
     Attributes:
-        kind: reset (both ends notice), half-open (none does), blackout (nothing passes for `lasts_s`), slow.
+        kind: reset (both ends notice), half-open (none does), blackout (nothing passes for `lasts_s`), slow, silent
+            (blackout, and the gateway's call stays open for longer).
     """
 
     at_s: float
@@ -155,12 +165,19 @@ class _Draw:
         for edge in edges:
             if short.random() < 0.3:
                 edge.piece_s = short.choice((0.02, 0.1, 0.4))
+        drift = random.Random(f"drift {seed}")
+        for edge in edges:
+            if drift.random() < 0.2:
+                self.drift(edge, drift)
         constants = random.Random(f"constants {seed}")
         if constants.random() < CONSTANTS:
             for edge in edges:
                 edge.constant = constants.choice(("a", "b", "c", "c", None))
                 for record in edge.records if edge.constant is not None else ():
                     record.values["k"] = edge.constant
+        hostile = random.Random(f"hostile {seed}")
+        if len(edges) > 1 and hostile.random() < HOSTILE:
+            self.make_hostile(edges[-1])
         spoiled = random.Random(f"rejected {seed}")
         for edge in edges:
             share = spoiled.choice((0.0, 0.0, 0.05, 0.3))
@@ -171,6 +188,10 @@ class _Draw:
         count = rng.choice((1, 1, 2, 2, 3))
         queries = [self.query(f"q{i}", [e.name for e in edges], active_s) for i in range(count)]
         links = [self.link_fault(rng.choice(edges).name, active_s) for _ in range(rng.choice((0, 0, 1, 2, 4)))]
+        silent = random.Random(f"silent {seed}")
+        if len(edges) > 1 and silent.random() < SILENT:
+            at_s = silent.uniform(1.0, active_s)
+            links += [LinkFault(at_s, edge.name, "silent", SILENCE_S) for edge in silent.sample(edges, 2)]
         kills = {}
         for kind, often in (("edge", 60), ("gateway", 60), ("job", 25)):
             if self.chance(0.55):
@@ -216,6 +237,23 @@ class _Draw:
                 result.append(PlannedRecord(at_s, event_ms, record))
             at_s += rng.expovariate(rate)
         return result
+
+    @staticmethod
+    def drift(edge: EdgePlan, rng: random.Random) -> None:
+        """Doubles the records, so that many have the column and many lack it, and removes its values from one on."""
+        again = [replace(r, at_s=r.at_s + 0.01, values=dict(r.values)) for r in edge.records]
+        edge.records = sorted([*edge.records, *again], key=lambda r: r.at_s)
+        column, begin = rng.choice("xf"), round(len(edge.records) * rng.uniform(0.3, 0.6))
+        edge.drift = column, begin
+        for record in edge.records[begin:]:
+            record.values[column] = None
+
+    @staticmethod
+    def make_hostile(edge: EdgePlan) -> None:
+        """Gives the edge a group of its own, so that the bounds of the honest edges' groups stay."""
+        edge.is_hostile, edge.constant = True, "h"
+        for record in edge.records:
+            record.values["k"] = "h"
 
     def value(self, kind: str) -> dict[str, Any]:
         rng = self.rng

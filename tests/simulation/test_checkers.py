@@ -32,7 +32,7 @@ def exactly(value: float | None) -> dict[str, Any]:
 
 def answer(data: list[dict[str, Any]], *, phase: str = "final", observed: int = 3, **parts: Any) -> dict[str, Any]:
     whole = phase != "early"
-    missing = [] if whole else ["e2"]
+    missing = [] if whole else ["e1"]
     return {
         "query": "q",
         "window": {"start": "1970-01-01T00:00:00Z", "end": "1970-01-01T00:00:01Z"},

@@ -44,6 +44,7 @@ from edgewater.errors import NotFound
 from edgewater.streams import EdgeId
 from edgewater.wire import REJECTIONS, QueryRef
 from tests.simulation.checkers import Falsehood, Findings, RevisionWatch, check_query, time_ms
+from tests.simulation.lies import Liar
 from tests.simulation.network import Channel, Network, Server
 from tests.simulation.processes import (
     PUSH_ATTEMPTS,
@@ -71,6 +72,10 @@ from tests.simulation.virtual import (
 
 LONGEST_MS = 3_000
 """No tumbling or sliding window is longer."""
+STATUS_MS = 3_000
+"""A gateway's sign of life is not older."""
+VALUES, NULLS = 32, 56
+"""Records of a source with a column, and without it after that, for which the loss of the column must be noticed."""
 REST_S = 90.0
 """How long everything may take to come to rest once nothing disturbs it any more."""
 
@@ -97,6 +102,7 @@ class World:
         self.loop.set_task_factory(new_task)
         self.loop.set_exception_handler(self._on_loop_error)
         self.network = Network(self.loop, self.rng)
+        self.network.liars = {plan.name: Liar(scenario.seed) for plan in scenario.edges if plan.is_hostile}
         self.report = Report(scenario.seed)
         number = 0
         for plan in scenario.edges:
@@ -111,6 +117,7 @@ class World:
         self.registered: dict[QueryRef, tuple[RegisteredQuery, QueryPlan]] = {}
         self._answers: dict[int, AnswerRecord] = {}
         self._noted: dict[str, int] = {}
+        self._starts: Counter[str] = Counter()
         self._positions: tuple[dict[str, int], dict[str, int]] = ({}, {})  # two looks ago, and one
 
     def trace(self, text: str) -> None:
@@ -195,6 +202,7 @@ class World:
         if plan.dies_s is not None and now_s >= plan.dies_s:
             return
         process = self._process(plan.name, "edge", plan.skew_ms)
+        self._starts[plan.name] += 1
         directory = self.directory / plan.name
         if plan.name in self.edges:
             self.edges.pop(plan.name).close()
@@ -322,6 +330,11 @@ class World:
         link = self.network.link(fault.edge)
         if fault.kind == "slow":
             link.slow = 30.0
+        elif fault.kind == "silent":
+            self.network.cut(fault.edge, tell_edge=False, tell_gateway=False, flush=False, gateway_s=2 * fault.lasts_s)
+            link.up = False
+            gateway = self.gateway.process if self.gateway is not None else None
+            self.loop.call_later(fault.lasts_s - 0.5, self._check_silence, EdgeId(fault.edge), gateway)
         else:
             told = fault.kind == "reset"
             self.network.cut(fault.edge, tell_edge=told, tell_gateway=told, flush=self.rng.random() < 0.5)
@@ -331,6 +344,22 @@ class World:
     def _mend(self, edge: str) -> None:
         link = self.network.link(edge)
         link.up, link.slow = True, 1.0
+
+    def _check_silence(self, name: EdgeId, gateway: Process | None) -> None:
+        """The gateway, unless it was killed since, knows that the edge is silent, and goes on writing what it knows.
+        Another fault may have ended the silence."""
+        known = next((e for e in self.catalog.edges() if e.edge == name and e.connected), None)
+        if known is None or gateway is None or not gateway.alive or self.network.link(name).up:
+            return
+        self.report.faults["edge known to be silent"] += 1
+        if known.reachable(self.now_ms()):
+            self.say("status", name, "it has been silent for long, and it is reachable")
+        self._check_sign_of_life()
+
+    def _check_sign_of_life(self) -> None:
+        signs = [e.heard_by_ms for e in self.catalog.edges() if e.connected and e.heard_by_ms is not None]
+        if signs and max(signs) < self.now_ms() - STATUS_MS:
+            self.say("status", "gateway", f"its last sign of life is {self.now_ms() - max(signs)} ms old")
 
     def _register(self, plan: QueryPlan) -> None:
         query = self.catalog.register(plan.spec, self.now_ms())
@@ -441,6 +470,29 @@ class World:
             if self._trace is not None:
                 for answer in answers:
                     self._trace(f"answer {answer}")
+        self._check_status(rested=rested)
+
+    def _check_status(self, *, rested: bool) -> None:
+        """Checks what the catalog says of the edges: the gateway's sign of life, and alarms about columns."""
+        if rested:
+            self._check_sign_of_life()
+        alarms = {a.edge for a in self.catalog.alarms() if a.kind == "column-null"}
+        for name, disk in self.disks.items():
+            if disk.plan.drift is None and EdgeId(name) in alarms:
+                self.say("alarm", name, "column-null, and its columns have values")
+            if rested and self._must_miss_column(disk) and EdgeId(name) not in alarms:
+                self.say("alarm", name, f"no column-null, and {disk.plan.drift} drifts")
+        self.report.faults["column drifts"] += sum(disk.plan.drift is not None for disk in self.disks.values())
+        self.report.faults["alarm of a column"] += len(alarms)
+        self.report.faults["edge is hostile"] += sum(disk.plan.is_hostile for disk in self.disks.values())
+
+    def _must_miss_column(self, disk: Disk) -> bool:
+        """Whether one agent has read enough records with a column, and then without it."""
+        plan = disk.plan
+        if plan.drift is None or self._starts[plan.name] > 1 or plan.joins_s or plan.dies_s is not None:
+            return False
+        read = [r.rejected is None and r.values["id"] in disk.seen for r in plan.records]
+        return sum(read[: plan.drift[1]]) >= VALUES and sum(read[plan.drift[1] :]) >= NULLS
 
     def _false_rejections(
         self, ref: QueryRef, plan: QueryPlan, answers: list[dict[str, Any]], counted: int, *, at_rest: bool
@@ -526,7 +578,7 @@ class World:
             is_ahead = record.event_ms > EPOCH_MS + record.at_s * 1000
             return Fate.UNCERTAIN if unlisted or is_ahead or (rule is not None and rule.too_late) else Fate.LOST
         too_late = rule is not None and rule.too_late
-        if disk.plan.memory is not None:
+        if disk.plan.memory is not None or disk.plan.is_hostile:
             return Fate.UNCERTAIN if unlisted or too_late else Fate.LOST
         if unlisted or too_late:
             return Fate.EITHER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import threading
 import time
@@ -34,6 +35,8 @@ ROTATION_MS = 2500
 LONG_UNREAD_MS = 12_000
 """As `ROTATION_MS`, where the edge may not have read for a while."""
 TWIN_START_S = 30.0
+VALUES, NULLS = 32, 96
+"""Records of a source with a column, and without it after that, for which the loss of the column must be noticed."""
 LOSSY = ("copytruncate", "delete", "same-inode")
 AWAY = {"kill-edge", "stop-edge", "pause-edge", "lost-state", "old-state", "disk-full", "join", "clock"}
 """Faults during which an edge does not read."""
@@ -86,6 +89,7 @@ class EpisodeRun:
         self.losses: list[Loss] = []
         self.joined: dict[str, int] = {}
         self.retired: dict[str, int] = {}
+        self.drifting: set[str] = set()
         self.late_query_ms: int | None = None
         self.skipped: list[str] = []
         self.reader = Reader(center, [s["name"] for s in self.specs if not s["name"].endswith("late_query")])
@@ -294,6 +298,11 @@ class EpisodeRun:
         if edge.process is not None and edge.process.poll() is not None:
             self._up(edge)  # it ended, as service managers expect of a full disk
 
+    def _drift(self, fault: Fault, edge: Edge) -> None:
+        self.drifting.add(edge.name)
+        for made in self.inputs[edge.name]:
+            made.drifts = True
+
     def _retire(self, fault: Fault, edge: Edge) -> None:
         self.retired[edge.name] = wall_ms()
         self.center.request("DELETE", f"/v1/edges/{edge.name}")
@@ -345,6 +354,7 @@ class EpisodeRun:
             if all(self._is_final(truth) for truth in truths.values()):
                 time.sleep(1.5)
                 return True
+            self.center.check_alive()
             if not (self.center.is_ready() and all(edge.is_ready() for edge in self.edges)):
                 ready_since = time.monotonic()
             if ready_since - began > RECOVERY_S:
@@ -385,8 +395,8 @@ class EpisodeRun:
     def _fate(self, handed: Handed, spec: QuerySpec, final_ms: int) -> Fate:
         if not handed.certain:
             return Fate.UNCERTAIN
-        kind = self._kind_of(handed)
-        if any(x.edge == handed.edge and kind in x.kinds and x.from_ms <= handed.at_ms <= x.to_ms for x in self.losses):
+        kind = self._kind_of(handed.edge, handed.record.src)
+        if self._may_be_lost(handed.edge, kind, handed.at_ms):
             return Fate.LOST
         joined = self.joined.get(handed.edge)
         if joined is not None and not self.episode.listed and handed.at_ms <= joined + 3000:
@@ -401,9 +411,12 @@ class EpisodeRun:
             return Fate.LOST
         return Fate.COUNTED
 
-    def _kind_of(self, handed: Handed) -> str:
-        edge = next(e for e in self.edges if e.name == handed.edge)
-        return edge.plan.sources[int(handed.record.src.rpartition("/")[2])].kind
+    def _may_be_lost(self, edge: str, kind: str, at_ms: int) -> bool:
+        return any(x.edge == edge and kind in x.kinds and x.from_ms <= at_ms <= x.to_ms for x in self.losses)
+
+    def _kind_of(self, name: str, src: str) -> str:
+        edge = next(e for e in self.edges if e.name == name)
+        return edge.plan.sources[int(src.rpartition("/")[2])].kind
 
     def _write_evidence(self) -> None:
         """Writes the records and the answers beside the logs, for who looks into a false statement."""
@@ -422,9 +435,11 @@ class EpisodeRun:
         for name, truth in self._truths().items():
             answers = [a for revisions in self.reader.answers.get(name, {}).values() for a in revisions.values()]
             findings.add(self._check_query(truth, answers, settled))
+            if settled and not name.endswith("late_query"):
+                findings.false += self._false_rejections(truth.spec)
         starts = {q: list(self.reader.newest(q))[:2] for q in self.reader.queries}
         findings.cells += self.reader.compare_forms(starts)
-        findings.false += self._unannounced()
+        findings.false += self._unannounced() + (self._false_columns() if settled else [])
         findings.false += self.reader.false
         if not settled:
             message = f"/readyz of the center and all edges is 200, and answers are not final {SETTLE_S:.0f} s after"
@@ -432,6 +447,43 @@ class EpisodeRun:
         return EpisodeResult(
             self.episode, findings, len(self.log.handed), self.reader.reads, skipped=sorted(set(self.skipped))
         )
+
+    def _false_rejections(self, spec: QuerySpec) -> list[Falsehood]:
+        """What the newest answers, and the query's page, say of rejected records that is not true."""
+        sure = [
+            r
+            for r in self.log.rejected
+            if r.certain and r.edge not in self.retired
+            and not self._may_be_lost(r.edge, self._kind_of(r.edge, r.src), r.at_ms)
+        ]  # fmt: skip
+        most = math.inf if self.losses else len(self.log.rejected)  # what may be lost may also be read twice
+        false = []
+        total = int(self.center.request("GET", f"/v1/queries/{spec.name}").json()["rejected"])
+        if not len(sure) <= total <= most:
+            message = f"the query's page has {total} rejected records; there are {len(sure)} to {most}"
+            false.append(Falsehood("rejected", spec.name, "", 0, message))
+        for start, answer in self.reader.newest(spec.name).items():
+            stated = answer["quality"]["records"]["rejected"]
+            begin_ms, end_ms = time_ms(start), time_ms(answer["window"]["end"])
+            must = sum(r.event_ms is not None and begin_ms <= r.event_ms < end_ms for r in sure)
+            if not must <= stated <= most or (stated and answer["contract"]["met"]):
+                message = f"{stated} rejected, {must} to {most} are; met: {answer['contract']['met']}"
+                false.append(Falsehood("rejected", spec.name, start, int(answer["revision"]), message))
+        return false
+
+    def _false_columns(self) -> list[Falsehood]:
+        """Alarms about columns that have their values, and columns that were renamed without an alarm."""
+        alarms = {alarm["edge"] for alarm in self.center.alarms() if alarm["kind"] == "column-null"}
+        names = {edge.name for edge in self.edges}
+        false = [(edge, "column-null, and no column has lost its values") for edge in alarms & names - self.drifting]
+        for edge in sorted(self.drifting - alarms - {loss.edge for loss in self.losses}):
+            values: dict[str, list[int]] = {}
+            for handed in self.log.handed:
+                if handed.edge == edge:
+                    values.setdefault(handed.record.src, [0, 0])[handed.record.p is None] += 1
+            if any(before >= VALUES and after >= NULLS for before, after in values.values()):
+                false.append((edge, f"no column-null; records with and without p: {values}"))
+        return [Falsehood("alarm", edge, "", 0, message) for edge, message in false]
 
     def _unannounced(self) -> list[Falsehood]:
         """What answers state to be lost or uncounted without an alarm."""

@@ -25,7 +25,7 @@ EDGE_FAULTS = (
 )
 LINK_FAULTS = ("cut", "duplicate")
 CENTER_FAULTS = ("kill-gateway", "kill-api", "kill-job", "checkpoints")
-INPUT_FAULTS = ("late", "ahead", "nan", "big", "overflow", "bad")
+INPUT_FAULTS = ("late", "ahead", "nan", "big", "overflow", "bad", "drift")
 QUERY_FAULTS = ("late-query",)
 FAULTS = (*FILE_FAULTS, *EDGE_FAULTS, *LINK_FAULTS, *CENTER_FAULTS, *INPUT_FAULTS, *QUERY_FAULTS)
 

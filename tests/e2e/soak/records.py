@@ -29,19 +29,21 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One input record; `at` is its event time in ms."""
+    """One input record; `at` is its event time in ms; `p` is None once its source has renamed the column."""
 
     at: int
     k: str
     src: str
     n: int
     v: int
-    p: int
+    p: int | None
     z: int
     x: float
 
     def to_json(self) -> str:
-        return json.dumps({name: getattr(self, name) for name in ("at", *COLUMNS)}, separators=(",", ":"))
+        values = {name: getattr(self, name) for name in ("at", *COLUMNS)}
+        named = {name if value is not None else f"{name}_renamed": value for name, value in values.items()}
+        return json.dumps(named, separators=(",", ":"))
 
     @property
     def log_z(self) -> float:
@@ -76,11 +78,27 @@ class Handed:
     watermark_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A record that its source rejects; fields as in `Handed`.
+
+    Attributes:
+        event_ms: its event time; None: it has none that can be read.
+    """
+
+    src: str
+    edge: str
+    at_ms: int
+    certain: bool
+    event_ms: int | None = None
+
+
 @dataclass(slots=True)
 class InputLog:
     """All records of an episode. Thread-safe.
 
     Attributes:
+        rejected: the records that sources reject.
         disorder_ms: how far behind the newest record of its source a record may come, as configured at the edges.
         idle_ms: the watermark of a source that has been silent for half of this may follow the clock.
         repeated: batches that an edge had counted when they were pushed again.
@@ -89,6 +107,7 @@ class InputLog:
     disorder_ms: int
     idle_ms: int
     handed: list[Handed] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
     refused: int = 0
     repeated: int = 0
     _newest: dict[str, int] = field(default_factory=dict)
@@ -130,7 +149,7 @@ class RecordSource:
     """
 
     def __init__(self, src: str, profile: Profile, lateness_ms: int, number: int, rng: np.random.Generator) -> None:
-        self._src, self._profile, self._rng = src, profile, rng
+        self.src, self._profile, self._rng = src, profile, rng
         self._late_ms = 2 * lateness_ms + 3000
         self._number = number
 
@@ -155,4 +174,4 @@ class RecordSource:
             z = int(rng.integers(-1, 1))
         self._number += 1
         key = KEYS[min(int(rng.geometric(0.45)) - 1, len(KEYS) - 1)]
-        return Record(at, key, self._src, self._number, v, int(rng.integers(50, 150)), z, float(rng.normal(0, 100)))
+        return Record(at, key, self.src, self._number, v, int(rng.integers(50, 150)), z, float(rng.normal(0, 100)))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import os
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, Queue
 from typing import IO
 
 import httpx
 
-from tests.e2e.soak.records import InputLog, Record, RecordSource, to_arrow
+from tests.e2e.soak.records import InputLog, Record, RecordSource, Rejected, to_arrow
 
 PERIOD_S = 0.1
 PUSH_TIMEOUT_S = 8.0
@@ -25,6 +27,7 @@ REPEAT_EVERY = 10
 GOES_ON_S = 1.0
 COMPRESS_AFTER_S = 1.0
 BAD_LINES = ('{"at": "yesterday"}', "not json", '{"k": "a", "n": 1}', '{"at": 1, "n": 1.5}')
+"""Lines that are no records; a line with a wrong type and the time of a record is added to them."""
 HEAD_LINE = '{"comment": "' + "the same in every file " * 20 + '"}'
 """Without a time, so it is no record; it makes the first bytes of all files of an episode equal."""
 
@@ -39,11 +42,13 @@ class Input:
     Attributes:
         capped: as in `InputLog.add`; set to False before a fault that makes the edge read later.
         bad: whether records that cannot be read are mixed in.
+        drifts: whether the source writes the column `p` under another name.
     """
 
     def __init__(self, edge: str, source: RecordSource, log: InputLog, records_per_s: float, bad: bool) -> None:
         self.edge, self.log, self.bad = edge, log, bad
         self.capped = True
+        self.drifts = False
         self._source, self._rate = source, records_per_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -77,13 +82,23 @@ class Input:
             count, due = int(due), due - int(due)
             ticks += 1
             if count:
-                self.write(self._source.draw(count, wall_ms()), with_bad=self.bad and ticks % 7 == 0)
+                records = self._source.draw(count, wall_ms())
+                if self.drifts:
+                    records = [replace(r, p=None) for r in records]
+                self.write(records, with_bad=self.bad and ticks % 7 == 0)
             self.between()
             self._stopping.wait(PERIOD_S)
         self.finish()
 
     def write(self, records: list[Record], with_bad: bool) -> None:
         raise NotImplementedError
+
+    def note(self, records: list[Record], with_bad: bool, *, certain: bool = True, capped: bool = False) -> None:
+        """Logs records that were written together, and the lines that are no records among them."""
+        now_ms = wall_ms()
+        self.log.add(self.edge, records, now_ms, certain=certain, capped=capped)
+        times = [*[None] * len(BAD_LINES), _timed(records)] if with_bad else []
+        self.log.rejected += [Rejected(records[0].src, self.edge, now_ms, certain, time) for time in times]
 
     def between(self) -> None:
         """Called between writes, in the writing thread."""
@@ -95,8 +110,13 @@ class Input:
 def _lines(records: list[Record], with_bad: bool) -> bytes:
     lines = [r.to_json() for r in records]
     if with_bad:
-        lines[len(lines) // 2 : len(lines) // 2] = BAD_LINES
+        lines[len(lines) // 2 : len(lines) // 2] = [*BAD_LINES, json.dumps({"at": _timed(records), "n": 1.5})]
     return ("\n".join(lines) + "\n").encode()
+
+
+def _timed(records: list[Record]) -> int:
+    """The time of the line of a wrong type among these records."""
+    return records[len(records) // 2].at
 
 
 class FileInput(Input):
@@ -106,7 +126,7 @@ class FileInput(Input):
         self, edge: str, source: RecordSource, log: InputLog, records_per_s: float, bad: bool, path: Path
     ) -> None:
         super().__init__(edge, source, log, records_per_s, bad)
-        self.path = path
+        self.path, self._src = path, source.src
         path.parent.mkdir(parents=True)
         self._file = self._create()
         self._rotations = 0
@@ -116,11 +136,12 @@ class FileInput(Input):
     def _create(self) -> IO[bytes]:
         file = self.path.open("ab", buffering=0)
         file.write((HEAD_LINE + "\n").encode())
+        self.log.rejected.append(Rejected(self._src, self.edge, wall_ms(), certain=True))
         return file
 
     def write(self, records: list[Record], with_bad: bool) -> None:
         self._file.write(_lines(records, with_bad))
-        self.log.add(self.edge, records, wall_ms(), capped=self.capped)
+        self.note(records, with_bad, capped=self.capped)
 
     def between(self) -> None:
         while True:
@@ -216,7 +237,7 @@ class PushInput(Input):
             self._push(False)
             time.sleep(PERIOD_S)
         if self._unheard is not None:
-            self.log.add(self.edge, self._unheard[2], wall_ms(), certain=False, capped=False)
+            self.note(self._unheard[2], _has_bad(self._unheard[0]), certain=False)
         self.log.refused += len(self._waiting)
         self._client.close()
 
@@ -238,7 +259,7 @@ class PushInput(Input):
             assert reply.json()["accepted"] == len(batch), reply.text
             assert is_again or not reply.json()["already_counted"], reply.text
             self.log.repeated += reply.json()["already_counted"]
-            self.log.add(self.edge, batch, wall_ms(), capped=self.capped and not is_again)
+            self.note(batch, _has_bad(content), capped=self.capped and not is_again)
             self._pushed += 1
             if self._retries and self._pushed % REPEAT_EVERY == 0:
                 self._repeat(content, kind)
@@ -271,7 +292,11 @@ class PushInput(Input):
         if self._retries:
             self._unheard = content, kind, batch
         else:
-            self.log.add(self.edge, batch, wall_ms(), certain=False, capped=False)
+            self.note(batch, _has_bad(content), certain=False)
+
+
+def _has_bad(content: bytes) -> bool:
+    return BAD_LINES[1].encode() in content
 
 
 class StdinInput(Input):
@@ -290,6 +315,6 @@ class StdinInput(Input):
             process.stdin.flush()
         except (OSError, ValueError):
             # The pipe broke within the write: the dead process may have read a part of it.
-            self.log.add(self.edge, records, wall_ms(), certain=False, capped=False)
+            self.note(records, with_bad, certain=False)
             return
-        self.log.add(self.edge, records, wall_ms(), capped=self.capped)
+        self.note(records, with_bad, capped=self.capped)

@@ -167,6 +167,14 @@ def test_a_column_that_had_values_and_is_null_in_most_records_is_named(restored:
     assert stream.null_columns() == [], "it is back"
 
 
+@pytest.mark.parametrize("records", [64, 70, 1_000])
+def test_a_column_that_loses_its_values_within_a_batch_is_named(records: int) -> None:
+    core = make_core(queries=QUERIES[:1])
+    push(core, rows=[("UA", 500, 1_000)] * records + [("UA", None, 1_000)] * records)
+    push(core, rows=[("UA", None, 1_000)] * 5)
+    assert core.streams["flights"].null_columns() == [("file", "distance")]
+
+
 def test_a_column_that_never_had_values_is_not_missed() -> None:
     core = make_core(queries=QUERIES[:1])
     push(core, rows=[("UA", None, 1_000)] * 500)
