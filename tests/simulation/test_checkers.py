@@ -114,6 +114,17 @@ def test_records_in_doubt_may_be_in_an_answer_or_not() -> None:
     assert kinds(answer(rows, observed=4), doubtful) == {"number"}
 
 
+def test_the_records_of_an_edge_are_in_an_answer_that_lacks_another_edge() -> None:
+    said = answer(TRUE_ROWS)
+    said["quality"]["completeness"] |= {"ratio": 0.5, "missing": ["e2"]}
+    said["contract"]["met"] = False
+    for row in said["data"]:
+        row |= {name: row[name] | {"lower": None, "upper": None} for name in ("n", "s")}
+    assert kinds(said) == set()
+    said["data"][0]["s"]["estimate"] = 2
+    assert kinds(said) == {"number"}
+
+
 def test_lost_records_are_said_to_be_lost() -> None:
     lost = (*RECORDS, record(20, x=10, fate=Fate.LOST))
     assert {"completeness", "number"} <= kinds(answer(TRUE_ROWS), lost)
