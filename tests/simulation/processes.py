@@ -303,17 +303,17 @@ class JobProgram:
     def _look_at_lease(self) -> None:
         assert self._leadership is not None
         self._leadership.step()
-        if not self._leads:
+        if not self.leads:
             self._leads_file.unlink(missing_ok=True)
         self.process.step("lease")
 
     @property
-    def _leads(self) -> bool:
+    def leads(self) -> bool:
         return self._leadership is None or self._leadership.leads.is_set()
 
     async def _deadlines(self) -> None:
         while True:
-            if not self._leads:
+            if not self.leads:
                 await asyncio.sleep(JOB_POLL_S)
                 continue
             await asyncio.to_thread(self._advance)
@@ -336,7 +336,7 @@ class JobProgram:
         while True:
             await asyncio.sleep(self.process.rng.uniform(0.02, JOB_POLL_S))
             end = begin
-            if self._leads and len(ahead) < AHEAD:
+            if self.leads and len(ahead) < AHEAD:
                 reader.prepareForTriggerAvailableNow()
                 end = reader.latestOffset(begin, ReadMaxRows(self.process.rng.choice((1, 3, 1000))))
             if end != begin:

@@ -117,7 +117,7 @@ def test_records_in_doubt_may_be_in_an_answer_or_not() -> None:
 def test_the_records_of_an_edge_are_in_an_answer_that_lacks_another_edge() -> None:
     said = answer(TRUE_ROWS)
     said["quality"]["completeness"] |= {"ratio": 0.5, "missing": ["e2"]}
-    said["contract"]["met"] = False
+    said["contract"]["met"], said["confidence"] = False, None
     for row in said["data"]:
         row |= {name: row[name] | {"lower": None, "upper": None} for name in ("n", "s")}
     assert kinds(said) == set()
