@@ -74,7 +74,7 @@ LONGEST_MS = 3_000
 """No tumbling or sliding window is longer."""
 STATUS_MS = 3_000
 """A gateway's sign of life is not older."""
-VALUES, NULLS = 32, 56
+VALUES, NULLS = 48, 56
 """Records of a source with a column, and without it after that, for which the loss of the column must be noticed."""
 REST_S = 90.0
 """How long everything may take to come to rest once nothing disturbs it any more."""

@@ -35,7 +35,7 @@ ROTATION_MS = 2500
 LONG_UNREAD_MS = 12_000
 """As `ROTATION_MS`, where the edge may not have read for a while."""
 TWIN_START_S = 30.0
-VALUES, NULLS = 32, 96
+VALUES, NULLS = 48, 96
 """Records of a source with a column, and without it after that, for which the loss of the column must be noticed."""
 LOSSY = ("copytruncate", "delete", "same-inode")
 AWAY = {"kill-edge", "stop-edge", "pause-edge", "lost-state", "old-state", "disk-full", "join", "clock"}
