@@ -44,6 +44,8 @@ PACING_SLACK_S = 0.002
 MIN_FRAME_BYTES = 8 << 10
 LEAST_FRAMES_IN_FLIGHT = 4
 """The bytes in flight hold at least this many frames, unless frames are small."""
+HALF_SECOND_S, MAX_UNKNOWN_IN_FLIGHT_BYTES = 0.5, 64 << 10
+"""While the bandwidth is unknown, what the link carries at least in this time may be in flight, up to so many bytes."""
 SMALLEST_FRAME_BYTES, SMALL_FRAME_S = 1 << 10, 0.25
 """A small frame has `MIN_FRAME_BYTES`, or on a narrow link what it carries in `SMALL_FRAME_S`."""
 DAY_MS = 86_400_000
@@ -121,6 +123,7 @@ class LinkEstimator:
     def __init__(self) -> None:
         self._bandwidth = WindowedExtreme("max", least=ESTIMATE_SAMPLES)
         self._is_known = False
+        self._at_least = WindowedExtreme("max", least=ESTIMATE_SAMPLES)
         self._startup_best_bytes_s, self._startup_rounds, self._round_ends_bytes = 0.0, 0, 0
         self._rtt_s: float | None = None
         self._rtt_at_s = 0.0
@@ -174,6 +177,8 @@ class LinkEstimator:
         if self._draining:
             return min(self._credit_bytes, small)
         target = int(gain * self.bandwidth_bytes_s * (self._rtt_s or 0.0))
+        if not self._is_known:
+            target = max(target, min(int(HALF_SECOND_S * (self._at_least.value or 0.0)), MAX_UNKNOWN_IN_FLIGHT_BYTES))
         # The frame that is being sent is added to the bytes that keep the link busy until it arrives.
         return min(self._credit_bytes, small + max(small, target))
 
@@ -181,7 +186,9 @@ class LinkEstimator:
     def _small_frame_bytes(self) -> int:
         """The size of a frame below which it is mostly overhead, and that delays later frames little."""
         if not self._is_known:
-            return MIN_IN_FLIGHT_BYTES // 2
+            return min(
+                max(MIN_IN_FLIGHT_BYTES // 2, int(SMALL_FRAME_S * (self._at_least.value or 0.0))), MIN_FRAME_BYTES
+            )
         return min(max(SMALLEST_FRAME_BYTES, int(SMALL_FRAME_S * self.bandwidth_bytes_s)), MIN_FRAME_BYTES)
 
     def room_bytes(self, max_frame_bytes: int) -> int:
@@ -246,9 +253,13 @@ class LinkEstimator:
     def _learn_from_transit(self, wire_bytes: int, rtt_s: float, now_s: float) -> None:
         """Learns the bandwidth from a frame that was sent into an empty link."""
         base_s, more_bytes = self._base.value, wire_bytes - self._echo_bytes
-        if base_s is not None and rtt_s - base_s >= MIN_TRANSIT_S and more_bytes > 0:
+        if base_s is None or more_bytes <= 0:
+            return
+        if rtt_s - base_s >= MIN_TRANSIT_S:
             self._bandwidth.add(more_bytes / (rtt_s - base_s), now_s)
             self._is_known = True
+        else:
+            self._at_least.add(more_bytes / MIN_TRANSIT_S, now_s)
 
     def _end_round(self, delivered_bytes: int) -> None:
         """Ends Startup once the bandwidth has stopped growing.

@@ -295,6 +295,12 @@ def test_small_frames_on_a_wide_link_do_not_show_its_bandwidth() -> None:
     assert idle_sender(10e6, 0.1, 2_000, 0.0).capacity_bytes_s == 0.0
 
 
+def test_a_wide_link_soon_carries_frames_of_the_usual_size() -> None:
+    link = idle_sender(10e6, 0.005, 2_000, 0.02, frames=2)
+    assert link.room_bytes(1 << 20) >= MIN_FRAME_BYTES
+    assert link.in_flight_limit_bytes >= 16 << 10
+
+
 def test_time_at_the_center_does_not_count_as_time_of_the_link() -> None:
     assert idle_sender(10e6, 0.1, 2_000, 1.0).capacity_bytes_s == 0.0
 
