@@ -36,6 +36,8 @@ ESTIMATE_SAMPLES = 8
 """The bandwidth is the maximum of at least so many samples, however old: rare frames give few."""
 BASE_WINDOW_S = 60.0
 """The minimum over this time is the round trip of a heartbeat on an empty link."""
+SLOW_FRAMES = 3
+"""So many frames in a row must be slow before they show the bandwidth: a busy process delays some of them, too."""
 MIN_TRANSIT_S = 0.05
 """A frame that takes less than this longer than a heartbeat does not show the bandwidth: other delays are as large."""
 PACING_SLACK_S = 0.002
@@ -44,8 +46,8 @@ PACING_SLACK_S = 0.002
 MIN_FRAME_BYTES = 8 << 10
 LEAST_FRAMES_IN_FLIGHT = 4
 """The bytes in flight hold at least this many frames, unless frames are small."""
-HALF_SECOND_S, MAX_UNKNOWN_IN_FLIGHT_BYTES = 0.5, 64 << 10
-"""While the bandwidth is unknown, what the link carries at least in this time may be in flight, up to so many bytes."""
+MAX_UNKNOWN_IN_FLIGHT_BYTES = 64 << 10
+"""Bytes in flight once a frame has passed without showing the bandwidth, as on all links that are not narrow."""
 SMALLEST_FRAME_BYTES, SMALL_FRAME_S = 1 << 10, 0.25
 """A small frame has `MIN_FRAME_BYTES`, or on a narrow link what it carries in `SMALL_FRAME_S`."""
 DAY_MS = 86_400_000
@@ -124,6 +126,8 @@ class LinkEstimator:
         self._bandwidth = WindowedExtreme("max", least=ESTIMATE_SAMPLES)
         self._is_known = False
         self._at_least = WindowedExtreme("max", least=ESTIMATE_SAMPLES)
+        self._transit = WindowedExtreme("max", least=ESTIMATE_SAMPLES)
+        self._slow_frames = 0
         self._startup_best_bytes_s, self._startup_rounds, self._round_ends_bytes = 0.0, 0, 0
         self._rtt_s: float | None = None
         self._rtt_at_s = 0.0
@@ -177,8 +181,8 @@ class LinkEstimator:
         if self._draining:
             return min(self._credit_bytes, small)
         target = int(gain * self.bandwidth_bytes_s * (self._rtt_s or 0.0))
-        if not self._is_known:
-            target = max(target, min(int(HALF_SECOND_S * (self._at_least.value or 0.0)), MAX_UNKNOWN_IN_FLIGHT_BYTES))
+        if not self._is_known and self._at_least.value is not None:
+            target = max(target, MAX_UNKNOWN_IN_FLIGHT_BYTES)
         # The frame that is being sent is added to the bytes that keep the link busy until it arrives.
         return min(self._credit_bytes, small + max(small, target))
 
@@ -201,7 +205,7 @@ class LinkEstimator:
         if self._in_flight and room < small:
             return 0
         # If one frame filled the limit, the link would carry nothing while its acknowledgement returns.
-        several = self.in_flight_limit_bytes // LEAST_FRAMES_IN_FLIGHT
+        several = self.in_flight_limit_bytes // (LEAST_FRAMES_IN_FLIGHT if self._is_known else 1)
         one_second = int(self.bandwidth_bytes_s) or MAX_FRAME_BYTES
         return min(max(small, min(room, several, one_second)), MAX_FRAME_BYTES, max_frame_bytes)
 
@@ -216,7 +220,9 @@ class LinkEstimator:
             self._delivered_at_s = now_s  # the link was idle until now, which must not lower the delivery rate
         if self._rtt_s is not None:
             gain = IN_FLIGHT_GAIN if self._is_known else STARTUP_GAIN
-            rate = gain * max(self.bandwidth_bytes_s, MIN_IN_FLIGHT_BYTES / self._rtt_s)
+            # Until the bandwidth is known, the pace must not be slower than what may be in flight.
+            least = 2 * self._small_frame_bytes if self._is_known else self.in_flight_limit_bytes
+            rate = gain * max(self.bandwidth_bytes_s, least / self._rtt_s)
             self._paced_until_s = max(self._paced_until_s, now_s) + wire_bytes / rate
         self.in_flight_bytes += wire_bytes
         full = self.in_flight_bytes + self._small_frame_bytes > self.in_flight_limit_bytes
@@ -256,10 +262,16 @@ class LinkEstimator:
         if base_s is None or more_bytes <= 0:
             return
         if rtt_s - base_s >= MIN_TRANSIT_S:
-            self._bandwidth.add(more_bytes / (rtt_s - base_s), now_s)
-            self._is_known = True
+            self._slow_frames += 1
+            self._transit.add(more_bytes / (rtt_s - base_s), now_s)
+            if self._slow_frames >= SLOW_FRAMES:
+                self._bandwidth.add(self._transit.value or 0.0, now_s)
+                self._is_known = True
         else:
+            self._slow_frames = 0
             self._at_least.add(more_bytes / MIN_TRANSIT_S, now_s)
+            if (self._at_least.value or 0.0) > self.bandwidth_bytes_s:
+                self._is_known = False  # what seemed to be the link was a pause of a process
 
     def _end_round(self, delivered_bytes: int) -> None:
         """Ends Startup once the bandwidth has stopped growing.
