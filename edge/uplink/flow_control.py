@@ -205,7 +205,8 @@ class LinkEstimator:
         if self._in_flight and room < small:
             return 0
         # If one frame filled the limit, the link would carry nothing while its acknowledgement returns.
-        several = self.in_flight_limit_bytes // (LEAST_FRAMES_IN_FLIGHT if self._is_known else 1)
+        is_wide = not self._is_known and self._at_least.value is not None
+        several = self.in_flight_limit_bytes // (1 if is_wide else LEAST_FRAMES_IN_FLIGHT)
         one_second = int(self.bandwidth_bytes_s) or MAX_FRAME_BYTES
         return min(max(small, min(room, several, one_second)), MAX_FRAME_BYTES, max_frame_bytes)
 
