@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -49,9 +50,12 @@ sys.stdin.read()
 
 
 def ports_of_this_process_tree() -> list[str]:
-    tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    listening = [c for process in tree for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-    return sorted({str(c.laddr.port) for c in listening})
+    ports: set[str] = set()
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # Spark's Python workers come and go
+            connections = process.net_connections("tcp")
+            ports.update(str(c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN)
+    return sorted(ports)
 
 
 def as_nobody(program: str, *arguments: str) -> list[str]:
