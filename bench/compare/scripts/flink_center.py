@@ -42,20 +42,20 @@ for key, value in {
 }.items():
     table.get_config().set(key, value)
 schema = Schema.new_builder().column("f0", "STRING")
-schema.column_by_expression("at", "TO_TIMESTAMP_LTZ(CAST(SPLIT_INDEX(f0, ',', 0) AS BIGINT), 3)")
+schema.column_by_expression("read_at", "TO_TIMESTAMP_LTZ(CAST(SPLIT_INDEX(f0, ',', 0) AS BIGINT), 3)")
 for index, column in enumerate(("package", "country", "size"), 1):
     schema.column_by_expression(column, f"SPLIT_INDEX(f0, ',', {index})")
-built = schema.watermark("at", "at").build()
+built = schema.watermark("read_at", "read_at").build()
 for number, local in enumerate(local_ports):  # one source per site: the union's watermark is the slowest site's
     lines = environment._j_stream_execution_environment.socketTextStream("127.0.0.1", int(local), "\n", 0)
     from pyflink.datastream import DataStream
 
     table.create_temporary_view(f"site{number}", table.from_data_stream(DataStream(lines), built))
-union = " UNION ALL ".join(f"SELECT at, package, country, `size` FROM site{n}" for n in range(len(local_ports)))
+union = " UNION ALL ".join(f"SELECT read_at, package, country, `size` FROM site{n}" for n in range(len(local_ports)))
 table.execute_sql(f"CREATE TEMPORARY VIEW records AS {union}")
 columns = "start_ms BIGINT, package STRING, country STRING, amount BIGINT, n BIGINT"
 table.execute_sql(f"CREATE TEMPORARY TABLE answers ({columns}) WITH ('connector' = 'print')")
-window = f"TABLE(TUMBLE(TABLE records, DESCRIPTOR(at), INTERVAL '{run['window_ms'] // 1000}' SECONDS(9)))"
+window = f"TABLE(TUMBLE(TABLE records, DESCRIPTOR(read_at), INTERVAL '{run['window_ms'] // 1000}' SECONDS(9)))"
 start_ms = "UNIX_TIMESTAMP(CAST(window_start AS STRING), 'yyyy-MM-dd HH:mm:ss.SSS') * 1000"
 table.execute_sql(
     f"INSERT INTO answers SELECT {start_ms}, package, country, SUM(TRY_CAST(`size` AS BIGINT)), COUNT(*) "

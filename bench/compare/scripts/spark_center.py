@@ -4,6 +4,7 @@ spark_center.py HOST PORT ANSWERS_FILE FOLDER...: a thread unpacks each site's s
 RUN (JSON) has the replay.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -23,8 +24,10 @@ run, server = json.loads(os.environ["RUN"]), socket.create_server((host, int(por
 def receive(folder):
     site, rest, written_s, number = server.accept()[0], b"", 0.0, 0
     unpack = zstandard.ZstdDecompressor().decompressobj()
-    while data := site.recv(65536):
-        rest += unpack.decompress(data)
+    site.settimeout(0.2)
+    while True:
+        with contextlib.suppress(TimeoutError):
+            rest += unpack.decompress(site.recv(65536))
         end = rest.rfind(b"\n") + 1
         if end and time.time() - written_s >= 0.2:
             hidden = Path(folder, f".{number}")
@@ -34,7 +37,7 @@ def receive(folder):
 
 
 for folder in folders:
-    Path(folder).mkdir()
+    Path(folder).mkdir(exist_ok=True)
     threading.Thread(target=receive, args=(folder,), daemon=True).start()
 builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
 builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.sql.session.timeZone", "UTC")
