@@ -8,9 +8,9 @@ Nothing else in the file is substituted.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 from pydantic import (
@@ -22,7 +22,23 @@ from pydantic import (
     model_validator,
 )
 
-from edge.codecs import CODECS, DAY_MS, EXTENSIONS, YEAR_2000_MS, CsvDialect, EventTime, Format, RecordSchema, TimeUnit
+from edge.codecs import (
+    CODECS,
+    COMBINED_FIELDS,
+    COMBINED_TIME,
+    DAY_MS,
+    EXTENSIONS,
+    TIME_UNITS,
+    YEAR_2000_MS,
+    CsvDialect,
+    EventTime,
+    Format,
+    LinePattern,
+    RecordSchema,
+    TextFormat,
+    TextFormatName,
+    is_time_pattern,
+)
 from edgewater.configuration import (
     INSTANT_ACCEPTED,
     Address,
@@ -190,13 +206,25 @@ class TimeConfig(Model):
 
     Attributes:
         time_of_day: a second column, with the time of day, if `column` holds dates.
+        unit: ms, s, us, iso8601, or a pattern of `strptime`. The default is the time of access logs if a source of the
+            stream has the format `combined`, otherwise ms.
     """
 
     column: str = Field(min_length=1)
     time_of_day: str | None = Field(default=None, min_length=1)
-    unit: TimeUnit = "ms"
+    unit: str = "ms"
     min_time: Instant = YEAR_2000_MS
     max_skew: Duration = DAY_MS
+
+    @field_validator("unit")
+    @classmethod
+    def _unit(cls, unit: str) -> str:
+        if unit not in TIME_UNITS and not ("%" in unit and is_time_pattern(unit)):
+            raise refusal(
+                f"one of {', '.join(TIME_UNITS)}, or a pattern of strptime such as {COMBINED_TIME!r}",
+                f"{unit!r} does not read year, month, day, hour, minute and second",
+            )
+        return unit
 
 
 class ReplayConfig(Model):
@@ -239,7 +267,72 @@ class CsvConfig(Model):
         return CsvDialect(self.delimiter, tuple(self.nulls))
 
 
-class FileConfig(Model):
+MAX_PATTERN = 4096
+"""Characters of a regular expression."""
+
+
+class RegexConfig(Model):
+    """The pattern of the format `regex`, see `LinePattern`."""
+
+    pattern: str = Field(min_length=1, max_length=MAX_PATTERN)
+    nulls: list[str] = []
+
+    @field_validator("pattern")
+    @classmethod
+    def _pattern(cls, pattern: str) -> str:
+        if (fault := LinePattern(pattern).fault) is not None:
+            accepted = "a regular expression of RE2 with a named group per column, such as (?P<status>[0-9]+)"
+            raise refusal(f"{accepted}; RE2 has no backreferences and no lookarounds", fault)
+        return pattern
+
+
+class TextConfig(Model):
+    """A text format and its options, of a source whose records are lines."""
+
+    format: TextFormatName
+    csv: CsvConfig = CsvConfig()
+    regex: RegexConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _format_by_options(cls, options: Any) -> Any:
+        if isinstance(options, dict) and "format" not in options and "regex" in options:
+            return {**options, "format": "regex"}
+        return options
+
+    @model_validator(mode="after")
+    def _pattern_fits(self) -> Self:
+        if (self.format == "regex") != (self.regex is not None):
+            accepted = "regex: {pattern: …} with format: regex, and with no other format"
+            raise refusal(accepted, f"format is {self.format}")
+        return self
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Raises the refusal of columns that the format has no fields for, and of groups that are no columns."""
+        groups = self.pattern.groups if self.regex is not None else COMBINED_FIELDS
+        if self.format == "combined" or self.regex is not None:
+            for name in columns:
+                if name not in groups:
+                    accepted = f"columns among the fields of the format {self.format}: {', '.join(groups)}"
+                    raise refusal(accepted, f"column {name} is none of them")
+        for name in groups if self.regex is not None else ():
+            if name not in columns:
+                accepted = f"groups of regex.pattern that are columns or the time: {', '.join(columns)}"
+                raise refusal(accepted, f"the group {name} is none of them; (?:…) is a group without a column")
+
+    @property
+    def pattern(self) -> LinePattern:
+        assert self.regex is not None
+        return LinePattern(self.regex.pattern, tuple(self.regex.nulls))
+
+    def text_format(self, schema: RecordSchema) -> TextFormat:
+        """Returns the format for records of a stream; not for Parquet."""
+        header = tuple(self.csv.header) if self.csv.header is not None and self.format == "csv" else None
+        pattern = self.pattern if self.regex is not None else None
+        return TextFormat(self.format, schema, self.csv.dialect, header, pattern)
+
+
+class FileConfig(TextConfig):
     """Files of a pattern.
 
     Attributes:
@@ -248,11 +341,10 @@ class FileConfig(Model):
     """
 
     path: str = Field(min_length=1)
-    format: Format
+    format: Format  # type: ignore[assignment]
     follow: bool = False
     rotate_wait: Duration = 60_000
     compression: Literal["auto", "none", "gzip", "zstd", "bz2"] = "auto"
-    csv: CsvConfig = CsvConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -264,20 +356,21 @@ class FileConfig(Model):
         return {**options, "format": EXTENSIONS[suffix]} if suffix in EXTENSIONS else options
 
 
-class StdinConfig(Model):
-    format: Literal["ndjson", "csv"] = "ndjson"
-    csv: CsvConfig = CsvConfig()
+class StdinConfig(TextConfig):
+    format: TextFormatName = "ndjson"
 
 
-class HttpPushConfig(Model):
+class HttpPushConfig(TextConfig):
     """Records are pushed to ``POST /v1/streams/{stream}``.
 
     Attributes:
         dedupe: how a batch that is pushed again is recognised: by its Idempotency-Key and, if it has none, by its body
             and client; or only by its key.
+        format: of bodies of the type text/plain; None: they are refused.
     """
 
     dedupe: Literal["body", "key"] = "body"
+    format: TextFormatName | None = None  # type: ignore[assignment]
 
 
 class SourceConfig(Model):
@@ -322,6 +415,31 @@ class StreamConfig(Model):
             raise refusal(f"another name than {TIME_COLUMN}", "that is the name of the event time in every stream")
         return columns
 
+    @model_validator(mode="before")
+    @classmethod
+    def _time_of_access_logs(cls, stream: Any) -> Any:
+        sources = stream.get("sources") if isinstance(stream, dict) else None
+        kinds = (
+            [options for s in sources if isinstance(s, dict) for options in s.values()]
+            if isinstance(sources, list)
+            else []
+        )
+        if not any(isinstance(options, dict) and options.get("format") == "combined" for options in kinds):
+            return stream
+        time = stream.get("time", {})
+        return (
+            {**stream, "time": {"column": "time", "unit": COMBINED_TIME, **time}} if isinstance(time, dict) else stream
+        )
+
+    @model_validator(mode="after")
+    def _formats_fit(self) -> StreamConfig:
+        columns = list(self.record_schema.textual)
+        for source in self.sources:
+            text = source.file or source.stdin or source.http
+            if text is not None:
+                text.check_columns(columns)
+        return self
+
     @model_validator(mode="after")
     def _time_fits(self) -> StreamConfig:
         if self.time.time_of_day is not None and self.time.unit != "iso8601":
@@ -331,7 +449,7 @@ class StreamConfig(Model):
             )
         if self.time.time_of_day == self.time.column:
             raise refusal("two different columns", f"time.column and time.time_of_day are both {self.time.column}")
-        fitting = ("string",) if self.time.unit == "iso8601" else ("int64", "float64")
+        fitting = ("int64", "float64") if self.time.unit in ("ms", "s", "us") else ("string",)
         for name in (self.time.column, self.time.time_of_day):
             declared = self.columns.get(name) if name is not None else None
             if declared is not None and declared not in fitting:

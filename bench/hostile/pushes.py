@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from bench.hostile.mutate import Rng, mutated_bytes, pick
 from bench.hostile.targets import Target, register
-from edge.codecs import EventTime, RecordSchema
+from edge.codecs import EventTime, LinePattern, RecordSchema, TextFormat
 from edge.sources.http_body import MAX_EXPANSION, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body
 from edgewater.errors import EdgewaterError
 
@@ -27,6 +27,22 @@ def _ndjson() -> list[bytes]:
 
 def _csv() -> list[bytes]:
     return [b"t,k,x,f,b\n" + b"".join(b'%d,"a, %d",%d,1.5,true\n' % (NOW_MS + i, i, i) for i in range(20))]
+
+
+TEXTS = {
+    "logfmt": TextFormat("logfmt", SCHEMA),
+    "regex": TextFormat(
+        "regex", SCHEMA, pattern=LinePattern(r"(?P<t>\d+) (?P<k>.*?) (?P<x>\S*) (?P<f>\S*) (?P<b>\w*)")
+    ),
+}
+
+
+def _logfmt() -> list[bytes]:
+    return [b"".join(b't=%d k="a \\"%d\\"" x=%d f=1.5 b\n' % (NOW_MS + i, i, i) for i in range(20))]
+
+
+def _regex() -> list[bytes]:
+    return [b"".join(b"%d a %d 1.5 true\n" % (NOW_MS + i, i) for i in range(20))]
 
 
 def _arrow(compression: str | None) -> list[bytes]:
@@ -56,7 +72,8 @@ def _mutated_text(data: bytes, rng: Rng) -> bytes:
 
 
 def _decode(media: str, encoding: str, data: bytes) -> None:
-    decode_body(data, media, encoding, SCHEMA, NOW_MS, LIMITS, "fuzz")
+    text = TEXTS.get(media)
+    decode_body(data, "text" if text else media, encoding, SCHEMA, NOW_MS, LIMITS, "fuzz", text=text)
 
 
 def _memory(_: bytes) -> int:
@@ -67,6 +84,8 @@ _refusals = (EdgewaterError, BodyTooLarge, BodyTooCostly)
 for _name, _corpus, _media, _encoding, _mutate in (
     ("ndjson", _ndjson, "ndjson", "identity", _mutated_text),
     ("csv", _csv, "csv", "identity", _mutated_text),
+    ("logfmt", _logfmt, "logfmt", "identity", _mutated_text),
+    ("regex", _regex, "regex", "identity", _mutated_text),
     ("gzip", lambda: [gzip.compress(_ndjson()[0], mtime=0) * 2], "ndjson", "gzip", mutated_bytes),
     ("arrow", partial(_arrow, None), "arrow", "identity", mutated_bytes),
     ("arrow-zstd", partial(_arrow, "zstd"), "arrow", "identity", mutated_bytes),

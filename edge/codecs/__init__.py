@@ -7,20 +7,24 @@ clock and no configuration.
 from edge.codecs.columnar import check_schema, concat, convert, is_text, needed_columns
 from edge.codecs.csv_codec import CsvDialect, read_header
 from edge.codecs.decompression import CODECS, HEAD_BYTES, TAIL_BYTES, Input, codec_of
-from edge.codecs.event_time import cast_or_null, read_times, time_values
-from edge.codecs.formats import EXTENSIONS, Format, TextFormat
+from edge.codecs.event_time import cast_or_null, is_time_pattern, read_times, time_values
+from edge.codecs.fields_codec import COMBINED_FIELDS, COMBINED_TIME, LinePattern
+from edge.codecs.formats import EXTENSIONS, Format, TextFormat, TextFormatName
 from edge.codecs.framing import Block, BlockReader, ByteStream
 from edge.codecs.line_decoder import LineDecoder
 from edge.codecs.line_stream import BOM, LineStream, split_header, too_long
-from edge.codecs.schema import DAY_MS, YEAR_2000_MS, YEAR_2200_MS, EventTime, RecordSchema, TimeUnit
+from edge.codecs.schema import DAY_MS, TIME_UNITS, YEAR_2000_MS, YEAR_2200_MS, EventTime, RecordSchema
 
 __all__ = [
     "BOM",
     "CODECS",
+    "COMBINED_FIELDS",
+    "COMBINED_TIME",
     "DAY_MS",
     "EXTENSIONS",
     "HEAD_BYTES",
     "TAIL_BYTES",
+    "TIME_UNITS",
     "YEAR_2000_MS",
     "YEAR_2200_MS",
     "Block",
@@ -31,16 +35,18 @@ __all__ = [
     "Format",
     "Input",
     "LineDecoder",
+    "LinePattern",
     "LineStream",
     "RecordSchema",
     "TextFormat",
-    "TimeUnit",
+    "TextFormatName",
     "cast_or_null",
     "check_schema",
     "codec_of",
     "concat",
     "convert",
     "is_text",
+    "is_time_pattern",
     "needed_columns",
     "read_header",
     "read_times",

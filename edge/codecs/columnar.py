@@ -45,8 +45,8 @@ def check_schema(input_schema: pa.Schema, schema: RecordSchema, where: str) -> N
     numeric = pa.types.is_integer(actual) or pa.types.is_floating(actual)
     if pa.types.is_timestamp(actual) or pa.types.is_date(actual):
         return
-    if not (is_text(actual) if time.unit == "iso8601" else numeric):
-        accepted = "text or timestamps" if time.unit == "iso8601" else "numbers or timestamps"
+    if not (is_text(actual) if time.is_text else numeric):
+        accepted = "text or timestamps" if time.is_text else "numbers or timestamps"
         raise InvalidRecord(f"{where}: column {time.column}", str(actual), f"{accepted} for time.unit {time.unit}")
 
 

@@ -7,6 +7,7 @@ time is rejected, with a message that names the unit that would make the time pl
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -108,11 +109,11 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 def read_times(raw: pa.Array, unit: str) -> ParsedTimes:
-    """Converts dates, timestamps, ISO 8601 texts, or numbers of a unit."""
+    """Converts dates, timestamps, texts in ISO 8601 or a pattern, or numbers of a unit."""
     if pa.types.is_date(raw.type):
         raw = raw.cast(pa.timestamp("us"))
     if pa.types.is_string(raw.type):
-        return _from_timestamps(raw, parse_iso8601(raw))
+        return _from_timestamps(raw, parse_iso8601(raw) if unit == "iso8601" else parse_times(raw, unit))
     if pa.types.is_timestamp(raw.type):
         return _from_timestamps(raw, raw.cast(pa.timestamp("us"), safe=False))
     return _from_numbers(raw, unit)
@@ -155,6 +156,21 @@ def parse_iso8601(texts: pa.Array) -> pa.Array:
     with_zone = cast_or_null(pc.if_else(zoned, shaped, None), pa.timestamp("us", "UTC"))
     without = cast_or_null(pc.if_else(zoned, None, shaped), pa.timestamp("us"))
     return pc.coalesce(with_zone.cast(pa.timestamp("us")), without)
+
+
+def parse_times(texts: pa.Array, pattern: str) -> pa.Array:
+    """Parses texts by a pattern of `strptime` to UTC timestamps in µs; null where that fails. Without ``%z``: UTC."""
+    return pc.strptime(texts, format=pattern, unit="us", error_is_null=True).cast(pa.timestamp("us"))
+
+
+def is_time_pattern(pattern: str) -> bool:
+    """Whether a pattern of `strptime` reads date and time of day to the second, as Arrow understands it."""
+    example = dt.datetime(2015, 12, 31, 22, 58, 47, tzinfo=dt.UTC)
+    try:
+        read = parse_times(pa.array([example.strftime(pattern)]), pattern)[0].as_py()
+    except (pa.ArrowInvalid, ValueError):
+        return False
+    return bool(read == example.replace(tzinfo=None))
 
 
 def cast_or_null(array: pa.Array, target: pa.DataType) -> pa.Array:
@@ -200,6 +216,8 @@ def time_accepted(unit: str) -> str:
     """Describes a time in this unit, for messages."""
     if unit == "iso8601":
         return "ISO 8601 text such as 2013-01-01T05:15:00Z"
+    if unit not in UNIT_NAMES:
+        return f"a time as {unit}, the pattern of time.unit"
     example = {"s": "1357017300", "ms": "1357017300000", "us": "1357017300000000"}[unit]
     return f"a number of {UNIT_NAMES[unit]} since 1970 such as {example}"
 

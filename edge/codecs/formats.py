@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edge.codecs.csv_codec import CsvCodec, CsvDialect
-from edge.codecs.line_decoder import LineDecoder, unlimited
+from edge.codecs.fields_codec import LinePattern, combined, logfmt_codec, pattern_codec
+from edge.codecs.line_decoder import LineCodec, LineDecoder, unlimited
 from edge.codecs.ndjson_codec import NdjsonCodec
 from edge.codecs.schema import RecordSchema
 
-Format = Literal["ndjson", "csv", "parquet"]
+TextFormatName = Literal["ndjson", "csv", "regex", "combined", "logfmt"]
+Format = TextFormatName | Literal["parquet"]
 
 EXTENSIONS: dict[str, Format] = {
     ".ndjson": "ndjson",
@@ -31,12 +33,14 @@ class TextFormat:
 
     Attributes:
         header: column names of CSV without a header line; None: the first line of a file names them.
+        pattern: of the format `regex`.
     """
 
-    format: Literal["ndjson", "csv"]
+    format: TextFormatName
     schema: RecordSchema
     dialect: CsvDialect = COMMA_SEPARATED
     header: tuple[str, ...] | None = None
+    pattern: LinePattern | None = None
 
     @property
     def needs_header(self) -> bool:
@@ -53,6 +57,19 @@ class TextFormat:
         Raises:
             InvalidRecord: the header lacks a declared column.
         """
-        if self.format == "ndjson":
-            return LineDecoder(NdjsonCodec(self.schema), check)
-        return LineDecoder(CsvCodec(self.schema, header or (), self.dialect, where), check)
+        return LineDecoder(self._codec(header or (), where), check)
+
+    def _codec(self, header: tuple[str, ...], where: str) -> LineCodec:
+        match self.format:
+            case "ndjson":
+                return NdjsonCodec(self.schema)
+            case "csv":
+                return CsvCodec(self.schema, header, self.dialect, where)
+            case "regex":
+                assert self.pattern is not None
+                return pattern_codec(self.schema, self.pattern, "a line that the whole of regex.pattern matches")
+            case "combined":
+                pattern = combined(list(self.schema.textual))
+                return pattern_codec(self.schema, pattern, "a line of the combined or common log format")
+            case "logfmt":
+                return logfmt_codec(self.schema)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import pyarrow as pa
 
 from edgewater.streams import TIME_COLUMN, Constant
 
-TimeUnit = Literal["ms", "s", "us", "iso8601"]
+TIME_UNITS = ("ms", "s", "us", "iso8601")
 
 DAY_MS = 86_400_000
 YEAR_2000_MS = 946_684_800_000
@@ -25,17 +24,23 @@ class EventTime:
 
     Attributes:
         column: name of the column in the input; it need not be among the stream's columns.
-        unit: unit of numbers; or iso8601: strings such as 2013-01-01T05:15:00Z (without a zone: UTC).
+        unit: unit of numbers; iso8601: texts such as 2013-01-01T05:15:00Z; or a pattern of `strptime` for other texts,
+            such as ``%d/%b/%Y:%H:%M:%S %z``. Texts without a zone are in UTC.
         min_ms: earlier event times are rejected.
         max_skew_ms: how far event time may be ahead of the arrival time; None: unchecked (replays).
         time_of_day: name of the column with the time of day, if `column` holds dates; the unit is iso8601 then.
     """
 
     column: str
-    unit: TimeUnit = "ms"
+    unit: str = "ms"
     min_ms: int = YEAR_2000_MS
     max_skew_ms: int | None = DAY_MS
     time_of_day: str | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether event times are texts."""
+        return self.unit not in ("ms", "s", "us")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -71,7 +76,7 @@ class RecordSchema:
     def textual(self) -> dict[str, pa.DataType]:
         """Column -> type that a text decoder reads: the declared columns and the time."""
         # float64 represents every ms and us until the year 2200 exactly, and fractions of seconds.
-        kind = pa.string() if self.time.unit == "iso8601" else pa.float64()
+        kind = pa.string() if self.time.is_text else pa.float64()
         undeclared = [name for name in self.time.columns if name not in self.columns]
         return {**self.columns, **dict.fromkeys(undeclared, kind)}
 

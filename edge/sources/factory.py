@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from edge.codecs import RecordSchema, TextFormat, codec_of
-from edge.config import CsvConfig, EdgeConfig, FileConfig, SourceConfig
+from edge.codecs import RecordSchema, codec_of
+from edge.config import EdgeConfig, FileConfig, SourceConfig
 from edge.records import Source
 from edge.sources.files import FileSource, OpenReader, parquet_opener, text_opener
 from edge.sources.http import HttpSource, http_source_name
@@ -70,8 +70,9 @@ def build_source(
             requires_complete=lambda path: file.format == "parquet" or codec_of(path, file.compression) is not None,
         )  # fmt: skip
     if config.stdin is not None:
-        text = text_format(config.stdin.format, config.stdin.csv, schema)
-        return StdinSource(f"{stream}:stdin", stream, text, now_ms=now_ms, sleep=sleep, idle=idle)
+        return StdinSource(
+            f"{stream}:stdin", stream, config.stdin.text_format(schema), now_ms=now_ms, sleep=sleep, idle=idle
+        )
     return HttpSource(http_source_name(stream), stream, schema, idle)
 
 
@@ -89,10 +90,4 @@ def file_opener(file: FileConfig, schema: RecordSchema) -> OpenReader:
     """Returns the function that opens the files of a source."""
     if file.format == "parquet":
         return parquet_opener(schema)
-    return text_opener(text_format(file.format, file.csv, schema), file.compression)
-
-
-def text_format(name: str, csv: CsvConfig, schema: RecordSchema) -> TextFormat:
-    """Builds the text format from its configuration."""
-    header = tuple(csv.header) if csv.header is not None else None
-    return TextFormat("csv" if name == "csv" else "ndjson", schema, csv.dialect, header if name == "csv" else None)
+    return text_opener(file.text_format(schema), file.compression)

@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge.codecs import RecordSchema
+from edge.codecs import RecordSchema, TextFormat
 from edge.config import EdgeConfig
 from edge.records import Chunk, Decoded, Position, PushId
 from edge.sources.http_body import MEDIA_TYPES, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body, media_type
@@ -67,6 +67,7 @@ class HttpSource:
     """A `Source` whose records arrive through `push_routes`; `chunks` yields nothing and never ends.
 
     Attributes:
+        text: the format of bodies of the type text/plain; None: they are refused.
         knows_bodies: whether a body without an `Idempotency-Key` that its client sends again is a repetition.
     """
 
@@ -81,11 +82,13 @@ class HttpSource:
         idle: ActivityMarker = no_marker,
         *,
         knows_bodies: bool = True,
+        text: TextFormat | None = None,
     ) -> None:
         self.name = name
         self.stream = stream
         self.schema = schema
         self.knows_bodies = knows_bodies
+        self.text = text
         self._idle = idle
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
@@ -162,7 +165,13 @@ def push_routes(
         count_refused: called with the error code of each refused request.
     """
     sources = {
-        name: HttpSource(http_source_name(name), name, stream.record_schema, knows_bodies=source.http.dedupe == "body")
+        name: HttpSource(
+            http_source_name(name),
+            name,
+            stream.record_schema,
+            knows_bodies=source.http.dedupe == "body",
+            text=source.http.text_format(stream.record_schema) if source.http.format is not None else None,
+        )
         for name, stream in config.streams.items()
         for source in stream.sources
         if source.http is not None
@@ -220,6 +229,9 @@ class _PushEndpoint:
         if media is None:
             header = request.headers.get("content-type", "(none)")[:100]
             detail = f"Content-Type {header} is not accepted; expected {MEDIA_TYPES}"
+            return self._problem(415, "unsupported-media-type", detail)
+        if media == "text" and source.text is None:
+            detail = f"text/plain needs http: {{format: …}} in the sources of stream {source.stream}, such as logfmt"
             return self._problem(415, "unsupported-media-type", detail)
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self._limits.body.size_bytes:
@@ -297,7 +309,7 @@ class _PushEndpoint:
             digests = list[bytes]()
             decoded = decode_body(
                 body, media, encoding, source.schema, arrival_ms, limits, source.stream,
-                lambda plain: digests.append(_digest(media.encode(), plain)),
+                lambda plain: digests.append(_digest(media.encode(), plain)), source.text,
             )  # fmt: skip
             return decoded, digests[0]
 

@@ -31,9 +31,10 @@ _MEDIA = {
     "application/jsonl": "ndjson",
     "application/json": "ndjson",
     "text/csv": "csv",
+    "text/plain": "text",
     "application/vnd.apache.arrow.stream": "arrow",
 }
-MEDIA_TYPES = "application/x-ndjson, text/csv or application/vnd.apache.arrow.stream"
+MEDIA_TYPES = "application/x-ndjson, text/csv, text/plain or application/vnd.apache.arrow.stream"
 MAX_EXPANSION = 16
 """Decoded columns may take this many times the bytes that a body may have."""
 MAX_GZIP_MEMBERS = 1024
@@ -76,7 +77,7 @@ class BodyLimits:
 
 
 def media_type(header: str) -> str | None:
-    """Returns ndjson, csv or arrow for a Content-Type; None for others."""
+    """Returns ndjson, csv, text or arrow for a Content-Type; None for others."""
     return _MEDIA.get(header.partition(";")[0].strip().lower())
 
 
@@ -89,11 +90,13 @@ def decode_body(
     limits: BodyLimits,
     where: str,
     on_plain: Callable[[bytes], object] = lambda _: None,
+    text: TextFormat | None = None,
 ) -> Decoded:
     """Decodes all valid records of a body as one batch.
 
     Args:
         on_plain: called with the decompressed body.
+        text: the format of a body of the media type `text`.
 
     Raises:
         InvalidRecord: the body as a whole is invalid; the message says why and what is accepted.
@@ -108,7 +111,8 @@ def decode_body(
     on_plain(body)
     if media == "arrow":
         return _decode_arrow(body, schema, arrival_ms, limits.size_bytes, where, check)
-    text = TextFormat("csv" if media == "csv" else "ndjson", schema)
+    if media != "text" or text is None:
+        text = TextFormat("csv" if media == "csv" else "ndjson", schema)
     lines = LineStream(io.BytesIO(body), text, where, check)
     blocks: list[Decoded] = []
     size = 0

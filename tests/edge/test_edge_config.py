@@ -93,8 +93,7 @@ def test_quoted_times_and_times_without_a_zone_are_taken() -> None:
         (given(limits={"zzz": 1}), "limits.zzz: 1 is not accepted; unknown key; expected one of the keys max_pending"),
         ({"edge": "jfk", "state_dir": "s"}, "streams: missing key; expected a value"),
         (in_stream(time={}), "streams.flights.time.column: missing key"),
-        (in_stream(time={"column": "t", "unit": "minutes"}), "streams.flights.time.unit: 'minutes' is not accepted; "
-                                                              "expected 'ms', 's', 'us' or 'iso8601'"),
+        (in_stream(time={"column": "t", "unit": "minutes"}), "streams.flights.time.unit: 'minutes' is not accepted"),
         (in_stream(columns={"a": "int"}), "column a has the unknown type int; expected a type among string, int64"),
         (in_stream(columns={}), "at least one column"),
         (in_stream(columns={"event_time_ms": "int64"}), "expected another name than event_time_ms"),

@@ -164,3 +164,16 @@ def test_a_time_of_day_is_refused_where_it_cannot_be(run: Any, tmp_path: Path) -
     content = (tmp_path / "t.parquet").read_bytes()
     (source,) = run({"a.parquet": content}, file={"format": "parquet"}, time=time).streams[0].sources
     assert "column t: 'int64' is not accepted; expected text, or Parquet's own date" in source.problems[0]
+
+
+def test_access_logs_are_checked_in_rotated_files_too(run: Any) -> None:
+    line = '203.0.113.9 - - [14/Nov/2023:22:13:2{} +0000] "GET /a HTTP/1.1" 200 {} "-" "curl"\n'
+    log = "".join(line.format(n, 10 * n) for n in range(9))
+    report = run(
+        {"access.log": log + "oops\n", "access.log.1.gz": gzip.compress(log.encode())},
+        file={"format": "combined"}, columns={"path": "string", "status": "int64"}, time={"column": "time"},
+    )  # fmt: skip
+    (source,) = report.streams[0].sources
+    assert report.ok
+    assert (source.files, source.records, source.first_ms) == (2, 18, NOW_MS)
+    assert [(r.reason, r.count) for r in source.rejected] == [("malformed", 1)]

@@ -151,9 +151,18 @@ def test_a_stream_without_http_source_is_not_found_and_the_reply_names_those_wit
         assert "streams that do: flights" in problem(agent.push("", path=path), 404, "not-found")
 
 
+def test_lines_of_text_are_read_in_the_format_of_the_source_and_refused_without_one(arrival_ms: int) -> None:
+    line = f't={arrival_ms} distance=7 carrier="A A"\n'
+    plain = {"content-type": "text/plain; charset=utf-8"}
+    agent = Agent(arrival_ms, http={"format": "logfmt"})
+    assert agent.push(line + "oops\n", plain).json()["accepted"] == 1
+    assert agent.taken[0][1].batch.column("carrier").to_pylist() == ["A A"]
+    problem(Agent(arrival_ms).push(line, plain), 415, "unsupported-media-type")
+
+
 def test_another_media_type_is_refused_and_the_right_ones_named(agent: Agent) -> None:
     detail = problem(agent.push("x", {"content-type": "text/html"}), 415, "unsupported-media-type")
-    assert "expected application/x-ndjson, text/csv or application/vnd.apache.arrow.stream" in detail
+    assert "application/x-ndjson, text/csv, text/plain" in detail
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,23 @@ def test_reading_goes_on_from_any_position(world: Any, read: Any, ndjson: Any, n
         assert numbers(chunks[: at + 1]) + numbers(rest) == list(range(12_010))
 
 
+PATTERN = r"t=(?P<t>\d+) distance=(?P<distance>\d+)(?P<carrier> c)?(?P<delay> d)?(?P<late> l)?"
+
+
+@pytest.mark.parametrize("options", [{"format": "logfmt"}, {"regex": {"pattern": PATTERN}}])
+def test_lines_of_text_are_read_on_from_any_position(
+    world: Any, read: Any, numbers: Any, arrival_ms: int, options: dict[str, Any]
+) -> None:
+    lines = [f"t={arrival_ms} distance={n}\n" for n in range(120_000)]
+    lines.insert(5, "oops\n")
+    world.write("a.log", "".join(lines))
+    chunks = read(world.source("a.log", **options))
+    assert [(r.reason, r.count) for chunk in chunks for r in chunk.rejected] == [("malformed", 1)]
+    every_position_gives_the_same_batch(world.source("a.log", **options), chunks)
+    rest = read(world.source("a.log", **options), chunks[0].end)
+    assert numbers(chunks[:1]) + numbers(rest) == list(range(120_000))
+
+
 def test_a_position_inside_a_block_goes_on_behind_the_last_record(
     world: Any, read: Any, ndjson: Any, numbers: Any
 ) -> None:
