@@ -13,7 +13,7 @@ import math
 import ssl
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -107,6 +107,8 @@ class Agent:
     backpressured: set[str] = field(default_factory=set)
     _unsynced: asyncio.Event = field(default_factory=asyncio.Event)
     _input_gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _reading: asyncio.TaskGroup | None = None
+    _uncommitted: dict[str, Position] = field(default_factory=dict)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set or a task fails; then writes a checkpoint.
@@ -308,9 +310,20 @@ class Agent:
         await asyncio.Event().wait()  # all sources have ended, or none is read any more; serving continues
 
     async def _read_sources(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as self._reading:
             for source in self.sources:
-                group.create_task(self._read(source))
+                self._reading.create_task(self._read(source))
+
+    def _open(self, sources: Iterable[Source]) -> None:
+        """Reads further sources, which have come while the agent runs. It knows some of them already."""
+        names = {source.name for source in self.sources}
+        new = [source for source in sources if source.name not in names]
+        if new and self._reading is not None:
+            self.sources += new
+            self.durable.handle(sources_opened(self.sources, self.durable.core, self.config))
+            for source in new:
+                log.info("stream %s: source %s is new", source.stream, source.name)
+                self._reading.create_task(self._read(source))
 
     async def _read(self, source: Source) -> None:
         """Reads a source to its end, with retries. A source that cannot be read holds its stream's watermark
@@ -322,9 +335,11 @@ class Agent:
                 try:
                     await self._read_until_end(source)
                     break
-                except (InvalidInput, OSError) as exc:
+                except _SourceFailed as exc:
                     if source.name not in self._failures():
                         log.error("cannot read source %s: %s; retry every %.0f s", source.name, exc, SOURCE_RETRY_S)
+                        if not isinstance(exc.__cause__, InvalidInput | OSError):
+                            log.error("the failure of source %s", source.name, exc_info=exc.__cause__)
                     self.failing[source.name] = str(exc), now_ms()
                     with self.meter.backpressured(source.name):
                         await asyncio.sleep(SOURCE_RETRY_S)
@@ -334,22 +349,27 @@ class Agent:
         log.info("source %s of stream %s has ended", source.name, source.stream)
 
     async def _read_until_end(self, source: Source) -> None:
-        async for chunk in source.chunks(self.durable.positions.get(source.name)):
+        async for chunk in _contained(source.chunks(self.durable.positions.get(source.name))):
             self.failing.pop(source.name, None)
             self.tap.offer(source.stream, chunk)
             self._count_rejected(source.stream, chunk)
             rejected = chunk.rejected_records
             event = Ingested(source.stream, source.name, chunk.batch, now_ms(), rejected=rejected)
+            self._open(chunk.opens)
             is_open = self.durable.core.streams[source.stream].is_open(source.name)
             for reason in chunk.losses if is_open else ():  # one that has ended has nothing to lose
                 # Before the position after it: a crash in between states the loss twice rather than never.
                 self.durable.handle(InputLost(source.stream, source.name, reason, event.arrival_ms))
             queued = False
-            if source.replayable and chunk.end is not None:
+            if source.replayable and chunk.end is not None and not chunk.keep:
                 append = partial(self.durable.ingest_range, start=chunk.start, end=chunk.end)
                 queued = self.worker.ingest(event, append, is_full_read=chunk.is_full_read)
-            elif chunk.batch.num_rows or rejected:
-                queued = self.worker.ingest(event, self.durable.ingest_payload)
+            elif chunk.batch.num_rows or rejected or chunk.keep:
+                end = chunk.end if chunk.keep else None
+                queued = self.worker.ingest(event, partial(self.durable.ingest_payload, end=end))
+                if end is not None:
+                    self._uncommitted[source.name] = end
+                    self._unsynced.set()
             if source.delivery is Delivery.AT_MOST_ONCE:
                 self._unsynced.set()
             if chunk.input_gone:
@@ -431,7 +451,15 @@ class Agent:
             await self._unsynced.wait()
             await asyncio.sleep(SYNC_S)
             self._unsynced.clear()
+            committed, self._uncommitted = self._uncommitted, {}
             await self.commit.durable()
+            for source in self.sources if committed else ():
+                if source.name in committed:
+                    try:
+                        source.committed(committed[source.name])
+                    except Exception as exc:  # a source costs only itself
+                        log.exception("source %s cannot acknowledge its records", source.name)
+                        self.failing[source.name] = f"{type(exc).__name__}; the log says more", now_ms()
 
     async def _checkpoint(self) -> None:
         interval_s = self.config.limits.checkpoint_ms / 1000
@@ -448,6 +476,30 @@ class Agent:
                 took_s = time.monotonic() - began_s
                 written = self.durable.journal_bytes
                 release_free_memory()
+
+
+def sources_opened(sources: Sequence[Source], core: EdgeCore, config: EdgeConfig) -> SourcesOpened:
+    """Returns the event that states all sources of the edge."""
+    memory = MemoryLimits.of(config.limits.max_pending_bytes, config.limits.max_query_bytes)
+    replayable = tuple(s.name for s in sources if s.replayable)
+    columns = {name: stream.column_types for name, stream in core.streams.items()}
+    return SourcesOpened(tuple((s.stream, s.name) for s in sources), replayable, memory.state_bytes, columns)
+
+
+class _SourceFailed(Exception):
+    """A source has raised an exception, which is the cause."""
+
+
+async def _contained(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+    """Yields the chunks of a source. Raises _SourceFailed for any exception of the source: it must cost only itself."""
+    try:
+        async for chunk in chunks:
+            yield chunk
+    except (InvalidInput, OSError) as exc:
+        raise _SourceFailed(str(exc)) from exc
+    except Exception as exc:
+        # Only the type: the message may quote records or credentials, and anybody may read /readyz.
+        raise _SourceFailed(f"{type(exc).__name__}; the log says more") from exc
 
 
 def _server(app: Starlette, tls: HttpTlsConfig | None, on_closed: Callable[[str], None]) -> EmbeddedServer:
@@ -530,15 +582,12 @@ def open_agent(config: EdgeConfig) -> Agent:
             if source.delivery is Delivery.AT_MOST_ONCE and durable.core.streams[source.stream].is_open(source.name):
                 log.warning("source %s cannot be read again: records may be lost since the last stop", source.name)
                 durable.handle(InputLost(source.stream, source.name, LossReason.RESTART, now_ms()))
-    replayable = tuple(s.name for s in sources if s.replayable)
-    columns = {name: stream.column_types for name, stream in durable.core.streams.items()}
-    opened = tuple((s.stream, s.name) for s in sources)
-    durable.handle(SourcesOpened(opened, replayable, memory.state_bytes, columns))
+    durable.handle(sources_opened(sources, durable.core, config))
     commit = JournalGroupCommit(durable)
     daily_quota = _daily_quota(config, directory)
-    streams = {source.name: source.stream for source in sources}
 
     def unread() -> tuple[str, ...]:
+        streams = {source.name: source.stream for source in sources}
         return tuple(sorted({streams[name] for name in meter.unread_sources(UNREAD_INPUT_S)}))
 
     def busy_share() -> float:

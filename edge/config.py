@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 from pydantic import (
+    BaseModel,
     ConfigDict,
     Field,
     SecretStr,
@@ -39,6 +40,7 @@ from edge.codecs import (
     TextFormatName,
     is_time_pattern,
 )
+from edge.source_kinds import BUILT_IN, KINDS
 from edgewater.configuration import (
     INSTANT_ACCEPTED,
     Address,
@@ -307,18 +309,19 @@ class TextConfig(Model):
             raise refusal(accepted, f"format is {self.format}")
         return self
 
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """Raises the refusal of columns that the format has no fields for, and of groups that are no columns."""
+    def column_fault(self, columns: Sequence[str]) -> tuple[str, str] | None:
+        """Returns what is accepted and what is wrong, if the fields of the format do not fit the columns."""
         groups = self.pattern.groups if self.regex is not None else COMBINED_FIELDS
         if self.format == "combined" or self.regex is not None:
             for name in columns:
                 if name not in groups:
                     accepted = f"columns among the fields of the format {self.format}: {', '.join(groups)}"
-                    raise refusal(accepted, f"column {name} is none of them")
+                    return accepted, f"column {name} is none of them"
         for name in groups if self.regex is not None else ():
             if name not in columns:
                 accepted = f"groups of regex.pattern that are columns or the time: {', '.join(columns)}"
-                raise refusal(accepted, f"the group {name} is none of them; (?:…) is a group without a column")
+                return accepted, f"the group {name} is none of them; (?:…) is a group without a column"
+        return None
 
     @property
     def pattern(self) -> LinePattern:
@@ -373,18 +376,32 @@ class HttpPushConfig(TextConfig):
     format: TextFormatName | None = None  # type: ignore[assignment]
 
 
+class PackageSourceConfig(Model):
+    """A source of a kind that a package provides.
+
+    Attributes:
+        options: an instance of the kind's `config`, once the whole configuration is validated.
+    """
+
+    kind: str
+    options: Any
+
+
 class SourceConfig(Model):
-    """One source: exactly one of the three kinds."""
+    """One source: exactly one of the three built-in kinds, or a kind that a package provides."""
 
     file: FileConfig | None = None
     stdin: StdinConfig | None = None
     http: HttpPushConfig | None = None
+    package: PackageSourceConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _one_kind(cls, source: Any) -> Any:
         if isinstance(source, dict) and len(source) == 1:
-            return {kind: {} if options is None else options for kind, options in source.items()}
+            ((kind, options),) = source.items()
+            options = {} if options is None else options
+            return {kind: options} if kind in BUILT_IN else {"package": {"kind": str(kind), "options": options}}
         raise refusal("one of file: {path: …}, stdin: {format: …}, http: {}")
 
 
@@ -436,8 +453,8 @@ class StreamConfig(Model):
         columns = list(self.record_schema.textual)
         for source in self.sources:
             text = source.file or source.stdin or source.http
-            if text is not None:
-                text.check_columns(columns)
+            if text is not None and (fault := text.column_fault(columns)) is not None:
+                raise refusal(*fault)
         return self
 
     @model_validator(mode="after")
@@ -524,6 +541,16 @@ class EdgeConfig(Model):
         return streams
 
     @model_validator(mode="after")
+    def _package_sources(self, info: ValidationInfo) -> EdgeConfig:
+        for name, stream in self.streams.items():
+            for number, source in enumerate(stream.sources):
+                if source.package is not None:
+                    path = f"streams.{name}.sources.{number}.{source.package.kind}"
+                    options = _package_options(source.package, path, stream, info.context)
+                    object.__setattr__(source.package, "options", options)
+        return self
+
+    @model_validator(mode="after")
     def _pushes_are_authenticated(self) -> EdgeConfig:
         pushed = any(source.http for stream in self.streams.values() for source in stream.sources)
         if pushed and not self.http.authenticates and not is_loopback(self.http.listen):
@@ -534,6 +561,27 @@ class EdgeConfig(Model):
                 "other machines could push records without credentials",
             )
         return self
+
+
+def _package_options(
+    source: PackageSourceConfig, path: str, stream: StreamConfig, context: Mapping[str, Any] | None
+) -> BaseModel:
+    """Returns the validated options of a source. Raises InvalidConfig, also for a kind that is not installed."""
+    kind = KINDS.get(source.kind)
+    if kind is None:
+        accepted = f"one of the kinds {', '.join((*BUILT_IN, *KINDS.names))}"
+        raise InvalidConfig(path, source.kind, accepted, KINDS.hint())
+    if stream.replay is not None:
+        raise InvalidConfig(path, source.kind, "no replay in the stream: the source has no recorded data")
+    try:
+        options = validate(kind.config, source.options, context)
+    except InvalidConfig as exc:
+        raise InvalidConfig(f"{path}.{exc.field}".rstrip("."), exc.value, exc.accepted, exc.reason) from None
+    if isinstance(options, TextConfig):
+        fault = options.column_fault(list(stream.record_schema.textual))
+        if fault is not None:
+            raise InvalidConfig(path, source.kind, *fault)
+    return options
 
 
 def parse_config(document: object, environ: Mapping[str, str] = os.environ) -> EdgeConfig:

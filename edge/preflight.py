@@ -147,7 +147,9 @@ def _edge_problems(config: EdgeConfig) -> Iterator[str]:
 def _check_source(stream: StreamConfig, source: SourceConfig, now_ms: int) -> SourceReport:
     if source.file is not None:
         return _check_files(stream, source.file, now_ms)
-    return SourceReport("stdin" if source.stdin is not None else "http")
+    return SourceReport(
+        "stdin" if source.stdin else "http" if source.http else str(source.package and source.package.kind)
+    )
 
 
 @dataclass(slots=True)

@@ -228,6 +228,9 @@ class Chunk:
         losses: a `LossReason` for each loss of input that was found before `end`; only if there are no rows.
         input_gone: the input of earlier chunks can no longer be read again, so they should leave the journal.
         push: identity of a pushed batch; None: it is not pushed, or its repetitions are not recognised.
+        keep: the journal stores the records beside `end`, because the source may not be able to give them again.
+        opens: sources of the same stream that the agent reads from now on, such as new partitions of a topic. Sources
+            that it reads already are ignored.
     """
 
     source: str
@@ -239,6 +242,8 @@ class Chunk:
     losses: tuple[str, ...] = ()
     input_gone: bool = False
     push: PushId | None = None
+    keep: bool = False
+    opens: tuple[Source, ...] = ()
 
     @property
     def rejected_records(self) -> tuple[RejectedRecords, ...]:
@@ -258,6 +263,7 @@ class Chunk:
         """
         total = self.batch.num_rows
         assert 0 < rows < total, f"{rows} of {total} rows"
+        assert not self.keep, "a crash between the parts would count the first part again"
         middle = None
         if self.start is not None and self.end is not None:
             middle = position_inside(self.start, self.end, rows)
@@ -319,11 +325,15 @@ class Source(Protocol):
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         """Yields all records from the position on (None: from the beginning), in order.
 
-        Ends when the source ends; a followed source never ends.
+        Ends when the source ends; a followed source never ends. After an exception the agent calls it again.
 
         Raises:
             InvalidRecord: a whole file does not match the stream, for example because a column is missing.
+            Exception: the source cannot be read at the moment; no other source is affected.
         """
+
+    def committed(self, position: Position) -> None:
+        """Called when all chunks up to a position are on disk, for chunks with `keep`. Must not block."""
 
     def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
         """Yields again, in any order, the records before `until` that can still be read.

@@ -48,13 +48,14 @@ HEADER = ("way", "KiB/s", "windows", "KB on the wire", "p50 s", "p95 s", "error 
 @click.option("--flink", "flink_python", help="Python with apache-flink and zstandard. Without it Flink is left out.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep logs, configurations and answers in this folder.")
 @click.option("--force", is_flag=True, help="Measure on a busy machine too.")
+@click.option("--plots", type=click.Path(path_type=Path), help="Draw the rows into this folder, as SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print rows as JSON.")
 @click.option(
-    "--smoke", is_flag=True, help="Check that the bench runs: two ways, two short windows, generated records."
+    "--smoke", is_flag=True, help="Check that the bench runs: two ways, three short windows, generated records."
 )
 def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: float, late_share: float, outage: bool,
          windows: int, speed: float, data: Path, flink_python: str | None, keep: Path | None, force: bool,
-         as_json: bool, smoke: bool) -> None:  # fmt: skip
+         plots: Path | None, as_json: bool, smoke: bool) -> None:  # fmt: skip
     """Compare bytes, latency, error, CPU and memory of Edgewater with scripts, samples, Flink and Spark.
 
     Each site of each way has a link of its own: as root in network namespaces, otherwise through a relay that limits
@@ -63,8 +64,8 @@ def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: f
     """
     limit_s = 120.0
     if smoke:
-        names, rates, force = ("script-1%", "error-1%"), (64.0,), True
-        windows, speed, limit_s = 2, 7_200.0, 60.0
+        names, rates, force = ("script-1%", "error-1%-2s"), (4.0,), True
+        windows, speed, limit_s = 3, 4_000.0, 60.0
     elif mode == "quick":
         names, rates, windows = names or QUICK_WAYS, rates or (4.0,), min(windows, 5)
     rates = rates or (4.0, 16.0, 64.0, 0.0)
@@ -83,7 +84,7 @@ def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: f
     with tempfile.TemporaryDirectory() as scratch:
         directory = keep or Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
-        load = _load(directory, data if not smoke else None, windows, 500 if smoke else 58_000, late_share)
+        load = _load(directory, data if not smoke else None, windows, 6_000 if smoke else 58_000, late_share)
         click.echo(f"{SITES} sites, {windows} windows of {WINDOW_MS / 1000 / speed:.1f} s, "
                    f"{sum(map(len, load.sums)) // windows:,} groups a window", err=True)  # fmt: skip
         for rate in rates:
@@ -94,6 +95,12 @@ def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: f
                 rows += run(group, load, settings, directory / f"{rate:g}-{group[0].name}")
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "compare.json").write_text(json.dumps(rows, indent=1) + "\n")
+    if plots is not None:
+        from bench.compare.plots import draw  # matplotlib takes long to import
+
+        plots.mkdir(parents=True, exist_ok=True)
+        for path in draw(rows, plots):
+            click.echo(f"drawn: {path}", err=True)
     click.echo(json.dumps(rows, indent=1) if as_json else table(rows))
 
 

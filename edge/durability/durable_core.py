@@ -320,13 +320,16 @@ class DurableCore:
         self._set_backfill_position(event.query, event.source, end)
         return self._apply_batch(event)
 
-    def ingest_payload(self, event: Ingested, push: PushId | None = None) -> list[Effect]:
+    def ingest_payload(self, event: Ingested, push: PushId | None = None, end: Position | None = None) -> list[Effect]:
         """Ingests a batch of a source that is not replayable; the journal stores its records.
 
         Args:
             push: identity of a pushed batch, which is remembered with the batch; None: it need not be.
+            end: the source's position after the batch; None: the source has no positions.
         """
-        self._segment.append(_payload_record(event, push))
+        self._segment.append(_payload_record(event, push, end))
+        if end is not None:
+            self.positions[event.source] = end
         if push is not None:
             self.pushes.add(push, event.arrival_ms, event.batch.num_rows)
         return self._apply_batch(event)
@@ -608,7 +611,9 @@ class DurableCore:
         if record.kind == BACKFILL:
             return self._reread_backfill_range(json.loads(record.payload))
         if record.kind == PAYLOAD:
-            event, push = _read_payload(record.payload)
+            event, push, end = _read_payload(record.payload)
+            if end is not None:
+                self.positions[event.source] = end
             if push is not None:
                 self.pushes.add(push, event.arrival_ms, event.batch.num_rows)
             return event
@@ -761,20 +766,21 @@ def _backfill_record(event: BackfillIngested, start: Position | None, end: Posit
     return _json(BACKFILL, {**head, "rows": rows, "start": start, "end": end, **_rejected(event)})
 
 
-def _payload_record(event: Ingested, push: PushId | None) -> Record:
+def _payload_record(event: Ingested, push: PushId | None, end: Position | None) -> Record:
     fields = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
     identity = {} if push is None else {"push": push.to_hex()}
-    head = json.dumps({**fields, **_queued(event), **_rejected(event), **identity}).encode()
+    position = {} if end is None else {"end": end}
+    head = json.dumps({**fields, **_queued(event), **_rejected(event), **identity, **position}).encode()
     return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + batch_to_bytes(event.batch, "zstd"))
 
 
-def _read_payload(payload: bytes) -> tuple[Ingested, PushId | None]:
+def _read_payload(payload: bytes) -> tuple[Ingested, PushId | None, Position | None]:
     length = int.from_bytes(payload[:4], "little")
     head = json.loads(payload[4 : 4 + length])
     batch = batch_from_bytes(payload[4 + length :])
     queued = head.get("queued", False)
     event = Ingested(head["stream"], head["source"], batch, head["arrival_ms"], queued, _read_rejected(head))
-    return event, PushId.from_hex(head["push"]) if "push" in head else None
+    return event, PushId.from_hex(head["push"]) if "push" in head else None, head.get("end")
 
 
 def _pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:

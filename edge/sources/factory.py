@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from edge.codecs import RecordSchema, codec_of
-from edge.config import EdgeConfig, FileConfig, SourceConfig
+from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig
 from edge.records import Source
+from edge.source_kinds import KINDS, SourceContext
 from edge.sources.files import FileSource, OpenReader, parquet_opener, text_opener
 from edge.sources.http import HttpSource, http_source_name
 from edge.sources.pacing import PacedSource
 from edge.sources.stdin import StdinSource
 from edge.utilization import ActivityMarker, no_marker
+from edgewater.errors import InvalidConfig
 from edgewater.streams import StreamClock
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -38,6 +40,10 @@ def build_sources(
     for name, stream in config.streams.items():
         clock = clocks.get(name) if stream.replay is not None else None
         for config_source in stream.sources:
+            if config_source.package is not None:
+                context = SourceContext(name, stream.record_schema, now_ms, sleep, idle)
+                sources += _package_sources(config_source.package, context)
+                continue
             source = build_source(name, config_source, stream.record_schema, now_ms=now_ms, sleep=sleep, idle=idle)
             if clock is None or isinstance(source, HttpSource):
                 sources.append(source)
@@ -74,6 +80,20 @@ def build_source(
             f"{stream}:stdin", stream, config.stdin.text_format(schema), now_ms=now_ms, sleep=sleep, idle=idle
         )
     return HttpSource(http_source_name(stream), stream, schema, idle)
+
+
+def _package_sources(config: PackageSourceConfig, context: SourceContext) -> list[Source]:
+    """Raises InvalidConfig: the kind refuses the options, or gives sources without names of their own."""
+    kind = KINDS.get(config.kind)
+    assert kind is not None, "the configuration guarantees it"
+    sources = list(kind.sources(config.options, context))
+    prefix = f"{context.stream}:{config.kind}:"
+    names = [source.name for source in sources]
+    for source in sources:
+        if not source.name.startswith(prefix) or source.stream != context.stream or names.count(source.name) > 1:
+            accepted = f"a name of its own that begins with {prefix}, and the stream {context.stream}"
+            raise InvalidConfig(f"streams.{context.stream}.sources.{config.kind}", source.name, accepted)
+    return sources
 
 
 def _idle_sleep(sleep: Sleep, source: str, idle: ActivityMarker) -> Sleep:

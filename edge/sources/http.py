@@ -98,6 +98,9 @@ class HttpSource:
             for chunk in list[Chunk]():  # makes this a generator
                 yield chunk
 
+    def committed(self, position: Position) -> None:
+        pass
+
     def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
         raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
 

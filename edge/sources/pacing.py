@@ -53,6 +53,9 @@ class PacedSource:
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         return paced(self._source.chunks(position), self._clock, now_ms=self._now_ms, sleep=self._sleep)
 
+    def committed(self, position: Position) -> None:
+        self._source.committed(position)
+
     def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
         return self._source.backfill(position, until)
 

@@ -103,6 +103,9 @@ class StdinSource:
                 with self._idle(self.name):
                     await self._sleep(COALESCE_S)
 
+    def committed(self, position: Position) -> None:
+        pass
+
     def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
         raise StorageError(f"{self.name}: standard input cannot be read again")
 

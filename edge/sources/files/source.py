@@ -155,6 +155,9 @@ class FileSource:
             rows,
         )
 
+    def committed(self, position: Position) -> None:
+        pass
+
     async def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
         reader = await asyncio.to_thread(self._backfill_reader, position, FilePosition.from_json(until))
         try:

@@ -1,0 +1,108 @@
+"""Kinds of sources that packages provide through the entry-point group `edgewater.sources`.
+
+An entry point names a `SourceKind`. Its name is the key of the source in ``edge.yaml``, beside ``file``, ``stdin`` and
+``http``. Packages are loaded when a configuration has such a key, so other edges import none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from edge.codecs import RecordSchema
+from edge.records import Source
+from edge.utilization import ActivityMarker, no_marker
+from edgewater.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
+
+GROUP = "edgewater.sources"
+BUILT_IN = ("file", "stdin", "http")
+
+
+class SourcePluginWarning(UserWarning):
+    """An entry point of `edgewater.sources` cannot be used. Configurations that name its kind are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceContext:
+    """What an edge gives the sources of a kind.
+
+    Attributes:
+        stream: name of the stream.
+        schema: columns and event time of the records that the sources return.
+        now_ms: returns the wall time.
+        sleep: sleeps for a number of seconds.
+        idle: a context manager that marks the source of this name as having nothing to read meanwhile.
+    """
+
+    stream: str
+    schema: RecordSchema
+    now_ms: Callable[[], int]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    idle: ActivityMarker = no_marker
+
+
+class SourceKind(Protocol):
+    """A kind of sources.
+
+    Attributes:
+        name: the key in ``edge.yaml``: lower case, up to 63 letters, digits and underscores.
+        config: the model of the options below the key. `edge.config.TextConfig` is a base with formats of lines.
+    """
+
+    name: str
+    config: type[BaseModel]
+
+    def sources(self, options: Any, context: SourceContext) -> Sequence[Source]:
+        """Builds the sources of one entry of ``sources``; connects to nothing.
+
+        Called several times, also for sources that only read again. The name of each source begins with
+        ``{stream}:{kind}:`` and depends on nothing but the options, as positions are stored under it.
+
+        Args:
+            options: an instance of `config`.
+
+        Raises:
+            InvalidConfig: the options do not fit the stream.
+        """
+
+
+class SourceKinds(PluginLoader):
+    """The kinds of sources that are installed."""
+
+    group = GROUP
+    provides = "sources"
+    warning = SourcePluginWarning
+
+    def __init__(self, find: Callable[[], Iterable[EntryPoint]] | None = None) -> None:
+        super().__init__(find)
+        self._kinds: dict[str, SourceKind] = {}
+
+    def get(self, name: str) -> SourceKind | None:
+        """Returns the kind of this name; None: no package provides it. Loads all packages at the first call."""
+        self.load()
+        return self._kinds.get(name)
+
+    @property
+    def names(self) -> list[str]:
+        self.load()
+        return sorted(self._kinds)
+
+    def _register(self, provided: object, origin: PluginOrigin) -> None:
+        name, config = getattr(provided, "name", None), getattr(provided, "config", None)
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise InvalidPlugin(f"the name of a kind of sources is {name!r}; expected text such as kafka")
+        if not isinstance(config, type) or not issubclass(config, BaseModel):
+            raise InvalidPlugin(f"the config of the kind {name} is {config!r}; expected a class of pydantic.BaseModel")
+        if not callable(getattr(provided, "sources", None)):
+            raise InvalidPlugin(f"the kind {name} has no method sources")
+        self._check_free(name, name in BUILT_IN or name in self._kinds, "kind of sources")
+        self._kinds[name] = provided  # type: ignore[assignment]
+        self.origins[name] = origin
+
+
+KINDS = SourceKinds()

@@ -1,0 +1,238 @@
+"""Sources of a kind that a package provides: positions in the journal, failures, and sources that come later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from functools import partial
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel, ConfigDict, SecretStr
+
+from edge import config as edge_config
+from edge.agent import Agent, open_agent
+from edge.config import parse_config
+from edge.records import Chunk, Position, Source
+from edge.source_kinds import GROUP, SourceContext, SourceKinds, SourcePluginWarning
+from edge.sources import factory
+from edgewater.errors import InvalidConfig, StorageError
+from edgewater.streams import Delivery
+from tests.edge.core.test_core import merged
+from tests.edge.test_agent import START_MS, Center, config, expected, run, running, until
+
+
+class Broker:
+    """Numbers in partitions, in memory. A number may be given again until it is committed."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[int, list[int]] = {0: []}
+        self.committed: dict[int, int] = {}
+        self.failure: Exception | None = None
+        self.changed = asyncio.Event()
+
+    def add(self, partition: int, *numbers: int) -> None:
+        self.partitions.setdefault(partition, []).extend(numbers)
+        self.changed.set()
+
+
+BROKER = Broker()
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    topic: str
+    password: SecretStr = SecretStr("")
+
+
+class Partition:
+    """Partition 0 also looks for others."""
+
+    replayable = False
+    delivery = Delivery.EXACTLY_ONCE
+
+    def __init__(self, topic: str, context: SourceContext, number: int) -> None:
+        self.name, self.stream = f"{context.stream}:numbers:{topic}:{number}", context.stream
+        self._topic, self._context, self._number = topic, context, number
+
+    async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
+        at = 0 if position is None else position["offset"]
+        while True:
+            if BROKER.failure is not None:
+                raise BROKER.failure
+            numbers = BROKER.partitions[self._number][at : at + 5]
+            at += len(numbers)
+            opens: tuple[Source, ...] = ()
+            if self._number == 0:
+                opens = tuple(Partition(self._topic, self._context, n) for n in BROKER.partitions if n)
+            yield Chunk(self.name, self._batch(numbers), None, {"offset": at}, (), 8, keep=True, opens=opens)
+            if not numbers:
+                with self._context.idle(self.name):
+                    await BROKER.changed.wait()
+                    await asyncio.sleep(0.01)
+
+    def _batch(self, numbers: Sequence[int]) -> pa.RecordBatch:
+        columns = {"carrier": [f"C{n % 7}" for n in numbers], "distance": list(numbers)}
+        columns["event_time_ms"] = [START_MS + n * 3_600_000 for n in numbers]
+        return pa.RecordBatch.from_pydict(columns, self._context.schema.output)
+
+    def committed(self, position: Position) -> None:
+        BROKER.committed[self._number] = position["offset"]
+
+    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+        raise StorageError("not here")
+
+    def reread(self, start: Position | None, end: Position) -> Chunk:
+        raise StorageError("not here")
+
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        return ()
+
+
+class Numbers:
+    name = "numbers"
+    config = Options
+
+    def sources(self, options: Options, context: SourceContext) -> Sequence[Source]:
+        return [Partition(options.topic, context, 0)]
+
+
+KIND = Numbers()
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    kinds = SourceKinds(lambda: [EntryPoint("numbers", f"{__name__}:KIND", GROUP)])
+    monkeypatch.setattr(edge_config, "KINDS", kinds)
+    monkeypatch.setattr(factory, "KINDS", kinds)
+    global BROKER
+    BROKER = Broker()
+    return BROKER
+
+
+def records(agent: Agent) -> int:
+    return agent.durable.core.streams["flights"].records
+
+
+NAME = "flights:numbers:t:0"
+SOURCES: list[dict[str, Any]] = [{"numbers": {"topic": "t", "password": "s3cret"}}]
+
+
+async def killed(agent: Agent, task: asyncio.Task[None]) -> None:
+    """Leaves what a kill -9 leaves: no checkpoint, no last sync."""
+    task.cancel()
+    agent.commit.checkpoint = _nothing  # type: ignore[method-assign]
+    await asyncio.wait([task])
+
+
+async def _nothing() -> None:
+    return
+
+
+async def started(agent: Agent) -> asyncio.Task[None]:
+    task = asyncio.create_task(agent.run(asyncio.Event()))
+    await until(agent.outbox.configured.is_set, "queries", task)
+    return task
+
+
+def test_records_are_committed_once_they_are_on_disk_and_count_once_through_crashes(tmp_path: Path) -> None:
+    async def test(center: Center) -> None:
+        settings = config(tmp_path, center, SOURCES)
+        given = 0
+        for crash in range(4):
+            BROKER.add(0, *range(given, given + 60))
+            given += 60
+            agent = open_agent(settings)
+            assert agent.durable.positions.get(NAME, {"offset": 0})["offset"] >= BROKER.committed.get(0, 0)
+            task = await started(agent)
+            least = given - 60 + 17 * crash
+            await until(partial(lambda least: BROKER.committed.get(0, 0) >= least, least), "a commit", task)
+            await killed(agent, task)
+        agent = open_agent(settings)
+        async with running(agent) as task:
+            await until(lambda: records(agent) == given == BROKER.committed.get(0), "all records", task)
+            want = expected(range(given))
+            closed = {key: groups for key, groups in want.items() if key[1] < max(want)[1]}
+            await until(lambda: merged(center.bodies()) == closed, "all closed days", task)
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize("failure", [ZeroDivisionError("s3cret"), OSError("unreachable"), KeyError("x")])
+def test_a_failure_of_a_source_costs_only_itself(
+    tmp_path: Path, failure: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.agent.SOURCE_RETRY_S", 0.05)
+
+    async def test(center: Center) -> None:
+        (tmp_path / "a.ndjson").write_text("")
+        file = {"file": {"path": str(tmp_path / "a.ndjson"), "follow": True}}
+        agent = open_agent(config(tmp_path, center, [*SOURCES, file]))
+        async with running(agent) as task:
+            BROKER.failure = failure
+            await until(lambda: NAME in agent.failing, "the failure", task)
+            (reason,) = (reason for reason in agent.missing() if NAME in reason)
+            assert "s3cret" not in reason
+            with (tmp_path / "a.ndjson").open("a") as lines:
+                lines.write(f'{{"carrier": "C1", "distance": 1, "at": {START_MS}}}\n')
+            await until(lambda: records(agent) == 1, "the record of the other source", task)
+            BROKER.add(0, 1, 2)
+            BROKER.failure = None
+            await until(lambda: records(agent) == 3 and not agent.missing(), "the source after its failure", task)
+
+    run(test, tmp_path)
+
+
+def test_sources_that_come_while_the_agent_runs_are_read_and_hold_the_watermark(tmp_path: Path) -> None:
+    async def test(center: Center) -> None:
+        settings = config(tmp_path, center, SOURCES)
+        agent = open_agent(settings)
+        async with running(agent) as task:
+            BROKER.add(0, 0, 48)
+            await until(lambda: records(agent) == 2, "the first partition", task)
+            BROKER.add(1, 24, 25)
+            await until(lambda: records(agent) == 4, "the new partition", task)
+        agent = open_agent(settings)
+        async with running(agent) as task:  # its place is known after a restart
+            BROKER.add(0, 72)
+            BROKER.add(1, 26)
+            await until(lambda: BROKER.committed == {0: 3, 1: 3}, "the rest", task)
+            # The first partition is at 72 h. The second one is at 26 h, and holds what was reached before it came.
+            assert agent.durable.core.streams["flights"].watermark_ms == START_MS + 48 * 3_600_000
+
+    run(test, tmp_path)
+
+
+def test_options_are_checked_and_secrets_are_not_shown(tmp_path: Path, installed: Broker) -> None:
+    stream = {"columns": {"distance": "int64"}, "time": {"column": "at"}}
+
+    def parsed(sources: list[dict[str, Any]], **more: Any) -> Any:
+        given = {"flights": {**stream, "sources": sources, **more}}
+        return parse_config({"edge": "jfk", "state_dir": "s", "streams": given}, {})
+
+    settings = parsed(SOURCES)
+    assert settings.streams["flights"].sources[0].package.options.topic == "t"
+    assert "s3cret" not in repr(settings)
+    for sources, more, field in (
+        ([{"numbers": {}}], {}, "streams.flights.sources.0.numbers.topic"),
+        ([{"numbers": {"topic": "t", "pasword": "x"}}], {}, "streams.flights.sources.0.numbers.pasword"),
+        ([{"number": {"topic": "t"}}], {}, "streams.flights.sources.0.number"),
+        (SOURCES, {"replay": {"speed": "max"}}, "streams.flights.sources.0.numbers"),
+    ):
+        with pytest.raises(InvalidConfig) as caught:
+            parsed(sources, **more)
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize("fault", [{"name": "file"}, {"name": "No"}, {"config": dict}, {"sources": None}])
+def test_a_kind_that_lacks_something_is_not_registered(fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KIND, "name", "numbers", raising=False)
+    for name, value in fault.items():
+        monkeypatch.setattr(KIND, name, value, raising=False)
+    kinds = SourceKinds(lambda: [EntryPoint("numbers", f"{__name__}:KIND", GROUP)])
+    with pytest.warns(SourcePluginWarning):
+        assert kinds.names == []
+    assert len(kinds.problems) == 1
