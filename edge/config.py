@@ -103,6 +103,11 @@ class UplinkConfig(Model):
         return _read_secret(value, (info.context or {}).get("environ", os.environ))
 
 
+def secret(value: object, info: ValidationInfo) -> SecretStr | None:
+    """Reads a secret: itself, ``{env: NAME}`` or ``{file: PATH}``. For validators of kinds of sources."""
+    return _read_secret(value, (info.context or {}).get("environ", os.environ))
+
+
 def _read_secret(value: object, environ: Mapping[str, str]) -> SecretStr | None:
     if value is None or isinstance(value, SecretStr):
         return value

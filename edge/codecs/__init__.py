@@ -13,6 +13,7 @@ from edge.codecs.formats import EXTENSIONS, Format, TextFormat, TextFormatName
 from edge.codecs.framing import Block, BlockReader, ByteStream
 from edge.codecs.line_decoder import LineDecoder
 from edge.codecs.line_stream import BOM, LineStream, split_header, too_long
+from edge.codecs.messages import MessageDecoder
 from edge.codecs.schema import DAY_MS, TIME_UNITS, YEAR_2000_MS, YEAR_2200_MS, EventTime, RecordSchema
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "LineDecoder",
     "LinePattern",
     "LineStream",
+    "MessageDecoder",
     "RecordSchema",
     "TextFormat",
     "TextFormatName",

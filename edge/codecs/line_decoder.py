@@ -68,14 +68,18 @@ class LineDecoder:
             arrival_ms: against it event times are context (`EventTime.latest_ms`).
         """
         rejections = Rejections()
+        table = self.parse(data, rejections)
+        return extract_event_times(table, self.schema, arrival_ms, rejections)
+
+    def parse(self, data: bytes, rejections: Rejections) -> pa.Table:
+        """Returns the valid records of a block with the columns `schema.textual`, without looking at event times."""
         self._check()
         try:
-            table = self._codec.parse(data, rejections)
+            return self._codec.parse(data, rejections)
         except Undecodable:
             lines = [line for line in data.split(b"\n") if line and not line.isspace()]
             tables = self._isolate(lines, rejections, known_bad=True)
-            table = pa.concat_tables(tables) if tables else self._codec.parse(b"", rejections)
-        return extract_event_times(table, self.schema, arrival_ms, rejections)
+            return pa.concat_tables(tables) if tables else self._codec.parse(b"", rejections)
 
     def _isolate(self, lines: list[bytes], rejections: Rejections, known_bad: bool = False) -> list[pa.Table]:
         self._check()

@@ -213,6 +213,8 @@ class LossReason(StrEnum):
     """A file was truncated or overwritten in place; what was appended shortly before may not have been read."""
     FILE_DAMAGED = "file-damaged"
     """A part of a file cannot be read, such as the rest of a damaged compressed file."""
+    INPUT_GONE = "input-gone"
+    """A broker no longer has messages that were not read."""
     JOURNAL_DAMAGED = "journal-damaged"
     """Records of the edge's journal are damaged."""
     BEFORE_QUERY = "before-query"

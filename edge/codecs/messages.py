@@ -1,0 +1,79 @@
+"""Decodes messages of a broker, one record each, with columns that are not in their bodies, such as a key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from edge.codecs.event_time import extract_event_times
+from edge.codecs.formats import TextFormat
+from edge.codecs.schema import RecordSchema
+from edge.records import Decoded, Rejections
+
+
+class MessageDecoder:
+    """Decodes the bodies of messages in a text format.
+
+    Args:
+        text: the format; its schema has all columns.
+        more: the columns that are not in the bodies; the event time may be one of them.
+        where: name of the input, for messages.
+
+    Raises:
+        InvalidRecord: the format's header lacks a column.
+    """
+
+    def __init__(self, text: TextFormat, more: Sequence[str], where: str) -> None:
+        self._schema, self._more = text.schema, tuple(more)
+        types = {name: kind for name, kind in text.schema.textual.items() if name not in self._more}
+        body = _BodySchema(types, text.schema.time, text.schema.constants)
+        self._lines = replace(text, schema=body).decoder(text.header, where)
+
+    def decode(self, bodies: Sequence[bytes], more: Mapping[str, Sequence[object]], arrival_ms: int) -> Decoded:
+        """Decodes messages to one batch.
+
+        Args:
+            more: by column, one value per message; None: null. They have the columns' types.
+        """
+        rejections = Rejections()
+        types = self._schema.textual
+        arrays = {name: pa.array(more[name], types[name]) for name in self._more}
+        tables = self._tables(bodies, 0, arrays, rejections)
+        table = pa.concat_tables(tables) if tables else pa.schema(list(types.items())).empty_table()
+        return extract_event_times(table, self._schema, arrival_ms, rejections)
+
+    def _tables(
+        self, bodies: Sequence[bytes], begin: int, more: Mapping[str, pa.Array], rejections: Rejections
+    ) -> list[pa.Table]:
+        """Returns the tables of the valid messages. A block with rejected messages is halved, so that the other columns
+        are joined with the right messages."""
+        here = Rejections()
+        table = self._lines.parse(_joined(bodies), here)
+        if table.num_rows == len(bodies) or (not self._more) or len(bodies) == 1:
+            rejections.extend(here.as_tuple())
+            for name in self._more:
+                table = table.append_column(name, more[name].slice(begin, table.num_rows))
+            return [table]
+        middle = len(bodies) // 2
+        return [
+            *self._tables(bodies[:middle], begin, more, rejections),
+            *self._tables(bodies[middle:], begin + middle, more, rejections),
+        ]
+
+
+class _BodySchema(RecordSchema):
+    """The columns of bodies; the event time need not be one of them."""
+
+    @property
+    def textual(self) -> dict[str, pa.DataType]:
+        return dict(self.columns)
+
+
+def _joined(bodies: Sequence[bytes]) -> bytes:
+    """Returns the bodies as lines. A line feed inside a body becomes a space: no text format has one inside a value."""
+    joined = b"\n".join(bodies)
+    if joined.count(b"\n") != len(bodies) - 1 or not all(bodies):
+        joined = b"\n".join(body.replace(b"\n", b" ").strip() or b"?" for body in bodies)
+    return joined

@@ -1,0 +1,187 @@
+"""The Kafka source against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from pydantic import ValidationError
+
+from edge.codecs import EventTime, RecordSchema
+from edge.records import Chunk, Position
+from edge.source_kinds import SourceContext
+from edge.sources.kafka import KIND, KafkaConfig, KafkaFailed, KafkaPartition
+from tests.edge.agent_process import AgentProcess, lines
+from tests.edge.sources.kafka_broker import Broker
+
+AT_MS = 1_700_000_000_000
+SCHEMA = RecordSchema({"n": pa.int64(), "k": pa.string(), "h": pa.string()}, EventTime("at", max_skew_ms=None))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    made = Broker(tmp_path_factory.mktemp("broker"))
+    made.start()
+    yield made
+    made.kill()
+
+
+def partition(broker: Broker, topic: str, **options: Any) -> KafkaPartition:
+    config = KafkaConfig.model_validate({"brokers": [broker.address], "topic": topic, **options})
+    (source,) = KIND.sources(config, SourceContext("s", SCHEMA, lambda: AT_MS))
+    assert isinstance(source, KafkaPartition)
+    return source
+
+
+def read(
+    source: KafkaPartition, enough: Callable[[list[Chunk]], bool], position: Position | None = None
+) -> list[Chunk]:
+    async def collect() -> list[Chunk]:
+        chunks: list[Chunk] = []
+        stream = source.chunks(position)
+        async with asyncio.timeout(60):
+            async for chunk in stream:
+                chunks.append(chunk)
+                if enough(chunks):
+                    break
+        await stream.aclose()  # type: ignore[attr-defined]
+        return chunks
+
+    return asyncio.run(collect())
+
+
+def numbers(chunks: list[Chunk]) -> list[int]:
+    return [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()]
+
+
+def record(n: int, **more: Any) -> bytes:
+    return json.dumps({"n": n, "at": AT_MS + n, **more}).encode()
+
+
+def test_messages_are_records_in_order_and_reading_goes_on_at_any_offset(broker: Broker) -> None:
+    broker.create("plain", 1)
+    broker.send("plain", 0, [record(n) for n in range(5)] + [b"oops", None, b'{"n":\n5,"at":%d}' % AT_MS, b""])
+    chunks = read(partition(broker, "plain"), lambda c: sum(x.nbytes for x in c) > 0)
+    assert numbers(chunks) == list(range(6))
+    assert [(r.reason, r.count) for chunk in chunks for r in chunk.rejected] == [("malformed", 2)]
+    assert chunks[-1].end == {"offset": 9} and all(chunk.keep for chunk in chunks)
+    for offset in range(5):
+        rest = read(partition(broker, "plain"), lambda c: bool(numbers(c)), {"offset": offset})
+        assert numbers(rest) == list(range(offset, 6))
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_batches_are_read(broker: Broker, codec: str) -> None:
+    broker.create(codec, 1)
+    broker.send(codec, 0, [record(n) for n in range(2000)], properties={"compression.type": codec})
+    assert numbers(read(partition(broker, codec), lambda c: len(numbers(c)) == 2000)) == list(range(2000))
+
+
+def test_key_timestamp_and_headers_are_columns_of_the_right_records(broker: Broker) -> None:
+    broker.create("columns", 1)
+    for n in range(6):
+        value = b"oops" if n in (1, 4) else json.dumps({"n": n}).encode()
+        more = {"headers": {"h": f"h{n}"}} if n % 2 else {}
+        broker.send("columns", 0, [value], key=f"k{n}", timestamp=AT_MS + n, **more)
+    source = partition(broker, "columns", key="k", timestamp="at", headers={"h": "h"})
+    chunks = read(source, lambda c: len(numbers(c)) == 4)
+    rows = [row for chunk in chunks for row in chunk.batch.to_pylist()]
+    assert rows == [
+        {"n": n, "k": f"k{n}", "h": f"h{n}" if n % 2 else None, "event_time_ms": AT_MS + n} for n in (0, 2, 3, 5)
+    ]
+
+
+def test_large_messages_are_read(broker: Broker) -> None:
+    broker.create("large", 1)
+    broker.send("large", 0, [record(1, pad="x" * (10 << 20)), record(2)])
+    assert numbers(read(partition(broker, "large"), lambda c: len(numbers(c)) == 2)) == [1, 2]
+
+
+def test_the_first_partition_opens_the_others(broker: Broker) -> None:
+    broker.create("three", 3)
+    chunks = read(partition(broker, "three"), lambda c: bool(c[-1].opens))
+    assert [source.name for source in chunks[-1].opens] == ["s:kafka:three:1", "s:kafka:three:2"]
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[Broker]:
+    """librdkafka's own broker. Unlike tansu it refuses offsets out of range, and knows the newest one."""
+    made = Broker.__new__(Broker)
+    cluster = Producer({"bootstrap.servers": "127.0.0.1:1", "test.mock.num.brokers": 1})
+    (found,) = cluster.list_topics(timeout=60).brokers.values()
+    made.address = f"{found.host}:{found.port}"
+    yield made
+    cluster.flush()
+
+
+def test_only_records_from_now_on_are_read_if_asked_for_and_the_place_is_known_before_the_first(mock: Broker) -> None:
+    mock.send("latest", 0, [record(n) for n in range(3)])
+    first = read(partition(mock, "latest", start="latest"), lambda c: bool(c))
+    assert (numbers(first), first[0].end, first[0].keep) == ([], {"offset": 3}, True)
+    mock.send("latest", 0, [record(3)])
+    assert numbers(read(partition(mock, "latest"), lambda c: bool(numbers(c)), first[0].end)) == [3]
+
+
+def test_offsets_that_are_gone_are_a_stated_loss_and_reading_goes_on(mock: Broker) -> None:
+    mock.send("gone", 0, [record(n) for n in range(2)])
+    chunks = read(partition(mock, "gone"), lambda c: bool(numbers(c)), {"offset": 5})
+    assert [(chunk.losses, chunk.end) for chunk in chunks if chunk.losses] == [(("input-gone",), {"offset": 0})]
+    assert numbers(chunks) == [0, 1]
+
+
+@pytest.mark.parametrize(("topic", "address"), [("no-such-topic", None), ("plain", "127.0.0.1:1")])
+def test_what_cannot_be_read_is_a_failure_that_names_it(
+    broker: Broker, topic: str, address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.sources.kafka.REQUEST_S", 2.0)
+    with pytest.raises(KafkaFailed, match=topic):
+        read(partition(broker, topic, **({"brokers": [address]} if address else {})), lambda c: True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"topic": "a b"},
+        {"username": "u"},
+        {"format": "csv"},
+        {"properties": {"group.id": "x"}},
+        {"format": "regex"},
+        {"brokers": []},
+        {"unknown": 1},
+    ],
+)
+def test_options_that_cannot_be_right_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        KafkaConfig.model_validate({"brokers": ["127.0.0.1:1"], "topic": "t", **options})
+
+
+@pytest.mark.slow
+def test_each_record_of_three_partitions_counts_once_through_kills_of_the_agent(broker: Broker, tmp_path: Path) -> None:
+    broker.create("kills", 3)
+    agent = AgentProcess(tmp_path, [{"kafka": {"brokers": [broker.address], "topic": "kills"}}])
+    sent = 0
+    try:
+        for kill in range(6):
+            for number in range(3):
+                broker.send("kills", number, lines(sent, 4000).encode().splitlines())
+                sent += 4000
+            agent.start()
+            seen = sent - 12_000 + 1500 * kill
+            agent.until(lambda seen=seen: agent.records() > seen)  # type: ignore[misc]
+            agent.kill()
+        agent.start()
+        agent.until(lambda: agent.records() >= sent)
+        assert (agent.records(), agent.losses()) == (sent, {})
+    finally:
+        agent.close()
+    with agent.state() as state:
+        offsets = [position["offset"] for position in state.durable.positions.values()]
+    count, losses = agent.recovered()
+    assert (count, losses) == (sum(offsets), []), "a record that is not on disk is read again"
+    assert len(offsets) == 3
