@@ -111,7 +111,9 @@ class KafkaConfig(TextConfig):
         files = {"ssl.ca.location": tls.ca, "ssl.certificate.location": tls.cert, "ssl.key.location": tls.key}
         result: dict[str, Any] = {
             **{name: path for name, path in files.items() if path is not None},
-            "queued.max.messages.kbytes": 16_384,
+            "queued.max.messages.kbytes": 4_096,
+            "queued.min.messages": 10_000,
+            "fetch.max.bytes": 4_194_304,
             "isolation.level": "read_committed",
             **self.properties,
             "bootstrap.servers": ",".join(self.brokers),

