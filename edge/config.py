@@ -398,7 +398,7 @@ class SourceConfig(Model):
     file: FileConfig | None = None
     stdin: StdinConfig | None = None
     http: HttpPushConfig | None = None
-    package: PackageSourceConfig | None = None
+    package: PackageSourceConfig | None = Field(default=None, exclude=True)
 
     @model_validator(mode="before")
     @classmethod
