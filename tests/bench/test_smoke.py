@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+MOST_BYTES_OF_THE_SCRIPT = 5.0
+"""Before sessions had one compressed stream it was 7."""
 ROOT = Path(__file__).resolve().parents[2]
 E2E, SPARK, FULL = pytest.mark.e2e, pytest.mark.spark, pytest.mark.full
 
@@ -73,6 +76,19 @@ def test_a_smoke_run_shows_its_table(module: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     for shown in BENCHES[module][0]:
         assert shown in done.stdout, done.stdout
+    if module == "compare":
+        keeps_up_with_a_script(json.loads((tmp_path / "bench/out/compare.json").read_text()))
+
+
+def keeps_up_with_a_script(rows: list[dict[str, Any]]) -> None:
+    """Both budgets at 4 KiB/s, beside a script with the same error bound: windows are few and small here, so the bytes of
+    a session weigh more than in a whole run."""
+    script, both = rows
+    assert (script["way"], both["way"]) == ("script-1%", "error-1%-2s")
+    assert both["windows"] == 3
+    assert both["worst_error"] <= 0.01
+    assert both["bytes"] <= MOST_BYTES_OF_THE_SCRIPT * script["bytes"]
+    assert both["p95_s"] <= 3.0  # a quiet machine keeps the 2 s; this one runs other tests meanwhile
 
 
 @pytest.mark.slow
