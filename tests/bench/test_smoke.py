@@ -81,7 +81,7 @@ def test_a_smoke_run_shows_its_table(module: str, tmp_path: Path) -> None:
 
 
 def keeps_up_with_a_script(rows: list[dict[str, Any]]) -> None:
-    """Both budgets at 4 KiB/s, beside a script with the same error bound: windows are few and small here, so the bytes of
+    """Compares both budgets with a script at 4 KiB/s. Windows are few and small here, so the bytes of
     a session weigh more than in a whole run."""
     script, both = rows
     assert (script["way"], both["way"]) == ("script-1%", "error-1%-2s")
