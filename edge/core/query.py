@@ -814,8 +814,7 @@ class QueryPipeline:
         return self.progress.entry_bytes * self.progress.packed_fraction
 
     def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
-        if self.packs_small:
-            groups = slice_.entries.in_key_order(groups)
+        groups = slice_.entries.in_key_order(groups)
         self._record_drift(start, slice_.entries, groups)
         slice_.discount_pending(self._limits(start), groups)
         sent = recorded.partials.pop(start) if recorded is not None else None

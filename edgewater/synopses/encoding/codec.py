@@ -1,7 +1,8 @@
 """Synopses as bytes: ``EWS1`` + CRC32C (4 bytes, little endian) + a `Synopsis` message.
 
 Arrays are stored in the narrowest NumPy type that represents each value exactly: a small count takes one byte, and
-integral float64 sums take as much as integers. Frames are compressed on top.
+integral float64 sums take as much as integers. `pack` changes large numbers of many groups so that they compress well.
+Frames are compressed on top.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.synopses.base import IntArray
 from edgewater.wire.nesting import MAX_PACKED, Nesting, check_nesting
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -62,6 +65,9 @@ _ARRAY = Nesting({6: Nesting(packed=frozenset({4}))}, frozenset({4}), _is_plain)
 _STACK = Nesting({6: _ARRAY})
 _SYNOPSIS = Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: _STACK})})})
 _MAX_AXES = 8
+_FACTOR_BITS = 32
+_FEW = 8  # numbers, whose order of bytes does not matter
+_MANY_RUNS = 3 / 4
 _SHOWN = 100
 _CACHED = 1 << 10  # characters of parameters that are parsed once
 _NARROWER = {
@@ -71,6 +77,14 @@ _NARROWER = {
 TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")}
 EXACTLY = frozenset((s, t) for s in TYPES for t in TYPES if np.can_cast(s, t, "safe"))
 """(stored, declared) types between which every value converts exactly."""
+NUMBERS = frozenset((ArrayMessage.FIXED, ArrayMessage.PLANES))
+"""The encodings of numbers."""
+MIN_EXPONENT, MAX_EXPONENT = -1_074, 900
+"""An integer of 32 bits times 2 to such a power is a float64."""
+END = b"\xff"
+"""The byte at the end of a string, which UTF-8 never has."""
+MAX_REPEATED = 16
+"""Bytes that a repeated string may take in memory, per byte of the message."""
 
 
 def seal(message: SynopsisMessage) -> bytes:
@@ -202,15 +216,88 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values
 
 
+def pack(message: SynopsisMessage) -> SynopsisMessage:
+    """Changes the arrays of a message's parts, in place, so that they compress well; returns the message.
+
+    Numbers of several bytes become planes: neighbours have upper bytes in common. Multiples of a power of two, such as
+    rounded sums, are divided by it.
+    """
+    for part in message.parts:
+        for array in part.arrays:
+            if array.encoding == ArrayMessage.FIXED and len(array.shape) == 1 and TYPES[array.stored].itemsize > 1:
+                _pack(array)
+    return message
+
+
+def _pack(array: ArrayMessage) -> None:
+    values = np.frombuffer(array.data, array.stored)
+    if len(values) < _FEW:
+        return
+    exponent = _common_exponent(values)
+    if exponent:
+        divided = _narrow(np.ldexp(values, -exponent) if values.dtype.kind == "f" else values >> exponent)
+        if divided.itemsize < values.itemsize:
+            values, array.stored, array.exponent = divided, divided.dtype.str, exponent
+    array.encoding = ArrayMessage.PLANES
+    array.data = _transposed(values.tobytes(), values.itemsize)
+
+
+def _common_exponent(values: npt.NDArray[Any]) -> int:
+    """Returns the largest e for which all values are multiples of 2^e; 0 if they have no use of it."""
+    if values.dtype.kind != "f":
+        common = int(np.bitwise_or.reduce(values))
+        return (common & -common).bit_length() - 1 if common else 0
+    if not np.isfinite(values).all():
+        return 0
+    mantissas, exponents = np.frexp(values.astype(np.float64))
+    digits = np.ldexp(mantissas, 53).astype(np.int64)
+    used = digits != 0
+    if not used.any():
+        return 0
+    exponent = int((exponents - 53 + np.bitwise_count((digits & -digits) - 1))[used].min())
+    fits = exponents[used].max() - exponent <= _FACTOR_BITS and MIN_EXPONENT <= exponent < MAX_EXPONENT
+    return exponent if fits else 0
+
+
+def _transposed(data: bytes, width: int) -> bytes:
+    """Returns bytes that are read in columns of a matrix of this width."""
+    return np.frombuffer(data, np.uint8).reshape(-1, width).T.tobytes()
+
+
+def plain(array: ArrayMessage) -> tuple[str, bytes]:
+    """Returns the type and the bytes, in the order of `FIXED`, of an array of numbers whose length fits its data.
+
+    Raises:
+        CorruptSynopsis: the exponent is out of range.
+    """
+    if array.encoding != ArrayMessage.PLANES:
+        return array.stored, array.data
+    width = TYPES[array.stored].itemsize
+    data = _transposed(array.data, len(array.data) // width) if array.data else b""
+    exponent = array.exponent
+    if not exponent:
+        return array.stored, data
+    stored, declared = np.frombuffer(data, array.stored), TYPES[array.type]
+    if stored.dtype.kind in "iu" and declared.kind == "f" and MIN_EXPONENT <= exponent < MAX_EXPONENT:
+        return array.type, np.ldexp(stored.astype(np.float64), exponent).astype(declared).tobytes()
+    if stored.dtype.kind in "iu" and declared.kind in "iu" and 0 < exponent < 8 * declared.itemsize:
+        values = stored.astype(declared)
+        shifted = values << exponent
+        if (shifted >> exponent == values).all():
+            return array.type, shifted.tobytes()
+    raise CorruptSynopsis(f"an array of {array.type} stored as {array.stored} has the exponent {exponent}")
+
+
 def decode(message: ArrayMessage) -> npt.NDArray[Any]:
     """Returns the array that was encoded, with equal dtype, shape and bits. Raises CorruptSynopsis."""
-    if message.encoding != ArrayMessage.FIXED:
+    if message.encoding not in NUMBERS:
         raise CorruptSynopsis(f"an array of type {message.type!r} has another encoding than numbers")
     require_exact(message.type, message.stored)
     shape, stored, data = tuple(message.shape), TYPES[message.stored], message.data
     if len(shape) > _MAX_AXES or math.prod(shape) * stored.itemsize != len(data) or (not data and not _is_short(shape)):
         raise CorruptSynopsis(f"an array of shape {shape[:_MAX_AXES]} has {len(data)} bytes of {message.stored}")
-    return np.frombuffer(data, stored).reshape(shape).astype(TYPES[message.type])
+    of, data = plain(message)
+    return np.frombuffer(data, of).reshape(shape).astype(TYPES[message.type])
 
 
 def _is_short(shape: tuple[int, ...]) -> bool:
@@ -290,51 +377,120 @@ def encode_keys(values: pa.Array) -> ArrayMessage:
         b"" if values.null_count == 0 else values.is_valid().cast(pa.uint8()).to_numpy(zero_copy_only=False).tobytes()
     )
     if pa.types.is_string(values.type):
-        filled = values.fill_null("") if valid else values
-        lengths = pa.compute.binary_length(filled).to_numpy(zero_copy_only=False).astype(np.int64)
-        offsets = (
-            np.frombuffer(filled.buffers()[1], np.int32, len(filled) + 1, filled.offset * 4) if len(filled) else [0, 0]
-        )
-        data = filled.buffers()[2]
-        text = b"" if data is None else data.slice(offsets[0], offsets[-1] - offsets[0]).to_pybytes()
-        return ArrayMessage(
-            encoding=ArrayMessage.UTF8, shape=[len(values)], data=text, lengths=encode(lengths), valid=valid
-        )
-    fill: Any = False if pa.types.is_boolean(values.type) else 0
-    numbers = (values.fill_null(fill) if valid else values).to_numpy(zero_copy_only=False)
-    message = encode(numbers)
+        message = _encode_strings(values.fill_null("") if valid else values)
+    else:
+        fill: Any = False if pa.types.is_boolean(values.type) else 0
+        message = encode((values.fill_null(fill) if valid else values).to_numpy(zero_copy_only=False))
     message.valid = valid
     return message
 
 
-def decode_keys(message: ArrayMessage, *, checked: bool = False) -> pa.Array:
-    """Returns the Arrow array that `encode_keys` encoded. Raises CorruptSynopsis.
-
-    Args:
-        checked: the lengths of strings are known to fit.
-    """
-    result = (
-        decode_strings(message, checked=checked) if message.encoding == ArrayMessage.UTF8 else pa.array(decode(message))
-    )
-    if message.valid:
-        if len(message.valid) != len(result):
-            raise CorruptSynopsis(f"{len(message.valid)} validity bytes for {len(result)} keys")
-        mask = np.frombuffer(message.valid, np.uint8) == 0
-        result = pa.compute.if_else(pa.array(mask), pa.scalar(None, result.type), result)
-    return result
+def _encode_strings(values: pa.Array) -> ArrayMessage:
+    """Encodes strings without nulls; neighbours that are equal, such as sorted keys, once."""
+    message = ArrayMessage(encoding=ArrayMessage.UTF8, shape=[len(values)])
+    runs = pc.run_end_encode(values)
+    if len(runs.values) <= _MANY_RUNS * len(values):
+        data, repeats = _joined(runs.values), encode(np.diff(runs.run_ends.to_numpy(), prepend=0).astype(np.int64))
+        if values.nbytes <= min(MAX_REPEATED * (len(data) + len(repeats.data)), MAX_BYTES):
+            message.data = data
+            message.repeats.CopyFrom(repeats)
+            return message
+    message.data = _joined(values)
+    return message
 
 
-def decode_strings(message: ArrayMessage, *, checked: bool = False) -> pa.Array:
-    """Returns strings without nulls. Raises CorruptSynopsis."""
-    lengths = decode(message.lengths)
-    fit = checked or (lengths.ndim == 1 and lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= MAX_BYTES)
-    if not fit or (not checked and int(lengths.sum()) != len(message.data)):
-        raise CorruptSynopsis(f"string lengths do not add up to {len(message.data)} bytes")
+def _joined(strings: pa.Array) -> bytes:
+    """Returns the concatenation of strings of one length; of others with a byte `END` after each."""
+    if not len(strings):
+        return b""
+    ends = pc.min_max(pc.binary_length(strings)).as_py()
+    is_fixed = ends["min"] == ends["max"] and (ends["max"] or len(strings) == 1)
+    binary = strings.cast(pa.binary())
+    text: bytes = pc.binary_join(pa.ListArray.from_arrays([0, len(binary)], binary), b"" if is_fixed else END)[0].as_py()
+    return text if is_fixed else text + END
+
+
+def decode_keys(message: ArrayMessage) -> pa.Array:
+    """Returns the Arrow array that `encode_keys` encoded. Raises CorruptSynopsis."""
+    is_text = message.encoding == ArrayMessage.UTF8
+    result = decode_strings([message]) if is_text else pa.array(decode(message))
+    return with_nulls(result, message.valid) if message.valid else result
+
+
+def with_nulls(values: pa.Array, valid: bytes) -> pa.Array:
+    """Returns the values, null where the byte in `valid` is 0. Raises CorruptSynopsis for another number of bytes."""
+    if len(valid) != len(values):
+        raise CorruptSynopsis(f"{len(valid)} validity bytes for {len(values)} keys")
+    mask = np.frombuffer(valid, np.uint8) == 0
+    return pc.if_else(pa.array(mask), pa.scalar(None, values.type), values)
+
+
+def decode_strings(messages: Sequence[ArrayMessage]) -> pa.Array:
+    """Returns the strings of arrays, concatenated, without nulls. Raises CorruptSynopsis."""
+    repeats = [repeats_of(message) for message in messages]
+    counts = [m.shape[0] if r is None else len(r) for m, r in zip(messages, repeats, strict=True)]
+    lengths = string_lengths([message.data for message in messages], counts)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    result = pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(message.data)])
+    text = pa.py_buffer(b"".join([message.data for message in messages]).translate(None, END))
+    result = pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(offsets), text])
     try:
         result.validate(full=True)
     except pa.ArrowInvalid as exc:
         raise CorruptSynopsis(f"keys are not UTF-8: {exc}") from exc
+    if all(each is None for each in repeats):
+        return result
+    once = [np.ones(n, np.int64) if r is None else r for n, r in zip(counts, repeats, strict=True)]
+    return result.take(pa.array(np.repeat(np.arange(len(result)), np.concatenate(once))))
+
+
+def string_lengths(texts: Sequence[bytes], counts: Sequence[int]) -> IntArray:
+    """Returns the bytes of all strings of some arrays.
+
+    Args:
+        texts: `Array.data` of each array.
+        counts: how many strings each array has.
+
+    Raises:
+        CorruptSynopsis: an array has not so many strings.
+    """
+    widths = [string_width(data, count) for data, count in zip(texts, counts, strict=True)]
+    ended = [data for data, width in zip(texts, widths, strict=True) if width < 0]
+    ends_at = np.flatnonzero(np.frombuffer(b"".join(ended), np.uint8) == END[0])
+    lengths = np.diff(ends_at, prepend=-1) - 1
+    if len(ended) == len(texts):
+        return lengths
+    result = np.repeat(np.array(widths, np.int64), counts)
+    result[result < 0] = lengths
     return result
+
+
+def string_width(data: bytes, count: int) -> int:
+    """Returns the bytes of each of `count` strings; -1: they differ. Raises CorruptSynopsis for other numbers."""
+    ends = data.count(END)
+    if ends == count and data.endswith(END):
+        return -1
+    if ends or len(data) % max(count, 1) or (not data and count > 1) or (data and not count):
+        raise CorruptSynopsis(f"{len(data)} bytes, with {ends} ends, are not {count} strings")
+    return len(data) // max(count, 1)
+
+
+def repeats_of(message: ArrayMessage) -> IntArray | None:
+    """Returns how often each string is repeated; None: each is there once.
+
+    Raises:
+        CorruptSynopsis: they do not add up to the array's length, or the strings would take too much memory.
+    """
+    length = message.shape[0] if len(message.shape) == 1 else -1
+    if not message.HasField("repeats"):
+        if length < 0:
+            raise CorruptSynopsis(f"strings of shape {tuple(message.shape)[:_MAX_AXES]}; expected one axis")
+        return None
+    repeats = decode(message.repeats)
+    fit = repeats.ndim == 1 and repeats.dtype == np.int64 and repeats.min(initial=1) >= 1
+    if not fit or repeats.max(initial=1) > MAX_BYTES or int(repeats.sum()) != length:
+        raise CorruptSynopsis(f"repeats of {len(message.repeats.data)} bytes do not add up to {length} strings")
+    held = int(string_lengths([message.data], [len(repeats)]) @ repeats) + 4 * length
+    if held > min(2 * MAX_REPEATED * (len(message.data) + len(message.repeats.data)), MAX_BYTES):
+        raise CorruptSynopsis(f"{len(message.data)} bytes of strings that are repeated take {held}")
+    return repeats
