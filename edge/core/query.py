@@ -592,6 +592,7 @@ class QueryPipeline:
             if end <= watermark_ms and (end > through or self._is_unreported(slice_)):
                 continue
             made: list[Partial] = []
+            slice_.forget_unchanged(self._limits(start))
             selection = self._select(start, slice_, room, end <= watermark_ms, drain_window_ms, link, early)
             selection = limit_to_capacity(slice_, selection, capacity_bytes, self.progress.entry_bytes)
             if recorded is not None:

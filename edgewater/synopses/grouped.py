@@ -230,6 +230,10 @@ class GroupedAggregate:
         result._table = table
         return result
 
+    def replace(self, measure: str, stack: Stack) -> None:
+        """Replaces the states of a measure by those of a stack of its kind, with as many groups."""
+        self._measures[measure] = stack
+
     def reset(self, groups: IntArray) -> None:
         """Empties the states of these groups; their codes stay."""
         for stack in self._measures.values():

@@ -406,7 +406,9 @@ def _joined(strings: pa.Array) -> bytes:
     ends = pc.min_max(pc.binary_length(strings)).as_py()
     is_fixed = ends["min"] == ends["max"] and (ends["max"] or len(strings) == 1)
     binary = strings.cast(pa.binary())
-    text: bytes = pc.binary_join(pa.ListArray.from_arrays([0, len(binary)], binary), b"" if is_fixed else END)[0].as_py()
+    text: bytes = pc.binary_join(pa.ListArray.from_arrays([0, len(binary)], binary), b"" if is_fixed else END)[
+        0
+    ].as_py()
     return text if is_fixed else text + END
 
 
