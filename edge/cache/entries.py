@@ -502,7 +502,6 @@ class SliceEntries:
         """Empties the pending values of groups that are `unchanged`."""
         self.pending.reset(groups)
         self._column("unsent")[groups] = 0
-        self._changed(groups)
 
     def _changed(self, groups: IntArray) -> None:
         for computed in self._computed.values():
@@ -568,7 +567,8 @@ class SliceEntries:
     @classmethod
     def from_state(cls, state: State, bounded: Sequence[str]) -> SliceEntries:
         result = cls(GroupedAggregate.from_bytes(state.arrays["pending"]), bounded)
-        result._arrays = {name: state.arrays[name] for name in result._arrays}
+        result._arrays = {name: state.arrays[name] for name in result._arrays if name in state.arrays}
+        result._arrays.setdefault("unsent_if_exact", np.zeros(len(result), bool))
         for name in (n for n in result._known if f"known:{n}" in state.arrays):
             result._known[name] = stack_from_message(codec.unseal(state.arrays[f"known:{name}"]))
         result.newest_batch = int(result.last_batch.max(initial=0))
