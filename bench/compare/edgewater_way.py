@@ -147,7 +147,7 @@ class EdgewaterWay:
 
     def _read_function(self, number: int, seen_s: float, event: dict[str, Any], url: str) -> WindowAnswer:
         questions = {"p99": {"quantile": 0.99}, "top": {"top": TOP}}.get(self.way.function, {})
-        parameters = {"revision": event["revision"], "limit": 1000, **questions}
+        parameters = {"revision": event["revision"], **questions}
         reply = httpx.get(url, params=parameters, timeout=60)
         reply.raise_for_status()
         cells: dict[str, dict[str, Any]] = {}
