@@ -104,6 +104,7 @@ class Array(_message.Message):
     REPEATS_FIELD_NUMBER: _builtins.int
     VALID_FIELD_NUMBER: _builtins.int
     EXPONENT_FIELD_NUMBER: _builtins.int
+    CODES_FIELD_NUMBER: _builtins.int
     encoding: Global___Array.Encoding.ValueType
     type: _builtins.str
     """The NumPy type of the values ("<i8", "<f8", "|u1", "|b1"), and the type in which they are stored."""
@@ -113,11 +114,13 @@ class Array(_message.Message):
     """One byte per value, 0 for null; absent if no value is null."""
     exponent: _builtins.int
     """For PLANES: the values are the stored integers times 2^exponent."""
+    codes: _builtins.bytes
+    """For strings: one byte per value, the number of its string in `data`, in which each string then ends with 0xFF."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def repeats(self) -> Global___Array:
-        """For strings: a FIXED array of how often each string of `data` is repeated; absent if each is there once."""
+        """For strings: a FIXED array of how often each string of `data` is repeated."""
 
     def __init__(
         self,
@@ -130,10 +133,11 @@ class Array(_message.Message):
         repeats: Global___Array | None = ...,
         valid: _builtins.bytes = ...,
         exponent: _builtins.int = ...,
+        codes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["repeats", b"repeats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "encoding", b"encoding", "exponent", b"exponent", "repeats", b"repeats", "shape", b"shape", "stored", b"stored", "type", b"type", "valid", b"valid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codes", b"codes", "data", b"data", "encoding", b"encoding", "exponent", b"exponent", "repeats", b"repeats", "shape", b"shape", "stored", b"stored", "type", b"type", "valid", b"valid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

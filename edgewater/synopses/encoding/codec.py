@@ -66,6 +66,7 @@ _STACK = Nesting({6: _ARRAY})
 _SYNOPSIS = Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: _STACK})})})
 _MAX_AXES = 8
 _FACTOR_BITS = 32
+_VALUES_PER_STRING, _SAMPLE = 4, 1 << 10  # from which on a number per value takes fewer bytes than the strings
 _FEW = 8  # numbers, whose order of bytes does not matter
 _MANY_RUNS = 3 / 4
 _SHOWN = 100
@@ -83,8 +84,9 @@ MIN_EXPONENT, MAX_EXPONENT = -1_074, 900
 """An integer of 32 bits times 2 to such a power is a float64."""
 END = b"\xff"
 """The byte at the end of a string, which UTF-8 never has."""
-MAX_REPEATED = 16
-"""Bytes that a repeated string may take in memory, per byte of the message."""
+MAX_REPEATED = 32
+"""Bytes that repeated strings take in memory at most, per byte of the message; a reader accepts twice as much."""
+MAX_CODED = 256
 
 
 def seal(message: SynopsisMessage) -> bytes:
@@ -386,30 +388,45 @@ def encode_keys(values: pa.Array) -> ArrayMessage:
 
 
 def _encode_strings(values: pa.Array) -> ArrayMessage:
-    """Encodes strings without nulls; neighbours that are equal, such as sorted keys, once."""
+    """Encodes strings without nulls. Neighbours that are equal, such as sorted keys, are stored once; a column of few
+    different strings has numbers of them."""
     message = ArrayMessage(encoding=ArrayMessage.UTF8, shape=[len(values)])
     runs = pc.run_end_encode(values)
     if len(runs.values) <= _MANY_RUNS * len(values):
-        data, repeats = _joined(runs.values), encode(np.diff(runs.run_ends.to_numpy(), prepend=0).astype(np.int64))
-        if values.nbytes <= min(MAX_REPEATED * (len(data) + len(repeats.data)), MAX_BYTES):
-            message.data = data
-            message.repeats.CopyFrom(repeats)
-            return message
-    message.data = _joined(values)
+        repeats = np.diff(runs.run_ends.to_numpy(), prepend=0).astype(np.int64)
+        message.data = _joined(runs.values)
+        message.repeats.CopyFrom(encode(repeats))
+    elif len(values) > _FEW and _VALUES_PER_STRING * len(values[:_SAMPLE].unique()) <= min(len(values), _SAMPLE):
+        coded = values.dictionary_encode()
+        order = pc.sort_indices(coded.dictionary).to_numpy()
+        if len(order) <= MAX_CODED:
+            numbers = np.empty(len(order), np.uint8)
+            numbers[order] = np.arange(len(order))
+            message.data = _joined(coded.dictionary.take(pa.array(order)), ended=True)
+            message.codes = numbers[coded.indices.to_numpy()].tobytes()
+    most = MAX_REPEATED * (len(message.data) + len(message.repeats.data) + len(message.codes))
+    if values.nbytes > min(most, MAX_BYTES) or not message.data:
+        message.ClearField("repeats")
+        message.ClearField("codes")
+        message.data = _joined(values)
     return message
 
 
-def _joined(strings: pa.Array) -> bytes:
-    """Returns the concatenation of strings of one length; of others with a byte `END` after each."""
-    if not len(strings):
-        return b""
-    ends = pc.min_max(pc.binary_length(strings)).as_py()
-    is_fixed = ends["min"] == ends["max"] and (ends["max"] or len(strings) == 1)
-    binary = strings.cast(pa.binary())
-    text: bytes = pc.binary_join(pa.ListArray.from_arrays([0, len(binary)], binary), b"" if is_fixed else END)[
-        0
-    ].as_py()
-    return text if is_fixed else text + END
+def _joined(strings: pa.Array, *, ended: bool = False) -> bytes:
+    """Returns the concatenation of strings of one length; of others, or if `ended`, with a byte `END` after each."""
+    _, offsets, text = strings.buffers()
+    if text is None or not len(strings):
+        return END * (len(strings) if ended or len(strings) > 1 else 0)
+    ends: npt.NDArray[np.int32] = np.frombuffer(offsets, np.int32, len(strings) + 1, 4 * strings.offset)
+    data = np.frombuffer(text, np.uint8)[ends[0] : ends[-1]]
+    lengths = np.diff(ends)
+    if not ended and (lengths == lengths[0]).all() and (lengths[0] or len(lengths) == 1):
+        return data.tobytes()
+    joined = np.full(len(data) + len(lengths), END[0], np.uint8)
+    is_text = np.ones(len(joined), bool)
+    is_text[ends[1:] - ends[0] + np.arange(len(lengths))] = False
+    joined[is_text] = data
+    return joined.tobytes()
 
 
 def decode_keys(message: ArrayMessage) -> pa.Array:
@@ -429,21 +446,31 @@ def with_nulls(values: pa.Array, valid: bytes) -> pa.Array:
 
 def decode_strings(messages: Sequence[ArrayMessage]) -> pa.Array:
     """Returns the strings of arrays, concatenated, without nulls. Raises CorruptSynopsis."""
-    repeats = [repeats_of(message) for message in messages]
-    counts = [m.shape[0] if r is None else len(r) for m, r in zip(messages, repeats, strict=True)]
-    lengths = string_lengths([message.data for message in messages], counts)
+    texts = [message.data for message in messages]
+    if not any(message.codes or message.HasField("repeats") for message in messages):
+        shapes = [tuple(message.shape) for message in messages]
+        if all(len(shape) == 1 for shape in shapes):
+            return distinct_strings(texts, [length for (length,) in shapes])
+    facts = [string_facts(message) for message in messages]
+    result = distinct_strings(texts, [each.count for each in facts])
+    starts = np.cumsum([0, *(each.count for each in facts)])
+    places = (np.arange(each.count) if each.places is None else each.places for each in facts)
+    return result.take(pa.array(np.concatenate([start + p for start, p in zip(starts[:-1], places, strict=True)])))
+
+
+def distinct_strings(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
+    """Returns the strings of `Array.data` of some arrays, without repeats. Raises CorruptSynopsis."""
+    lengths = string_lengths(texts, counts)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    text = pa.py_buffer(b"".join([message.data for message in messages]).translate(None, END))
+    joined = b"".join(texts)
+    text = pa.py_buffer(joined if len(joined) == offsets[-1] else joined.translate(None, END))
     result = pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(offsets), text])
     try:
         result.validate(full=True)
     except pa.ArrowInvalid as exc:
         raise CorruptSynopsis(f"keys are not UTF-8: {exc}") from exc
-    if all(each is None for each in repeats):
-        return result
-    once = [np.ones(n, np.int64) if r is None else r for n, r in zip(counts, repeats, strict=True)]
-    return result.take(pa.array(np.repeat(np.arange(len(result)), np.concatenate(once))))
+    return result
 
 
 def string_lengths(texts: Sequence[bytes], counts: Sequence[int]) -> IntArray:
@@ -477,22 +504,51 @@ def string_width(data: bytes, count: int) -> int:
     return len(data) // max(count, 1)
 
 
-def repeats_of(message: ArrayMessage) -> IntArray | None:
-    """Returns how often each string is repeated; None: each is there once.
+@dataclass(frozen=True, slots=True)
+class StringFacts:
+    """What is known of an array of strings before it is decoded.
+
+    Attributes:
+        count: the strings in `Array.data`.
+        places: for each value, the number of its string; None: each string is there once, in order.
+        nbytes: the memory that the values take.
+    """
+
+    count: int
+    places: IntArray | None
+    nbytes: int
+
+
+def string_facts(message: ArrayMessage) -> StringFacts:
+    """Reads an array of strings but for the strings themselves.
 
     Raises:
-        CorruptSynopsis: they do not add up to the array's length, or the strings would take too much memory.
+        CorruptSynopsis: there are not as many values as the shape says, or they would take too much memory.
     """
-    length = message.shape[0] if len(message.shape) == 1 else -1
-    if not message.HasField("repeats"):
-        if length < 0:
-            raise CorruptSynopsis(f"strings of shape {tuple(message.shape)[:_MAX_AXES]}; expected one axis")
-        return None
+    if len(message.shape) != 1:
+        raise CorruptSynopsis(f"strings of shape {tuple(message.shape)[:_MAX_AXES]}; expected one axis")
+    length, data = message.shape[0], message.data
+    if not message.codes and not message.HasField("repeats"):
+        ended = string_width(data, length) < 0
+        return StringFacts(length, None, len(data) - ended * length + 4 * length)
+    most = min(2 * MAX_REPEATED * (len(data) + len(message.repeats.data) + len(message.codes)), MAX_BYTES)
+    count, places = _codes(message) if message.codes else _repeated(message, most // 4)
+    held = int(string_lengths([data], [count])[places].sum()) + 4 * length
+    if len(places) != length or held > most:
+        raise CorruptSynopsis(f"{len(data)} bytes of {count} strings, for {length} values that take {held} bytes")
+    return StringFacts(count, places, held)
+
+
+def _codes(message: ArrayMessage) -> tuple[int, IntArray]:
+    count, codes = message.data.count(END), np.frombuffer(message.codes, np.uint8)
+    if codes.max() >= count or message.HasField("repeats"):
+        raise CorruptSynopsis(f"strings have numbers up to {codes.max()}; expected numbers below {count}")
+    return count, codes.astype(np.int64)
+
+
+def _repeated(message: ArrayMessage, most: int) -> tuple[int, IntArray]:
     repeats = decode(message.repeats)
     fit = repeats.ndim == 1 and repeats.dtype == np.int64 and repeats.min(initial=1) >= 1
-    if not fit or repeats.max(initial=1) > MAX_BYTES or int(repeats.sum()) != length:
-        raise CorruptSynopsis(f"repeats of {len(message.repeats.data)} bytes do not add up to {length} strings")
-    held = int(string_lengths([message.data], [len(repeats)]) @ repeats) + 4 * length
-    if held > min(2 * MAX_REPEATED * (len(message.data) + len(message.repeats.data)), MAX_BYTES):
-        raise CorruptSynopsis(f"{len(message.data)} bytes of strings that are repeated take {held}")
-    return repeats
+    if not fit or repeats.max(initial=1) > most or repeats.sum() > most:
+        raise CorruptSynopsis(f"repeats of {len(message.repeats.data)} bytes; expected int64, up to {most} altogether")
+    return len(repeats), np.repeat(np.arange(len(repeats)), repeats)

@@ -124,7 +124,7 @@ class Layout:
             found = _checked(kind, field, array, known)
             size += found[-1]
             if found[0] == STRINGS and not found[2].translate(None, codec.END).isascii():
-                codec.decode_strings([array])
+                codec.distinct_strings([array.data], [codec.string_facts(array).count])
         return size
 
     def may_overflow(self, arrays: Sequence[ArrayMessage]) -> bool:
@@ -174,7 +174,10 @@ def check_array(kind: str, name: str, array: ArrayMessage) -> _Checked:
     """
     shape, data, stored, declared = tuple(array.shape), array.data, array.stored, array.type
     if array.encoding == ArrayMessage.UTF8:
-        return STRINGS, shape, data, stored, _string_bytes(kind, name, array)
+        try:
+            return STRINGS, shape, data, stored, codec.string_facts(array).nbytes
+        except CorruptSynopsis as exc:
+            raise CorruptSynopsis(f"{kind}: array {name}: {exc}") from exc
     if array.encoding not in codec.NUMBERS or (stored, declared) not in codec.EXACTLY:
         codec.require_exact(declared, stored)
         raise CorruptSynopsis(f"{kind}: array {name} has encoding {array.encoding}, which is not known")
@@ -194,18 +197,6 @@ def _items(shape: tuple[int, ...]) -> int:
     items = math.prod(shape)
     empty = max(shape, default=0) <= (codec.MAX_BYTES if shape and shape[0] == 0 else _SHORT)
     return items if len(shape) <= MAX_RANK and (items or empty) else -1
-
-
-def _string_bytes(kind: str, name: str, array: ArrayMessage) -> int:
-    """Returns the bytes that strings take when they are decoded."""
-    try:
-        repeats = codec.repeats_of(array)
-        if repeats is None:
-            ends = array.shape[0] if codec.string_width(array.data, array.shape[0]) < 0 else 0
-            return len(array.data) - ends + 4 * array.shape[0]
-        return int(codec.string_lengths([array.data], [len(repeats)]) @ repeats) + 4 * array.shape[0]
-    except CorruptSynopsis as exc:
-        raise CorruptSynopsis(f"{kind}: array {name}: {exc}") from exc
 
 
 def _checked(kind: str, field: Field, array: ArrayMessage, lengths: dict[str, int]) -> _Checked:

@@ -149,7 +149,8 @@ def _numbers(arrays: Sequence[ArrayMessage], items: Sequence[int]) -> npt.NDArra
     require_stackable(all((array.stored, declared) in codec.EXACTLY for array in arrays))
     sizes = [len(array.data) for array in arrays]
     require_stackable(sizes == [n * codec.TYPES[a.stored].itemsize for n, a in zip(items, arrays, strict=True)])
-    found = [codec.plain(array) for array in arrays]
+    are_plain = all(array.encoding == ArrayMessage.FIXED for array in arrays)
+    found = [(a.stored, a.data) if are_plain else codec.plain(a) for a in arrays]
     stored = {of for of, _ in found}
     if len(stored) == 1:
         return np.frombuffer(b"".join([data for _, data in found]), stored.pop())

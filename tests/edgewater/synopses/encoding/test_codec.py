@@ -142,6 +142,25 @@ def test_equal_neighbours_take_bytes_once() -> None:
     assert codec.decode_keys(message).equals(column)
 
 
+def test_few_different_strings_have_numbers() -> None:
+    column = pa.array(["FR", "DE", "US", "a country with a long name"] * 10)
+    message = codec.encode_keys(column)
+    assert message.data == b"DE\xffFR\xffUS\xffa country with a long name\xff"
+    assert message.codes == bytes([1, 0, 2, 3] * 10)
+    assert codec.decode_keys(message).equals(column)
+    assert codec.string_facts(message).nbytes == len("".join(column.to_pylist())) + 4 * 40
+    many = pa.array([f"{number:05d}" for number in range(300)] * 4)
+    assert codec.decode_keys(codec.encode_keys(many)).equals(many)
+
+
+def test_strings_that_take_too_much_memory_are_not_read() -> None:
+    text, values = b"x" * 100_000 + codec.END, 10_000
+    for change in ({"repeats": codec.encode(np.array([values]))}, {"codes": bytes(values)}):
+        message = Array(encoding=Array.UTF8, shape=[values], data=text, **change)
+        with pytest.raises(CorruptSynopsis, match="take 1000040000 bytes"):
+            codec.decode_keys(message)
+
+
 def test_invalid_key_columns_are_corrupt() -> None:
     good = codec.encode_keys(pa.array(["ab", None, "ä"]))
     assert codec.decode_keys(good).to_pylist() == ["ab", None, "ä"]
@@ -160,7 +179,12 @@ def test_invalid_key_columns_are_corrupt() -> None:
         {"repeats": codec.encode(np.array([[1, 1, 1]]))},
         {"repeats": codec.encode(np.array([1 << 40, 1, 1])), "shape": [(1 << 40) + 2], "valid": b""},
         {"repeats": codec.encode(np.array([200, 1, 1])), "shape": [202], "valid": b""},
+        {"data": b"ab\xffc\xffd", "codes": b"\0\1\1"},  # the last string does not end
+        {"data": b"ab\xffc\xff", "codes": b"\0\1\2"},
+        {"data": b"ab\xffc\xff", "codes": b"\0\1"},
+        {"data": b"ab\xffc\xff", "codes": b"\0\1\1", "repeats": codec.encode(np.array([2, 1]))},
         {"repeats": codec.encode(np.array([40_000])), "shape": [40_000], "data": b"", "valid": b""},
+        {"repeats": codec.encode(np.array([1 << 30, 1 << 30])), "shape": [1 << 31], "data": b"ab", "valid": b""},
     ]
     for change in cases:
         message = Array(encoding=good.encoding, shape=good.shape, data=good.data, valid=good.valid)
