@@ -67,7 +67,7 @@ _SYNOPSIS = Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7:
 _MAX_AXES = 8
 _FACTOR_BITS = 32
 _VALUES_PER_STRING, _SAMPLE = 4, 1 << 10  # from which on a number per value takes fewer bytes than the strings
-_FEW = 8  # numbers, whose order of bytes does not matter
+_PLANES_FROM = 32  # numbers; of fewer, the order of bytes does not matter
 _MANY_RUNS = 3 / 4
 _SHOWN = 100
 _CACHED = 1 << 10  # characters of parameters that are parsed once
@@ -221,7 +221,7 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def pack(message: SynopsisMessage) -> SynopsisMessage:
     """Changes the arrays of a message's parts, in place, so that they compress well; returns the message.
 
-    Numbers of several bytes become planes: neighbours have upper bytes in common. Multiples of a power of two, such as
+    Integers of several bytes become planes: neighbours have upper bytes in common. Multiples of a power of two, such as
     rounded sums, are divided by it.
     """
     for part in message.parts:
@@ -233,13 +233,15 @@ def pack(message: SynopsisMessage) -> SynopsisMessage:
 
 def _pack(array: ArrayMessage) -> None:
     values = np.frombuffer(array.data, array.stored)
-    if len(values) < _FEW:
+    if len(values) < 2:
         return
     exponent = _common_exponent(values)
     if exponent:
         divided = _narrow(np.ldexp(values, -exponent) if values.dtype.kind == "f" else values >> exponent)
         if divided.itemsize < values.itemsize:
             values, array.stored, array.exponent = divided, divided.dtype.str, exponent
+    if values.dtype.kind == "f" or (len(values) < _PLANES_FROM and not array.exponent):
+        return  # floats that are repeated, such as prices, compress better as a whole
     array.encoding = ArrayMessage.PLANES
     array.data = _transposed(values.tobytes(), values.itemsize)
 
@@ -396,7 +398,7 @@ def _encode_strings(values: pa.Array) -> ArrayMessage:
         repeats = np.diff(runs.run_ends.to_numpy(), prepend=0).astype(np.int64)
         message.data = _joined(runs.values)
         message.repeats.CopyFrom(encode(repeats))
-    elif len(values) > _FEW and _VALUES_PER_STRING * len(values[:_SAMPLE].unique()) <= min(len(values), _SAMPLE):
+    elif len(values) > _VALUES_PER_STRING * len(values[:_SAMPLE].unique()) <= min(len(values), _SAMPLE):
         coded = values.dictionary_encode()
         order = pc.sort_indices(coded.dictionary).to_numpy()
         if len(order) <= MAX_CODED:
