@@ -279,6 +279,13 @@ def test_without_a_share_a_budgeted_query_is_exact() -> None:
     assert body.closes[0].withheld == ()
 
 
+def test_entries_are_in_the_order_of_their_keys() -> None:
+    core = make_core()
+    ingest(core, ("UA", 1, 1_000), ("AA", 1, 2_000), ("DL", 1, 3_000), ("AA", 1, 10_000))
+    partials = [p for name, body in pull_all(core) if name == "exact" for p in body.partials]
+    assert [GroupedAggregate.from_bytes(p.synopsis).rows()[0].to_pylist() for p in partials] == [["AA", "DL", "UA"]]
+
+
 def test_values_within_the_share_are_withheld_and_reported() -> None:
     core = make_core()
     core.handle(BudgetSet(BUDGETED_REF, {"miles": SHARE}))
