@@ -21,7 +21,7 @@ from httpx_sse import connect_sse
 from bench.compare.links import Links, center_address
 from bench.compare.processes import Processes
 from bench.compare.score import WindowAnswer
-from bench.compare.ways import Way
+from bench.compare.ways import TOP, Way
 from bench.compare.workload import COLUMNS, Workload
 from edgewater.client import Center
 from sim.demo.run import free_port
@@ -134,6 +134,8 @@ class EdgewaterWay:
     def _read(self, number: int, seen_s: float, event: dict[str, Any]) -> WindowAnswer:
         path = f"/v1/queries/{self.query['name']}/windows/{event['window']['start']}"
         url = f"http://127.0.0.1:{self.api_port}{path}"
+        if self.way.function != "sum":
+            return self._read_function(number, seen_s, event, url)
         headers = {"Accept": "application/vnd.apache.arrow.stream"}
         reply = httpx.get(url, params={"revision": event["revision"]}, headers=headers, timeout=60)
         reply.raise_for_status()
@@ -142,6 +144,22 @@ class EdgewaterWay:
         values = zip(table["bytes"].to_pylist(), table["n"].to_pylist(), strict=True)
         sums = {",".join(key): (amount or 0, n or 0) for key, (amount, n) in zip(keys, values, strict=True)}
         return WindowAnswer(number, seen_s, sums, event["contract"]["met"])
+
+    def _read_function(self, number: int, seen_s: float, event: dict[str, Any], url: str) -> WindowAnswer:
+        questions = {"p99": {"quantile": 0.99}, "top": {"top": TOP}}.get(self.way.function, {})
+        parameters = {"revision": event["revision"], **questions}
+        reply = httpx.get(url, params=parameters, timeout=60)
+        reply.raise_for_status()
+        cells: dict[str, dict[str, Any]] = {}
+        for row in reply.json()["data"]:
+            country, cell = row["group"]["country"], row["value"]
+            if self.way.function == "top":
+                cells |= {f"{country},{item['item']}": item for item in cell["top"]}
+            else:
+                cells[country] = cell["quantiles"]["0.99"] if self.way.function == "p99" else cell
+        sums = {key: (cell["estimate"],) for key, cell in cells.items()}
+        bounds = {key: (cell["lower"], cell["upper"]) for key, cell in cells.items()}
+        return WindowAnswer(number, seen_s, sums, event["contract"]["met"], bounds)
 
 
 def _is_ready(client: httpx.Client) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from bench.compare.ways import Way
+from bench.compare.ways import TOP, Way
 from bench.compare.workload import Workload
 
 DEADLINE_TOLERANCE_S = 0.05
+CONFIDENCE = 0.95
 Sums = Mapping[str, Sequence[float]]
 
 
@@ -22,14 +24,16 @@ class WindowAnswer:
     Attributes:
         window: the window's number.
         seen_s: wall time at which a client could see the answer.
-        sums: group -> (bytes, downloads).
+        sums: group -> (bytes, downloads), or (value,) of another function; of `top`, ``country,package`` -> (count,).
         states_met: whether the answer says that its contract is met; None: the way states nothing.
+        bounds: group -> the stated lower and upper bound, of other functions than sums.
     """
 
     window: int
     seen_s: float
     sums: Sums
     states_met: bool | None = None
+    bounds: Mapping[str, tuple[float, float]] | None = None
 
 
 def truth(load: Workload, way: Way) -> list[dict[str, tuple[int, int]]]:
@@ -60,19 +64,55 @@ def row(way: Way, load: Workload, answers: Mapping[int, WindowAnswer], end_s: Se
         answers: by window.
         end_s: wall times of the windows' ends.
     """
-    true = truth(load, way)
-    by_package = way.group_by == ("package", "country")
-    largest = load.largest if by_package else max(amount for sums in true for amount, _ in sums.values())
     latency = {number: answer.seen_s - end_s[number] for number, answer in answers.items()}
-    error = {number: largest_error(answer.sums, true[number]) / largest for number, answer in answers.items()}
+    if way.function == "sum":
+        error = _sum_errors(way, load, answers)
+        kept = _kept(way, answers, latency, error)
+    else:
+        true = load.functions[way.function]
+        error = {number: function_error(way.function, answer.sums, true[number]) for number, answer in answers.items()}
+        kept = sum(_within_bounds(answer, true[number], error[number]) for number, answer in answers.items())
     return {
         "windows": len(answers),
         "p50_s": _quantile(latency, 0.5),
         "p95_s": _quantile(latency, 0.95),
         "worst_error": max(error.values(), default=None),
-        "contracts_kept": _kept(way, answers, latency, error),
+        "contracts_kept": kept,
         "stated_met": sum(bool(answer.states_met) for answer in answers.values()) if way.kind == "edgewater" else None,
     }
+
+
+def _sum_errors(way: Way, load: Workload, answers: Mapping[int, WindowAnswer]) -> dict[int, float]:
+    """Returns, by window, the largest error of a sum as a share of the largest group."""
+    true = truth(load, way)
+    by_package = way.group_by == ("package", "country")
+    largest = load.largest if by_package else max(amount for sums in true for amount, _ in sums.values())
+    return {number: largest_error(answer.sums, true[number]) / largest for number, answer in answers.items()}
+
+
+def function_error(function: str, found: Sums, true: Mapping[str, float]) -> float:
+    """Returns the largest relative error of a group; of `top`, of the counts at each rank, relative to the largest."""
+    if function != "top":
+        return max((abs(found.get(key, (0.0,))[0] - value) / max(abs(value), 1.0) for key, value in true.items()))
+    ranked: dict[str, tuple[list[float], list[float]]] = {}
+    for key, value in true.items():
+        ranked.setdefault(key.split(",", 1)[0], ([], []))[0].append(value)
+    for key, (value, *_) in found.items():
+        ranked.setdefault(key.split(",", 1)[0], ([], []))[1].append(value)
+    errors = []
+    for counts, given in ranked.values():
+        best, listed = sorted(counts, reverse=True)[:TOP], sorted(given, reverse=True)[:TOP]
+        errors += [abs(value - other) for value, other in zip_longest(best, listed, fillvalue=0.0)]
+    return max(errors) / max(true.values())
+
+
+def _within_bounds(answer: WindowAnswer, true: Mapping[str, float], error: float) -> bool:
+    """Returns whether the bounds that are stated, with a confidence of 95 %, hold for as many groups; without bounds,
+    whether there is no error."""
+    if answer.bounds is None:
+        return error == 0.0
+    inside = [low <= true.get(key, 0.0) <= high for key, (low, high) in answer.bounds.items()]
+    return sum(inside) >= CONFIDENCE * len(inside)
 
 
 def _kept(

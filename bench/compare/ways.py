@@ -14,7 +14,7 @@ Kind = Literal["script", "flink", "spark", "edgewater"]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to get sums and counts by group and window to the center.
+    """One way to get sums and counts, or another function, by group and window to the center.
 
     Attributes:
         name: as on the command line and in the tables.
@@ -25,6 +25,7 @@ class Way:
         deadline_s: the promised time from a window's end to an answer that a client can see; None: no promise.
         budget: for Edgewater, keys of the query; ``{share}`` stands for that share of the largest group in bytes.
         group_by: the columns of the groups.
+        function: `sum` of bytes and counts, or another one of `MEASURES`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Way:
     deadline_s: float | None = None
     budget: Mapping[str, Any] = field(default_factory=dict)
     group_by: tuple[str, ...] = ("package", "country")
+    function: str = "sum"
 
     def query(self, largest: int, edges: list[str]) -> dict[str, Any]:
         """Returns the query that an Edgewater way registers."""
@@ -43,7 +45,7 @@ class Way:
             "name": "downloads",
             "from": "downloads",
             "group_by": list(self.group_by),
-            "measures": {"bytes": "sum(size)", "n": "count()"},
+            "measures": MEASURES[self.function],
             "window": {"tumbling": "6h"},
             "edges": edges,
         }
@@ -68,6 +70,15 @@ def _statements(path: Path) -> int:
 
 RAW, RAW_SAMPLE_10, RAW_SAMPLE_1 = (("raw_site.py", "{level}", rate) for rate in ("1", "0.1", "0.01"))
 
+TOP = 20
+"""The most frequent packages by country, of which the way `top` has the counts."""
+MEASURES = {
+    "sum": {"bytes": "sum(size)", "n": "count()"},
+    "distinct": {"value": "distinct(client)"},
+    "p99": {"value": "quantiles(size)"},
+    "top": {"value": f"top_k(package, k={TOP})"},
+}
+
 TWO_SECONDS = {"staleness": "2s"}
 
 WAYS: dict[str, Way] = {
@@ -88,5 +99,14 @@ WAYS: dict[str, Way] = {
         Way("staleness-2s", "edgewater", "Edgewater, 2 s", deadline_s=2.0, budget={"budget": TWO_SECONDS}),
         Way("accuracy-5%", "edgewater", "Edgewater, by country, accuracy 5 %",
             budget={"accuracy": {"error": "5%", "confidence": "95%"}}, group_by=("country",)),
+        *(
+            Way(f"script-{function}", "script", f"script, {label} by country", ("function_site.py", function),
+                ("function_center.py", function), 0.0, group_by=("country",), function=function)
+            for function, label in (("distinct", "sets of clients"), ("p99", "sizes"), ("top", "counts of packages"))
+        ),
+        *(
+            Way(function, "edgewater", f"Edgewater, {function} by country", group_by=("country",), function=function)
+            for function in ("distinct", "p99", "top")
+        ),
     )
 }  # fmt: skip

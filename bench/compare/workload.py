@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ class Workload:
         windows: the number of windows.
         sums: by window, the truth: ``package,country`` -> (bytes, downloads).
         largest: bytes of the largest group of a window.
+        functions: function -> by window, the truth: ``country`` or ``country,package`` -> value.
     """
 
     files: list[Path]
@@ -32,6 +33,7 @@ class Workload:
     windows: int
     sums: list[dict[str, tuple[int, int]]]
     largest: int
+    functions: dict[str, list[dict[str, float]]] = field(default_factory=dict)
 
 
 def read_downloads(folder: Path, start_ms: int, end_ms: int) -> pa.Table:
@@ -105,7 +107,29 @@ def prepare(
     ):
         if window < windows:
             sums[window][name] = amount, count
-    return Workload(files, start_ms, window_ms, windows, sums, largest)
+    return Workload(files, start_ms, window_ms, windows, sums, largest, _functions(table, start_ms, window_ms, windows))
+
+
+def _functions(table: pa.Table, start_ms: int, window_ms: int, windows: int) -> dict[str, list[dict[str, float]]]:
+    """Returns distinct clients, the 99th percentile of sizes, and counts of packages, by window and country."""
+    number = pc.divide(pc.subtract(table["at_ms"], start_ms), window_ms)
+    package = pc.binary_join_element_wise(table["country"], table["package"], ",")
+    records = table.append_column("window", number).append_column("item", package)
+    aggregates = {
+        "distinct": ("country", "client", "count_distinct"),
+        "p99": ("country", "size", "list"),
+        "top": ("item", "size", "count"),
+    }
+    result = {}
+    for function, (key, column, name) in aggregates.items():
+        groups = records.group_by(["window", key]).aggregate([(column, name)])
+        values = groups[f"{column}_{name}"].to_pylist()
+        if function == "p99":
+            values = [float(np.quantile(sizes, 0.99, method="lower")) for sizes in values]
+        result[function] = [{} for _ in range(windows)]
+        for window, group, value in zip(groups["window"].to_pylist(), groups[key].to_pylist(), values, strict=True):
+            result[function][window][group] = value
+    return result
 
 
 def _totals(table: pa.Table, start_ms: int, window_ms: int) -> pa.Table:

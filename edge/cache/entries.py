@@ -24,13 +24,16 @@ from edgewater.synopses import (
     ExtremumStack,
     FloatArray,
     GroupedAggregate,
+    Incremental,
     IntArray,
     MaxStack,
     RowSampleStack,
     SumStack,
     hash_values,
 )
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.state import State
+from edgewater.synopses.registry import stack_from_message
 from edgewater.wire import Signs, Withheld
 
 _COUNTERS = {
@@ -141,6 +144,9 @@ class SliceEntries:
         self.recall_cache = RecallCache()
         self.newest_batch = 0
         self._times: list[tuple[npt.NDArray[np.int32], Positions]] | None = []
+        self._known: dict[str, Any] = {
+            n: s.take(np.zeros(0, np.int64)) for n, s in pending.measures.items() if isinstance(s, Incremental)
+        }
         self._computed = {n: _Computed() for n in bounded if isinstance(pending.measures[n], SumStack | CountStack)}
 
     @classmethod
@@ -164,7 +170,8 @@ class SliceEntries:
         computed = sum(c.errors.nbytes + c.totals.nbytes for c in self._computed.values())
         times = sum(8 * len(codes) for codes, _ in self._times or ())
         arrays = sum(a.nbytes for a in self._arrays.values())
-        return self.pending.nbytes + self._hashes.nbytes + computed + times + arrays
+        known: int = sum(stack.nbytes for stack in self._known.values())
+        return self.pending.nbytes + self._hashes.nbytes + computed + times + arrays + known
 
     @property
     def bounded(self) -> tuple[str, ...]:
@@ -453,7 +460,8 @@ class SliceEntries:
     def send(
         self, groups: IntArray, recorded: GroupedAggregate | None = None, quanta: Mapping[str, float] = _NO_QUANTA
     ) -> GroupedAggregate:
-        """Returns the pending values of these groups; V becomes empty, F becomes F ⊕ V.
+        """Returns the pending values of these groups; V becomes empty, F becomes F ⊕ V. `Incremental` values are
+        returned without what was sent before.
 
         Args:
             recorded: in a replay, the values that were sent for these groups, in their order: F becomes F ⊕ recorded.
@@ -461,7 +469,12 @@ class SliceEntries:
         """
         taken = self.pending.take(groups)
         rests = {name: cast(Any, taken.measures[name]).cut(quantum) for name, quantum in quanta.items()}
+        for name, known in self._known.items():
+            known.grow(len(self))
+            taken.replace(name, cast(Any, taken.measures[name]).beyond(known.take(groups)))
         added = taken if recorded is None else recorded
+        for name, known in self._known.items():
+            known.merge(added.measures[name], groups)
         for name in self._with_error:
             sent = self._column(f"sent:{name}")
             sent[groups] = cast(BoundedError, added.measures[name]).advance(sent[groups])
@@ -474,6 +487,21 @@ class SliceEntries:
         self._column("sends")[groups] += 1
         self._changed(groups)
         return taken
+
+    def unchanged(self) -> IntArray:
+        """Returns the groups whose pending values change nothing at the center, such as clients that it has counted."""
+        known_all = self._known and len(self._known) == len(self.pending.measures)
+        groups = np.flatnonzero(self.has_pending & (self.sends > 0)) if known_all else np.zeros(0, np.int64)
+        for name, known in self._known.items():
+            known.grow(len(self))
+            pending = cast(Any, self.pending.measures[name].take(groups))
+            groups = groups[~pending.beyond(known.take(groups)).holds_values]
+        return groups
+
+    def forget(self, groups: IntArray) -> None:
+        """Empties the pending values of groups that are `unchanged`."""
+        self.pending.reset(groups)
+        self._column("unsent")[groups] = 0
 
     def _changed(self, groups: IntArray) -> None:
         for computed in self._computed.values():
@@ -533,15 +561,16 @@ class SliceEntries:
         if self._times:
             for name, parts in zip(("timed", "positions"), zip(*self._times, strict=True), strict=True):
                 arrays[name] = np.concatenate(parts)
-        return State(None, {"pending": self.pending.to_bytes(), **arrays})
+        known = {f"known:{name}": codec.seal(stack.to_message()) for name, stack in self._known.items() if len(stack)}
+        return State(None, {"pending": self.pending.to_bytes(), **known, **arrays})
 
     @classmethod
     def from_state(cls, state: State, bounded: Sequence[str]) -> SliceEntries:
         result = cls(GroupedAggregate.from_bytes(state.arrays["pending"]), bounded)
         result._arrays = {name: state.arrays[name] for name in result._arrays if name in state.arrays}
-        # Older checkpoints lack these.
-        result._arrays.setdefault("parts", np.zeros(len(result), _PARTS))
         result._arrays.setdefault("unsent_if_exact", np.zeros(len(result), bool))
+        for name in (n for n in result._known if f"known:{n}" in state.arrays):
+            result._known[name] = stack_from_message(codec.unseal(state.arrays[f"known:{name}"]))
         result.newest_batch = int(result.last_batch.max(initial=0))
         if "timed" in state.arrays:
             result._times = [(state.arrays["timed"], state.arrays["positions"])]

@@ -592,6 +592,7 @@ class QueryPipeline:
             if end <= watermark_ms and (end > through or self._is_unreported(slice_)):
                 continue
             made: list[Partial] = []
+            slice_.forget_unchanged(self._limits(start))
             selection = self._select(start, slice_, room, end <= watermark_ms, drain_window_ms, link, early)
             selection = limit_to_capacity(slice_, selection, capacity_bytes, self.progress.entry_bytes)
             if recorded is not None:
@@ -814,8 +815,7 @@ class QueryPipeline:
         return self.progress.entry_bytes * self.progress.packed_fraction
 
     def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
-        if self.packs_small:
-            groups = slice_.entries.in_key_order(groups)
+        groups = slice_.entries.in_key_order(groups)
         self._record_drift(start, slice_.entries, groups)
         slice_.discount_pending(self._limits(start), groups)
         sent = recorded.partials.pop(start) if recorded is not None else None

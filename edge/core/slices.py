@@ -68,6 +68,13 @@ class Slice:
             sent = primary_mask(self.entries, limits, float(key[-1]), groups)
             self.pending_count = key, count - int(np.count_nonzero(sent))
 
+    def forget_unchanged(self, limits: ErrorLimits) -> None:
+        """Forgets pending values that change nothing at the center, so that they are not sent."""
+        groups = self.entries.unchanged()
+        if len(groups):
+            self.discount_pending(limits, groups)
+            self.entries.forget(groups)
+
     def to_state(self) -> State:
         flags = self.close_reported, self.learned, self.late_groups, self.first_arrival_ms
         numbers = [*self.counters, *flags, self.unreported_until_ms, self.sampling_rate]

@@ -310,6 +310,18 @@ class DivisibleSum(Protocol):
         values. A value that such a multiple cannot express stays whole, and its rest is 0."""
 
 
+@runtime_checkable
+class Incremental(Protocol):
+    """A stack that may be sent without what the receiver has already: merging either gives the receiver's state."""
+
+    def beyond(self, known: Self) -> Self:
+        """Returns what this stack has and `known`, of the same groups, has not, in the form in which it is shipped."""
+
+    @property
+    def holds_values(self) -> BoolArray:
+        """Which groups are not empty."""
+
+
 Interval = tuple[FloatArray, FloatArray, FloatArray, float]
 """Value, lower and upper bounds (float64, one per name), and the relative error that holds with the confidence."""
 

@@ -225,8 +225,14 @@ class GroupedAggregate:
         caller sets them if they are known."""
         keys = dict(zip(self._key_names, self._table.types, strict=True))
         result = type(self)(keys, {name: stack.take(groups) for name, stack in self._measures.items()})
-        result._table.encode(self.rows(groups), len(groups))
+        table = KeyTable.of_distinct(self._table.types, self.rows(groups), len(groups), checked=True)
+        assert table is not None, "groups are distinct"
+        result._table = table
         return result
+
+    def replace(self, measure: str, stack: Stack) -> None:
+        """Replaces the states of a measure by those of a stack of its kind, with as many groups."""
+        self._measures[measure] = stack
 
     def reset(self, groups: IntArray) -> None:
         """Empties the states of these groups; their codes stay."""
@@ -247,7 +253,7 @@ class GroupedAggregate:
         return message
 
     def to_bytes(self) -> bytes:
-        return codec.seal(self.to_message())
+        return codec.seal(codec.pack(self.to_message()))
 
     @classmethod
     def _open(cls, message: SynopsisMessage) -> tuple[dict[str, pa.DataType], list[str]]:
@@ -331,7 +337,7 @@ class GroupedAggregate:
         message = self.to_message()
         for stack, part in zip(self._measures.values(), message.parts, strict=True):
             require_readable(stack, part)
-        return codec.seal(message)
+        return codec.seal(codec.pack(message))
 
     @classmethod
     def _stacked_union(cls, partials: Sequence[bytes]) -> Self:
@@ -414,9 +420,7 @@ class GroupedAggregate:
 
     def _stacked_keys(self, messages: Sequence[SynopsisMessage], groups: IntArray) -> list[pa.Array]:
         """Returns the key columns of all messages, concatenated."""
-        columns = [stacking.keys(arrays, groups) for arrays in zip(*(m.arrays[:-1] for m in messages), strict=True)]
-        total = codec.encode(groups.sum(keepdims=True))
-        keys: list[pa.Array] = _layout(self._key_names).decode(self.kind, [total, *columns])[1:]
+        keys = [stacking.keys(arrays, groups) for arrays in zip(*(m.arrays[:-1] for m in messages), strict=True)]
         require_stackable(all(key.type == of for key, of in zip(keys, self._table.types, strict=True)))
         return keys
 

@@ -69,7 +69,7 @@ Global___Synopsis: _TypeAlias = Synopsis  # noqa: Y015
 
 @_typing.final
 class Array(_message.Message):
-    """An array in the smallest lossless encoding."""
+    """An array in a lossless encoding of few bytes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -83,22 +83,28 @@ class Array(_message.Message):
         FIXED: Array._Encoding.ValueType  # 1
         """`data` has values of the NumPy type `stored`, little endian."""
         UTF8: Array._Encoding.ValueType  # 2
-        """UTF-8 strings: `data` is their concatenation, `lengths` a FIXED array of byte lengths."""
+        """UTF-8 strings. If all have one length, `data` is their concatenation; otherwise each ends with the byte 0xFF."""
+        PLANES: Array._Encoding.ValueType  # 3
+        """As FIXED, but `data` has the first bytes of all values, then the second bytes, and so on."""
 
     class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper): ...
     ENCODING_UNSPECIFIED: Array.Encoding.ValueType  # 0
     FIXED: Array.Encoding.ValueType  # 1
     """`data` has values of the NumPy type `stored`, little endian."""
     UTF8: Array.Encoding.ValueType  # 2
-    """UTF-8 strings: `data` is their concatenation, `lengths` a FIXED array of byte lengths."""
+    """UTF-8 strings. If all have one length, `data` is their concatenation; otherwise each ends with the byte 0xFF."""
+    PLANES: Array.Encoding.ValueType  # 3
+    """As FIXED, but `data` has the first bytes of all values, then the second bytes, and so on."""
 
     ENCODING_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
-    LENGTHS_FIELD_NUMBER: _builtins.int
+    REPEATS_FIELD_NUMBER: _builtins.int
     VALID_FIELD_NUMBER: _builtins.int
+    EXPONENT_FIELD_NUMBER: _builtins.int
+    CODES_FIELD_NUMBER: _builtins.int
     encoding: Global___Array.Encoding.ValueType
     type: _builtins.str
     """The NumPy type of the values ("<i8", "<f8", "|u1", "|b1"), and the type in which they are stored."""
@@ -106,10 +112,16 @@ class Array(_message.Message):
     data: _builtins.bytes
     valid: _builtins.bytes
     """One byte per value, 0 for null; absent if no value is null."""
+    exponent: _builtins.int
+    """For PLANES: the values are the stored integers times 2^exponent."""
+    codes: _builtins.bytes
+    """For strings: one byte per value, the number of its string in `data`, in which each string then ends with 0xFF."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def lengths(self) -> Global___Array: ...
+    def repeats(self) -> Global___Array:
+        """For strings: a FIXED array of how often each string of `data` is repeated."""
+
     def __init__(
         self,
         *,
@@ -118,12 +130,14 @@ class Array(_message.Message):
         stored: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         data: _builtins.bytes = ...,
-        lengths: Global___Array | None = ...,
+        repeats: Global___Array | None = ...,
         valid: _builtins.bytes = ...,
+        exponent: _builtins.int = ...,
+        codes: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lengths", b"lengths"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["repeats", b"repeats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "encoding", b"encoding", "lengths", b"lengths", "shape", b"shape", "stored", b"stored", "type", b"type", "valid", b"valid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codes", b"codes", "data", b"data", "encoding", b"encoding", "exponent", b"exponent", "repeats", b"repeats", "shape", b"shape", "stored", b"stored", "type", b"type", "valid", b"valid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

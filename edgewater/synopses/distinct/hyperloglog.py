@@ -306,6 +306,35 @@ class HyperLogLogStack(ArrayStack):
         result._view("row")[dense] = np.arange(len(dense))
         return result
 
+    def beyond(self, known: Self) -> Self:
+        """Returns the registers that are higher than those of `known`, which has the same groups."""
+        keys, rho = self._consolidate()
+        dense = np.flatnonzero(self._view("row") >= 0)
+        if len(dense):
+            rows = self._dense[self._view("row")[dense]]
+            at, cells = np.nonzero(rows)
+            keys = np.concatenate([keys, cell_keys(dense[at], cells.astype(np.int64))])
+            rho = np.concatenate([rho, rows[at, cells]])
+        known_keys, known_rho = known._consolidate()
+        held = np.zeros(len(keys), np.uint8)
+        if len(known_keys):
+            place = np.minimum(np.searchsorted(known_keys, keys), len(known_keys) - 1)
+            held = np.where(known_keys[place] == keys, known_rho[place], held)
+        row = known._view("row")[groups_of(keys)]
+        is_dense = row >= 0
+        held[is_dense] = known._dense[row[is_dense], cells_of(keys[is_dense])]
+        result = self._empty()
+        result.grow(len(self))
+        higher = rho > held
+        result._sparse.add(keys[higher], rho[higher])
+        result._consolidate()
+        return result
+
+    @property
+    def holds_values(self) -> BoolArray:
+        self._consolidate()
+        return np.asarray((self._view("row") >= 0) | (self._sparse.counts(len(self)) > 0))
+
     def reset(self, groups: IntArray) -> None:
         rows = self._view("row")[groups]
         self._dense[rows[rows >= 0]] = 0

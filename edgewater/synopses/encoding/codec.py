@@ -1,7 +1,8 @@
 """Synopses as bytes: ``EWS1`` + CRC32C (4 bytes, little endian) + a `Synopsis` message.
 
 Arrays are stored in the narrowest NumPy type that represents each value exactly: a small count takes one byte, and
-integral float64 sums take as much as integers. Frames are compressed on top.
+integral float64 sums take as much as integers. `pack` changes large numbers of many groups so that they compress well.
+Frames are compressed on top.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.synopses.base import IntArray
 from edgewater.wire.nesting import MAX_PACKED, Nesting, check_nesting
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -62,6 +65,10 @@ _ARRAY = Nesting({6: Nesting(packed=frozenset({4}))}, frozenset({4}), _is_plain)
 _STACK = Nesting({6: _ARRAY})
 _SYNOPSIS = Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: _STACK})})})
 _MAX_AXES = 8
+_FACTOR_BITS = 32
+_VALUES_PER_STRING, _SAMPLE = 4, 1 << 10  # from which on a number per value takes fewer bytes than the strings
+_PLANES_FROM = 32  # numbers; of fewer, the order of bytes does not matter
+_MANY_RUNS = 3 / 4
 _SHOWN = 100
 _CACHED = 1 << 10  # characters of parameters that are parsed once
 _NARROWER = {
@@ -71,6 +78,15 @@ _NARROWER = {
 TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")}
 EXACTLY = frozenset((s, t) for s in TYPES for t in TYPES if np.can_cast(s, t, "safe"))
 """(stored, declared) types between which every value converts exactly."""
+NUMBERS = frozenset((ArrayMessage.FIXED, ArrayMessage.PLANES))
+"""The encodings of numbers."""
+MIN_EXPONENT, MAX_EXPONENT = -1_074, 900
+"""An integer of 32 bits times 2 to such a power is a float64."""
+END = b"\xff"
+"""The byte at the end of a string, which UTF-8 never has."""
+MAX_REPEATED = 32
+"""Bytes that repeated strings take in memory at most, per byte of the message; a reader accepts twice as much."""
+MAX_CODED = 256
 
 
 def seal(message: SynopsisMessage) -> bytes:
@@ -202,15 +218,90 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values
 
 
+def pack(message: SynopsisMessage) -> SynopsisMessage:
+    """Changes the arrays of a message's parts, in place, so that they compress well; returns the message.
+
+    Integers of several bytes become planes: neighbours have upper bytes in common. Multiples of a power of two, such as
+    rounded sums, are divided by it.
+    """
+    for part in message.parts:
+        for array in part.arrays:
+            if array.encoding == ArrayMessage.FIXED and len(array.shape) == 1 and TYPES[array.stored].itemsize > 1:
+                _pack(array)
+    return message
+
+
+def _pack(array: ArrayMessage) -> None:
+    values = np.frombuffer(array.data, array.stored)
+    if len(values) < 2:
+        return
+    exponent = _common_exponent(values)
+    if exponent:
+        divided = _narrow(np.ldexp(values, -exponent) if values.dtype.kind == "f" else values >> exponent)
+        if divided.itemsize < values.itemsize:
+            values, array.stored, array.exponent = divided, divided.dtype.str, exponent
+    if values.dtype.kind == "f" or (len(values) < _PLANES_FROM and not array.exponent):
+        return  # floats that are repeated, such as prices, compress better as a whole
+    array.encoding = ArrayMessage.PLANES
+    array.data = _transposed(values.tobytes(), values.itemsize)
+
+
+def _common_exponent(values: npt.NDArray[Any]) -> int:
+    """Returns the largest e for which all values are multiples of 2^e; 0 if they have no use of it."""
+    if values.dtype.kind != "f":
+        common = int(np.bitwise_or.reduce(values))
+        return (common & -common).bit_length() - 1 if common else 0
+    if not np.isfinite(values).all():
+        return 0
+    mantissas, exponents = np.frexp(values.astype(np.float64))
+    digits = np.ldexp(mantissas, 53).astype(np.int64)
+    used = digits != 0
+    if not used.any():
+        return 0
+    exponent = int((exponents - 53 + np.bitwise_count((digits & -digits) - 1))[used].min())
+    fits = exponents[used].max() - exponent <= _FACTOR_BITS and MIN_EXPONENT <= exponent < MAX_EXPONENT
+    return exponent if fits else 0
+
+
+def _transposed(data: bytes, width: int) -> bytes:
+    """Returns bytes that are read in columns of a matrix of this width."""
+    return np.frombuffer(data, np.uint8).reshape(-1, width).T.tobytes()
+
+
+def plain(array: ArrayMessage) -> tuple[str, bytes]:
+    """Returns the type and the bytes, in the order of `FIXED`, of an array of numbers whose length fits its data.
+
+    Raises:
+        CorruptSynopsis: the exponent is out of range.
+    """
+    if array.encoding != ArrayMessage.PLANES:
+        return array.stored, array.data
+    width = TYPES[array.stored].itemsize
+    data = _transposed(array.data, len(array.data) // width) if array.data else b""
+    exponent = array.exponent
+    if not exponent:
+        return array.stored, data
+    stored, declared = np.frombuffer(data, array.stored), TYPES[array.type]
+    if stored.dtype.kind in "iu" and declared.kind == "f" and MIN_EXPONENT <= exponent < MAX_EXPONENT:
+        return array.type, np.ldexp(stored.astype(np.float64), exponent).astype(declared).tobytes()
+    if stored.dtype.kind in "iu" and declared.kind in "iu" and 0 < exponent < 8 * declared.itemsize:
+        values = stored.astype(declared)
+        shifted = values << exponent
+        if (shifted >> exponent == values).all():
+            return array.type, shifted.tobytes()
+    raise CorruptSynopsis(f"an array of {array.type} stored as {array.stored} has the exponent {exponent}")
+
+
 def decode(message: ArrayMessage) -> npt.NDArray[Any]:
     """Returns the array that was encoded, with equal dtype, shape and bits. Raises CorruptSynopsis."""
-    if message.encoding != ArrayMessage.FIXED:
+    if message.encoding not in NUMBERS:
         raise CorruptSynopsis(f"an array of type {message.type!r} has another encoding than numbers")
     require_exact(message.type, message.stored)
     shape, stored, data = tuple(message.shape), TYPES[message.stored], message.data
     if len(shape) > _MAX_AXES or math.prod(shape) * stored.itemsize != len(data) or (not data and not _is_short(shape)):
         raise CorruptSynopsis(f"an array of shape {shape[:_MAX_AXES]} has {len(data)} bytes of {message.stored}")
-    return np.frombuffer(data, stored).reshape(shape).astype(TYPES[message.type])
+    of, data = plain(message)
+    return np.frombuffer(data, of).reshape(shape).astype(TYPES[message.type])
 
 
 def _is_short(shape: tuple[int, ...]) -> bool:
@@ -290,51 +381,176 @@ def encode_keys(values: pa.Array) -> ArrayMessage:
         b"" if values.null_count == 0 else values.is_valid().cast(pa.uint8()).to_numpy(zero_copy_only=False).tobytes()
     )
     if pa.types.is_string(values.type):
-        filled = values.fill_null("") if valid else values
-        lengths = pa.compute.binary_length(filled).to_numpy(zero_copy_only=False).astype(np.int64)
-        offsets = (
-            np.frombuffer(filled.buffers()[1], np.int32, len(filled) + 1, filled.offset * 4) if len(filled) else [0, 0]
-        )
-        data = filled.buffers()[2]
-        text = b"" if data is None else data.slice(offsets[0], offsets[-1] - offsets[0]).to_pybytes()
-        return ArrayMessage(
-            encoding=ArrayMessage.UTF8, shape=[len(values)], data=text, lengths=encode(lengths), valid=valid
-        )
-    fill: Any = False if pa.types.is_boolean(values.type) else 0
-    numbers = (values.fill_null(fill) if valid else values).to_numpy(zero_copy_only=False)
-    message = encode(numbers)
+        message = _encode_strings(values.fill_null("") if valid else values)
+    else:
+        fill: Any = False if pa.types.is_boolean(values.type) else 0
+        message = encode((values.fill_null(fill) if valid else values).to_numpy(zero_copy_only=False))
     message.valid = valid
     return message
 
 
-def decode_keys(message: ArrayMessage, *, checked: bool = False) -> pa.Array:
-    """Returns the Arrow array that `encode_keys` encoded. Raises CorruptSynopsis.
+def _encode_strings(values: pa.Array) -> ArrayMessage:
+    """Encodes strings without nulls. Neighbours that are equal, such as sorted keys, are stored once; a column of few
+    different strings has numbers of them."""
+    message = ArrayMessage(encoding=ArrayMessage.UTF8, shape=[len(values)])
+    runs = pc.run_end_encode(values)
+    if len(runs.values) <= _MANY_RUNS * len(values):
+        repeats = np.diff(runs.run_ends.to_numpy(), prepend=0).astype(np.int64)
+        message.data = _joined(runs.values)
+        message.repeats.CopyFrom(encode(repeats))
+    elif len(values) > _VALUES_PER_STRING * len(values[:_SAMPLE].unique()) <= min(len(values), _SAMPLE):
+        coded = values.dictionary_encode()
+        order = pc.sort_indices(coded.dictionary).to_numpy()
+        if len(order) <= MAX_CODED:
+            numbers = np.empty(len(order), np.uint8)
+            numbers[order] = np.arange(len(order))
+            message.data = _joined(coded.dictionary.take(pa.array(order)), ended=True)
+            message.codes = numbers[coded.indices.to_numpy()].tobytes()
+    most = MAX_REPEATED * (len(message.data) + len(message.repeats.data) + len(message.codes))
+    if values.nbytes > min(most, MAX_BYTES) or not message.data:
+        message.ClearField("repeats")
+        message.ClearField("codes")
+        message.data = _joined(values)
+    return message
 
-    Args:
-        checked: the lengths of strings are known to fit.
-    """
-    result = (
-        decode_strings(message, checked=checked) if message.encoding == ArrayMessage.UTF8 else pa.array(decode(message))
-    )
-    if message.valid:
-        if len(message.valid) != len(result):
-            raise CorruptSynopsis(f"{len(message.valid)} validity bytes for {len(result)} keys")
-        mask = np.frombuffer(message.valid, np.uint8) == 0
-        result = pa.compute.if_else(pa.array(mask), pa.scalar(None, result.type), result)
-    return result
+
+def _joined(strings: pa.Array, *, ended: bool = False) -> bytes:
+    """Returns the concatenation of strings of one length; of others, or if `ended`, with a byte `END` after each."""
+    _, offsets, text = strings.buffers()
+    if text is None or not len(strings):
+        return END * (len(strings) if ended or len(strings) > 1 else 0)
+    ends: npt.NDArray[np.int32] = np.frombuffer(offsets, np.int32, len(strings) + 1, 4 * strings.offset)
+    data = np.frombuffer(text, np.uint8)[ends[0] : ends[-1]]
+    lengths = np.diff(ends)
+    if not ended and (lengths == lengths[0]).all() and (lengths[0] or len(lengths) == 1):
+        return data.tobytes()
+    joined = np.full(len(data) + len(lengths), END[0], np.uint8)
+    is_text = np.ones(len(joined), bool)
+    is_text[ends[1:] - ends[0] + np.arange(len(lengths))] = False
+    joined[is_text] = data
+    return joined.tobytes()
 
 
-def decode_strings(message: ArrayMessage, *, checked: bool = False) -> pa.Array:
-    """Returns strings without nulls. Raises CorruptSynopsis."""
-    lengths = decode(message.lengths)
-    fit = checked or (lengths.ndim == 1 and lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= MAX_BYTES)
-    if not fit or (not checked and int(lengths.sum()) != len(message.data)):
-        raise CorruptSynopsis(f"string lengths do not add up to {len(message.data)} bytes")
+def decode_keys(message: ArrayMessage) -> pa.Array:
+    """Returns the Arrow array that `encode_keys` encoded. Raises CorruptSynopsis."""
+    is_text = message.encoding == ArrayMessage.UTF8
+    result = decode_strings([message]) if is_text else pa.array(decode(message))
+    return with_nulls(result, message.valid) if message.valid else result
+
+
+def with_nulls(values: pa.Array, valid: bytes) -> pa.Array:
+    """Returns the values, null where the byte in `valid` is 0. Raises CorruptSynopsis for another number of bytes."""
+    if len(valid) != len(values):
+        raise CorruptSynopsis(f"{len(valid)} validity bytes for {len(values)} keys")
+    mask = np.frombuffer(valid, np.uint8) == 0
+    return pc.if_else(pa.array(mask), pa.scalar(None, values.type), values)
+
+
+def decode_strings(messages: Sequence[ArrayMessage]) -> pa.Array:
+    """Returns the strings of arrays, concatenated, without nulls. Raises CorruptSynopsis."""
+    texts = [message.data for message in messages]
+    if not any(message.codes or message.HasField("repeats") for message in messages):
+        shapes = [tuple(message.shape) for message in messages]
+        if all(len(shape) == 1 for shape in shapes):
+            return distinct_strings(texts, [length for (length,) in shapes])
+    facts = [string_facts(message) for message in messages]
+    result = distinct_strings(texts, [each.count for each in facts])
+    starts = np.cumsum([0, *(each.count for each in facts)])
+    places = (np.arange(each.count) if each.places is None else each.places for each in facts)
+    return result.take(pa.array(np.concatenate([start + p for start, p in zip(starts[:-1], places, strict=True)])))
+
+
+def distinct_strings(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
+    """Returns the strings of `Array.data` of some arrays, without repeats. Raises CorruptSynopsis."""
+    lengths = string_lengths(texts, counts)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    result = pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(message.data)])
+    joined = b"".join(texts)
+    text = pa.py_buffer(joined if len(joined) == offsets[-1] else joined.translate(None, END))
+    result = pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(offsets), text])
     try:
         result.validate(full=True)
     except pa.ArrowInvalid as exc:
         raise CorruptSynopsis(f"keys are not UTF-8: {exc}") from exc
     return result
+
+
+def string_lengths(texts: Sequence[bytes], counts: Sequence[int]) -> IntArray:
+    """Returns the bytes of all strings of some arrays.
+
+    Args:
+        texts: `Array.data` of each array.
+        counts: how many strings each array has.
+
+    Raises:
+        CorruptSynopsis: an array has not so many strings.
+    """
+    widths = [string_width(data, count) for data, count in zip(texts, counts, strict=True)]
+    ended = [data for data, width in zip(texts, widths, strict=True) if width < 0]
+    ends_at = np.flatnonzero(np.frombuffer(b"".join(ended), np.uint8) == END[0])
+    lengths = np.diff(ends_at, prepend=-1) - 1
+    if len(ended) == len(texts):
+        return lengths
+    result = np.repeat(np.array(widths, np.int64), counts)
+    result[result < 0] = lengths
+    return result
+
+
+def string_width(data: bytes, count: int) -> int:
+    """Returns the bytes of each of `count` strings; -1: they differ. Raises CorruptSynopsis for other numbers."""
+    ends = data.count(END)
+    if ends == count and data.endswith(END):
+        return -1
+    if ends or len(data) % max(count, 1) or (not data and count > 1) or (data and not count):
+        raise CorruptSynopsis(f"{len(data)} bytes, with {ends} ends, are not {count} strings")
+    return len(data) // max(count, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StringFacts:
+    """What is known of an array of strings before it is decoded.
+
+    Attributes:
+        count: the strings in `Array.data`.
+        places: for each value, the number of its string; None: each string is there once, in order.
+        nbytes: the memory that the values take.
+    """
+
+    count: int
+    places: IntArray | None
+    nbytes: int
+
+
+def string_facts(message: ArrayMessage) -> StringFacts:
+    """Reads an array of strings but for the strings themselves.
+
+    Raises:
+        CorruptSynopsis: there are not as many values as the shape says, or they would take too much memory.
+    """
+    if len(message.shape) != 1:
+        raise CorruptSynopsis(f"strings of shape {tuple(message.shape)[:_MAX_AXES]}; expected one axis")
+    length, data = message.shape[0], message.data
+    if not message.codes and not message.HasField("repeats"):
+        ended = string_width(data, length) < 0
+        return StringFacts(length, None, len(data) - ended * length + 4 * length)
+    most = min(2 * MAX_REPEATED * (len(data) + len(message.repeats.data) + len(message.codes)), MAX_BYTES)
+    count, places = _codes(message) if message.codes else _repeated(message, most // 4)
+    held = int(string_lengths([data], [count])[places].sum()) + 4 * length
+    if len(places) != length or held > most:
+        raise CorruptSynopsis(f"{len(data)} bytes of {count} strings, for {length} values that take {held} bytes")
+    return StringFacts(count, places, held)
+
+
+def _codes(message: ArrayMessage) -> tuple[int, IntArray]:
+    count, codes = message.data.count(END), np.frombuffer(message.codes, np.uint8)
+    if codes.max() >= count or message.HasField("repeats"):
+        raise CorruptSynopsis(f"strings have numbers up to {codes.max()}; expected numbers below {count}")
+    return count, codes.astype(np.int64)
+
+
+def _repeated(message: ArrayMessage, most: int) -> tuple[int, IntArray]:
+    repeats = decode(message.repeats)
+    fit = repeats.ndim == 1 and repeats.dtype == np.int64 and repeats.min(initial=1) >= 1
+    if not fit or repeats.max(initial=1) > most or repeats.sum() > most:
+        raise CorruptSynopsis(f"repeats of {len(message.repeats.data)} bytes; expected int64, up to {most} altogether")
+    return len(repeats), np.repeat(np.arange(len(repeats)), repeats)

@@ -94,9 +94,6 @@ def totals(name: str, rows: str, used: str = "") -> Field:
     return field(name, total=rows, used=used)
 
 
-_LENGTHS = Field("lengths", ("<i8",), (("strings",),), total="bytes")
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The arrays of a message, in their order."""
@@ -126,8 +123,8 @@ class Layout:
         for field, array in zip(self.fields, arrays, strict=True):
             found = _checked(kind, field, array, known)
             size += found[-1]
-            if found[0] == STRINGS and not found[2].isascii():
-                codec.decode_strings(array, checked=True)
+            if found[0] == STRINGS and not found[2].translate(None, codec.END).isascii():
+                codec.distinct_strings([array.data], [codec.string_facts(array).count])
         return size
 
     def may_overflow(self, arrays: Sequence[ArrayMessage]) -> bool:
@@ -145,7 +142,7 @@ class Layout:
         for field, array in zip(self.fields, arrays, strict=True):
             type_, shape, data, stored, _ = _checked(kind, field, array, known)
             if type_ == STRINGS or field.types == _KEYS:
-                result.append(codec.decode_keys(array, checked=True))
+                result.append(codec.decode_keys(array))
                 continue
             numbers = np.frombuffer(data, _TYPES[stored]).astype(_TYPES[type_])
             result.append(numbers if len(shape) == 1 else numbers.reshape(shape))
@@ -177,17 +174,22 @@ def check_array(kind: str, name: str, array: ArrayMessage) -> _Checked:
     """
     shape, data, stored, declared = tuple(array.shape), array.data, array.stored, array.type
     if array.encoding == ArrayMessage.UTF8:
-        _check_strings(kind, name, array.lengths, shape, data)
-        return STRINGS, shape, data, stored, len(data) + 4 * shape[0]
-    if array.encoding != ArrayMessage.FIXED or (stored, declared) not in codec.EXACTLY:
+        try:
+            return STRINGS, shape, data, stored, codec.string_facts(array).nbytes
+        except CorruptSynopsis as exc:
+            raise CorruptSynopsis(f"{kind}: array {name}: {exc}") from exc
+    if array.encoding not in codec.NUMBERS or (stored, declared) not in codec.EXACTLY:
         codec.require_exact(declared, stored)
         raise CorruptSynopsis(f"{kind}: array {name} has encoding {array.encoding}, which is not known")
     size = _SIZES[stored]
     if (shape[0] if len(shape) == 1 else _items(shape)) * size != len(data):
         raise CorruptSynopsis(f"{kind}: array {name} of shape {shape[:MAX_RANK]} has {len(data)} bytes of {stored}")
+    decoded = len(data) // size * _SIZES[declared]
+    if array.encoding == ArrayMessage.PLANES:
+        stored, data = codec.plain(array)
     if stored == "|b1" and data.strip(b"\0\1"):
         raise CorruptSynopsis(f"{kind}: array {name} of booleans has other bytes than 0 and 1")
-    return declared, shape, data, stored, len(data) // size * _SIZES[declared]
+    return declared, shape, data, stored, decoded
 
 
 def _items(shape: tuple[int, ...]) -> int:
@@ -195,12 +197,6 @@ def _items(shape: tuple[int, ...]) -> int:
     items = math.prod(shape)
     empty = max(shape, default=0) <= (codec.MAX_BYTES if shape and shape[0] == 0 else _SHORT)
     return items if len(shape) <= MAX_RANK and (items or empty) else -1
-
-
-def _check_strings(kind: str, name: str, array: ArrayMessage, shape: tuple[int, ...], data: bytes) -> None:
-    if array.encoding != ArrayMessage.FIXED or len(shape) != 1:
-        raise CorruptSynopsis(f"{kind}: array {name} of strings has shape {shape}, expected one axis, and lengths")
-    _checked(f"{kind}: array {name}", _LENGTHS, array, {"strings": shape[0], "bytes": len(data)})
 
 
 def _checked(kind: str, field: Field, array: ArrayMessage, lengths: dict[str, int]) -> _Checked:

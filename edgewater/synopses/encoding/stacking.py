@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from edgewater.synopses.base import IntArray
 from edgewater.synopses.encoding import codec
@@ -23,7 +24,6 @@ from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 _ONE = Field("number", ("<i8",), (("one",),))
-_LENGTHS = Field("lengths", ("<i8",), (("strings",),), total="bytes")
 
 
 class NotStackable(Exception):
@@ -60,35 +60,28 @@ def stacked(
     return result
 
 
-def keys(arrays: Sequence[ArrayMessage], groups: IntArray) -> ArrayMessage:
-    """Returns one array of the keys of all partials, from the output of `codec.encode_keys` of each.
+def keys(arrays: Sequence[ArrayMessage], groups: IntArray) -> pa.Array:
+    """Returns one column of the keys of all partials, from the output of `codec.encode_keys` of each.
 
     Raises:
-        NotStackable: they are to be read one by one.
+        NotStackable, CorruptSynopsis: they are to be read one by one.
     """
     first = arrays[0]
-    require_stackable(all(array.encoding == first.encoding for array in arrays))
     validity = [array.valid for array in arrays]
-    valid = b""
-    if any(validity):
-        require_stackable(all(len(v) in (0, n) for v, n in zip(validity, groups.tolist(), strict=True)))
-        valid = b"".join([v or b"\1" * n for v, n in zip(validity, groups.tolist(), strict=True)])
-    if first.encoding != ArrayMessage.UTF8:
+    if first.encoding == ArrayMessage.UTF8:
+        require_stackable(all(array.encoding == first.encoding for array in arrays))
+        require_stackable([tuple(array.shape) for array in arrays] == [(n,) for n in groups.tolist()])
+        result = codec.decode_strings(arrays)
+    else:
         field = Field("keys", (first.type,), (("groups",),))
-        result = _message(first.type, _joined(field, arrays, {"groups": groups}, checked_validity=True))
-        result.valid = valid
+        require_stackable(first.type in codec.TYPES)
+        numbers = _joined(field, arrays, {"groups": groups}, checked_validity=True)
+        result = pa.array(numbers.astype(codec.TYPES[first.type]))
+    if not any(validity):
         return result
-    data = [array.data for array in arrays]
-    require_stackable([tuple(array.shape) for array in arrays] == [(n,) for n in groups.tolist()])
-    known = {"strings": groups, "bytes": np.array([len(text) for text in data], np.int64)}
-    lengths = _joined(_LENGTHS, [array.lengths for array in arrays], known)
-    return ArrayMessage(
-        encoding=ArrayMessage.UTF8,
-        shape=[int(groups.sum())],
-        data=b"".join(data),
-        lengths=_message("<i8", lengths),
-        valid=valid,
-    )
+    require_stackable(all(len(v) in (0, n) for v, n in zip(validity, groups.tolist(), strict=True)))
+    valid = b"".join([v or b"\1" * n for v, n in zip(validity, groups.tolist(), strict=True)])
+    return codec.with_nulls(result, valid)
 
 
 def numbers(arrays: Sequence[ArrayMessage]) -> IntArray:
@@ -115,10 +108,9 @@ def _message(declared: str, values: npt.NDArray[Any]) -> ArrayMessage:
 
 def _require_numbers(field: Field, arrays: Sequence[ArrayMessage], checked_validity: bool = False) -> None:
     """Checks that all are arrays of numbers of one declared type, which the field accepts."""
-    forms = {(array.encoding, array.type) for array in arrays}
-    require_stackable(len(forms) == 1)
-    ((encoding, declared),) = forms
-    require_stackable(encoding == ArrayMessage.FIXED and declared in field.types and KEYS not in field.types)
+    types = {array.type for array in arrays}
+    require_stackable(len(types) == 1 and all(array.encoding in codec.NUMBERS for array in arrays))
+    require_stackable(types <= set(field.types) and KEYS not in field.types)
     require_stackable(checked_validity or not any(array.valid for array in arrays))
 
 
@@ -153,17 +145,17 @@ def _agree(lengths: dict[str, IntArray], name: Any, found: IntArray) -> None:
 
 def _numbers(arrays: Sequence[ArrayMessage], items: Sequence[int]) -> npt.NDArray[Any]:
     """Returns the stored numbers of all arrays, one after the other. NumPy widens them to a common type."""
-    declared, stored = arrays[0].type, {array.stored for array in arrays}
-    require_stackable(all((of, declared) in codec.EXACTLY for of in stored))
+    declared = arrays[0].type
+    require_stackable(all((array.stored, declared) in codec.EXACTLY for array in arrays))
+    sizes = [len(array.data) for array in arrays]
+    require_stackable(sizes == [n * codec.TYPES[a.stored].itemsize for n, a in zip(items, arrays, strict=True)])
+    are_plain = all(array.encoding == ArrayMessage.FIXED for array in arrays)
+    found = [(a.stored, a.data) if are_plain else codec.plain(a) for a in arrays]
+    stored = {of for of, _ in found}
     if len(stored) == 1:
-        of = stored.pop()
-        size, data = codec.TYPES[of].itemsize, [array.data for array in arrays]
-        require_stackable([len(some) for some in data] == [n * size for n in items])
-        return np.frombuffer(b"".join(data), of)
+        return np.frombuffer(b"".join([data for _, data in found]), stored.pop())
     require_stackable("|b1" not in stored)  # other bytes than 0 and 1 would be numbers
-    found = [np.frombuffer(array.data, array.stored) for array in arrays]
-    require_stackable([len(some) for some in found] == list(items))
-    joined = np.concatenate(found)
+    joined = np.concatenate([np.frombuffer(data, of) for of, data in found])
     if joined.dtype.str not in codec.TYPES or (joined.dtype.str, declared) not in codec.EXACTLY:
         joined = joined.astype(declared) if joined.dtype.kind == codec.TYPES[declared].kind else _reject()
     return joined
@@ -186,9 +178,6 @@ def _joined_sums(field: Field, arrays: Sequence[ArrayMessage], groups: IntArray)
     for array, shape, count in zip(arrays, shapes, groups.tolist(), strict=True):
         parts = shape[0] if len(shape) == 2 else 1
         require_stackable(len(shape) in (1, 2) and parts >= 1 and shape[-1] == count)
-        require_stackable((array.stored, array.type) in codec.EXACTLY and array.stored != "|b1")
-        numbers = np.frombuffer(array.data, array.stored)
-        require_stackable(len(numbers) == parts * count)
-        result[:parts, at : at + count] = numbers.reshape(parts, count)
+        result[:parts, at : at + count] = _numbers([array], [parts * count]).reshape(parts, count)
         at += count
     return result

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from bench.compare.score import WindowAnswer, row
 from bench.compare.ways import WAYS
-from bench.compare.workload import Workload
+from bench.compare.workload import Workload, prepare
 
-LOAD = Workload([Path("site0.csv")], 0, 1000, 2, [{"a,DE": (1000, 3), "b,US": (40, 1)}, {"a,DE": (500, 2)}], 1000)
+FUNCTIONS = {
+    "distinct": [{"DE": 3, "US": 100}, {"DE": 2}],
+    "top": [{"DE,a": 9, "DE,b": 4, "US,a": 20}, {"DE,a": 1}],
+}
+SUMS = [{"a,DE": (1000, 3), "b,US": (40, 1)}, {"a,DE": (500, 2)}]
+LOAD = Workload([Path("site0.csv")], 0, 1000, 2, SUMS, 1000, FUNCTIONS)
 ENDS = [10.0, 20.0]
 
 
@@ -48,3 +54,31 @@ def test_queries_have_the_budget_in_bytes_of_the_largest_group() -> None:
     query = WAYS["error-1%-2s"].query(2_170_177_997, ["site0"])
     assert query["budget"] == {"error": {"bytes": 21_701_779}, "staleness": "2s"}
     assert WAYS["accuracy-5%"].query(1, [])["accuracy"] == {"error": "5%", "confidence": "95%"}
+
+
+def test_functions_are_scored_by_their_stated_bounds() -> None:
+    sums, bounds = {"DE": (3,), "US": (104,)}, {"DE": (3, 3), "US": (99, 109)}
+    figures = row(WAYS["distinct"], LOAD, {0: WindowAnswer(0, 10.5, sums, True, bounds)}, ENDS)
+    assert (figures["worst_error"], figures["contracts_kept"]) == (pytest.approx(0.04), 1)
+    outside = {0: WindowAnswer(0, 10.5, sums, True, {**bounds, "US": (101, 109)})}
+    assert row(WAYS["distinct"], LOAD, outside, ENDS)["contracts_kept"] == 0
+    exact = {0: WindowAnswer(0, 10.5, {"DE": (3,), "US": (100,)}), 1: WindowAnswer(1, 20.5, {"DE": (1,)})}
+    figures = row(WAYS["script-distinct"], LOAD, exact, ENDS)
+    assert (figures["worst_error"], figures["contracts_kept"]) == (0.5, 1)
+
+
+def test_a_missing_item_of_the_most_frequent_is_an_error_of_its_count() -> None:
+    listed = {"DE,a": (8,), "US,a": (20,)}
+    figures = row(WAYS["script-top"], LOAD, {0: WindowAnswer(0, 10.5, listed)}, ENDS)
+    assert (figures["worst_error"], figures["contracts_kept"]) == (pytest.approx(0.2), 0)
+
+
+def test_the_truth_of_functions_is_by_window_and_country(tmp_path: Path) -> None:
+    columns = {"at_ms": [0, 1, 2, 1000], "package": ["a", "a", "b", "a"], "country": ["DE", "DE", "DE", "US"]}
+    table = pa.table({**columns, "size": [5, 7, 6, 1], "client": [1, 1, 2, 1]})
+    load = prepare(tmp_path, table, 2, 0, 1000, 2, 0.0)
+    assert load.functions == {
+        "distinct": [{"DE": 2}, {"US": 1}],
+        "p99": [{"DE": 6}, {"US": 1}],
+        "top": [{"DE,a": 2, "DE,b": 1}, {"US,a": 1}],
+    }

@@ -19,7 +19,7 @@ from tests.center.job.conftest import WINDOW_MS, World, spec
 from tests.center.job.micro_batches import MicroBatches
 
 MANY = [f"/{i:05d}" for i in range(200)]
-"""URLs of a slice of 3 KB."""
+"""URLs of a slice of more than 1 KB."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def assert_only_evil_is_set_aside(world: World, job: MicroBatches, evil: QueryRe
 def test_an_answer_that_is_too_large_costs_only_its_query_which_goes_on_with_a_larger_maximum(world: World) -> None:
     evil, honest = world.register("evil", "honest")
     job = MicroBatches(world)
-    job.store._max_answer_bytes = 2_000
+    job.store._max_answer_bytes = 1_000
     ship_windows(world, evil, 1, MANY)
     ship_windows(world, honest, 3, ["/a", "/b"])
     for ref in (evil, honest):

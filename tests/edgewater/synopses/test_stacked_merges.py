@@ -94,7 +94,7 @@ def test_faults_that_cancel_out_over_partials_are_found() -> None:
     twice.arrays[0].data = b"aa"
 
     odd = codec.unseal(honest[2])  # its keys' bytes are those of the others
-    odd.arrays[0].lengths.type = "<f8"
+    odd.arrays[0].repeats.CopyFrom(codec.encode(np.array([1.0, 1.0])))
 
     for each in ([*honest, *broken], [*honest, *shifted], *([*honest, codec.seal(one)] for one in (twice, odd))):
         with pytest.raises(CorruptSynopsis, match="partial 7 of"):

@@ -170,6 +170,24 @@ def test_sparse_groups_take_bytes_only_for_registers_in_use() -> None:
     assert (stack._view("row") >= 0).sum() == 1, "only the crowded group has a dense row"
 
 
+@pytest.mark.parametrize("known", [0, 5, 200, 3_000])
+@pytest.mark.parametrize("pending", [5, 200, 3_000])
+def test_what_is_beyond_known_registers_completes_them(known: int, pending: int) -> None:
+    def stack(clients: np.ndarray) -> HyperLogLogStack:
+        result = HyperLogLogStack(2, precision=8)
+        result.update(clients % 2, clients)
+        return result
+
+    sent, more = stack(np.arange(known)), stack(np.arange(known // 2, known // 2 + pending))
+    rest = more.beyond(sent)
+    for other in (more, rest):
+        whole = stack(np.arange(known))
+        whole.merge(other, np.arange(2))
+        assert whole.to_message() == stack(np.arange(max(known, known // 2 + pending))).to_message()
+    assert not more.beyond(more).holds_values.any()
+    assert rest.holds_values.any() == (rest.to_message() != HyperLogLogStack(2, precision=8).to_message())
+
+
 def test_reset_frees_dense_rows() -> None:
     stack = HyperLogLogStack(3, precision=10)
     for _ in range(20):

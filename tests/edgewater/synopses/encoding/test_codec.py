@@ -125,25 +125,129 @@ def test_key_columns_round_trip_with_their_nulls(given: tuple[str, list[Any]], s
     assert repr(again.to_pylist()) == repr(column.to_pylist())
 
 
+@given(st.lists(st.sampled_from(["", "a", "ä", "ab", None])), st.integers(0, 3))
+def test_strings_of_any_lengths_and_repeats_round_trip(values: list[str | None], skip: int) -> None:
+    for column in (pa.array(values, pa.string()), pa.array(sorted(v or "" for v in values), pa.string())):
+        column = column.slice(min(skip, len(column)))
+        message = codec.encode_keys(column)
+        assert codec.decode_keys(message).equals(column)
+        joined = codec.decode_strings([message, message])
+        assert joined.to_pylist() == [value or "" for value in column.to_pylist()] * 2
+
+
+def test_equal_neighbours_take_bytes_once() -> None:
+    column = pa.array(["package-with-a-long-name"] * 5 + ["other"] * 20 + ["third"])
+    message = codec.encode_keys(column)
+    assert message.data == b"package-with-a-long-name\xffother\xffthird\xff"
+    assert codec.decode_keys(message).equals(column)
+
+
+def test_few_different_strings_have_numbers() -> None:
+    column = pa.array(["FR", "DE", "US", "a country with a long name"] * 10)
+    message = codec.encode_keys(column)
+    assert message.data == b"DE\xffFR\xffUS\xffa country with a long name\xff"
+    assert message.codes == bytes([1, 0, 2, 3] * 10)
+    assert codec.decode_keys(message).equals(column)
+    assert codec.string_facts(message).nbytes == len("".join(column.to_pylist())) + 4 * 40
+    many = pa.array([f"{number:05d}" for number in range(300)] * 4)
+    assert codec.decode_keys(codec.encode_keys(many)).equals(many)
+
+
+def test_strings_that_take_too_much_memory_are_not_read() -> None:
+    text, values = b"x" * 100_000 + codec.END, 10_000
+    for change in ({"repeats": codec.encode(np.array([values]))}, {"codes": bytes(values)}):
+        message = Array(encoding=Array.UTF8, shape=[values], data=text, **change)
+        with pytest.raises(CorruptSynopsis, match="take 1000040000 bytes"):
+            codec.decode_keys(message)
+
+
 def test_invalid_key_columns_are_corrupt() -> None:
     good = codec.encode_keys(pa.array(["ab", None, "ä"]))
+    assert codec.decode_keys(good).to_pylist() == ["ab", None, "ä"]
     cases: list[dict[str, Any]] = [
-        {"data": b"ab\xff\xff"},
-        {"data": b"abc"},
+        {"data": b"ab\xff\xff"},  # two strings
+        {"data": b"ab\xff\xff\xc3\xa4"},  # the last one does not end
+        {"data": b"ab\xff\xc3\xff\xa4\xff"},  # ends within a character
+        {"data": b"abcd"},
+        {"data": b""},
+        {"data": b"", "shape": [1 << 40], "valid": b""},
         {"valid": b"\1"},
-        {"lengths": codec.encode(np.array([5, -1]))},
-        {"lengths": codec.encode(np.array([1.5, 2.5]))},
-        {"lengths": codec.encode(np.array([[2, 0, 2]]))},
+        {"shape": [3, 1]},
+        {"repeats": codec.encode(np.array([1, 1, 2]))},
+        {"repeats": codec.encode(np.array([5, -1, -1]))},
+        {"repeats": codec.encode(np.array([1.0, 1.0, 1.0]))},
+        {"repeats": codec.encode(np.array([[1, 1, 1]]))},
+        {"repeats": codec.encode(np.array([1 << 40, 1, 1])), "shape": [(1 << 40) + 2], "valid": b""},
+        {"repeats": codec.encode(np.array([200, 1, 1])), "shape": [202], "valid": b""},
+        {"data": b"ab\xffc\xffd", "codes": b"\0\1\1"},  # the last string does not end
+        {"data": b"ab\xffc\xff", "codes": b"\0\1\2"},
+        {"data": b"ab\xffc\xff", "codes": b"\0\1"},
+        {"data": b"ab\xffc\xff", "codes": b"\0\1\1", "repeats": codec.encode(np.array([2, 1]))},
+        {"repeats": codec.encode(np.array([40_000])), "shape": [40_000], "data": b"", "valid": b""},
+        {"repeats": codec.encode(np.array([1 << 30, 1 << 30])), "shape": [1 << 31], "data": b"ab", "valid": b""},
     ]
     for change in cases:
-        message = Array(
-            encoding=good.encoding, shape=good.shape, data=good.data, lengths=good.lengths, valid=good.valid
-        )
+        message = Array(encoding=good.encoding, shape=good.shape, data=good.data, valid=good.valid)
         for name, value in change.items():
             message.ClearField(name)
             message.MergeFrom(Array(**{name: value}))
         with pytest.raises(CorruptSynopsis):
             codec.decode_keys(message)
+
+
+def packed(values: np.ndarray[Any, Any]) -> Array:
+    """Returns the array as a part of a sealed message has it."""
+    message = codec.header("outer", 1, {})
+    message.parts.add().arrays.append(codec.encode(values))
+    return codec.unseal(codec.seal(codec.pack(message))).parts[0].arrays[0]
+
+
+@given(
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-300, 300), min_size=1),
+    st.lists(st.floats() | st.integers(-300, 300).map(float), min_size=1),
+    st.integers(0, 40),
+    st.integers(-1070, 900),
+)
+def test_packed_numbers_keep_their_bits(integers: list[int], floats: list[float], shift: int, exponent: int) -> None:
+    whole = np.array(integers, np.int64)
+    small = np.array(integers, np.int64) % 1000
+    with np.errstate(over="ignore"):
+        for values in (whole, small << shift, whole.view("<u8"), np.array(floats), np.ldexp(small * 1.0, exponent)):
+            array = packed(values)
+            assert same(codec.decode(array), values)
+            if array.encoding != Array.UTF8:
+                stored, data = codec.plain(array)
+                assert same(np.frombuffer(data, stored).astype(values.dtype), values)
+
+
+def test_multiples_of_a_power_of_two_take_the_bytes_of_their_quotients() -> None:
+    values = np.arange(100, dtype=np.int64)
+    assert len(packed(values << 40).data) == 100
+    assert len(packed(values * 2.0**-30).data) == 100
+    assert len(packed(values * -(2.0**30)).data) == 800  # -0.0 stays
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exponent": 63},
+        {"exponent": -1},
+        {"exponent": 64},
+        {"exponent": 1 << 30},
+        {"type": "<f8", "exponent": 1 << 30},
+        {"type": "<f8", "exponent": -(1 << 31)},
+        {"type": "<f8", "stored": "<f8", "data": bytes(16), "exponent": 1},
+        {"type": "|b1", "stored": "|b1", "exponent": 1},
+        {"shape": [3]},
+        {"shape": [1]},
+        {"stored": "<u4"},
+    ],
+)
+def test_invalid_packed_arrays_are_corrupt(change: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"encoding": Array.PLANES, "type": "<i8", "stored": "|u1", "shape": [2], "data": b"\1\2"}
+    assert codec.decode(Array(**fields, exponent=3)).tolist() == [8, 16]
+    with pytest.raises(CorruptSynopsis):
+        codec.decode(Array(**{**fields, **change}))
 
 
 def test_sealed_messages_round_trip_and_other_bytes_are_corrupt() -> None:
