@@ -1,6 +1,6 @@
 """Live streams beside a large query: the time from the commit of an answer until a client has its event.
 
-    python -m bench.live_stream [--seconds 10] [--groups 20000] [--rate 10] [--json]
+    python -m bench.live_stream [--seconds 10] [--groups 20000] [--rate 10] [--json] [--smoke]
 
 An API process serves two queries over one result store: `large`, with many groups, is revised `--rate` times a second,
 `small`, with ten groups, twice a second. Each client is a process with one stream. `cpu_s` is the CPU time of the API
@@ -173,8 +173,11 @@ def _row(name: str, reader: Connection, committed: dict[tuple[str, int], float],
 @click.option("--rate", default=10.0, show_default=True, help="Revisions of the large query per second.")
 @click.option("--stream", "names", multiple=True, type=click.Choice(list(STREAMS)), help="Only these; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print rows as JSON.")
-def main(seconds: float, groups: int, rate: float, names: tuple[str, ...], as_json: bool) -> None:
+@click.option("--smoke", is_flag=True, help="Check that the bench runs: few groups, two seconds.")
+def main(seconds: float, groups: int, rate: float, names: tuple[str, ...], as_json: bool, smoke: bool) -> None:
     """Measure how soon clients see answers beside a large query."""
+    if smoke:
+        seconds, groups, rate = 2.0, 500, 4.0
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(Path(folder), groups, rate, seconds, list(names) or list(STREAMS))
     for row in rows:

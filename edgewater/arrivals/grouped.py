@@ -1,8 +1,8 @@
 """Arrival statistics of a sub-stream per group, as columns, for queries with a `group_by` and an accuracy.
 
 Per group they hold the same numbers as `SubstreamStatistics`. Groups are rows of a table of keys that is part of each
-report, so reports can be read independently. The number of groups is bounded: above the limit a report has only the
-number of events, and the center answers windows only when they are complete.
+report, so reports can be read independently. The number of groups is bounded: above the limit, and on a narrow link, a
+report has only the number of events, and the center answers windows only when they are complete.
 """
 
 from __future__ import annotations
