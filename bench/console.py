@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import psutil
 
 from center.api.console import console_files
 from center.ledger import Phase
-from center.results import AnswerRecord, ResultStore
+from center.results import AnswerChanges, AnswerRecord, ResultStore
 from edgewater.wire import QueryRef
 from tests.center.api.conftest import HOUR, T0, Desk
 
@@ -97,8 +98,9 @@ class Unveiled:
     def last_answer_id(self) -> int:
         return self.newest
 
-    def answers_after(self, after: int, limit: int, ref: QueryRef | None = None) -> list[AnswerRecord]:
-        return [a for a in self._results.answers_after(after, limit, ref) if a.answer_id <= self.newest]
+    def changes_after(self, after: int, limit: int, ref: QueryRef | None = None) -> AnswerChanges:
+        changes = self._results.changes_after(after, limit, ref)
+        return replace(changes, records=[a for a in changes.records if a.answer_id <= self.newest])
 
     def latest(self, ref: QueryRef, min_phase: Phase = Phase.EARLY) -> AnswerRecord | None:
         return self._results.answer(ref, T0, 1)

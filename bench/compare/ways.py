@@ -98,7 +98,7 @@ WAYS: dict[str, Way] = {
             budget={"budget": {"error": 0.01, **TWO_SECONDS}}),
         Way("staleness-2s", "edgewater", "Edgewater, 2 s", deadline_s=2.0, budget={"budget": TWO_SECONDS}),
         Way("accuracy-5%", "edgewater", "Edgewater, by country, accuracy 5 %",
-            budget={"accuracy": {"error": "5%", "confidence": "95%"}}, group_by=("country",)),
+            budget={"accuracy": {"error": "5%", "confidence": "95%", "measure": "bytes"}}, group_by=("country",)),
         *(
             Way(f"script-{function}", "script", f"script, {label} by country", ("function_site.py", function),
                 ("function_center.py", function), 0.0, group_by=("country",), function=function)

@@ -26,7 +26,7 @@ from center.api.negotiation import ARROW, CSV, JSON
 from center.catalog import RegisteredQuery
 from center.ledger import Violation, with_violations
 from center.results import AnswerRecord
-from center.serving import MeasureQuestions, csv_table, render, summarized, to_stated_table
+from center.serving import MeasureQuestions, csv_table, render, to_stated_table
 from edgewater.errors import InvalidInput
 from edgewater.timestamps import rfc3339
 
@@ -36,6 +36,9 @@ ARROW_METADATA = b"edgewater.answers"
 """Key in an Arrow schema's metadata: a JSON list of the answers without their data, quality included."""
 ENTRY_BYTES = 1024
 """Size of an entry besides its bytes: objects, key."""
+
+SLICE_ROWS = 200
+"""Rows of an answer that are encoded at once, in about 0.6 ms."""
 
 log = logging.getLogger(__name__)
 
@@ -73,18 +76,26 @@ class AnswerRenderer:
         self._on_lookup = on_lookup
 
     def answer(
-        self, record: AnswerRecord, query: RegisteredQuery, questions: MeasureQuestions, *, summary: bool = False
+        self,
+        record: AnswerRecord,
+        query: RegisteredQuery,
+        questions: MeasureQuestions,
+        *,
+        summary: bool = False,
+        base: AnswerRecord | None = None,
     ) -> bytes:
-        """One answer as JSON without line breaks; a summary has only the groups with the widest intervals."""
-        key = (record.query, record.window_start_ms, record.revision, _late(record), questions, summary)
+        """One answer as JSON without line breaks; `summary` and `base` as of `center.serving.render`."""
+        based_on = None if base is None else base.revision
+        key = (record.query, record.window_start_ms, record.revision, _late(record), questions, summary, based_on)
         with self._lock:
             held = self._cache.get(key)
         self._on_lookup(held is not None)
         if held is not None:
             return held
         # Two threads may render the same answer at once: cheaper than to let all threads wait for the slowest.
-        shorten = summarized if summary else dict
-        rendered = _as_far_as_readable(lambda r: to_json(shorten(render(r, query.spec, questions))), record)
+        rendered = _as_far_as_readable(
+            lambda r: _answer_json(render(r, query.spec, questions, summary=summary, base=base)), record
+        )
         with self._lock:
             if _size(rendered) <= self._cache.maxsize:
                 self._cache[key] = rendered
@@ -188,6 +199,14 @@ def _late(record: AnswerRecord) -> tuple[int, int]:
     final."""
     records = record.quality["records"]
     return records["after_final"], records["rejected"]
+
+
+def _answer_json(answer: dict[str, Any]) -> bytes:
+    """An answer as JSON. Its rows are encoded in slices, since `json` lets no other thread run meanwhile."""
+    rows, slices = answer["data"], range(0, len(answer["data"]), SLICE_ROWS)
+    before, after = to_json({**answer, "data": []}).split(b'"data":[]', 1)
+    data = b",".join(to_json(rows[at : at + SLICE_ROWS])[1:-1] for at in slices)
+    return b"".join((before, b'"data":[', data, b"]", after))
 
 
 def to_json(value: object) -> bytes:

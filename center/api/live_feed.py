@@ -1,10 +1,13 @@
 """Live answers as server-sent events.
 
-The result store is the queue. A stream holds only the id of the last answer it sent; after each event that its client
-takes, it reads the newer answers and sends the newest revision of each window among them. A slow client therefore
-needs no more memory than a fast one, and a client that reconnects with `Last-Event-ID` continues at any API process.
+The result store is the queue. A stream holds only the id of the last answer it sent, and with `changes` the revisions
+of some windows. After each event that its client takes, it reads the newest revision of each window that has changed,
+and renders only the groups that the client asked for. A slow client therefore needs no more memory than a fast one, and
+a client that reconnects with `Last-Event-ID` continues at any API process.
+
 Clients that ask the same and have the same answers share one read, one rendering and one encoding, and are served
-`AT_ONCE` at a time, so that other requests come in between.
+`AT_ONCE` at a time, so that other requests come in between. Streams whose events are large are rendered one after the
+other, so that they do not delay the streams whose events are small.
 
 Events: ``answer`` (event id: answer id), ``progress`` (at a fixed pace, also without data, so that silence is
 unambiguous), ``gap`` (answers were skipped; the newest follow).
@@ -15,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from cachetools import LRUCache
-from sse_starlette import ServerSentEvent
 
 from center.api.answer_cache import AnswerRenderer, to_json
 from center.api.edge_progress import EdgeProgress
@@ -34,7 +37,7 @@ from edgewater.errors import NotFound, StorageError
 from edgewater.wire import QueryRef
 
 PAGE = 100
-"""Answers that a stream reads at once; bounds its memory."""
+"""Answers that a stream considers at once; bounds its memory."""
 MAX_PAGES = 10
 """Full pages in a row after which a client is too far behind and gets a `gap` and the newest answers."""
 POLL_S = 0.03
@@ -44,6 +47,12 @@ AT_ONCE = 8
 """Clients that are woken per turn of the event loop: each takes about 0.2 ms of it."""
 MAX_POLLED = 10_000
 """Queries whose newest answers are known apart."""
+READERS = 8
+"""Threads that read and render for streams whose events are small."""
+LARGE_BYTES = 256 << 10
+"""A stream whose last events had more bytes than this is rendered in turn with others like it."""
+WINDOWS = 32
+"""Windows of a stream for which it knows the revision that its client has."""
 SHARED_BYTES = 16 << 20
 """Bytes of the results of shared reads that are kept for clients that ask a moment later."""
 
@@ -76,6 +85,8 @@ class AnswerPoller:
         self._by_query: dict[QueryRef, int] = {}
         # Any query may have an answer up to this one.
         self._floor = 0
+        # Requests may use all other threads.
+        self._thread = CapacityLimiter(1)
         self.newest = 0
         self.ended = False
 
@@ -95,7 +106,7 @@ class AnswerPoller:
         while True:
             await self._wanted.wait()
             try:
-                found = await run_sync(self._read, self.newest)
+                found = await run_sync(self._read, self.newest, limiter=self._thread)
                 if found.answer_id != self.newest:
                     await self._notify(found)
             except StorageError as exc:
@@ -141,21 +152,25 @@ class SharedReads:
         self._running: dict[Hashable, tuple[asyncio.Task[Any], list[asyncio.Future[None]]]] = {}
         self._waking: set[asyncio.Task[None]] = set()
 
-    async def read(self, key: Hashable, read: Callable[[], Any]) -> Any:
-        """The result of `read`, a function of `key` that begins with its bytes. What it raises is raised for all."""
+    async def read(self, key: Hashable, read: Callable[[], Any], limiter: CapacityLimiter | None = None) -> Any:
+        """The result of `read`, a function of `key` that begins with its bytes. What it raises is raised for all.
+
+        Args:
+            limiter: limits the number of threads that read; None: with those of all requests.
+        """
         if key in self._results:
             return self._results[key]
         if key not in self._running:
-            self._running[key] = asyncio.create_task(self._run(key, read)), []
+            self._running[key] = asyncio.create_task(self._run(key, read, limiter)), []
         running, waiting = self._running[key]
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting.append(waiter)
         await waiter
         return running.result()
 
-    async def _run(self, key: Hashable, read: Callable[[], Any]) -> Any:
+    async def _run(self, key: Hashable, read: Callable[[], Any], limiter: CapacityLimiter | None) -> Any:
         try:
-            result = await run_sync(read)
+            result = await run_sync(read, limiter=limiter)
             with contextlib.suppress(ValueError):  # larger than all that is kept
                 self._results[key] = result
             return result
@@ -167,12 +182,32 @@ class SharedReads:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """A server-sent event.
+
+    Attributes:
+        data: JSON without line breaks.
+        id: of an answer; empty: none.
+    """
+
+    event: str
+    data: bytes
+    id: str = ""
+
+    def encode(self) -> bytes:
+        head = f"id: {self.id}\r\n" if self.id else ""
+        return b"%bevent: %b\r\ndata: %b\r\n\r\n" % (head.encode(), self.event.encode(), self.data)
+
+
+@dataclass(frozen=True, slots=True)
 class LiveFeed:
     """The services that all streams of a process share.
 
     Attributes:
         pace_s: time between `progress` events, and half the time for which one is shared.
         monotonic: monotonic clock in seconds.
+        readers: limits the threads of streams whose events are small.
+        large: lets one stream whose events are large be rendered at a time.
     """
 
     results: ResultStore
@@ -182,6 +217,8 @@ class LiveFeed:
     pace_s: float
     monotonic: Callable[[], float]
     shared: SharedReads = field(default_factory=SharedReads)
+    readers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(READERS))
+    large: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
 
 @dataclass(slots=True)
@@ -191,6 +228,7 @@ class LiveStream:
     Attributes:
         names: of several, only these; (): all.
         summary: answers have only the groups with the widest intervals.
+        changes: answers to windows that the client has in an earlier revision have only the groups that differ.
         min_phase: answers that have not reached it are left out.
         reader: answers of queries that it may not read are left out.
         require_allowed: called from time to time; raises EdgewaterError to end the stream.
@@ -205,9 +243,13 @@ class LiveStream:
     require_allowed: Callable[[], Awaitable[None]] | None = None
     names: tuple[str, ...] = ()
     summary: bool = False
+    changes: bool = False
     min_phase: Phase = Phase.EARLY
     _sent: int = field(default=0, init=False)
     _full_pages: int = field(default=0, init=False)
+    _client_has: dict[tuple[QueryRef, int], int] = field(default_factory=dict, init=False)
+    """With `changes`: the revision per query and start of a window, least recently sent first."""
+    _is_large: bool = field(default=False, init=False)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Encoded events. Begins with the latest answers for a new client.
@@ -236,7 +278,7 @@ class LiveStream:
     @property
     def _asked(self) -> Hashable:
         """What the stream's events are a function of, besides the answers that its client has."""
-        which = self.query and self.query.ref, self.names, self.questions, self.summary, self.min_phase
+        which = self.query and self.query.ref, self.names, self.questions, self.summary, self.changes, self.min_phase
         return *which, self.reader.grants
 
     def _moment(self) -> int:
@@ -245,49 +287,61 @@ class LiveStream:
 
     async def _first(self) -> bytes:
         if self.after is not None:
-            return _encoded(await run_sync(self._begin))
+            return _encoded(await run_sync(self._begin, limiter=self.feed.readers))
 
-        def read() -> tuple[bytes, int]:
+        def read() -> tuple[bytes, LiveStream]:
             like = self._like()
-            return _encoded(like._begin()), like._sent
+            return _encoded(like._begin()), like
 
-        data, self._sent = await self.feed.shared.read(("first", self._asked, self._moment()), read)
-        return bytes(data)
+        return await self._shared(("first", self._asked, self._moment()), read)
 
     async def _progress(self) -> bytes:
         def read() -> tuple[bytes]:
             return (_encoded([_event("progress", self.feed.progress.event_data(self.query, self._reads))]),)
 
-        (data,) = await self.feed.shared.read(("progress", self._asked, self._moment()), read)
+        key = ("progress", self._asked, self._moment())
+        (data,) = await self.feed.shared.read(key, read, self.feed.readers)
         return bytes(data)
 
     async def _next(self) -> bytes:
         """The newer answers: shared with all who have the same ones, unless the client is a full page behind."""
-        sent, newest = self._sent, self.feed.changes.newest
+        newest = self.feed.changes.newest
         if self._full_pages:
-            return _encoded(await run_sync(self._newer, newest))
+            return _encoded(await run_sync(self._newer, newest, limiter=self._lane))
 
-        def read() -> tuple[bytes, int, int]:
-            like = self._like()
-            like._sent = sent
-            return _encoded(like._newer(newest)), like._sent, like._full_pages
+        def read() -> tuple[bytes, LiveStream]:
+            like = self._like(self)
+            return _encoded(like._newer(newest)), like
 
-        key = ("next", self._asked, sent, self.feed.changes.newest_of(self._ref))
-        data, self._sent, self._full_pages = await self.feed.shared.read(key, read)
+        has = tuple(self._client_has.items())
+        return await self._shared(("next", self._asked, self._sent, has, self.feed.changes.newest_of(self._ref)), read)
+
+    async def _shared(self, key: Hashable, read: Callable[[], tuple[bytes, LiveStream]]) -> bytes:
+        """The events of a read that streams share, which leaves this stream as its own read would have."""
+        data, like = await self.feed.shared.read(key, read, self._lane)
+        self._sent, self._full_pages, self._client_has = like._sent, like._full_pages, dict(like._client_has)
+        self._is_large = len(data) > LARGE_BYTES
         return bytes(data)
 
-    def _like(self) -> LiveStream:
-        """A stream that asks the same, from the beginning."""
-        return LiveStream(
+    @property
+    def _lane(self) -> CapacityLimiter:
+        return self.feed.large if self._is_large else self.feed.readers
+
+    def _like(self, at: LiveStream | None = None) -> LiveStream:
+        """A stream that asks the same, from the beginning or from where another one is."""
+        like = LiveStream(
             self.feed, self.query, self.questions, self.reader, names=self.names, summary=self.summary,
-            min_phase=self.min_phase,
+            changes=self.changes, min_phase=self.min_phase,
         )  # fmt: skip
+        if at is not None:
+            like._sent, like._client_has = at._sent, dict(at._client_has)
+        return like
 
     def _reads(self, name: str) -> bool:
         """Whether a query is one of the stream's, and its reader may read it."""
         return (not self.names or name in self.names) and self.reader.may("reader", name)
 
-    def _begin(self) -> list[ServerSentEvent]:
+    def _begin(self) -> list[Event]:
         newest = self.feed.results.last_answer_id()
         if self.after is not None and self.after <= newest:
             self._sent = self.after
@@ -299,22 +353,22 @@ class LiveStream:
             *self._latest(newest),
         ]
 
-    def _newer(self, newest: int) -> list[ServerSentEvent]:
+    def _newer(self, newest: int) -> list[Event]:
         """The next page of newer answers: the newest revision of each window in it.
 
         Args:
             newest: an id of an answer that was visible before; later answers belong to the next page.
         """
-        records = self.feed.results.answers_after(self._sent, PAGE, self._ref)
-        is_full = len(records) == PAGE
+        changes = self.feed.results.changes_after(self._sent, PAGE, self._ref)
+        records, is_full = changes.records, changes.read == PAGE
         self._full_pages = self._full_pages + 1 if is_full else 0
         if self._full_pages > MAX_PAGES:
             self._full_pages = 0
             return [_gap(self._sent, newest, f"more than {PAGE * MAX_PAGES} answers behind"), *self._latest(newest)]
         self._sent = records[-1].answer_id if is_full else max([newest, *(r.answer_id for r in records)])
-        return self._events_of(newest_revisions(records))
+        return self._events_of(records, changes.skipped)
 
-    def _latest(self, through: int) -> list[ServerSentEvent]:
+    def _latest(self, through: int) -> list[Event]:
         """The latest window of each query; the stream continues after `through`."""
         self._sent = through
         # Read the queries after the id: an answer up to it may belong to a query younger than the shared view.
@@ -323,7 +377,12 @@ class LiveStream:
         latest = [r for q in wanted if (r := self.feed.results.latest(q.ref, self.min_phase)) is not None]
         return self._events_of(sorted(latest, key=lambda r: r.answer_id))
 
-    def _events_of(self, records: Sequence[AnswerRecord]) -> list[ServerSentEvent]:
+    def _events_of(self, records: Sequence[AnswerRecord], skipped: Mapping[int, int] | None = None) -> list[Event]:
+        """The events of answers that the client may read and asked for.
+
+        Args:
+            skipped: per answer id, the number of revisions before it that the client does not get.
+        """
         if self.query is not None:
             queries = {self.query.ref: self.query}
         else:
@@ -331,30 +390,43 @@ class LiveStream:
             if any(record.query not in queries for record in records):
                 # The query is younger than the view, or deleted: answers of deleted queries are skipped.
                 queries = {q.ref: q for q in self.feed.progress.view(refresh=True).queries}
-        return [
-            ServerSentEvent(
-                self.feed.renderer.answer(record, queries[record.query], self.questions, summary=self.summary).decode(),
-                event="answer",
-                id=str(record.answer_id),
-            )
+        wanted = (
+            record
             for record in records
             if record.query in queries and record.phase.rank >= self.min_phase.rank and self._reads(record.query.name)
-        ]
+        )
+        return [self._answer(r, queries[r.query], 0 if skipped is None else skipped[r.answer_id]) for r in wanted]
+
+    def _answer(self, record: AnswerRecord, query: RegisteredQuery, skipped: int) -> Event:
+        base = self._base(record) if self.changes else None
+        data = self.feed.renderer.answer(record, query, self.questions, summary=self.summary, base=base)
+        if skipped:
+            data = data[:-1] + b',"skipped":%d}' % skipped
+        return Event("answer", data, str(record.answer_id))
+
+    def _base(self, record: AnswerRecord) -> AnswerRecord | None:
+        """The revision of the answer's window that the client has, and from now on has in this revision."""
+        window = record.query, record.window_start_ms
+        revision = self._client_has.pop(window, None)
+        if record.phase is not Phase.FINAL:
+            self._client_has[window] = record.revision
+            if len(self._client_has) > WINDOWS:
+                del self._client_has[next(iter(self._client_has))]
+        if revision is None or revision >= record.revision:
+            return None
+        try:
+            return self.feed.results.answer(*window, revision)
+        except NotFound:  # it was trimmed
+            return None
 
 
-def newest_revisions(records: Sequence[AnswerRecord]) -> list[AnswerRecord]:
-    """The newest revision of each window, in the order of their ids."""
-    newest = {(r.query, r.window_start_ms): r for r in records}
-    return sorted(newest.values(), key=lambda r: r.answer_id)
-
-
-def _gap(after: int, through: int, reason: str) -> ServerSentEvent:
+def _gap(after: int, through: int, reason: str) -> Event:
     return _event("gap", {"after": after, "through": through, "reason": reason})
 
 
-def _event(name: str, data: dict[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(to_json(data).decode(), event=name)
+def _event(name: str, data: dict[str, Any]) -> Event:
+    return Event(name, to_json(data))
 
 
-def _encoded(events: Sequence[ServerSentEvent]) -> bytes:
+def _encoded(events: Sequence[Event]) -> bytes:
     return b"".join(event.encode() for event in events)

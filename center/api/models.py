@@ -483,7 +483,8 @@ class Answer(BaseModel):
     )
     quality: dict[str, Any] = Field(
         description="Completeness (with the `delivery` of edges that count at most once, and stated `losses` of input),"
-        " records, staleness, and the error by cause. A session window also has `session`:"
+        " records, staleness (until `given_at`, without delivery to a reader), and the error by cause."
+        " A session window also has `session`:"
         " whether it was `cut` at its maximum length, and the number of such sessions (`cuts`). `merged_into`: start of"
         " the session that this one was merged into; its window is empty and has no data."
     )

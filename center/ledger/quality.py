@@ -57,7 +57,10 @@ MAX_LISTED_EDGES = 1_000
 """Edges that a statement of an answer lists."""
 
 TOO_FEW_ARRIVALS = "too few arrivals are known for an error bound"
-TOO_MANY_GROUPS = f"there are, or recently were, more than {MAX_GROUPS} groups: windows are answered when complete"
+TOO_MANY_GROUPS = (
+    f"there are, or recently were, more than {MAX_GROUPS} groups, or an edge whose link is too narrow for statistics of"
+    " groups: windows are answered when complete"
+)
 UNKNOWN_SAMPLE = "unknown: records may have been sampled out that are not counted"
 NOT_SAMPLED = "not sampled: the measure is cheap, and edges and links keep up"
 ALL_RECORDS_NEEDED = (

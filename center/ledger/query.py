@@ -575,6 +575,7 @@ class QueryLedger(ABC):
                 outdated=False,
                 kept_staleness_ms=kept,
                 refine_from_ms=now_ms + state.refinement_wait_ms if may_wait else 0,
+                answers=state.answers + 1,
             )
             self._windows.put(start_ms, answered)
             if lacks_edges and not state.lacks_edges:

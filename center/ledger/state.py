@@ -222,6 +222,7 @@ class WindowState:
             transaction (`query.MAX_WORK`).
         kept_staleness_ms: under a combined budget, staleness of the first answer that kept the error budget.
         refine_from_ms: wall time before which changed data alone make no new answer (`REFINE_AFTER_MS`).
+        answers: number of its answers. After a restoration, revisions begin far above it.
     """
 
     has_data: bool
@@ -234,6 +235,7 @@ class WindowState:
     outdated: bool = False
     kept_staleness_ms: int | None = None
     refine_from_ms: int = 0
+    answers: int = 0
 
     @property
     def is_answered(self) -> bool:
@@ -242,7 +244,7 @@ class WindowState:
     @property
     def refinement_wait_ms(self) -> int:
         """How long a new answer of the same phase waits after the next answer."""
-        return min(REFINE_AFTER_MS << min(self.revision, 16), REFINE_AFTER_MS_MAX)
+        return min(REFINE_AFTER_MS << min(self.answers, 16), REFINE_AFTER_MS_MAX)
 
     def may_be_refined(self, now_ms: int) -> bool:
         """Whether changed data may make a new answer. If the clock was set back, the wait does not exceed
@@ -252,7 +254,7 @@ class WindowState:
     def to_json(self) -> str:
         values = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
         rest = [self.session and astuple(self.session), self.merged_into, self.lacks_edges, self.outdated]
-        return dump([*values, *rest, self.kept_staleness_ms, self.refine_from_ms])
+        return dump([*values, *rest, self.kept_staleness_ms, self.refine_from_ms, self.answers])
 
     @classmethod
     def from_value(cls, value: Any) -> WindowState:

@@ -58,6 +58,21 @@ class NewestAnswers:
     by_query: Mapping[QueryRef, int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerChanges:
+    """The newest revisions of windows that have changed.
+
+    Attributes:
+        records: by ascending id.
+        skipped: per answer id, the number of earlier revisions among the answers that were read.
+        read: number of answers that were considered.
+    """
+
+    records: list[AnswerRecord]
+    skipped: Mapping[int, int]
+    read: int
+
+
 class AnswerReader:
     """Reads answers. Each method is one transaction, blocks, and is thread-safe."""
 
@@ -162,6 +177,23 @@ class AnswerReader:
         if query is not None:
             rows = rows.where(t.answers.c.query == query_key(query))
         return self._answers(rows.order_by(t.answers.c.answer_id).limit(limit))
+
+    def changes_after(self, answer_id: int, limit: int, query: QueryRef | None = None) -> AnswerChanges:
+        """The newest revision of each window among the first `limit` answers with a greater id; of one query or of all.
+
+        The data of the other revisions are not read.
+        """
+        a = t.answers.c
+        page = select(a.answer_id, a.query, a.window_start_ms).where(a.answer_id > answer_id)
+        if query is not None:
+            page = page.where(a.query == query_key(query))
+        part = page.order_by(a.answer_id).limit(limit).subquery()
+        each = select(func.max(part.c.answer_id), func.count()).group_by(part.c.query, part.c.window_start_ms)
+        with read_transaction(self._engine) as connection:
+            counts = {row[0]: row[1] for row in connection.execute(each)}
+            rows = select(t.answers).where(a.answer_id.in_(list(counts))).order_by(a.answer_id)
+            records = _with_late_records(connection, [_record(row) for row in connection.execute(rows)])
+        return AnswerChanges(records, {i: count - 1 for i, count in counts.items()}, sum(counts.values()))
 
     def last_answer_id(self) -> int:
         """The id of the newest answer; 0: there is none."""

@@ -9,7 +9,7 @@ from center.serving.explanation import edge_statements, explain_value, value_of_
 from center.serving.function_values import SEED, function_confidence
 from center.serving.measures import MAX_ASKED, NO_QUESTIONS, MeasureQuestions, require_possible
 from center.serving.question_lines import WindowQuestion, parse_json
-from center.serving.render import render, summarized, to_csv, to_stated_table, to_table
+from center.serving.render import render, to_csv, to_stated_table, to_table
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
 
@@ -31,7 +31,6 @@ __all__ = [
     "parse_json",
     "render",
     "require_possible",
-    "summarized",
     "to_csv",
     "to_stated_table",
     "to_table",

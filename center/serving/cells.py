@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edgewater.synopses import Estimates, FloatArray, IntArray
+from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
 
 Cell = dict[str, Any]
 _DECIMAL = pa.decimal128(38, 0)
@@ -44,6 +44,9 @@ class CellPart(Protocol):
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
         """The part's columns of a table, each of `rows` rows."""
 
+    def first_interval(self) -> Estimates | None:
+        """The first interval of the cell of each row; None: the cells have none outside of lists."""
+
 
 @dataclass(frozen=True, slots=True)
 class IntervalPart:
@@ -60,6 +63,9 @@ class IntervalPart:
     @property
     def confidence(self) -> float | None:
         return stated_confidence(self.estimates)
+
+    def first_interval(self) -> Estimates | None:
+        return self.estimates
 
     def cells(self, rows: int) -> list[Cell]:
         each = intervals(self.estimates, self.whole)
@@ -79,6 +85,9 @@ class NumberPart:
 
     @property
     def confidence(self) -> float | None:
+        return None
+
+    def first_interval(self) -> Estimates | None:
         return None
 
     def cells(self, rows: int) -> list[Cell]:
@@ -105,6 +114,9 @@ class KeyedPart:
     def confidence(self) -> float | None:
         return min((c for e in self.answers.values() if (c := stated_confidence(e)) is not None), default=None)
 
+    def first_interval(self) -> Estimates | None:
+        return next(iter(self.answers.values()), None)
+
     def cells(self, rows: int) -> list[Cell]:
         each = {key: intervals(e, self.whole) for key, e in self.answers.items()}
         return [{self.name: {key: cells[row] for key, cells in each.items()}} for row in range(rows)]
@@ -127,6 +139,9 @@ class ItemsPart:
     @property
     def confidence(self) -> float | None:
         return min((c for _, e in self.answers if (c := stated_confidence(e)) is not None), default=None)
+
+    def first_interval(self) -> Estimates | None:
+        return None
 
     def cells(self, rows: int) -> list[Cell]:
         each = [(plain_key(item), intervals(e, self.whole)) for item, e in self.answers]
@@ -174,6 +189,9 @@ class ListPart:
     def _offsets(self, rows: int) -> IntArray:
         return np.searchsorted(self.groups, np.arange(rows + 1))
 
+    def first_interval(self) -> Estimates | None:
+        return None
+
     def cells(self, rows: int) -> list[Cell]:
         entries, offsets = self._entries(), self._offsets(rows).tolist()
         return [{self.name: entries[start:end]} for start, end in pairwise(offsets)]
@@ -189,6 +207,38 @@ class ListPart:
             columns[name] = nullable(getattr(self.estimates, bound))
         entries = pa.StructArray.from_arrays(list(columns.values()), list(columns))
         return {f"{measure}.{self.name}": pa.ListArray.from_arrays(offsets, entries)}
+
+
+def equal_cells(part: CellPart, other: CellPart, mine: IntArray, theirs: IntArray) -> BoolArray:
+    """Which rows of two parts with the same question have equal cells.
+
+    Args:
+        mine, theirs: the rows of `part` and of `other` to compare, int64, of one length.
+    """
+    if isinstance(part, IntervalPart) and isinstance(other, IntervalPart) and part.whole == other.whole:
+        return _equal_estimates(part.estimates, other.estimates, mine, theirs)
+    if isinstance(part, KeyedPart) and isinstance(other, KeyedPart) and list(part.answers) == list(other.answers):
+        pairs = zip(part.answers.values(), other.answers.values(), strict=True)
+        result = np.ones(len(mine), bool)
+        for a, b in pairs:
+            result &= _equal_estimates(a, b, mine, theirs)
+        return result
+    cells, others = part.cells(int(mine.max(initial=-1)) + 1), other.cells(int(theirs.max(initial=-1)) + 1)
+    rows = zip(mine.tolist(), theirs.tolist(), strict=True)
+    return np.array([cells[i] == others[j] for i, j in rows], bool)
+
+
+def _equal_estimates(a: Estimates, b: Estimates, mine: IntArray, theirs: IntArray) -> BoolArray:
+    equal: BoolArray = a.odd[mine] == b.odd[theirs]
+    for left, right in ((a.value, b.value), (a.lower, b.lower), (a.upper, b.upper)):
+        left, right = left[mine], right[theirs]
+        equal &= (left == right) | (np.isnan(left) & np.isnan(right))
+    mine_exact, theirs_exact = a.integers, b.integers
+    if mine_exact is None or theirs_exact is None or mine_exact.type != theirs_exact.type:
+        return equal & (mine_exact is theirs_exact)
+    exact = pc.equal(mine_exact.take(pa.array(mine)), theirs_exact.take(pa.array(theirs)))
+    equal &= np.asarray(pc.fill_null(exact, True), bool)  # a null is NaN in `value`
+    return equal
 
 
 _FORMULA = "^'*[=+@\\-\t\r\n]"

@@ -13,7 +13,7 @@ from center.results import AnswerRecord
 from center.serving.cells import Cell
 from center.serving.measures import MeasureQuestions, is_incomplete, lacking_rows, may_count_twice
 from center.serving.own_error import OwnError
-from center.serving.render import AnswerRows, answer_rows, stated_quality
+from center.serving.render import AnswerRows, answer_rows, group_cells, stated_quality
 from center.serving.withheld import with_withheld_amounts
 from edgewater.errors import NotFound
 from edgewater.measure import Measure
@@ -104,7 +104,9 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
         *_missing_part(record, measure, rows, at),
     )
     coverage = quality.get("accuracy", {}).get("coverage")
-    return ExplainedValue(rows.group_cells()[at], name, cell, values.confidence, parts, rows.length, contract, coverage)
+    return ExplainedValue(
+        group_cells(rows.groups, rows.length)[at], name, cell, values.confidence, parts, rows.length, contract, coverage
+    )
 
 
 def value_of_group(
@@ -113,7 +115,7 @@ def value_of_group(
     """The same value in another revision; without members if that has no such group."""
     rows: AnswerRows = answer_rows(record, spec, replace(asked, measures=(measure.name,)))
     cells = rows.values[0].cells(rows.length)
-    found = (cell for cell, key in zip(cells, rows.group_cells(), strict=True) if key == group)
+    found = (cell for cell, key in zip(cells, group_cells(rows.groups, rows.length), strict=True) if key == group)
     return _main_value(next(found, {}))[1]
 
 

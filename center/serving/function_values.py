@@ -90,6 +90,9 @@ class FunctionPart:
         )
         return Estimates(value, lower, upper, self.requested, "sample")
 
+    def first_interval(self) -> Estimates | None:
+        return self._estimates(0) if self.names == ("",) else None
+
     def cells(self, rows: int) -> list[Cell]:
         each = [intervals(self._estimates(at), False) for at in range(len(self.names))]
         result = []

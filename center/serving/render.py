@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.results import AnswerRecord
-from center.serving.cells import NOT_FINITE, Cell, CellPart, csv_table, plain_key
+from center.serving.cells import NOT_FINITE, Cell, CellPart, csv_table, equal_cells, plain_key
 from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
 from center.serving.measures import (
     DEFAULT_QUANTILES,
@@ -36,7 +36,16 @@ from center.serving.withheld import GroupsWithheld, read_bounds, with_withheld
 from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
-from edgewater.synopses import Estimates, GroupedAggregate, IntArray, Question, RowSampleStack, SampleStack, Stack
+from edgewater.synopses import (
+    Estimates,
+    GroupedAggregate,
+    IntArray,
+    Question,
+    RowSampleStack,
+    SampleStack,
+    Stack,
+)
+from edgewater.synopses.key_table import KeyTable
 from edgewater.timestamps import rfc3339
 
 _UNSTATED = (None, None, None)
@@ -50,7 +59,6 @@ __all__ = [
     "MeasureQuestions",
     "denoted_values",
     "render",
-    "summarized",
     "to_csv",
     "to_stated_table",
     "to_table",
@@ -82,19 +90,48 @@ class AnswerRows:
 
     Attributes:
         withheld: what edges withhold of the rows.
+        codes: int64 per row, the number of its group in the merged data; empty without merged data.
     """
 
     groups: dict[str, pa.Array]
     values: tuple[MeasureValues, ...]
     length: int
     withheld: GroupsWithheld
+    codes: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def group_cells(self) -> list[dict[str, Any]]:
-        """The group of each row as JSON."""
-        if not self.groups:
-            return [{} for _ in range(self.length)]
-        keys = zip(*(column.to_pylist() for column in self.groups.values()), strict=True)
-        return [{n: plain_key(v) for n, v in zip(self.groups, key, strict=True)} for key in keys]
+    def data(self) -> list[dict[str, Any]]:
+        """The rows as JSON."""
+        groups = group_cells(self.groups, self.length)
+        columns = [(values.name, values.cells(self.length)) for values in self.values]
+        return [{"group": groups[i], **{name: cells[i] for name, cells in columns}} for i in range(self.length)]
+
+    def widest(self, count: int) -> IntArray:
+        """The rows whose first interval is widest, unknown ones first; ascending."""
+        parts = (part for values in self.values for part in values.parts)
+        first = next((e for part in parts if (e := part.first_interval()) is not None), None)
+        if first is None or self.length <= count:
+            return np.arange(min(count, self.length))
+        width = np.asarray(first.upper, float) - np.asarray(first.lower, float)
+        width = np.where(np.isfinite(first.lower) & np.isfinite(first.upper), width, np.inf)
+        return np.sort(np.argsort(-width, kind="stable")[:count])
+
+    def changed_since(self, before: AnswerRows) -> tuple[IntArray, list[dict[str, Any]]]:
+        """Compares two revisions of a window: the rows that are new or have other cells, and the groups that are gone.
+
+        Args:
+            before: the rows of the earlier revision, for the same questions.
+        """
+        at = _positions(self.groups, before.groups, self.length, before.length)
+        old = np.flatnonzero(at >= 0)
+        same = np.ones(len(old), bool)
+        for mine, theirs in zip(self.values, before.values, strict=True):
+            for part, other in zip(mine.parts, theirs.parts, strict=True):
+                same &= equal_cells(part, other, old, at[old])
+        changed = np.ones(self.length, bool)
+        changed[old[same]] = False
+        gone = np.setdiff1d(np.arange(before.length), at[old])
+        groups = {name: column.take(pa.array(gone)) for name, column in before.groups.items()}
+        return np.flatnonzero(changed), group_cells(groups, len(gone))
 
     def function_of(self, accuracy: Accuracy) -> FunctionPart | None:
         """The accuracy's function of a sample, if there is one and no question replaces it."""
@@ -102,8 +139,21 @@ class AnswerRows:
         return next((part for part in parts if isinstance(part, FunctionPart)), None)
 
 
-def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> dict[str, Any]:
+def render(
+    record: AnswerRecord,
+    spec: QuerySpec,
+    questions: MeasureQuestions = NO_QUESTIONS,
+    *,
+    summary: bool = False,
+    base: AnswerRecord | None = None,
+) -> dict[str, Any]:
     """Renders the JSON documented in `docs/reference/query.md`; NaN and infinity become null.
+
+    Args:
+        summary: `data` has only the `SUMMARY_GROUPS` groups whose first measure has the widest interval, unknown ones
+            first; `groups` is the number of all.
+        base: an earlier revision of the window: `data` has only the groups whose cells differ, `base` is its revision,
+            `removed` lists the groups that are gone, and `groups` is the number of all.
 
     Raises:
         InvalidRequest: a question that a measure's synopsis cannot answer.
@@ -111,10 +161,20 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
     """
     merged = merged_data(record)
     rows = answer_rows(record, spec, questions, merged=merged)
-    groups = rows.group_cells()
-    columns = [(values.name, values.cells(rows.length)) for values in rows.values]
-    data = [{"group": groups[i], **{name: cells[i] for name, cells in columns}} for i in range(rows.length)]
-    return _members(record, spec, rows, questions, merged, {"data": data})
+    if base is None and not summary:
+        return _members(record, spec, rows, questions, merged, {"data": rows.data()})
+    shown, removed = np.arange(rows.length), list[dict[str, Any]]()
+    if summary:
+        shown = rows.widest(SUMMARY_GROUPS)
+    elif base is not None:
+        shown, removed = rows.changed_since(answer_rows(base, spec, questions))
+    chosen = rows
+    if len(shown) < rows.length:
+        chosen = answer_rows(record, spec, questions, merged=merged, codes=rows.codes[shown])
+    members: dict[str, Any] = {"data": chosen.data(), "groups": rows.length}
+    if base is not None:
+        members |= {"base": base.revision, "removed": removed}
+    return _members(record, spec, rows, questions, merged, members)
 
 
 def _members(
@@ -138,27 +198,6 @@ def _members(
         "quality": quality,
         "contract": contract,
     }
-
-
-def summarized(answer: dict[str, Any]) -> dict[str, Any]:
-    """A rendered answer with the `SUMMARY_GROUPS` groups whose first measure has the widest interval, unknown ones
-    first, in the order of the answer; `groups` is the number of all."""
-    data = answer["data"]
-    widest = sorted(range(len(data)), key=lambda i: -_width(data[i]))[:SUMMARY_GROUPS]
-    return {**answer, "data": [data[i] for i in sorted(widest)], "groups": len(data)}
-
-
-def _width(row: Mapping[str, Any]) -> float:
-    """The width of the first interval in a row; lists have none."""
-    pending = [cell for name, cell in row.items() if name != "group"]
-    while pending:
-        cell = pending.pop(0)
-        if isinstance(cell, Mapping) and "lower" in cell:
-            lower, upper = cell["lower"], cell["upper"]
-            return math.inf if lower is None or upper is None else float(upper) - float(lower)
-        if isinstance(cell, Mapping):
-            pending = [*cell.values(), *pending]
-    return 0.0
 
 
 def stated_quality(
@@ -246,12 +285,14 @@ def answer_rows(
     new_error: Callable[[bool], OwnError] = OwnError,
     merged: GroupedAggregate | None = None,
     is_sorted: bool = True,
+    codes: IntArray | None = None,
 ) -> AnswerRows:
     """The rows that the questions select.
 
     Args:
         merged: `merged_data` of the record, if they are read already.
         is_sorted: whether the rows are sorted by group, which costs as much as to read them.
+        codes: the rows, some of those that the questions select, in their order (`AnswerRows.codes`); None: all.
     """
     withheld = GroupsWithheld.of(spec, read_bounds(record.quality["error"]["withheld"]))
     predictions = record.quality.get("prediction")
@@ -262,14 +303,17 @@ def answer_rows(
         stacks = {m.name: m.stack(None) for m in spec.measures}
         # Without groups, there is a value of no records.
         order: IntArray = np.arange(0 if spec.group_by or "merged_into_ms" in record.quality else 1)
+        order = order if codes is None else codes
         for stack in stacks.values():
             stack.grow(len(order))
         groups_in_all = 0
     else:
         aggregate = merged_data(record) if merged is None else merged
         assert aggregate is not None
-        selected = _select_groups(aggregate, questions)
-        order = sorted_groups(aggregate, selected) if is_sorted else selected
+        if codes is None:
+            selected = _select_groups(aggregate, questions)
+            codes = sorted_groups(aggregate, selected) if is_sorted else selected
+        order = codes
         groups_in_all = len(aggregate)
         groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
         stacks = dict(aggregate.measures)
@@ -306,7 +350,30 @@ def answer_rows(
 
     shown = [evaluator(m) for m in spec.measures if not questions.measures or m.name in questions.measures]
     values = tuple(MeasureValues(e.measure.name, tuple(e.parts()), e.own) for e in shown)
-    return AnswerRows(groups, values, len(order), withheld)
+    return AnswerRows(groups, values, len(order), withheld, order)
+
+
+def group_cells(groups: Mapping[str, pa.Array], rows: int) -> list[dict[str, Any]]:
+    """The group of each row as JSON."""
+    if not groups:
+        return [{} for _ in range(rows)]
+    keys = zip(*(column.to_pylist() for column in groups.values()), strict=True)
+    return [{n: plain_key(v) for n, v in zip(groups, key, strict=True)} for key in keys]
+
+
+def _positions(groups: Mapping[str, pa.Array], among: Mapping[str, pa.Array], rows: int, among_rows: int) -> IntArray:
+    """The position in `among` of each row's group; -1: it is not there."""
+    columns, others = list(groups.values()), list(among.values())
+    if rows == among_rows and all(c.equals(o) for c, o in zip(columns, others, strict=True)):
+        return np.arange(rows)
+    types = tuple(c.type for c in columns)
+    if types != tuple(c.type for c in others):  # no edge had reported the types
+        return np.full(rows, -1)
+    table = KeyTable(types)
+    codes, other_codes = table.encode(columns, rows), table.encode(others, among_rows)
+    result = np.full(len(table), -1)
+    result[other_codes] = np.arange(among_rows)
+    return result[codes]
 
 
 def with_prediction(

@@ -3,6 +3,10 @@
 Statistics are reported by report slots (`edgewater.arrivals.ReportSchedule`), by the stream's clock and not by its
 watermark. A window's end is a report slot, so that all arrivals until then are reported at once; stragglers follow in
 later slots. A slot without arrivals is reported, too, because silence does not say that nothing arrived.
+
+Statistics of many groups may need more bytes than the values. If they took a large part of a narrow link, answers would
+be later than without them. Then only the number of records is reported, once per window, and the center answers
+windows when they are complete.
 """
 
 from __future__ import annotations
@@ -26,6 +30,10 @@ from edgewater.wire import Arrivals, SamplingReason
 
 Statistics = SubstreamStatistics | GroupedSubstream
 
+NARROW_SHARE = 0.1
+"""Part of the link that statistics of groups may take, before compression. They are sent again below half of it."""
+RATE_WEIGHT = 0.25
+"""Weight of the last report in the mean bytes per time."""
 READY_BYTES = 600
 """The minimum memory of the statistics of a sub-stream until they are sent."""
 
@@ -73,6 +81,9 @@ class ArrivalMonitor:
         self._reported = MIN_TIME_MS  # report slot up to which the center has all statistics
         self.last_arrival_ms = MIN_TIME_MS
         self._unreported_reason = SamplingReason.NONE  # why records were sampled out since the last report
+        self._counts_only = False  # the link is too narrow for statistics of groups
+        self._bytes_per_ms = 0.0  # of complete statistics of groups, in event time
+        self._full_bytes = 0  # of what has been taken of the report that is not complete
 
     @property
     def nbytes(self) -> int:
@@ -165,7 +176,23 @@ class ArrivalMonitor:
         """Returns the event time of the next report: now, or in the future."""
         if self.due(now_ms):
             return now_ms
-        return self.schedule.starts_at(self.schedule.next_report_slot(self.schedule.slot_at(now_ms)))
+        slot = self.schedule.slot_at(now_ms)
+        if self._counts_only:
+            return self.schedule.starts_at(self.schedule.last_window_end(slot) + self.schedule.every_slots)
+        return self.schedule.starts_at(self.schedule.next_report_slot(slot))
+
+    def choose_detail(self, link_bytes_per_ms: float) -> None:
+        """Chooses whether the link is wide enough for statistics of groups. Called at each pull.
+
+        While records are sampled out, their statistics are sent in any case: estimates need them.
+
+        Args:
+            link_bytes_per_ms: bytes per ms of event time; 0: unknown.
+        """
+        share = NARROW_SHARE / 2 if self._counts_only else NARROW_SHARE
+        is_narrow = 0.0 < share * link_bytes_per_ms < self._bytes_per_ms
+        is_sampled = self.sampling.rate < 1.0 or self._unreported_reason is not SamplingReason.NONE
+        self._counts_only = is_narrow and not is_sampled
 
     def take(
         self, now_ms: int, capacity_bytes: int, *, unread: bool = False, count: int | None = None
@@ -182,6 +209,8 @@ class ArrivalMonitor:
         self._complete_through(slot)
         if slot <= self._reported:
             return None
+        if self._counts_only:
+            self._drop_groups()
         substreams: list[bytes] = []
         room = capacity_bytes
         for index in sorted(self._ready):
@@ -190,13 +219,34 @@ class ArrivalMonitor:
             substreams.append(self._ready.pop(index).to_state())
             room -= len(substreams[-1])
         reason = self._unreported_reason
+        if self.key_types and not self._counts_only:
+            self._full_bytes += sum(map(len, substreams))
         if not self._ready:
+            self._learn_bytes(slot)
             self._reported, self._unreported_reason = slot, SamplingReason.NONE
         # Until the first slot is reported completely, `reported_before_ms` is the minimum time.
         return Arrivals(self.reported_before_ms, tuple(substreams), reason, unread)
 
+    def _drop_groups(self) -> None:
+        """Replaces the statistics of groups by the number of records."""
+        grouped = [s for _, s in sorted(self._ready.items()) if isinstance(s, GroupedSubstream)]
+        for statistics in grouped:
+            self._full_bytes += len(statistics.to_state())
+            statistics.drop_groups()
+        if grouped:
+            grouped[0].unattributed = sum(s.unattributed for s in grouped)
+            self._ready = {grouped[0].index: grouped[0]}
+
+    def _learn_bytes(self, slot: int) -> None:
+        """Learns from a complete report up to a slot how many bytes complete statistics need."""
+        if self._reported != MIN_TIME_MS:
+            now = self._full_bytes / ((slot - self._reported) * self.schedule.grid.slot_ms)
+            self._bytes_per_ms += RATE_WEIGHT * (now - self._bytes_per_ms)
+        self._full_bytes = 0
+
     def _report_slot(self, time_ms: int) -> int:
-        return self.schedule.last_report_slot(self.schedule.slot_at(time_ms))
+        slot = self.schedule.slot_at(time_ms)
+        return self.schedule.last_window_end(slot) if self._counts_only else self.schedule.last_report_slot(slot)
 
     def _monotonic_ms(self, time_ms: int) -> int:
         """Returns the time, or the last one if the clock was set back: a report is never revoked."""
@@ -233,7 +283,8 @@ class ArrivalMonitor:
         settings = [sampling.rate, sampling.clock_offset_ms, int(sampling.reason)]
         times = [self._complete, self._reported, self.last_arrival_ms]
         ready = {str(index): statistics.to_state() for index, statistics in sorted(self._ready.items())}
-        numbers = [settings, times, int(self._unreported_reason)]
+        detail = [self._counts_only, self._bytes_per_ms, self._full_bytes]
+        numbers = [settings, times, int(self._unreported_reason), detail]
         return State(numbers, ready, {"monitor": self._monitor.to_state()})
 
     @classmethod
@@ -241,10 +292,11 @@ class ArrivalMonitor:
         cls, state: State, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType], seed: int
     ) -> ArrivalMonitor:
         result, grid, monitor = cls(schedule, source, key_types, seed), schedule.grid, state.components["monitor"]
-        (rate, clock_offset_ms, reason), times, unreported_reason = state.numbers
+        (rate, clock_offset_ms, reason), times, unreported_reason, detail = state.numbers
         result.sampling = SamplingSettings(rate, clock_offset_ms, SamplingReason(reason))
         result._complete, result._reported, result.last_arrival_ms = times
         result._unreported_reason = SamplingReason(unreported_reason)
+        result._counts_only, result._bytes_per_ms, result._full_bytes = detail
         kind: type[Statistics] = SubstreamStatistics
         if key_types:
             result._monitor, kind = GroupMonitor.from_state(monitor, grid, key_types, MAX_GROUPS), GroupedSubstream

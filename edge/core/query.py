@@ -573,6 +573,8 @@ class QueryPipeline:
             arrivals_before_ms: event time by the stream's clock; records that arrived later have not been processed.
         """
         heard_ms = min(drain_window_ms[0], arrivals_before_ms)
+        if self.monitor is not None:
+            self.monitor.choose_detail(link.bytes_per_ms)
         arrivals, partials = self._take_due_arrivals(heard_ms, watermark_ms, capacity_bytes, unread, recorded)
         closes: list[SliceClose] = []
         closed: list[int] = []

@@ -1,8 +1,8 @@
 """Arrival statistics of a sub-stream per group, as columns, for queries with a `group_by` and an accuracy.
 
 Per group they hold the same numbers as `SubstreamStatistics`. Groups are rows of a table of keys that is part of each
-report, so reports can be read independently. The number of groups is bounded: above the limit a report has only the
-number of events, and the center answers windows only when they are complete.
+report, so reports can be read independently. The number of groups is bounded: above the limit, and on a narrow link, a
+report has only the number of events, and the center answers windows only when they are complete.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GroupedSubstream:
         value_sums: count, Σv and Σv² of the sampled values per value cell, float64 (3, len(value_cells)).
         ranges: least and greatest of the values of all events per group, sampled or not, float64 (2, groups); infinity
             and -infinity without events or values, NaN if the values of some events are not known.
-        unattributed: events without group and lag, because there were too many groups.
+        unattributed: events without group and lag, because there were too many groups, or the link is too narrow.
     """
 
     grid: SlotGrid
@@ -129,10 +129,14 @@ class GroupedSubstream:
     def bound(self) -> None:
         """Keeps only the number of events if there are more cells than `MAX_CELLS`."""
         if len(self.cells) > MAX_CELLS:
-            self.unattributed += int(self.counts.sum())
-            self.keys = [k.slice(0, 0) for k in self.keys]
-            self.cells = self.counts = self.value_cells = np.zeros(0, np.int64)
-            self.value_sums, self.ranges = np.zeros((3, 0)), np.zeros((2, 0))
+            self.drop_groups()
+
+    def drop_groups(self) -> None:
+        """Keeps only the number of events."""
+        self.unattributed += int(self.counts.sum())
+        self.keys = [k.slice(0, 0) for k in self.keys]
+        self.cells = self.counts = self.value_cells = np.zeros(0, np.int64)
+        self.value_sums, self.ranges = np.zeros((3, 0)), np.zeros((2, 0))
 
     def to_state(self) -> bytes:
         """Encodes the statistics in the envelope of synopses: a header, the key columns, integers of minimal width."""

@@ -127,17 +127,18 @@ class ReportSchedule:
 
     def last_report_slot(self, slot: int) -> int:
         """Returns the last report slot at or before a slot."""
-        end = self._last_window_end(slot)
+        end = self.last_window_end(slot)
         after = [end + offset for offset in REPORT_SLOTS_AFTER_END if end + offset <= slot]
         return max([slot // self.grid.substream_slots * self.grid.substream_slots, end, *after])
 
     def next_report_slot(self, slot: int) -> int:
         """Returns the first report slot after a slot."""
-        end = self._last_window_end(slot)
+        end = self.last_window_end(slot)
         after = [end + offset for offset in REPORT_SLOTS_AFTER_END if end + offset > slot]
         return min([(slot // self.grid.substream_slots + 1) * self.grid.substream_slots, *after])
 
-    def _last_window_end(self, slot: int) -> int:
+    def last_window_end(self, slot: int) -> int:
+        """Returns the last slot at or before a slot at which a window ends."""
         return (slot - self.window_slots) // self.every_slots * self.every_slots + self.window_slots
 
 

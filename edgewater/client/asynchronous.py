@@ -50,9 +50,11 @@ class AsyncCenter:
     async def queries(self) -> list[AsyncQuery]:
         return [AsyncQuery(q, self) for q in (await self._run(flows.get("/v1/queries")))["queries"]]
 
-    async def live(self, *names: str, after: int | None = None) -> AsyncIterator[Answer | Progress | Gap]:
+    async def live(
+        self, *names: str, after: int | None = None, changes: bool = False, summary: bool = False
+    ) -> AsyncIterator[Answer | Progress | Gap]:
         queries = [await self.query(name) for name in names] if names else await self.queries()
-        async for event in self._live(LiveState.of_several(queries, after)):
+        async for event in self._live(LiveState.of_several(queries, after, changes, summary)):
             yield event
 
     async def edges(self) -> list[dict[str, Any]]:
@@ -151,9 +153,10 @@ class AsyncQuery(QueryData):
         return await self._run(flows.wait(self.name, at, phase, timeout, time.monotonic, params, self._build))
 
     def live(
-        self, group: Mapping[str, Any] | None = None, after: int | None = None, **questions: Any
-    ) -> AsyncIterator[Answer | Progress | Gap]:
-        return self.center._live(LiveState.of(self, question_params(group, questions), after))
+        self, group: Mapping[str, Any] | None = None, after: int | None = None, *, changes: bool = False,
+        summary: bool = False, **questions: Any,
+    ) -> AsyncIterator[Answer | Progress | Gap]:  # fmt: skip
+        return self.center._live(LiveState.of(self, question_params(group, questions), after, changes, summary))
 
     async def status(self) -> dict[str, Any]:
         return dict(await self._run(flows.get(f"/v1/queries/{segment(self.name)}/status")))

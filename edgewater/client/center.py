@@ -66,17 +66,20 @@ class Center:
         """The queries that the token may read."""
         return [Query(q, self) for q in self._run(flows.get("/v1/queries"))["queries"]]
 
-    def live(self, *names: str, after: int | None = None) -> Iterator[Answer | Progress | Gap]:
+    def live(
+        self, *names: str, after: int | None = None, changes: bool = False, summary: bool = False
+    ) -> Iterator[Answer | Progress | Gap]:
         """Answers of several queries over one connection, as `Query.live` gives those of one.
 
         Args:
             names: Default: those that are registered now and that the token may read.
             after: id of an answer of any query; the stream begins after it.
+            changes, summary: as of `Query.live`.
 
         Raises NotFound when one of them is deleted.
         """
         queries = [self.query(name) for name in names] if names else self.queries()
-        return self._live(LiveState.of_several(queries, after))
+        return self._live(LiveState.of_several(queries, after, changes, summary))
 
     def edges(self) -> list[dict[str, Any]]:
         """All edges: state, streams with watermarks, drops, backlog."""
@@ -219,14 +222,21 @@ class Query(QueryData):
         return self._run(flows.wait(self.name, at, phase, timeout, time.monotonic, params, self._build))
 
     def live(
-        self, group: Mapping[str, Any] | None = None, after: int | None = None, **questions: Any
-    ) -> Iterator[Answer | Progress | Gap]:
+        self, group: Mapping[str, Any] | None = None, after: int | None = None, *, changes: bool = False,
+        summary: bool = False, **questions: Any,
+    ) -> Iterator[Answer | Progress | Gap]:  # fmt: skip
         """Answers as they are given, without an end: the latest first, or those after an id.
+
+        Args:
+            changes: the center sends only the groups that have changed in a window. The answers given here are whole,
+                with new groups at the end.
+            summary: answers have only the 5 groups with the widest intervals.
+
 
         After a lost connection, such as a center that restarts, it continues after the last answer. Raises NotFound
         when the query is deleted.
         """
-        return self.center._live(LiveState.of(self, question_params(group, questions), after))
+        return self.center._live(LiveState.of(self, question_params(group, questions), after, changes, summary))
 
     def status(self) -> dict[str, Any]:
         """Whether the query has answers; if not, what it waits for, since when, and what to do."""

@@ -24,6 +24,8 @@ SILENCE_S = 30.0
 """A live stream without any event for this long is broken: `progress` comes every few seconds."""
 RECONNECT = wait_random_exponential(multiplier=1, max=30)
 """Pauses between attempts to connect a live stream again (tenacity)."""
+WHOLE_WINDOWS = 64
+"""Windows of which a stream with `changes` holds the rows: more than the center sends changes of."""
 AGAIN = frozenset({429, 503})
 """Statuses after which a live stream tries again."""
 
@@ -146,6 +148,14 @@ def event_source(response: httpx.Response) -> EventSource:
     return EventSource(response)
 
 
+def _selection(changes: bool, summary: bool) -> list[tuple[str, str]]:
+    return [(name, "true") for name, is_asked in (("changes", changes), ("summary", summary)) if is_asked]
+
+
+def _group_key(group: Mapping[str, Any]) -> str:
+    return json.dumps(list(group.values()))
+
+
 @dataclass(slots=True)
 class LiveState:
     """The state of a live stream between two connections.
@@ -154,6 +164,8 @@ class LiveState:
         queries: the `Query` or `AsyncQuery` of each name in it.
         last_id: id of the last answer.
         failures: attempts to connect since the last event.
+        whole: with `changes`, the revision and the rows, by their groups as JSON, of the last answer per query and
+            window.
     """
 
     path: str
@@ -161,19 +173,23 @@ class LiveState:
     queries: Mapping[str, Any]
     last_id: str | None = None
     failures: int = 0
+    whole: dict[tuple[str, str], tuple[int, dict[str, Any]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, query: Any, params: tuple[tuple[str, str], ...], after: int | None) -> LiveState:
+    def of(
+        cls, query: Any, params: tuple[tuple[str, str], ...], after: int | None, changes: bool, summary: bool
+    ) -> LiveState:
         """The state of a stream of one query, that has had the answers up to `after`."""
+        params = (*params, *_selection(changes, summary))
         path, last = f"/v1/queries/{segment(query.name)}/live", None if after is None else str(after)
         return cls(path, params, {query.name: query}, last)
 
     @classmethod
-    def of_several(cls, queries: Sequence[Any], after: int | None) -> LiveState:
+    def of_several(cls, queries: Sequence[Any], after: int | None, changes: bool, summary: bool) -> LiveState:
         """The state of a stream of several queries over one connection."""
         if not queries:
             raise NotFound("no query is registered that the token may read")
-        named = tuple(("query", query.name) for query in queries)
+        named = (*(("query", query.name) for query in queries), *_selection(changes, summary))
         return cls("/v1/live", named, {query.name: query for query in queries}, None if after is None else str(after))
 
     def arguments(self) -> dict[str, Any]:
@@ -194,7 +210,7 @@ class LiveState:
             match sse.event:
                 case "answer":
                     query = self.queries[data["query"]]
-                    event = from_json(data, query.spec, query.explain)
+                    event = from_json(self._whole(data), query.spec, query.explain)
                     self.last_id = sse.id
                     return event
                 case "progress":
@@ -208,6 +224,26 @@ class LiveState:
         except (ValueError, KeyError, TypeError) as exc:
             raise ProtocolError(f"{self.path}: an event {sse.event[:50]!r} that cannot be read: {exc!r}") from None
         return None
+
+    def _whole(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer with all its groups, if it has only those that differ from an earlier revision."""
+        if ("changes", "true") not in self.params:
+            return answer
+        window = answer["query"], answer["window"]["start"]
+        revision, rows = self.whole.pop(window, (None, {}))
+        if "base" not in answer:
+            rows = {}
+        elif answer["base"] != revision:
+            raise ValueError(f"changes of revision {answer['base']} after revision {revision}")
+        for group in answer.get("removed", ()):
+            del rows[_group_key(group)]
+        rows |= {_group_key(row["group"]): row for row in answer["data"]}
+        if answer["phase"] != "final":
+            self.whole[window] = answer["revision"], rows
+            if len(self.whole) > WHOLE_WINDOWS:
+                del self.whole[next(iter(self.whole))]
+        members = {name: value for name, value in answer.items() if name not in ("base", "removed", "groups")}
+        return members | {"data": list(rows.values())}
 
     def pause(self, failure: Exception | None) -> Pause:
         """How long to wait before the next attempt. Raises `failure` if another attempt cannot help."""

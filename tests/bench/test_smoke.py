@@ -34,6 +34,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
     "hostile": (("partial/kll", "single/general_manager", "frame", "0 failures"), None),
     "journal": (("small",), None),
     "least_bytes": (("groups a window", "error/E", "5.0%    0.1"), None),
+    "live_stream": (("large, changes", "p95_ms"), E2E),
     "merging": (("measures ddsketch 1 %  groups 10", "stacked_us_per_partial"), None),
     "sampling_pays": (("times faster: sum", "needed"), None),
     "scale": (("next_answer_s", '"wrong_or_incomplete": 0', "small_partials_s", "close_cpu_s"), FULL),

@@ -52,6 +52,19 @@ MAX_QUERIES = 500
 """Queries that a stream of several names."""
 
 
+Summary = Annotated[
+    bool, Field(description="`data` has only the 5 groups with the widest intervals; `groups` counts all.")
+]
+Changes = Annotated[
+    bool,
+    Field(
+        description="An answer to a window that the client has in an earlier revision has only the groups that differ:"
+        " `base` is that revision, `removed` lists the groups that are gone, and `groups` counts all. An answer without"
+        " `base` is whole."
+    ),
+]
+
+
 class SeveralParams(BaseModel):
     """Selects the queries of a stream of several."""
 
@@ -60,15 +73,16 @@ class SeveralParams(BaseModel):
     query: Annotated[
         list[str], Field(max_length=MAX_QUERIES, description="Only these; default: all that the caller may read.")
     ] = []
-    summary: Annotated[
-        bool, Field(description="`data` has only the 5 groups with the widest intervals; `groups` counts all.")
-    ] = False
+    summary: Summary = False
+    changes: Changes = False
     min_phase: Annotated[Phase, Field(description="Only answers that have reached this phase.")] = Phase.EARLY
 
 
 class LiveParams(QuestionParams):
     """The questions of a stream of one query."""
 
+    summary: Summary = False
+    changes: Changes = False
     min_phase: Annotated[Phase, Field(description="Only answers that have reached this phase.")] = Phase.EARLY
 
 
@@ -90,6 +104,7 @@ async def live(
 
     A query that is deleted leaves the stream; one that is registered under a name of the stream joins it.
     """
+    _require_one(params)
     names = tuple(dict.fromkeys(params.query))
     if names:
         known = {q.ref.name for q in (await run_in_threadpool(center.progress.view, refresh=True)).queries}
@@ -99,7 +114,7 @@ async def live(
     after, allowed = _answer_id(last_event_id), partial(require_still, request)
     stream = LiveStream(
         center.feed, reader=caller, after=after, require_allowed=allowed, names=names, summary=params.summary,
-        min_phase=params.min_phase,
+        changes=params.changes, min_phase=params.min_phase,
     )  # fmt: skip
     return _stream(center, stream)
 
@@ -123,14 +138,24 @@ async def live_query(
 
     `progress`: every few seconds, also without data: the edges' states and watermarks.
     `gap`: answers were skipped because the client was too far behind; the newest follow.
-    A slow client gets the newest revision of each window only.
+    A slow client gets the newest revision of each window only; `skipped` is then the number of revisions of the window
+    before it that this client did not get.
     The stream ends when the query is deleted.
     """
+    _require_one(params)
     query = await run_in_threadpool(center.catalog.query, name)
     questions = await run_in_threadpool(params.questions, query.spec)
     after, allowed = _answer_id(last_event_id), partial(require_still, request)
-    stream = LiveStream(center.feed, query, questions, caller, after, allowed, min_phase=params.min_phase)
+    stream = LiveStream(
+        center.feed, query, questions, caller, after, allowed, summary=params.summary, changes=params.changes,
+        min_phase=params.min_phase,
+    )  # fmt: skip
     return _stream(center, stream)
+
+
+def _require_one(params: SeveralParams | LiveParams) -> None:
+    if params.summary and params.changes:
+        raise InvalidRequest("changes", True, "false with summary=true: a summary has few groups", "summary is true")
 
 
 def _answer_id(text: str | None) -> int | None:

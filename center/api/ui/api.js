@@ -81,6 +81,7 @@ export const FIRST_WAIT_MS = 1000;
 export const LONGEST_WAIT_MS = 30000;
 /** A stream has an event every few seconds. A stream that is silent for this time is broken. */
 export const SILENCE_MS = 30000;
+const MOST_WHOLE = 64; // windows; the center sends changes of fewer
 
 /** The tab's only stream: it reconnects after the last answer that it has, and is replaced when another page opens. */
 class Live {
@@ -99,6 +100,7 @@ class Live {
     this.handlers = handlers;
     this.lastId = null;
     this.ids = [];
+    this.whole = new Map();
     this.abort = new AbortController();
     this.#run(this.abort);
   }
@@ -164,7 +166,22 @@ class Live {
       if (this.ids.length > 5000) this.ids.splice(0, 1000);
     }
     if (field.event === "gap") this.lastId = String(data.through);
-    this.handlers[field.event]?.(data);
+    this.handlers[field.event]?.(field.event === "answer" ? this.#whole(data) : data);
+  }
+
+  /** The answer with all its groups: with `changes=true`, the center sends those that differ from revision `base`. */
+  #whole(answer) {
+    if (!/[?&]changes=true/.test(this.path)) return answer;
+    const window = `${answer.query} ${answer.window.start}`;
+    const had = this.whole.get(window);
+    this.whole.delete(window);
+    if (answer.base !== undefined && had?.revision !== answer.base) throw new Error(`changes of revision ${answer.base}, which is not here`);
+    const rows = answer.base === undefined ? new Map() : new Map(had.rows);
+    for (const group of answer.removed || []) rows.delete(JSON.stringify(group));
+    for (const row of answer.data) rows.set(JSON.stringify(row.group), row);
+    if (answer.phase !== "final") this.whole.set(window, { revision: answer.revision, rows });
+    if (this.whole.size > MOST_WHOLE) this.whole.delete(this.whole.keys().next().value);
+    return { ...answer, data: [...rows.values()] };
   }
 
   #become(state, detail = "") {

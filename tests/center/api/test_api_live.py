@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,10 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
+from center.api.answer_cache import AnswerRenderer
 from center.api.edge_progress import EdgeProgress
-from center.api.live_feed import AnswerPoller, LiveStream, SharedReads, newest_revisions
+from center.api.live_feed import AnswerPoller, LiveStream, SharedReads
 from center.results import NewestAnswers
-from center.serving import render
+from center.results.schema import answers as stored
+from center.serving import NO_QUESTIONS, MeasureQuestions, render
 from edgewater.errors import StorageError
 from edgewater.wire import QueryRef
 
@@ -128,7 +132,7 @@ def test_a_client_that_reconnects_continues_after_its_last_answer(two_hours):
     headers = {"Last-Event-ID": str(first.answer_id)}
     with desk.served() as url, streaming(f"{url}/v1/queries/flights/live", headers=headers) as events:
         ids = [int(events.next("answer")[1]) for _ in range(2)]
-        assert ids == [r.answer_id for r in newest_revisions(desk.results.answers_after(first.answer_id, 99))]
+        assert ids == [r.answer_id for r in desk.results.changes_after(first.answer_id, 99).records]
 
 
 def test_a_client_with_answers_of_another_store_gets_a_gap(two_hours):
@@ -148,8 +152,127 @@ def test_a_client_that_was_slow_gets_the_newest_revision_of_each_window_and_no_q
         desk.now += HOUR
         desk.report(query, "lga", T0 + HOUR, {"UA": flights}, closed=False)
     (event,) = stream._newer(desk.results.last_answer_id())
-    assert json.loads(event.data)["revision"] == 6
+    answer = json.loads(event.data)
+    assert (answer["revision"], answer["skipped"]) == (6, 4)
     assert stream._newer(desk.results.last_answer_id()) == []
+
+
+def patched(whole: dict[str, Any], change: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a whole answer after a change, by group."""
+    assert change["base"] == whole["revision"]
+    gone = change["removed"] + [row["group"] for row in change["data"]]
+    kept = [row for row in whole["data"] if row["group"] not in gone]
+    assert len(kept) + len(change["data"]) == change["groups"]
+    return sorted([*kept, *change["data"]], key=lambda row: str(row["group"]["carrier"]))
+
+
+def test_a_stream_of_changes_has_only_the_groups_that_differ_from_what_its_client_has(two_hours):
+    desk, query = two_hours
+    with desk.served() as url, streaming(f"{url}/v1/queries/flights/live?changes=true") as events:
+        first = events.next("answer")[2]
+        assert "base" not in first
+        desk.now += HOUR
+        desk.report(query, "lga", T0 + HOUR, {"DL": 1, "B6": 2}, closed=False)
+        change = events.next("answer")[2]
+        assert [row["group"]["carrier"] for row in change["data"]] == ["B6", "DL"]
+        latest = render(desk.results.latest(query.ref), query.spec)
+        assert patched(first, change) == latest["data"]
+        assert {name: change[name] for name in ("revision", "quality", "contract")} == {
+            name: latest[name] for name in ("revision", "quality", "contract")
+        }
+        for edge in ("jfk", "lga"):
+            desk.report(query, edge, T0 + 2 * HOUR, {"UA": 1})
+        another = {a["window"]["start"]: a for a in (events.next("answer")[2] for _ in range(2))}
+        assert "base" not in another["2013-01-01T02:00:00Z"]
+        assert another["2013-01-01T01:00:00Z"]["data"] == [], "it became final with the same values"
+
+
+def test_changes_since_a_revision_that_was_trimmed_are_a_whole_answer(two_hours):
+    desk, query = two_hours
+    stream = LiveStream(desk.app().state.services.feed, query, changes=True)
+    stream._begin()
+    desk.report(query, "lga", T0 + HOUR, {"UA": 1}, closed=False)
+    with desk.results._engine.begin() as connection:
+        connection.execute(stored.delete().where((stored.c.query == query.key) & (stored.c.revision == 1)))
+    desk.now += HOUR
+    desk.report(query, "lga", T0 + HOUR, {"UA": 2}, closed=False)
+    answer = json.loads(stream._newer(desk.results.last_answer_id())[0].data)
+    assert "base" not in answer
+    assert len(answer["data"]) == 2
+
+
+def test_a_summary_without_changes_is_asked_for_and_not_both(two_hours):
+    desk, _ = two_hours
+    for path in ("/v1/live", "/v1/queries/flights/live"):
+        refused = desk.get(f"{path}?summary=true&changes=true")
+        assert (refused.status_code, refused.json()["field"]) == (422, "changes")
+
+
+def test_a_summary_and_changes_of_many_groups_cost_a_fraction_of_the_whole_answer(desk):
+    desk.connect("jfk")
+    query = desk.register(edges=["jfk"], lateness="5h")
+    desk.report(query, "jfk", T0, {f"C{i:05}": 1 for i in range(5_000)})
+    desk.now += HOUR
+    desk.report(query, "jfk", T0, {"C00007": 1}, closed=False)
+    base, record = (desk.results.answer(query.ref, T0, revision) for revision in (1, 2))
+
+    def cpu_s(**options: Any) -> float:
+        renderer = AnswerRenderer(1)
+        renderer.answer(record, query, NO_QUESTIONS, **options)
+        began = time.thread_time()
+        renderer.answer(record, query, NO_QUESTIONS, **options)
+        return time.thread_time() - began
+
+    whole = cpu_s()
+    assert cpu_s(summary=True) < whole / 3
+    assert cpu_s(base=base) < whole / 3
+    (row,) = json.loads(AnswerRenderer(1).answer(record, query, NO_QUESTIONS, base=base))["data"]
+    assert (row["group"], row["n"]["estimate"]) == ({"carrier": "C00007"}, 2)
+
+
+def test_streams_with_small_events_do_not_wait_for_those_with_large_ones(desk, monkeypatch):
+    monkeypatch.setattr("center.api.live_feed.LARGE_BYTES", 4_000)
+    desk.connect("jfk")
+    large, small = (desk.register(name=name, edges=["jfk"], lateness="5h") for name in ("large", "small"))
+    desk.report(large, "jfk", T0, {f"C{i:05}": 1 for i in range(100)})
+    desk.report(small, "jfk", T0, {"UA": 1})
+    app = desk.app()
+    feed = app.state.services.feed
+    rendering, seen = threading.Event(), threading.Event()
+    answer = feed.renderer.answer
+
+    def slow(record: Any, *args: Any, **options: Any) -> bytes:
+        if record.query == large.ref and record.revision > 1:
+            rendering.set()
+            assert seen.wait(WAIT_S)
+        return answer(record, *args, **options)
+
+    monkeypatch.setattr(feed.renderer, "answer", slow)
+
+    async def answer_of(stream: AsyncIterator[bytes], revision: int) -> None:
+        async for events in stream:
+            if b'"revision":%d' % revision in events:
+                return
+
+    async def both() -> None:
+        polling = asyncio.create_task(feed.changes.run())
+        questions = [MeasureQuestions(confidence=0.5 + i / 200) for i in range(50)]  # more than there are threads
+        streams = [LiveStream(feed, large, q).events() for q in questions]
+        quick = LiveStream(feed, small).events()
+        for stream in (*streams, quick):
+            await answer_of(stream, 1)
+        desk.now += HOUR
+        desk.report(large, "jfk", T0, {"C00007": 1}, closed=False)
+        waiting = [asyncio.create_task(answer_of(s, 2)) for s in streams]
+        while not rendering.is_set():
+            await asyncio.sleep(0)
+        desk.report(small, "jfk", T0, {"UA": 1}, closed=False)
+        await asyncio.wait_for(answer_of(quick, 2), WAIT_S)
+        seen.set()
+        await asyncio.gather(*waiting)
+        polling.cancel()
+
+    asyncio.run(both())
 
 
 def test_clients_that_ask_the_same_share_one_read_one_rendering_and_one_encoding(two_hours):
@@ -157,15 +280,15 @@ def test_clients_that_ask_the_same_share_one_read_one_rendering_and_one_encoding
     app = desk.app()
     feed = app.state.services.feed
     reads: list[int] = []
-    answers_after = desk.results.answers_after
+    changes_after = desk.results.changes_after
 
     def counted(*args: Any) -> Any:
         reads.append(1)
-        return answers_after(*args)
+        return changes_after(*args)
 
     # The clock stands: what is shared for a moment may otherwise be read again when the next moment begins.
     feed = replace(feed, monotonic=lambda: 0.0, results=SimpleNamespace(
-        last_answer_id=desk.results.last_answer_id, answers_after=counted, latest=desk.results.latest))  # fmt: skip
+        last_answer_id=desk.results.last_answer_id, changes_after=counted, latest=desk.results.latest))  # fmt: skip
 
     async def many() -> list[list[bytes]]:
         polling = asyncio.create_task(feed.changes.run())

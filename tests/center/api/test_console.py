@@ -21,7 +21,6 @@ import httpx
 import pytest
 
 from center.api.console import ROUTES, console_files
-from center.api.live_feed import newest_revisions
 from tests.center.api.conftest import Desk
 from tests.center.api.console_world import HOUR, T0, fill
 
@@ -293,8 +292,8 @@ def test_after_a_restart_of_the_center_the_stream_goes_on_without_a_gap(browser,
         last = desk.results.last_answer_id()
         t.until("(last) => live.ids.at(-1) === last", last)
         assert t.errors == []
-        newer = desk.results.answers_after(first[-1], 99, query.ref)
-        assert t.ids() == [*first, *(r.answer_id for r in newest_revisions(newer))]
+        newer = desk.results.changes_after(first[-1], 99, query.ref).records
+        assert t.ids() == [*first, *(r.answer_id for r in newer)]
         t.lists("details table tbody tr", 3)
         context.close()
 

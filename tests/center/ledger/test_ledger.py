@@ -524,6 +524,16 @@ def test_late_records_of_every_second_make_few_revisions_and_none_is_left_out(re
     assert center.ledger.next_deadline() is None and center.tick(MINUTE + 500_000) == []
 
 
+def test_late_records_are_answered_as_soon_after_a_restoration_as_before_it() -> None:
+    center = Center("a", lateness="5m")
+    center.ledger.load({REF: center.ledger.snapshot(REF)}, revisions_after=1_700_000_000_000)
+    emissions = center.says("a", MINUTE, close(0, 100), now_ms=MINUTE)
+    for second in range(1, 9):
+        emissions += center.says("a", MINUTE, close(0, 100 + second, second), now_ms=MINUTE + 1000 * second)
+    assert emissions[0].revision > 1_700_000_000_000
+    assert [(e.answered_at_ms - MINUTE) // 1000 for e in emissions] == [0, 1, 3, 7]
+
+
 def test_a_phase_is_given_at_once_however_new_the_last_answer_is() -> None:
     center = Center("a", "b", lateness="1m", budget={"staleness": "2s"})
     emissions = center.tick(MINUTE + 1800)

@@ -264,6 +264,45 @@ def test_beyond_the_group_limit_only_the_number_of_events_is_reported() -> None:
     assert part.unattributed == 0 and part.counts.tolist() == [1]
 
 
+def reports_of(edge: EdgeCore, bandwidth_bytes_s: float, begin_ms: int, end_ms: int) -> list[FrameBody]:
+    """The frames with arrivals while 40 groups have a record each in every 100 ms."""
+    bodies = []
+    for now in range(begin_ms + 100, end_ms + 1, 100):
+        come_grouped(edge, now - 5, *[(now - 10, float(i + now), f"k{i}", i) for i in range(40)])
+        event = PullEvent(1 << 16, edge.drain_windows(bandwidth_bytes_s, now), bandwidth_bytes_s)
+        bodies += [e.frame.unpack() for e in edge.handle(event) if isinstance(e, FrameBuilt)]
+    return [body for body in bodies if body.arrivals is not None]
+
+
+def test_on_a_narrow_link_only_the_number_of_records_is_reported_at_the_ends_of_windows() -> None:
+    edge = grouped_core()
+    reports_of(edge, 4_000.0, 0, 10_000)
+    bodies = reports_of(edge, 4_000.0, 10_000, 20_000)
+    assert [body.arrivals.through_ms for body in bodies if body.arrivals] == list(range(11_000, 20_001, 1_000))
+    for body in bodies:
+        (part,) = told_by_group(body)
+        assert (part.unattributed, part.groups, len(part.cells)) == (400, 0, 0)
+        assert body.arrivals is not None and len(body.arrivals.substreams[0]) < 250
+
+    again = grouped_core()
+    again.restore(edge.to_state())
+    assert reports_of(again, 4_000.0, 20_000, 22_000) == reports_of(edge, 4_000.0, 20_000, 22_000)
+
+    reports_of(edge, 1e6, 22_000, 23_000)
+    bodies = reports_of(edge, 1e6, 23_000, 25_000)
+    counts = [int(part.counts.sum()) for body in bodies for part in told_by_group(body)]
+    assert sum(counts) == 800 and len(bodies) > 4, "the link is wide again"
+
+
+def test_a_narrow_link_gets_the_statistics_of_a_sample() -> None:
+    edge = grouped_core()
+    edge.handle(SamplingSet(REF, 0.5, 0.0))
+    reports_of(edge, 4_000.0, 0, 10_000)
+    parts = [part for body in reports_of(edge, 4_000.0, 10_000, 12_000) for part in told_by_group(body)]
+    assert sum(int(part.counts.sum()) for part in parts) == 800
+    assert not any(part.unattributed for part in parts)
+
+
 def test_a_restored_monitor_with_groups_continues_as_the_original() -> None:
     edges = [grouped_core(), grouped_core()]
     for edge in edges:

@@ -120,6 +120,27 @@ def test_several_queries_share_a_connection_until_one_of_them_is_deleted(two_hou
             next(center.live("flights", "other"))
 
 
+def test_a_stream_of_changes_gives_whole_answers(desk):
+    desk.connect("jfk")
+    query = desk.register(measures=EVERY_KIND, lateness="5h")
+    desk.report(query, "jfk", T0, {"UA": 30, "AA": 1, "DL": 2})
+    with desk.served() as url, Center(url) as center:
+        asked = center.query("flights")
+        for stream in (asked.live(changes=True), center.live("flights", changes=True)):
+            sizes = [len(answers(stream, 1)[0].table)]
+            for more in ({"DL": 1}, {"AA": 2, "B6": 3}):
+                desk.now += HOUR
+                desk.report(query, "jfk", T0, more, closed=False)
+                (live,) = answers(stream, 1)
+                fetched = asked.latest()
+                assert live.table.sort_by("carrier").to_pydict() == fetched.table.sort_by("carrier").to_pydict()
+                assert live.members == fetched.members
+                sizes.append(len(live.table))
+            assert sizes[-1] == 4
+        summary = answers(asked.live(summary=True), 1)[0]
+        assert (len(summary.table), summary.members["groups"]) == (4, 4)
+
+
 def test_a_live_answer_has_the_columns_and_values_that_the_arrow_form_has(desk):
     desk.connect("jfk")
     query = desk.register(measures=EVERY_KIND, lateness="0s")

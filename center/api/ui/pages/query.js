@@ -62,7 +62,7 @@ export function QueryPage({ args: [name], search }) {
     latest.current = null;
     setFailure(null);
     chosen.current = choice.group === null ? null : JSON.parse(choice.group);
-    live.open(url(`${path}/live`, questions), {
+    live.open(url(`${path}/live`, [...questions, ["changes", "true"]]), {
       answer: take,
       progress(data) {
         held.current = data.queries[0]?.edges || [];
