@@ -11,7 +11,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from edge.codecs import RecordSchema, TextFormat, codec_of
-from edge.records import COALESCE_S, MAX_CHUNK_ROWS, SHORT_READ_BYTES, Chunk, InputGone, Position, split_rows
+from edge.records import (
+    MAX_CHUNK_ROWS,
+    SHORT_READ_BYTES,
+    Chunk,
+    CoalesceTime,
+    InputGone,
+    Position,
+    shortest_wait,
+    split_rows,
+)
 from edge.sources.files.backfill import BackfillFile, BackfillReader
 from edge.sources.files.fingerprint import InputFingerprints, inode_of, locate, matching_files
 from edge.sources.files.follower import ROTATE_WAIT_MS, FollowedFiles, contains, requires_complete_by_name
@@ -47,6 +56,7 @@ class FileSource:
         requires_complete: returns whether the file at a path can only be read once it is complete.
         now_ms: the wall clock, for arrival times.
         sleep: waits between polls of followed files.
+        coalesce_s: how long a followed file waits between two short reads.
         rotate_wait_ms: how long a file that has left the pattern is kept open after its last record, unless it is known
             that no process has it open for writing.
     """
@@ -66,6 +76,7 @@ class FileSource:
         follow: bool = False,
         requires_complete: Callable[[str], bool] = requires_complete_by_name,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        coalesce_s: CoalesceTime = shortest_wait,
         poll_s: float = POLL_S,
         rotate_wait_ms: int = ROTATE_WAIT_MS,
     ) -> None:
@@ -78,6 +89,7 @@ class FileSource:
         self._requires_complete = requires_complete
         self._now_ms = now_ms
         self._sleep = sleep
+        self._coalesce_s = coalesce_s
         self._poll_s = poll_s
         self._rotate_wait_ms = rotate_wait_ms
         self._reread: FileReader | None = None
@@ -143,7 +155,7 @@ class FileSource:
                 if not progress:
                     await self._sleep(self._poll_s)
                 elif was_drained and drained:
-                    await self._sleep(COALESCE_S)
+                    await self._sleep(self._coalesce_s(self.stream, self.name))
         finally:
             followed.close()
 

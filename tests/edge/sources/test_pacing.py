@@ -88,7 +88,7 @@ def test_a_long_wait_asks_the_wall_clock_again_and_again() -> None:
 def test_a_clock_that_stands_still_is_never_a_busy_loop() -> None:
     """As if rounding said "due" and the clock "not yet"."""
     wall = Wall()
-    release([chunk([1])], StreamClock(0, WALL_MS, 0.001), wall, interval_ms=RELEASE_INTERVAL_MS)
+    release([chunk([1])], StreamClock(0, WALL_MS, 0.001), wall)
     assert min(wall.sleeps) * 1000 >= RELEASE_INTERVAL_MS
 
 
