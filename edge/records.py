@@ -32,7 +32,8 @@ MAX_CHUNK_ROWS = 65_536
 BLOCK_BYTES = 1 << 22
 FULL_READ_BYTES = BLOCK_BYTES - (BLOCK_BYTES >> 3)
 SHORT_READ_BYTES = 1 << 16
-"""A read shorter than this has reached the end of input that is still being written: the capacity of a pipe."""
+"""A read shorter than this has reached the end of input that is still being written: the capacity of a pipe. After a
+longer wait than `COALESCE_S`, a read from a file may be longer in proportion."""
 COALESCE_S = 0.02
 """How long a source waits at least between consecutive short reads, so that their input is decoded together. Without
 the wait every line would become a batch, and a source that keeps up easily would never be idle."""

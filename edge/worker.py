@@ -61,7 +61,7 @@ which costs every query a fixed time."""
 READ_EVERY_MS = 500.0
 """While batches are queued, a source that has read less work than this waits, at most so long: all queries then process
 one batch after the other, as large as without queues, and share what they compute of it."""
-LONGEST_WAIT_S, WAIT_SHARE = 0.25, 0.05
+LONGEST_WAIT_S, WAIT_SHARE = 0.25, 0.1
 """Records wait at most so long to be processed together, and at most this share of the shortest window."""
 MOST_WAITING = 4_096
 """Of more records in a batch, its fixed cost is small: the source then waits half as long."""

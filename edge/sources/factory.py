@@ -36,7 +36,8 @@ def build_sources(
         now_ms: the wall clock.
         sleep: waits for the replay clock, and between polls of followed files.
         idle: marks when a source waits for input.
-        coalesce_s: how long records may wait, to be processed together.
+        coalesce_s: how long records of files may wait, to be processed together. Standard input is read at once: what
+            waits in the pipe is lost with the process.
     """
     sources: list[Source] = []
     for name, stream in config.streams.items():

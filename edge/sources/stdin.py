@@ -12,7 +12,7 @@ import select
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from edge.codecs import LineStream, TextFormat
-from edge.records import SHORT_READ_BYTES, Chunk, CoalesceTime, Position, shortest_wait, split_rows
+from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, split_rows
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import StorageError
 from edgewater.streams import Delivery
@@ -48,7 +48,6 @@ class StdinSource:
 
     Args:
         sleep: sleeps between consecutive short reads, so that their input is decoded together.
-        coalesce_s: returns for how long.
         idle: marks when the source waits for input.
     """
 
@@ -64,7 +63,6 @@ class StdinSource:
         now_ms: Callable[[], int],
         fd: int = 0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        coalesce_s: CoalesceTime = shortest_wait,
         idle: ActivityMarker = no_marker,
     ) -> None:
         self.name = name
@@ -73,7 +71,6 @@ class StdinSource:
         self._now_ms = now_ms
         self._fd = fd
         self._sleep = sleep
-        self._coalesce_s = coalesce_s
         self._idle = idle
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
@@ -104,7 +101,7 @@ class StdinSource:
             was_short, short = short, 0 < sum(c.nbytes for c in chunks) < SHORT_READ_BYTES
             if was_short and short and not pipe.ended:
                 with self._idle(self.name):
-                    await self._sleep(self._coalesce_s(self.stream, self.name))
+                    await self._sleep(COALESCE_S)
 
     def committed(self, position: Position) -> None:
         pass

@@ -134,6 +134,11 @@ def test_completing_a_command_imports_nothing_heavy() -> None:
     assert modules_after(env=env).isdisjoint(HEAVY)
 
 
+@pytest.mark.parametrize("args", [("query", "--help"), ("top", "--help"), ("edges", "--help")])
+def test_commands_that_ask_a_center_start_without_arrow(args: tuple[str, ...]) -> None:
+    assert modules_after(*args).isdisjoint({"pyarrow", "numpy", "pydantic", "sqlglot"})
+
+
 @pytest.mark.parametrize("args", [("query", "--help"), ("top", "--help"), ("center", "--help")])
 def test_help_of_a_command_imports_neither_spark_nor_grpc(args: tuple[str, ...]) -> None:
     assert modules_after(*args).isdisjoint({"pyspark", "grpc", "fastapi", "sqlglot", "pandas"})

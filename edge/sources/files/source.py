@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from edge.codecs import RecordSchema, TextFormat, codec_of
 from edge.records import (
+    COALESCE_S,
     MAX_CHUNK_ROWS,
     SHORT_READ_BYTES,
     Chunk,
@@ -135,7 +136,7 @@ class FileSource:
             for change in await asyncio.to_thread(followed.resume, at):
                 for chunk in self._chunks(change):
                     yield chunk
-            drained = False
+            drained, waited_s = False, COALESCE_S
             while True:
                 progress, was_drained, drained = False, drained, True
                 for change in await asyncio.to_thread(followed.refresh, self._now_ms()):
@@ -147,7 +148,7 @@ class FileSource:
                         progress = True
                         for chunk in self._chunks(piece):
                             yield chunk
-                        short = 0 < piece.nbytes < SHORT_READ_BYTES
+                        short = 0 < piece.nbytes < SHORT_READ_BYTES * waited_s / COALESCE_S
                         at_end = short and not self._requires_complete(file.position.file)
                         if at_end:
                             break  # later appends are read together in the next round
@@ -155,7 +156,8 @@ class FileSource:
                 if not progress:
                     await self._sleep(self._poll_s)
                 elif was_drained and drained:
-                    await self._sleep(self._coalesce_s(self.stream, self.name))
+                    waited_s = self._coalesce_s(self.stream, self.name)
+                    await self._sleep(waited_s)
         finally:
             followed.close()
 
