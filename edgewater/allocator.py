@@ -60,11 +60,11 @@ def leave_out_pandas() -> None:
         return
     import pyarrow as pa
 
-    sys.meta_path.insert(0, _NoPandas)  # type: ignore[arg-type]  # a class with a static method is a finder, too
+    sys.meta_path.insert(0, _NoPandas)
     try:
         pa.array([0])  # Arrow looks for pandas only once
     finally:
-        sys.meta_path.remove(_NoPandas)  # type: ignore[arg-type]
+        sys.meta_path.remove(_NoPandas)
 
 
 def release_start_code() -> None:
