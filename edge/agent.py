@@ -40,7 +40,7 @@ from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edge.worker import OFF, QUEUE_SHARE, Worker
-from edgewater.allocator import release_free_memory, release_start_code
+from edgewater.allocator import release_free_memory
 from edgewater.connections import ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig, InvalidInput, Retired, StorageError
 from edgewater.health import EmbeddedServer, health_routes, listen
@@ -133,7 +133,6 @@ class Agent:
             await self._run(servers, serving, stop)
 
     async def _run(self, servers: list[EmbeddedServer], serving: list[asyncio.Task[None]], stop: asyncio.Event) -> None:
-        release_start_code()
         tasks = [asyncio.create_task(loop) for loop in self.loops()]
         stopping = asyncio.create_task(stop.wait())
         try:

@@ -90,6 +90,9 @@ def run(config: Path, log_level: str, log_format: str) -> None:
 
 
 async def _until_signalled(run_agent: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    from edgewater.allocator import release_start_code
+
+    release_start_code()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

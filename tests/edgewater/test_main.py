@@ -124,7 +124,9 @@ def modules_after(*args: str, env: dict[str, str] | None = None) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("args", [("--help",), ("--version",), ("edge", "--help"), ("edge", "run", "--help")])
+@pytest.mark.parametrize(
+    "args", [("--help",), ("--version",), ("edge", "--help"), ("edge", "run", "--help"), ("synopses", "--help")]
+)
 def test_help_imports_nothing_heavy(args: tuple[str, ...]) -> None:
     assert modules_after(*args).isdisjoint(HEAVY)
 
