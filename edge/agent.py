@@ -532,7 +532,11 @@ def open_agent(config: EdgeConfig) -> Agent:
     identity = load_identity(directory, lambda: _fresh_identity(config))
     clocks = {name: _clock(identity["clocks"].get(name), stream) for name, stream in config.streams.items()}
     meter = BusyMeter(time.monotonic)
-    sources = build_sources(config, clocks, now_ms=now_ms, idle=meter.idle)
+
+    def coalesce_s(stream: str, source: str) -> float:
+        return worker.wait_s(stream, source)
+
+    sources = build_sources(config, clocks, now_ms=now_ms, idle=meter.idle, coalesce_s=coalesce_s)
     delivery = {
         name: max((s.delivery for s in sources if s.stream == name), key=lambda d: d is Delivery.AT_MOST_ONCE)
         for name in config.streams

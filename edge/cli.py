@@ -63,11 +63,12 @@ def run(config: Path, log_level: str, log_format: str) -> None:
     streams with an http source. State survives `kill -9` at any moment: a restarted agent resumes.
     """
     configure_logging(log_level, log_format)
-    from edgewater.allocator import return_large_blocks, use_system_allocator
+    from edgewater.allocator import leave_out_pandas, return_large_blocks, use_system_allocator
     from edgewater.configuration import PRIVATE_UMASK
 
     return_large_blocks()
     use_system_allocator()
+    leave_out_pandas()
     os.umask(PRIVATE_UMASK)
     from edge.agent import begin_anew, open_agent
     from edge.config import load_config
@@ -89,6 +90,9 @@ def run(config: Path, log_level: str, log_format: str) -> None:
 
 
 async def _until_signalled(run_agent: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    from edgewater.allocator import release_start_code
+
+    release_start_code()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

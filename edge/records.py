@@ -7,7 +7,7 @@ content of a batch depends on, including the arrival time, against which event t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -32,10 +32,18 @@ MAX_CHUNK_ROWS = 65_536
 BLOCK_BYTES = 1 << 22
 FULL_READ_BYTES = BLOCK_BYTES - (BLOCK_BYTES >> 3)
 SHORT_READ_BYTES = 1 << 16
-"""A read shorter than this has reached the end of input that is still being written: the capacity of a pipe."""
+"""A read shorter than this has reached the end of input that is still being written: the capacity of a pipe. After a
+longer wait than `COALESCE_S`, a read from a file may be longer in proportion."""
 COALESCE_S = 0.02
-"""How long a source waits between consecutive short reads, so that their input is decoded together. Without the wait
-every line would become a batch, and a source that keeps up easily would never be idle."""
+"""How long a source waits at least between consecutive short reads, so that their input is decoded together. Without
+the wait every line would become a batch, and a source that keeps up easily would never be idle."""
+CoalesceTime = Callable[[str, str], float]
+"""(stream, source) -> how long in seconds the source's next records may wait, to be processed together."""
+
+
+def shortest_wait(_stream: str, _source: str) -> float:
+    """A `CoalesceTime` with which records wait no longer than necessary."""
+    return COALESCE_S
 
 
 class RejectionReason(StrEnum):

@@ -11,6 +11,9 @@ recovery repeats it without measuring anything.
 Meanwhile the source waits, so batches become as large as without queues. A source that is behind by more than it reads
 at once has no use for an order: all queries process such a batch at once, as without queues.
 
+A source that keeps up waits between two reads: each batch costs each query a fixed time, and journal and link another
+(`Worker.wait_s`). It waits the shorter, the closer its watermark is to the end of a window, so no answer is later.
+
 Sources are held back only when the queues have reached their limit; from `MemoryLimits.threshold` on, the query that
 is furthest behind runs, since a batch takes memory until the last query has processed it.
 """
@@ -26,10 +29,11 @@ from itertools import islice
 
 from edge.core import Ingested, Ran
 from edge.durability import DurableCore
+from edge.records import COALESCE_S
 from edge.uplink.ports import QueryDelay
 from edgewater.query import QuerySpec
 from edgewater.scheduling import MemoryLimits, Operator, QueryProfile, QueryState, Scheduler, Turn, make_policy
-from edgewater.streams import LIVE, MAX_TIME_MS, StreamClock
+from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.windows import SlidingWindow
 from edgewater.wire import QueryRef
 
@@ -57,6 +61,10 @@ which costs every query a fixed time."""
 READ_EVERY_MS = 500.0
 """While batches are queued, a source that has read less work than this waits, at most so long: all queries then process
 one batch after the other, as large as without queues, and share what they compute of it."""
+LONGEST_WAIT_S, WAIT_SHARE = 0.25, 0.1
+"""Records wait at most so long to be processed together, and at most this share of the shortest window."""
+MOST_WAITING = 4_096
+"""Of more records in a batch, its fixed cost is small: the source then waits half as long."""
 FIRST_ROWS = 64
 """Records of the first piece of a query of which nothing has been measured."""
 FIRST_BATCH_ROWS = 8_192
@@ -144,6 +152,7 @@ class Worker:
         self._told_ms = -math.inf
         self._has_swept, self._frame_turns = False, 0
         self._was_full_read = False
+        self._longest_wait_s: dict[str, float] = {}  # by stream, so that batches have at most `MOST_WAITING` records
         self._read_ms, self._read_little, self._is_full = 0, False, False
         self._work = asyncio.Event()
         self.has_room = asyncio.Event()
@@ -201,6 +210,7 @@ class Worker:
             self._fold()
         queued = bool(event.batch.num_rows) and self._is_on and self._defers(event, is_full_read or self._was_full_read)
         self._was_full_read = is_full_read
+        self._limit_wait(event)
         append(replace(event, queued=True) if queued else event)
         if queued or self._queued:
             end = self._core.streams[event.stream].records
@@ -212,6 +222,30 @@ class Worker:
             self._update_memory()
         self.advance(event.stream)
         return queued
+
+    def _limit_wait(self, event: Ingested) -> None:
+        longest_s, rows = self._longest_wait_s.get(event.stream, COALESCE_S), event.batch.num_rows
+        factor = 0.5 if rows > MOST_WAITING else 2.0 if 2 * rows < MOST_WAITING else 1.0
+        self._longest_wait_s[event.stream] = min(max(factor * longest_s, COALESCE_S), LONGEST_WAIT_S)
+
+    def wait_s(self, stream: str, source: str) -> float:
+        """Returns how long the next records of a source may wait, to be processed together (`CoalesceTime`).
+
+        The source's watermark is expected to be at the next end of a window by then at the latest. Records of a query
+        with an accuracy wait no longer than necessary: their delays are measured.
+        """
+        self._follow_queries()
+        state, queries = self._core.streams[stream], self._core.queries_of(stream)
+        clock = state.spec.clock
+        if clock is None or self._queued or any(pipeline.monitor is not None for pipeline in queries):
+            return COALESCE_S
+        watermark_ms = state.source_watermark_ms(source)
+        wall_ms = clock.to_wall_ms(watermark_ms) if MIN_TIME_MS < watermark_ms < MAX_TIME_MS else -math.inf
+        longest_s = self._longest_wait_s.get(stream, COALESCE_S)
+        for profile in [self._states[pipeline.ref].profile for pipeline in queries]:
+            left_ms = profile.next_end_ms(wall_ms) - wall_ms if math.isfinite(wall_ms) else math.inf
+            longest_s = min(longest_s, WAIT_SHARE * profile.period_ms / 1000, left_ms / 1000)
+        return max(longest_s, COALESCE_S)
 
     def _defers(self, event: Ingested, is_full_read: bool) -> bool:
         if self._queued:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgewater import record_functions
-from edgewater.plugins import PluginProblem
-from edgewater.record_functions import RecordFunction
-from edgewater.synopses import REQUIRED, Function, Stack, function_named, function_names, plugins
+if TYPE_CHECKING:  # the commands import what they need, so that `--help` is fast
+    from edgewater.plugins import PluginProblem
+    from edgewater.record_functions import RecordFunction
+    from edgewater.synopses import Function, Stack
 
 
 @click.command()
@@ -23,6 +23,8 @@ def synopses(as_json: bool) -> None:
     For each function: parameters, questions that its synopsis answers, algebraic properties, and the package that
     provides it. Exit status 1 if a plugin could not be loaded; the output names it.
     """
+    from edgewater.synopses import function_named, function_names, plugins
+
     names = function_names()
     listed = [_synopsis(function) for name in names if (function := function_named(name)) is not None]
     lines = []
@@ -40,6 +42,8 @@ def functions(as_json: bool) -> None:
     For each function: argument and result types, cost, and the package that provides it. Exit status 1 if a plugin
     could not be loaded; the output names it.
     """
+    from edgewater import record_functions
+
     listed = [_record_function(function) for _, function in sorted(record_functions.installed().items())]
     lines = [
         f"{f['function']} -> {f['result']}\n    {'expensive' if f['expensive'] else 'cheap'}; from {f['origin']}"
@@ -66,6 +70,8 @@ def _print(
 
 
 def _record_function(function: RecordFunction) -> dict[str, Any]:
+    from edgewater import record_functions
+
     return {
         "name": function.name,
         "function": f"{function.name}({', '.join(function.arguments)})",
@@ -77,6 +83,8 @@ def _record_function(function: RecordFunction) -> dict[str, Any]:
 
 
 def _synopsis(function: Function) -> dict[str, Any]:
+    from edgewater.synopses import plugins
+
     parameters = [f"{name}={p.default!r}" for name, p in function.parameters.items()]
     argument = [] if function.argument == "none" else [" or ".join(function.types)]
     if function.sample is not None:
@@ -104,6 +112,8 @@ def _synopsis(function: Function) -> dict[str, Any]:
 
 def _empty_stack(function: Function) -> Stack | None:
     """Returns an empty stack with default parameters; None if a parameter is required."""
+    from edgewater.synopses import REQUIRED
+
     if any(p.default is REQUIRED for p in function.parameters.values()):
         return None
     return function.make(function.read_parameters([], {}, function.name), None)

@@ -6,8 +6,6 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-import numpy as np
-
 TIME_ACCEPTED = "RFC 3339 with an offset, such as 2013-01-01T06:00:00Z, or unix time in ms, such as 1357020000000"
 
 EARLIEST_MS = -62_135_596_800_000
@@ -42,5 +40,11 @@ def parse_time(text: str) -> int:
 
 def rfc3339(time_ms: int) -> str:
     """Returns RFC 3339 in UTC, with milliseconds only if they are not 0."""
+    if EARLIEST_MS <= time_ms <= LATEST_MS:
+        moment = _EPOCH + timedelta(milliseconds=time_ms)
+        text = moment.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds")
+        return text.removesuffix("+00:00") + "Z"
+    import numpy as np  # here, as commands that only parse times should start fast
+
     unit: Literal["ms", "s"] = "ms" if time_ms % 1000 else "s"
     return str(np.datetime_as_string(np.array(time_ms, "datetime64[ms]"), unit=unit, timezone="UTC"))

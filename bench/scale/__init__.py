@@ -1,1 +1,1 @@
-"""What one center takes, and how soon it answers again when its driver dies: real gateway, job, API and database."""
+"""What a center and an edge take, and how soon answers come again when a driver dies: real processes and databases."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from bench.scale import catalog, commits, drivers, executors, ledger, pulls, rates, sessions, takeover
+from bench.scale import catalog, commits, drivers, edge_process, executors, ledger, pulls, rates, sessions, takeover
 
 OUT = Path("bench/out")
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -26,6 +26,7 @@ PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "drivers": drivers.measure,
     "commits": commits.measure,
     "pulls": pulls.measure,
+    "edge": edge_process.measure,
     "closes": rates.measure_closes,
 }
 HEADLINES = {
@@ -39,6 +40,8 @@ HEADLINES = {
     "takeover_s": ("takeover", takeover.SMOKE.name, "next_answer_s"),
     "executors_ratio": ("executors", "wall_ratio"),
     "slow_executors_ratio": ("executors", "slow_executors_ratio"),
+    "edge_core_percent": ("edge", edge_process.HEADLINE, "core_percent"),
+    "edge_rss_mib": ("edge", edge_process.HEADLINE, "rss_mib"),
     "drivers_ratio": ("drivers", "ratio"),
 }
 """What the document has at its top, and where it comes from; the whole of each part is under ``rows``."""
@@ -49,7 +52,7 @@ HEADLINES = {
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, and nothing else.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs: a few frames each.")
 def main(only: tuple[str, ...], as_json: bool, smoke: bool) -> None:
-    """Measure what one center takes. CPU seconds are by kind of process, the load generator's apart."""
+    """Measure what one center and one edge take. CPU seconds are by kind of process, the load generator's apart."""
     file = OUT / ("smoke.json" if smoke else "scale.json")
     rows: dict[str, Any] = json.loads(file.read_text())["rows"] if only and file.exists() else {}
     OUT.mkdir(parents=True, exist_ok=True)

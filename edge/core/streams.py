@@ -120,6 +120,10 @@ class StreamState:
         """Event time before which no more records are expected."""
         return self._watermark_ms
 
+    def source_watermark_ms(self, source: str) -> int:
+        """Returns the event time before which no more records of a source are expected."""
+        return self._sources.get(source, MIN_TIME_MS)
+
     def set_sources(self, sources: Iterable[str], replayable: Collection[str] = ()) -> None:
         """Sets the sources of the stream, and restarts the idle rule: they were not read until now."""
         self._sources = {source: self._sources.get(source, MIN_TIME_MS) for source in sources}

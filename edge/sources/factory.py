@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from edge.codecs import RecordSchema, codec_of
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig
-from edge.records import Source
+from edge.records import CoalesceTime, Source, shortest_wait
 from edge.source_kinds import KINDS, SourceContext
 from edge.sources.files import FileSource, OpenReader, parquet_opener, text_opener
 from edge.sources.http import HttpSource, http_source_name
@@ -27,6 +27,7 @@ def build_sources(
     now_ms: Callable[[], int],
     sleep: Sleep = asyncio.sleep,
     idle: ActivityMarker = no_marker,
+    coalesce_s: CoalesceTime = shortest_wait,
 ) -> list[Source]:
     """Builds all sources of all streams; reads nothing yet.
 
@@ -35,6 +36,8 @@ def build_sources(
         now_ms: the wall clock.
         sleep: waits for the replay clock, and between polls of followed files.
         idle: marks when a source waits for input.
+        coalesce_s: how long records of files may wait, to be processed together. Standard input is read at once: what
+            waits in the pipe is lost with the process.
     """
     sources: list[Source] = []
     for name, stream in config.streams.items():
@@ -44,12 +47,15 @@ def build_sources(
                 context = SourceContext(name, stream.record_schema, now_ms, sleep, idle)
                 sources += _package_sources(config_source.package, context)
                 continue
-            source = build_source(name, config_source, stream.record_schema, now_ms=now_ms, sleep=sleep, idle=idle)
+            source = build_source(
+                name, config_source, stream.record_schema,
+                now_ms=now_ms, sleep=sleep, idle=idle, coalesce_s=coalesce_s,
+            )  # fmt: skip
             if clock is None or isinstance(source, HttpSource):
                 sources.append(source)
             else:
                 paced_sleep = _idle_sleep(sleep, source.name, idle)
-                sources.append(PacedSource(source, clock, now_ms=now_ms, sleep=paced_sleep))
+                sources.append(PacedSource(source, clock, now_ms=now_ms, sleep=paced_sleep, coalesce_s=coalesce_s))
     return sources
 
 
@@ -61,6 +67,7 @@ def build_source(
     now_ms: Callable[[], int],
     sleep: Sleep,
     idle: ActivityMarker = no_marker,
+    coalesce_s: CoalesceTime = shortest_wait,
 ) -> FileSource | StdinSource | HttpSource:
     """Builds one source, without pacing.
 
@@ -72,7 +79,7 @@ def build_source(
         opener = file_opener(file, schema)
         return FileSource(
             name, stream, file.path, schema, opener, now_ms=now_ms, follow=file.follow,
-            sleep=_idle_sleep(sleep, name, idle), rotate_wait_ms=file.rotate_wait,
+            sleep=_idle_sleep(sleep, name, idle), coalesce_s=coalesce_s, rotate_wait_ms=file.rotate_wait,
             requires_complete=lambda path: file.format == "parquet" or codec_of(path, file.compression) is not None,
         )  # fmt: skip
     if config.stdin is not None:

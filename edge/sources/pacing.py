@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 import numpy as np
 
 from edge.config import ReplayConfig
-from edge.records import Chunk, Position, Source
+from edge.records import COALESCE_S, Chunk, CoalesceTime, Position, Source, shortest_wait
 from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
 
-RELEASE_INTERVAL_MS = 20
+RELEASE_INTERVAL_MS = int(1000 * COALESCE_S)
 """Records that become due within this many ms of wall time are released together."""
 LONGEST_SLEEP_MS = 1000
 """The wall clock is read again at least this often, because it may be set during a sleep."""
@@ -40,6 +40,7 @@ class PacedSource:
         *,
         now_ms: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        coalesce_s: CoalesceTime = shortest_wait,
     ) -> None:
         self.name = source.name
         self.stream = source.stream
@@ -49,9 +50,13 @@ class PacedSource:
         self._clock = clock
         self._now_ms = now_ms
         self._sleep = sleep
+        self._coalesce_s = coalesce_s
 
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
-        return paced(self._source.chunks(position), self._clock, now_ms=self._now_ms, sleep=self._sleep)
+        return paced(
+            self._source.chunks(position), self._clock, now_ms=self._now_ms, sleep=self._sleep,
+            interval_ms=lambda: round(1000 * self._coalesce_s(self.stream, self.name)),
+        )  # fmt: skip
 
     def committed(self, position: Position) -> None:
         self._source.committed(position)
@@ -72,7 +77,7 @@ async def paced(
     *,
     now_ms: Callable[[], int],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    interval_ms: int = RELEASE_INTERVAL_MS,
+    interval_ms: Callable[[], int] = lambda: RELEASE_INTERVAL_MS,
 ) -> AsyncIterator[Chunk]:
     """Yields the same records in the same order, each not before `clock` has reached its event time.
 
@@ -83,9 +88,10 @@ async def paced(
     keeps up is idle between them at any record rate, and parts are not smaller than necessary.
 
     Args:
+        interval_ms: called after each release.
         sleep: sleeps for a number of seconds; called whenever nothing is due, and between two parts.
     """
-    released_ms = now_ms() - interval_ms
+    wait_ms, released_ms = 0, now_ms()
     async for chunk in chunks:
         rest: Chunk | None = chunk
         while rest is not None:
@@ -94,17 +100,18 @@ async def paced(
             if due == rest.batch.num_rows:
                 yield rest
                 rest = None
-            elif due and not 0 <= now - released_ms < interval_ms:  # also true after the wall clock was set back
+            elif due and not 0 <= now - released_ms < wait_ms:  # also true after the wall clock was set back
                 head, rest = rest.split(due)
                 released_ms = now
                 yield head
+                wait_ms = interval_ms()
             elif due:
-                await sleep((released_ms + interval_ms - now) / 1000)
+                await sleep((released_ms + wait_ms - now) / 1000)
             else:
                 # An empty chunk is due immediately, so there is a first record.
                 next_ms = int(rest.batch.column(TIME_COLUMN)[0].as_py())
-                wait_ms = clock.to_wall_ms(next_ms) - now_ms()
-                await sleep(min(max(wait_ms, interval_ms), LONGEST_SLEEP_MS) / 1000)
+                next_wait_ms = clock.to_wall_ms(next_ms) - now_ms()
+                await sleep(min(max(next_wait_ms, wait_ms, RELEASE_INTERVAL_MS), LONGEST_SLEEP_MS) / 1000)
 
 
 def due_rows(chunk: Chunk, event_ms: int) -> int:

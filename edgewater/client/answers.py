@@ -9,17 +9,15 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-import pyarrow as pa
-
 from edgewater.client.display import answer_html, answers_html
 from edgewater.client.interval import Interval, Number
 from edgewater.errors import EdgewaterError, InvalidRequest
 from edgewater.timestamps import parse_time
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Arrow takes longer to import than most commands take to run
     import pandas as pd
     import polars as pl
+    import pyarrow as pa
 
 ARROW = "application/vnd.apache.arrow.stream"
 Phase = str
@@ -216,6 +214,8 @@ class Answer:
 
     def to_arrow(self) -> pa.Table:
         """The columns that every row has (window, phase, revision, contract, …), then those of `table`."""
+        import pyarrow as pa
+
         quality = {
             "window_start": pa.scalar(parse_time(self.members["window"]["start"]), pa.timestamp("ms", "UTC")),
             "window_end": pa.scalar(parse_time(self.members["window"]["end"]), pa.timestamp("ms", "UTC")),
@@ -309,6 +309,8 @@ def from_table(
     """The answers of an Arrow stream and of its metadata, for a query's spec."""
     if not heads:
         return Answers(table, ())
+    import numpy as np
+
     group_by = group_columns(spec)
     first = _first_value_column(table, {*group_by, *spec["measures"]})
     starts = table.column(0).to_numpy().astype("datetime64[ms]").astype(np.int64)
@@ -345,6 +347,8 @@ def _first_value_column(table: pa.Table, named: set[str]) -> int:
 
 def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: Callable[..., Any] | None) -> Answer:
     """An answer of a live stream, with the columns that the center's Arrow form has."""
+    import pyarrow as pa
+
     group_by = group_columns(spec)
     columns: dict[str, list[Any]] = {name: [] for name in group_by}
     rows = answer["data"]
@@ -364,6 +368,8 @@ def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: 
 
 def _array(values: list[Any]) -> pa.Array:
     """Numbers are int64, if all are integers, or float64."""
+    import pyarrow as pa
+
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # integers beside floats, or beyond int64

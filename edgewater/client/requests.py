@@ -10,11 +10,10 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
 
 import httpx
-import pyarrow as pa
 import yaml
 
 from edgewater import errors
@@ -22,6 +21,9 @@ from edgewater.client.answers import ARROW, Answer, Answers
 from edgewater.errors import Conflict, EdgewaterError, InvalidInput, InvalidQuery, InvalidRequest, ProtocolError
 from edgewater.plain_yaml import load_yaml
 from edgewater.timestamps import TIME_ACCEPTED, parse_time, rfc3339
+
+if TYPE_CHECKING:  # as in `answers`
+    import pyarrow as pa
 
 T = TypeVar("T")
 Phase = Literal["early", "complete", "final"]
@@ -335,13 +337,15 @@ def wait(
         yield Pause(min(POLL_S, max(0.0, deadline - clock())))
 
 
-Build = Callable[[pa.Table, list[dict[str, Any]]], Answers]
+Build = Callable[["pa.Table", list[dict[str, Any]]], Answers]
 """Makes answers of a table and of the members that an Arrow stream's metadata has."""
-Page = tuple[pa.Table, list[dict[str, Any]]]
+Page = tuple["pa.Table", list[dict[str, Any]]]
 
 
 def page_of(response: httpx.Response) -> Page:
     """The table and the members of the answers in a reply. Raises ProtocolError: it is no stream of answers."""
+    import pyarrow as pa
+
     try:
         table = pa.ipc.open_stream(response.content).read_all()
         return table.replace_schema_metadata(), json.loads((table.schema.metadata or {})[b"edgewater.answers"])
@@ -353,5 +357,7 @@ def page_of(response: httpx.Response) -> Page:
 
 
 def answers_of(pages: list[Page], build: Build) -> Answers:
+    import pyarrow as pa
+
     tables, heads = zip(*pages, strict=True)
     return build(pa.concat_tables(tables, promote_options="permissive"), [head for each in heads for head in each])

@@ -108,6 +108,19 @@ def test_a_smoke_run_of_the_sessions_of_a_gateway_needs_no_jvm(tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.e2e
+def test_a_small_edge_takes_little_memory(tmp_path: Path) -> None:
+    done = smoke("scale", tmp_path, "--smoke", "--only", "edge", "--json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = json.loads(done.stdout)["rows"]["edge"]
+    commands = rows.pop("cli_cpu_s")
+    assert rows["at rest"]["rss_mib"] <= 90
+    assert all(row["rss_mib"] <= 130 for row in rows.values()) and len(rows) == 3
+    assert all(0 < row["core_percent"] < 100 for row in rows.values()) and commands["query --help"] > 0
+    assert all(900 <= row["records_s"] <= 1_100 for name, row in rows.items() if name != "at rest")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["budgets", "condor", "sampling_pays", "wire"])
 def test_a_bench_without_its_data_names_the_folder_and_how_to_go_without(module: str, tmp_path: Path) -> None:
     done = smoke(module, tmp_path)

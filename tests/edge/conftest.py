@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from edge.codecs import EventTime, RecordSchema
-from edge.records import Chunk, Position, Source
+from edge.records import COALESCE_S, Chunk, Position, Source
 from edge.sources.factory import build_source
 
 ARRIVAL_MS = 1_700_000_000_000
@@ -35,6 +35,7 @@ class World:
     now_ms: int = ARRIVAL_MS
     slept: list[float] = field(default_factory=list)
     on_sleep: Callable[[int], None] = lambda count: None
+    wait_s: float = COALESCE_S
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -46,7 +47,10 @@ class World:
         from edge.config import SourceConfig
 
         given = SourceConfig.model_validate({"file": {"path": str(self.folder / pattern), **options}})
-        return build_source("flights", given, self.schema, now_ms=lambda: self.now_ms, sleep=self.sleep)
+        return build_source(
+            "flights", given, self.schema,
+            now_ms=lambda: self.now_ms, sleep=self.sleep, coalesce_s=lambda stream, source: self.wait_s,
+        )  # fmt: skip
 
     def write(self, name: str, data: str | bytes) -> Path:
         path = self.folder / name

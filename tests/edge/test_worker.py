@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,11 @@ import pytest
 from edge.core import Configured, EdgeCore, Ingested, Ran, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, journal
 from edge.durability.durable_core import RAN_TOGETHER
-from edge.worker import BLOCK_MS, FRAME_TURNS, OFF, PIECE_MS, READ_EVERY_MS, Worker
+from edge.records import COALESCE_S, Chunk
+from edge.sources.pacing import paced
+from edge.worker import BLOCK_MS, FRAME_TURNS, LONGEST_WAIT_S, MOST_WAITING, OFF, PIECE_MS, READ_EVERY_MS, Worker
 from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.streams import TIME_COLUMN, StreamClock
 from edgewater.wire import QueryRef
 
 START_MS = 1_767_225_600_000
@@ -366,3 +368,78 @@ def test_slack_contains_the_way_to_the_answer_and_an_absurd_one_changes_nothing(
     for given_ms in (700.0, absurd_ms):
         shop.answer_delay_ms["a"] = given_ms
         assert shop.worker.loads()[QueryRef("a", 1)].slack_ms == pytest.approx(-900.0)
+
+
+def wait_ms(shop: Shop, at_ms: int, rows: int = 10) -> int:
+    """How long records may wait after the batch with the newest record at this time."""
+    shop.ingest(rows, at_ms)
+    return round(1000 * shop.worker.wait_s("s", "src"))
+
+
+def test_records_wait_for_each_other_until_a_window_is_about_to_end(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", cost_ms=0.0)
+    longest, shortest = round(1000 * LONGEST_WAIT_S), round(1000 * COALESCE_S)
+    assert [wait_ms(shop, at_ms) for at_ms in (0, 40, 120, 300)] == [40, 80, 160, longest]
+    assert [wait_ms(shop, at_ms) for at_ms in (9_000, 9_900, 9_990, 9_999)] == [longest, 100, shortest, shortest]
+    assert [wait_ms(shop, at_ms) for at_ms in (10_000, 19_900)] == [longest, 100]
+
+
+def test_records_that_come_late_wait_by_the_watermark_of_their_source(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", cost_ms=0.0)
+    shop.now_s = 3600.0  # the newest record is an hour old
+    assert [wait_ms(shop, at_ms) for at_ms in (0, 0, 0, 0, 9_900, 10_100)][3:] == [250, 100, 250]
+
+
+def test_batches_of_very_many_records_wait_less(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "a", policy=OFF, cost_ms=0.0)
+    for at_ms in range(4):
+        wait_ms(shop, at_ms)
+    assert [wait_ms(shop, 10, MOST_WAITING) for _ in range(2)] == [250, 250]
+    assert [wait_ms(shop, 10, MOST_WAITING + 1) for _ in range(4)] == [125, 62, 31, 20]
+
+
+def test_short_windows_let_records_wait_less(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, cost_ms=0.0)
+    shop.durable.handle(Configured((query("due", "1s"), query("later", "1h"))))
+    assert [wait_ms(shop, at_ms) for at_ms in (0, 0, 0, 0, 700, 950)][3:] == [100, 100, 50]
+
+
+def test_records_of_a_query_with_an_accuracy_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, cost_ms=0.0)
+    ref, spec = query("c")
+    accurate = QuerySpec.from_mapping(
+        {**spec.to_mapping(), "lateness": "0s", "accuracy": {"error": "5%", "confidence": "95%"}}
+    )
+    shop.durable.handle(Configured(((ref, accurate),)))
+    assert {wait_ms(shop, at_ms) for at_ms in (0, 0, 0, 0, 1000)} == {round(1000 * COALESCE_S)}
+
+
+def test_no_window_closes_later_because_records_wait(tmp_path: Path) -> None:
+    """A replay of a record per ms, in virtual time: few batches, and each window closes as its next record is there."""
+    shop = Shop(tmp_path, cost_ms=0.0)
+    shop.durable.handle(Configured((query("due", "1s"), query("later", "3s"))))
+    times = pa.array(np.arange(START_MS, START_MS + 12_000))
+    recorded = Chunk("src", pa.record_batch({"x": times, TIME_COLUMN: times}), None, None, (), 12_000)
+    closed_ms: dict[int, int] = {}
+
+    async def source() -> AsyncIterator[Chunk]:
+        yield recorded
+
+    async def sleep(seconds: float) -> None:
+        shop.now_s += seconds
+
+    async def replay() -> int:
+        batches = 0
+        clock = StreamClock(START_MS, START_MS, 1.0)
+        wait = lambda: round(1000 * shop.worker.wait_s("s", "src"))  # noqa: E731
+        now_ms = lambda: START_MS + round(1000 * shop.now_s)  # noqa: E731
+        async for chunk in paced(source(), clock, now_ms=now_ms, sleep=sleep, interval_ms=wait):
+            batches += 1
+            shop.worker.ingest(Ingested("s", "src", chunk.batch, now_ms()), shop.durable.ingest_payload)
+            for end in range(1_000, shop.core.watermark_ms("s") - START_MS + 1, 1_000):
+                closed_ms.setdefault(end, now_ms() - START_MS)
+        return batches
+
+    batches = asyncio.run(replay())
+    assert max(at - end for end, at in closed_ms.items()) <= 1000 * COALESCE_S and len(closed_ms) == 11
+    assert batches <= 12_000 / 80

@@ -124,7 +124,9 @@ def modules_after(*args: str, env: dict[str, str] | None = None) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("args", [("--help",), ("--version",), ("edge", "--help"), ("edge", "run", "--help")])
+@pytest.mark.parametrize(
+    "args", [("--help",), ("--version",), ("edge", "--help"), ("edge", "run", "--help"), ("synopses", "--help")]
+)
 def test_help_imports_nothing_heavy(args: tuple[str, ...]) -> None:
     assert modules_after(*args).isdisjoint(HEAVY)
 
@@ -132,6 +134,11 @@ def test_help_imports_nothing_heavy(args: tuple[str, ...]) -> None:
 def test_completing_a_command_imports_nothing_heavy() -> None:
     env = {"_EDGEWATER_COMPLETE": "bash_complete", "COMP_WORDS": "edgewater ed", "COMP_CWORD": "1"}
     assert modules_after(env=env).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("args", [("query", "--help"), ("top", "--help"), ("edges", "--help")])
+def test_commands_that_ask_a_center_start_without_arrow(args: tuple[str, ...]) -> None:
+    assert modules_after(*args).isdisjoint({"pyarrow", "numpy", "pydantic", "sqlglot"})
 
 
 @pytest.mark.parametrize("args", [("query", "--help"), ("top", "--help"), ("center", "--help")])

@@ -618,11 +618,11 @@ def installed(world: World) -> Iterator[None]:
         def __new__(cls, *args: Any, **options: Any) -> Any:
             return observed_core(world.disks[this_process().name])(*args, **options)
 
-    def build_sources(_config: Any, _clocks: Any, *, now_ms: Any, idle: Any = no_marker) -> list[Any]:
+    def build_sources(_config: Any, _clocks: Any, *, now_ms: Any, idle: Any = no_marker, **more: Any) -> list[Any]:
         process = this_process()
         disk = world.disks[process.name]
         if disk.plan.pushed:
-            return real_build_sources(_config, _clocks, now_ms=now_ms, idle=idle)
+            return real_build_sources(_config, _clocks, now_ms=now_ms, idle=idle, **more)
         return [FollowedFile(disk, process, idle)]
 
     real_build_sources: Any = edge.agent.build_sources

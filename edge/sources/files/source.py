@@ -11,7 +11,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from edge.codecs import RecordSchema, TextFormat, codec_of
-from edge.records import COALESCE_S, MAX_CHUNK_ROWS, SHORT_READ_BYTES, Chunk, InputGone, Position, split_rows
+from edge.records import (
+    COALESCE_S,
+    MAX_CHUNK_ROWS,
+    SHORT_READ_BYTES,
+    Chunk,
+    CoalesceTime,
+    InputGone,
+    Position,
+    shortest_wait,
+    split_rows,
+)
 from edge.sources.files.backfill import BackfillFile, BackfillReader
 from edge.sources.files.fingerprint import InputFingerprints, inode_of, locate, matching_files
 from edge.sources.files.follower import ROTATE_WAIT_MS, FollowedFiles, contains, requires_complete_by_name
@@ -47,6 +57,7 @@ class FileSource:
         requires_complete: returns whether the file at a path can only be read once it is complete.
         now_ms: the wall clock, for arrival times.
         sleep: waits between polls of followed files.
+        coalesce_s: how long a followed file waits between two short reads.
         rotate_wait_ms: how long a file that has left the pattern is kept open after its last record, unless it is known
             that no process has it open for writing.
     """
@@ -66,6 +77,7 @@ class FileSource:
         follow: bool = False,
         requires_complete: Callable[[str], bool] = requires_complete_by_name,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        coalesce_s: CoalesceTime = shortest_wait,
         poll_s: float = POLL_S,
         rotate_wait_ms: int = ROTATE_WAIT_MS,
     ) -> None:
@@ -78,6 +90,7 @@ class FileSource:
         self._requires_complete = requires_complete
         self._now_ms = now_ms
         self._sleep = sleep
+        self._coalesce_s = coalesce_s
         self._poll_s = poll_s
         self._rotate_wait_ms = rotate_wait_ms
         self._reread: FileReader | None = None
@@ -123,7 +136,7 @@ class FileSource:
             for change in await asyncio.to_thread(followed.resume, at):
                 for chunk in self._chunks(change):
                     yield chunk
-            drained = False
+            drained, waited_s = False, COALESCE_S
             while True:
                 progress, was_drained, drained = False, drained, True
                 for change in await asyncio.to_thread(followed.refresh, self._now_ms()):
@@ -135,7 +148,7 @@ class FileSource:
                         progress = True
                         for chunk in self._chunks(piece):
                             yield chunk
-                        short = 0 < piece.nbytes < SHORT_READ_BYTES
+                        short = 0 < piece.nbytes < SHORT_READ_BYTES * waited_s / COALESCE_S
                         at_end = short and not self._requires_complete(file.position.file)
                         if at_end:
                             break  # later appends are read together in the next round
@@ -143,7 +156,8 @@ class FileSource:
                 if not progress:
                     await self._sleep(self._poll_s)
                 elif was_drained and drained:
-                    await self._sleep(COALESCE_S)
+                    waited_s = self._coalesce_s(self.stream, self.name)
+                    await self._sleep(waited_s)
         finally:
             followed.close()
 

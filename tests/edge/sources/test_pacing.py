@@ -88,8 +88,16 @@ def test_a_long_wait_asks_the_wall_clock_again_and_again() -> None:
 def test_a_clock_that_stands_still_is_never_a_busy_loop() -> None:
     """As if rounding said "due" and the clock "not yet"."""
     wall = Wall()
-    release([chunk([1])], StreamClock(0, WALL_MS, 0.001), wall, interval_ms=RELEASE_INTERVAL_MS)
+    release([chunk([1])], StreamClock(0, WALL_MS, 0.001), wall)
     assert min(wall.sleeps) * 1000 >= RELEASE_INTERVAL_MS
+
+
+def test_records_wait_as_long_as_they_may_after_each_release() -> None:
+    wall, waits = Wall(), iter([200, 20, 50, 0, 0])
+    released = release([chunk(list(range(300)))], StreamClock(0, WALL_MS, 1.0), wall, interval_ms=lambda: next(waits))
+    assert [(at - WALL_MS, len(times_of(one))) for at, one in released] == [
+        (0, 1), (200, 200), (220, 20), (270, 50), (290, 20), (310, 9),
+    ]  # fmt: skip
 
 
 def test_chunks_without_records_pass_at_once() -> None:

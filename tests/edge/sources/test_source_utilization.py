@@ -17,7 +17,7 @@ from edge.codecs import EventTime, RecordSchema, TextFormat
 from edge.config import EdgeConfig, parse_config
 from edge.core import StreamSpec
 from edge.core.streams import StreamState
-from edge.records import COALESCE_S, Chunk
+from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk
 from edge.sources import HttpSource, StdinSource, Unavailable, push_routes
 from edge.sources.files.reader import FileReader
 from edge.sources.files.source import FileSource, text_opener
@@ -80,6 +80,27 @@ def test_short_reads_of_a_growing_file_are_coalesced(world: Any, ndjson: Any, nu
     asyncio.run(asyncio.wait_for(run(), 30))
     assert numbers(chunks) == list(range(40))
     assert len(world.slept) >= 37 and set(world.slept) == {COALESCE_S}
+
+
+def test_a_growing_file_is_read_as_seldom_as_its_records_may_wait(world: Any, ndjson: Any, numbers: Any) -> None:
+    world.wait_s, rows = 0.25, 2_000
+    world.write("a.log", ndjson(0, rows))
+    source, chunks = world.source("a.log", format="ndjson", follow=True), []
+    assert SHORT_READ_BYTES < len(ndjson(0, rows)) < SHORT_READ_BYTES * world.wait_s / COALESCE_S
+
+    def append(_: int) -> None:
+        world.append("a.log", ndjson(rows * len(chunks), rows * (len(chunks) + 1)))
+
+    async def run() -> None:
+        world.on_sleep = append
+        async for chunk in source.chunks(None):
+            chunks.append(chunk)
+            if len(chunks) == 10:
+                break
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert numbers(chunks) == list(range(10 * rows))
+    assert len(world.slept) == 9 and set(world.slept) == {0.25}
 
 
 def test_a_file_with_much_unread_input_is_read_without_a_pause(world: Any, ndjson: Any, numbers: Any) -> None:
