@@ -69,6 +69,8 @@ class GatewaySection(Section):
     credit: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
     """Bytes of frames in flight."""
     max_frame: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
+    compression_memory: Annotated[Size, Field(ge=0)] = 256 << 20
+    """Memory in which the gateway decompresses what edges send, over all sessions; 0: edges compress each frame alone."""
     work: Annotated[int, Field(ge=1_000)] = WORK_PER_S
     """Units of work per second of an edge's frames; more is delayed."""
     open_windows: Annotated[int, Field(ge=1)] = OPEN_WINDOWS

@@ -122,7 +122,9 @@ class SyntheticEdge:
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         return []
 
-    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+    def on_link_estimate(
+        self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int, packed_fraction: float
+    ) -> None:
         return
 
     def hello(self) -> pb.Hello:

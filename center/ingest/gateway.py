@@ -90,6 +90,7 @@ class GatewayConfig:
             any edge may connect, which is allowed on loopback only.
         max_frame_bytes: the largest accepted frame, by the size of its message.
         credit_bytes: bytes of frames that an edge may have in flight.
+        compression_bytes: memory of all sessions to decompress what edges send; without it they compress frames alone.
         open_windows: windows of a query that an edge may keep open, besides those of the query's lateness.
         work_per_s: units of work (`edgewater.frame_work`) that the frames of an edge may make per second, at this
             gateway; more is delayed.
@@ -109,6 +110,7 @@ class GatewayConfig:
     tls: TlsSection | None = None
     max_frame_bytes: int = 4 << 20
     credit_bytes: int = 4 << 20
+    compression_bytes: int = 256 << 20
     work_per_s: int = WORK_PER_S
     open_windows: int = OPEN_WINDOWS
     max_pending_bytes: int = 256 << 20
@@ -150,6 +152,7 @@ class Gateway:
         self._refreshing = asyncio.Lock()
         self._catalog_problem: str | None = None
         self.metrics = GatewayMetrics()
+        self._decompression = limits.DecompressionMemory(config.compression_bytes, self.metrics)
         # Not by the address: a gateway on loopback with credentials may stand behind a proxy that others can reach.
         self._stream_rules = StreamRules(config.streams, edges_set_clocks=not self._credentials.authenticates)
         self._validator = FrameValidator(self._stream_rules, self._read_plan, config.open_windows)
@@ -284,6 +287,7 @@ class Gateway:
             self._replace(session)
         self._status.session_began(session.edge, self._now_ms())
         self.metrics.sessions.inc()
+        session.window_log = self._decompression.take()
         try:
             await context.write(self._welcome(session))
             session.opened = True  # the gateway has looked at the catalog since its Hello
@@ -293,6 +297,7 @@ class Gateway:
             await session.run(requests, context.write)
         finally:
             self.metrics.sessions.dec()
+            self._decompression.release(session.window_log)
             if self._sessions.get(session.edge) is session:
                 del self._sessions[session.edge]
                 self._status.session_ended(session.edge, session.name, self._now_ms())
@@ -422,6 +427,7 @@ class Gateway:
                 max_frame_bytes=self._config.max_frame_bytes,
                 credit_bytes=self._config.credit_bytes,
                 received_at_ms=self._now_ms(),
+                window_log=session.window_log,
             )
         )
 

@@ -393,11 +393,10 @@ class EdgeCore:
             left = self._pull(pipeline, event, room)
             if left is None:
                 continue
-            frame = Frame.pack(self.next_seq, pipeline.ref, left.body, smallest=pipeline.packs_small)
-            pipeline.on_packed(frame.raw_bytes, len(frame.body))
+            frame = Frame.pack(self.next_seq, pipeline.ref, left.body)
             self._append_unacked(frame)
             effects.append(FrameBuilt(frame, left.closed))
-            room -= frame.wire_bytes
+            room -= frame.plain_wire_bytes
             if _is_full(event, len(effects), room):
                 break
         if not effects:
@@ -420,10 +419,9 @@ class EdgeCore:
             frame, closed = built.frame, built.closed
             again = self._pull(pipeline, event.pull, room, RecordedPull(PullResult(frame.unpack(), closed)))
             assert again is not None, "a recorded frame is always built again"
-            pipeline.on_packed(frame.raw_bytes, len(frame.body))
             if again.closed != closed or google_crc32c.value(encode_body(again.body)) != frame.crc32c:
                 effects.append(FrameDiverged(frame.seq))
-            frames, room = frames + 1, room - frame.wire_bytes
+            frames, room = frames + 1, room - frame.plain_wire_bytes
             if not recorded and _is_full(event.pull, frames, room):
                 break
         if not event.built:

@@ -50,6 +50,10 @@ MAX_UNKNOWN_IN_FLIGHT_BYTES = 64 << 10
 """Bytes in flight once a frame has passed without showing the bandwidth, as on all links that are not narrow."""
 SMALLEST_FRAME_BYTES, SMALL_FRAME_S = 1 << 10, 0.25
 """A small frame has `MIN_FRAME_BYTES`, or on a narrow link what it carries in `SMALL_FRAME_S`."""
+PACKING_MEMORY_BYTES = 32 << 10
+"""Plain bytes after which a message counts half in the estimate of how frames are compressed."""
+LEAST_PACKED_FRACTION = 1 / 16
+"""A smaller fraction is not relied on: the next values may be less repetitive."""
 DAY_MS = 86_400_000
 DAILY_RESERVATIONS = 100
 """The daily quota is recorded on disk in steps of this fraction."""
@@ -301,6 +305,31 @@ class LinkEstimator:
         self._echo_rtt.add(max(rtt_s, 0.0), now_s)
         self._base.add(max(rtt_s, 0.0), now_s)
         self._echo_bytes = wire_bytes
+
+
+class PackingEstimator:
+    """The bytes that a session sends for a byte of frames before compression, as the recent messages had it.
+
+    The core plans in bytes before compression. It is given the link's capacity in these bytes, because it must not
+    depend on a compressor, whose output differs with the history of a session.
+    """
+
+    def __init__(self) -> None:
+        self._plain_bytes = self._packed_bytes = 0.0
+
+    def add(self, plain_bytes: int, packed_bytes: int) -> None:
+        """Counts a message with frames."""
+        if self._plain_bytes > PACKING_MEMORY_BYTES:
+            self._plain_bytes, self._packed_bytes = self._plain_bytes / 2, self._packed_bytes / 2
+        self._plain_bytes += plain_bytes
+        self._packed_bytes += packed_bytes
+
+    @property
+    def fraction(self) -> float:
+        """1 before the first message."""
+        if not self._plain_bytes:
+            return 1.0
+        return min(max(self._packed_bytes / self._plain_bytes, LEAST_PACKED_FRACTION), 1.0)
 
 
 class DailyQuota:

@@ -126,7 +126,7 @@ class UplinkOutbox:
         self.refused_costs = 0
         self.refused_frames: dict[str, int] = {}
         self.rtt_ms = 0.0
-        self.in_flight_bytes = 0
+        self.in_flight_bytes, self._packed_fraction = 0, 1.0
         self._processing_delay_ms: dict[QueryRef, int] = {}
         self._reported_ms: dict[QueryRef, int] = {}
         self._drifts: dict[QueryRef, DriftRates] = {}
@@ -143,13 +143,14 @@ class UplinkOutbox:
         """Waits until a pull is due, builds frames, and waits until they are durable."""
         while True:
             now = self._now_ms()
-            due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now, self.path_delay_ms)
+            plain_bytes_s = self.bandwidth_bytes_s / self._packed_fraction
+            due = self._durable.core.next_pull_ms(plain_bytes_s, now, self.path_delay_ms)
             if due is not None and due <= now:
-                drain_windows = self._durable.core.drain_windows(self.bandwidth_bytes_s, now)
+                drain_windows = self._durable.core.drain_windows(plain_bytes_s, now)
                 pull = PullEvent(
                     capacity_bytes,
                     drain_windows,
-                    self.bandwidth_bytes_s,
+                    plain_bytes_s,
                     self.path_delay_ms,
                     self._unread(),
                     MAX_PULLED_FRAMES,
@@ -252,7 +253,7 @@ class UplinkOutbox:
             version=pipeline.schedule.version,
             shares=applied.shares,
             from_ms=applied.from_ms,
-            update_bytes=pipeline.progress.entry_bytes,
+            update_bytes=pipeline.progress.entry_bytes * self._packed_fraction,
             drift_per_s=meter.per_s,
         )
 
@@ -262,8 +263,10 @@ class UplinkOutbox:
         log.debug("refused, %d frames of %s: %s", frames, query.name, message)
         self.refused_frames[reason] = self.refused_frames.get(reason, 0) + frames
 
-    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
-        self.in_flight_bytes = in_flight_bytes
+    def on_link_estimate(
+        self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int, packed_fraction: float
+    ) -> None:
+        self.in_flight_bytes, self._packed_fraction = in_flight_bytes, packed_fraction
         if bandwidth_bytes_s > 0:
             self.bandwidth_bytes_s = min(bandwidth_bytes_s, self._cap_bytes_s)
         self.rtt_ms = rtt_ms

@@ -161,7 +161,9 @@ class Agent:
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
         self.refused.append((query, reason, frames))
 
-    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+    def on_link_estimate(
+        self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int, packed_fraction: float
+    ) -> None:
         self.link = (bandwidth_bytes_s, rtt_ms)
         self._received.set()
 

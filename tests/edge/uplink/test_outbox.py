@@ -153,7 +153,7 @@ async def test_the_processing_delay_of_the_center_adds_to_the_path_delay(tmp_pat
         await until(lambda: REF in jfk.durable.core.queries)
         catalog.record_processing_delays({REF: 340}, 5)
         await until(lambda: jfk.outbox.path_delay_ms >= 340)
-        jfk.outbox.on_link_estimate(100_000.0, 80.0, 50_000)
+        jfk.outbox.on_link_estimate(100_000.0, 80.0, 50_000, 1.0)
         assert jfk.outbox.path_delay_ms == 40 + 500 + 340
 
 
