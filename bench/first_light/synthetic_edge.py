@@ -135,5 +135,8 @@ class SyntheticEdge:
             next_seq=self.next_seq, sent_at_ms=now_ms(),
         )  # fmt: skip
 
+    def has_news(self) -> bool:
+        return False
+
     def heartbeat(self) -> pb.Heartbeat:
         return pb.Heartbeat(sent_at_ms=now_ms())

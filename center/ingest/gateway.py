@@ -72,7 +72,6 @@ ASSIGNED_AT_ONCE = 200
 """Sessions that get their assignments in one turn of the event loop."""
 HEARTBEATS_PER_S = 500
 """Heartbeats of all sessions; with more sessions than that the gateway asks for longer intervals."""
-FASTEST_HEARTBEAT_MS = 1_000
 SLOWEST_HEARTBEAT_MS = 20_000
 """An edge agrees to no more."""
 _ENVELOPE_BYTES = 64 << 10
@@ -99,6 +98,7 @@ class GatewayConfig:
         poll_ms: interval of polling the catalog; a new query reaches its edges within that.
         reload_ms: interval of looking at the files of credentials; a revoked one ends its session within that.
         heartbeat_ms: least time between two writes of `StatusWriter`.
+        edge_heartbeat_ms: interval of heartbeats that edges are asked for; many edges are asked for longer ones.
         retry_ms, retry_max_ms: delay before a failed commit is tried again: first, and at most.
         hello_timeout_ms: a call without a Hello by then is ended, and a connection without a call.
         streams: what is accepted of streams. Without credentials, edges set the clocks of streams without a `replay`.
@@ -118,6 +118,7 @@ class GatewayConfig:
     poll_ms: int = 200
     reload_ms: int = 1_000
     heartbeat_ms: int = 1_000
+    edge_heartbeat_ms: int = 5_000
     retry_ms: int = 100
     retry_max_ms: int = 5_000
     hello_timeout_ms: int = 10_000
@@ -399,9 +400,9 @@ class Gateway:
         return self._shares.setdefault(edge, TokenBucket(rate, now_s, max(rate, MAX_FRAME_WORK)))
 
     def _heartbeat_ms(self) -> int:
-        """The interval that this gateway asks its edges for; 0: their own."""
-        interval_ms = min(len(self._sessions) * 1000 // HEARTBEATS_PER_S, SLOWEST_HEARTBEAT_MS)
-        return interval_ms if interval_ms > FASTEST_HEARTBEAT_MS else 0
+        """The interval that this gateway asks its edges for."""
+        by_load_ms = len(self._sessions) * 1000 // HEARTBEATS_PER_S
+        return min(max(self._config.edge_heartbeat_ms, by_load_ms), SLOWEST_HEARTBEAT_MS)
 
     def _replace(self, session: GatewaySession) -> None:
         """Replaces an older session of the edge, which a broken link has left behind."""

@@ -29,11 +29,11 @@ STREAMS_PER_CONNECTION = 16
 
 
 SESSIONS_SHARE = 64
-"""A new session gets at most this part of the memory that is left for decompression, so that later ones get some too."""
+"""A new session gets at most this part of the memory that is left for decompression: later ones need some, too."""
 
 
 class DecompressionMemory:
-    """Shares out the memory in which sessions decompress: large windows while there are few sessions, then smaller ones.
+    """Shares out the memory in which sessions decompress: large windows while sessions are few, then smaller ones.
 
     Args:
         most_bytes: of all sessions together.

@@ -125,7 +125,7 @@ class GatewaySession:
         credit_bytes: bytes that may be in flight. At twice that, or `PLAIN_CREDITS` times that before compression, the
             session stops reading; and at one time that before compression, while its frames wait for `share`.
         share: the edge's share of the center's work.
-        heartbeat_ms: the interval of heartbeats that the edge is asked for; 0: its own.
+        heartbeat_ms: the interval of heartbeats that the edge is asked for.
 
     Attributes:
         presented, access: the call's credential, and what it gave the edge at Hello.

@@ -155,7 +155,8 @@ class PullEvent:
         drain_windows: per stream, in event time: now, and the time at which sending all pending values of open
             slices would be finished (`EdgeCore.drain_windows`). Slices that end after now may be sent from, so that
             early sends are spread over the window instead of queueing at its end.
-        bandwidth_bytes_s: the measured bandwidth, in bytes before compression; 0: unknown. Staleness budgets compute the remaining sends from it.
+        bandwidth_bytes_s: the measured bandwidth, in bytes before compression; 0: unknown. Staleness budgets compute
+            the remaining sends from it.
         path_delay_ms: wall time from sending a frame to its values being in an answer at the center. The edge's own
             deadline is the staleness budget less this.
         unread: the streams that may have unread input.

@@ -97,6 +97,9 @@ class UplinkEndpoint(Protocol):
     def heartbeat(self) -> pb.Heartbeat:
         """Returns the heartbeat to send now."""
 
+    def has_news(self) -> bool:
+        """Returns whether the center should have a heartbeat now, although the interval has not passed."""
+
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         """Returns reports of the applied shares, once these are durable.
 

@@ -330,7 +330,9 @@ class Frame:
 
     def plain(self) -> Frame:
         """Returns the frame with its body as it was before compression. Raises CorruptFrame like `plain_body`."""
-        return self if self.encoding is Encoding.PLAIN else replace(self, body=self.plain_body(), encoding=Encoding.PLAIN)
+        return (
+            self if self.encoding is Encoding.PLAIN else replace(self, body=self.plain_body(), encoding=Encoding.PLAIN)
+        )
 
     def unpack(self) -> FrameBody:
         """Decodes the body. Raises CorruptFrame like `plain_body`, and for bytes that are not a FrameBody."""

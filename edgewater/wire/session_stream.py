@@ -17,10 +17,8 @@ from edgewater.wire import uplink_pb2 as pb
 
 LEAST_WINDOW_LOG, MOST_WINDOW_LOG = 14, 20
 """The windows of a stream: 16 KiB to 1 MiB, the uncompressed bytes of some seconds to minutes of an edge."""
-PACKED_OVERHEAD_BYTES = 12
-"""Upper bound of the bytes of a `Packed` besides its data."""
 MOST_TABLE_LOG = 17
-"""A compressor's tables have at most 2^17 entries: larger ones take an edge 10 to 80 MB, and gain less than a percent."""
+"""A compressor's tables have at most 2^17 entries: larger ones take 10 to 80 MB, and gain less than a percent."""
 _BLOCK_BYTES = 128 << 10
 
 

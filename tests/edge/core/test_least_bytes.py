@@ -20,10 +20,13 @@ from edge.core import (
     TickEvent,
 )
 from edge.uplink.flow_control import PackingEstimator
+from edge.uplink.session import MESSAGE_OVERHEAD_BYTES
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.session_stream import SessionPacker
 
 REF, GROUPS, WINDOW_MS, SHARE = QueryRef("q", 1), 400, 10_000, 1_000.0
 QUANTUM = 32
@@ -73,7 +76,7 @@ class Edge:
         self.arrived_ms: dict[int, float] = {}
         self.early, self.overshoot_ms = 0, -float(WINDOW_MS)
         self.wire_bytes = 0
-        self.packing = PackingEstimator()
+        self.packer, self.packing = SessionPacker(20, 19), PackingEstimator()
 
     def run(self, windows: int, column: str = "whole") -> list[FloatArray]:
         """Ingests windows and sends what is due; returns the true sums per window."""
@@ -103,9 +106,11 @@ class Edge:
                 return
             (frame,) = frames
             body = frame.unpack()
-            self.free_ms = max(self.free_ms, now_ms) + frame.wire_bytes / self.bandwidth * 1000.0
-            self.wire_bytes += frame.wire_bytes
-            self.packing.add(frame.plain_wire_bytes, frame.wire_bytes)
+            message = self.packer.pack(pb.FromEdge(frame=frame.plain().to_wire()))
+            size = message.ByteSize() + MESSAGE_OVERHEAD_BYTES
+            self.free_ms = max(self.free_ms, now_ms) + size / self.bandwidth * 1000.0
+            self.wire_bytes += size
+            self.packing.add(frame.plain_wire_bytes, size)
             self.bodies.append(body)
             for partial in body.partials:
                 end_ms = partial.slice_start_ms + WINDOW_MS
