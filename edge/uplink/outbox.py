@@ -150,7 +150,8 @@ class UplinkOutbox:
         while True:
             now = self._now_ms()
             plain_bytes_s = self.bandwidth_bytes_s / self._packed_fraction
-            due = self._durable.core.next_pull_ms(plain_bytes_s, now, self.path_delay_ms)
+            processing_ms = self.processing_ms
+            due = self._durable.core.next_pull_ms(plain_bytes_s, now, self.path_delay_ms, processing_ms)
             if due is not None and due <= now:
                 drain_windows = self._durable.core.drain_windows(plain_bytes_s, now)
                 pull = PullEvent(
@@ -160,6 +161,7 @@ class UplinkOutbox:
                     self.path_delay_ms,
                     self._unread(),
                     MAX_PULLED_FRAMES,
+                    processing_ms,
                 )
                 frames = [e.frame for e in self._durable.handle(pull) if isinstance(e, FrameBuilt)]
                 if frames:
@@ -172,9 +174,14 @@ class UplinkOutbox:
 
     @property
     def path_delay_ms(self) -> int:
-        """The path delay of a frame that is sent now, with the largest processing delay of all queries."""
-        slowest_ms = max((self._processing_delay_ms.get(ref, 0) for ref in self._durable.core.queries), default=0)
-        return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, slowest_ms).ms
+        """The delay of a frame that is sent now until it arrives at the center."""
+        return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s).ms
+
+    @property
+    def processing_ms(self) -> dict[QueryRef, int]:
+        """The center's processing delays, of queries with a deadline."""
+        queries = self._durable.core.queries
+        return {r: ms for r, ms in self._processing_delay_ms.items() if ms and r in queries and _is_timed(queries[r])}
 
     def answer_delay_ms(self, query: QueryRef) -> int:
         """The delay from a frame that is sent now to answers of a query, as far as it has been measured."""
@@ -427,6 +434,10 @@ def _add_rejected(streams: Mapping[str, StreamState], progress: Iterable[pb.Stre
     columns = ((name, *each) for name, state in streams.items() for each in state.null_columns())
     for name, source, column in islice(columns, MAX_NULL_COLUMNS):
         by_stream[name].null_columns.add(source=source[:MAX_SOURCE], column=column[:MAX_SOURCE])
+
+
+def _is_timed(pipeline: QueryPipeline) -> bool:
+    return pipeline.spec.staleness_budget is not None
 
 
 def _rounded(value: float) -> float:
