@@ -550,8 +550,9 @@ class EdgeCore:
         path_delay_ms: int = 0,
         processing_ms: Mapping[QueryRef, int] = NO_DELAYS,
     ) -> int | None:
-        """Returns the wall time at which the next `PullEvent` is due; None: nothing to send. The arguments are as in the
-        event.
+        """Returns the wall time at which the next `PullEvent` is due; None: nothing to send.
+
+        The arguments are as in the event.
 
         Closed slices are sent at once. Entries of open slices are sent if their gain is large enough
         (`edge/cache/eviction.py`), once sending all pending values would take noticeable time. After a pull that
