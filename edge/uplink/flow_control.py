@@ -34,6 +34,8 @@ STARTUP_ROUNDS, STARTUP_GROWTH = 3, 1.25
 ESTIMATE_WINDOW_S = 10.0
 ESTIMATE_SAMPLES = 8
 """The bandwidth is the maximum of at least so many samples, however old: rare frames give few."""
+ECHO_SAMPLES = 5
+"""The round trip is the minimum of at least so many heartbeats: a single one may have waited behind frames."""
 BASE_WINDOW_S = 60.0
 """The minimum over this time is the round trip of a heartbeat on an empty link."""
 SLOW_FRAMES = 3
@@ -137,7 +139,7 @@ class LinkEstimator:
         self._rtt_at_s = 0.0
         self._draining = False
         self._slowest_ack = WindowedExtreme("max")
-        self._echo_rtt = WindowedExtreme("min")
+        self._echo_rtt = WindowedExtreme("min", least=ECHO_SAMPLES)
         self._base = WindowedExtreme("min", BASE_WINDOW_S)
         self._echo_bytes = 0
         self._in_flight: deque[_Sent] = deque()
