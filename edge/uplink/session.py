@@ -328,10 +328,13 @@ class UplinkSession:
         """Sends heartbeats at the interval that the center asks for; the first ones, and those with news, sooner."""
         for number in count(1):
             heartbeat = self._endpoint.heartbeat()
-            size = await self._write(pb.FromEdge(heartbeat=heartbeat))
-            self._echoes[heartbeat.sent_at_ms] = self._monotonic(), size + MESSAGE_OVERHEAD_BYTES
+            began_s, sent_at_ms = self._monotonic(), heartbeat.sent_at_ms
+            self._echoes[sent_at_ms] = began_s, heartbeat.ByteSize() + MESSAGE_OVERHEAD_BYTES
             while len(self._echoes) > 100:
                 del self._echoes[next(iter(self._echoes))]
+            size = await self._write(pb.FromEdge(heartbeat=heartbeat))
+            if sent_at_ms in self._echoes:
+                self._echoes[sent_at_ms] = began_s, size + MESSAGE_OVERHEAD_BYTES
             await self._until_heartbeat(number)
 
     async def _until_heartbeat(self, sent: int) -> None:
