@@ -40,6 +40,8 @@ BASE_WINDOW_S = 60.0
 """The minimum over this time is the round trip of a heartbeat on an empty link."""
 SLOW_FRAMES = 3
 """So many frames in a row must be slow before they show the bandwidth: a busy process delays some of them, too."""
+FASTER_LINK = 1.25
+"""A frame that passes so many times faster than the link seemed to carry shows that the link is not narrow."""
 MIN_TRANSIT_S = 0.05
 """A frame that takes less than this longer than a heartbeat does not show the bandwidth: other delays are as large."""
 PACING_SLACK_S = 0.002
@@ -277,7 +279,7 @@ class LinkEstimator:
         else:
             self._slow_frames = 0
             self._at_least.add(more_bytes / MIN_TRANSIT_S, now_s)
-            if (self._at_least.value or 0.0) > self.bandwidth_bytes_s:
+            if (self._at_least.value or 0.0) > FASTER_LINK * self.bandwidth_bytes_s:
                 self._is_known = False  # what seemed to be the link was a pause of a process
 
     def _end_round(self, delivered_bytes: int) -> None:

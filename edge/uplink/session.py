@@ -24,6 +24,9 @@ from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionPacker
 
 MESSAGE_OVERHEAD_BYTES = 32
 """Wire bytes of a message besides its body: the headers of gRPC, and of its first HTTP/2 frame and TLS record."""
+LINK_OVERHEAD_BYTES = 66
+"""What a link carries of a small message besides its body: headers of gRPC, HTTP/2, TCP and IP. The estimate of a narrow
+link's bandwidth would be too low without them."""
 HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES = 16 << 10, 9
 LONGEST_HEARTBEAT_S = 20.0
 """The longest interval of heartbeats that a center may ask for."""
@@ -252,7 +255,7 @@ class UplinkSession:
         return await asyncio.to_thread(self._packer.pack, message)
 
     def _on_frames_sent(self, frames: Sequence[Frame], size: int) -> None:
-        wire_bytes = size + MESSAGE_OVERHEAD_BYTES
+        wire_bytes = size + LINK_OVERHEAD_BYTES
         self._pacing.packing.add(sum(frame.plain_wire_bytes for frame in frames), wire_bytes)
         self._pacing.link.on_sent(frames[-1].seq, wire_bytes, self._monotonic())
         self._report_link()
@@ -329,12 +332,12 @@ class UplinkSession:
         for number in count(1):
             heartbeat = self._endpoint.heartbeat()
             began_s, sent_at_ms = self._monotonic(), heartbeat.sent_at_ms
-            self._echoes[sent_at_ms] = began_s, heartbeat.ByteSize() + MESSAGE_OVERHEAD_BYTES
+            self._echoes[sent_at_ms] = began_s, heartbeat.ByteSize() + LINK_OVERHEAD_BYTES
             while len(self._echoes) > 100:
                 del self._echoes[next(iter(self._echoes))]
             size = await self._write(pb.FromEdge(heartbeat=heartbeat))
             if sent_at_ms in self._echoes:
-                self._echoes[sent_at_ms] = began_s, size + MESSAGE_OVERHEAD_BYTES
+                self._echoes[sent_at_ms] = began_s, size + LINK_OVERHEAD_BYTES
             await self._until_heartbeat(number)
 
     async def _until_heartbeat(self, sent: int) -> None:

@@ -20,7 +20,7 @@ from edge.core import (
 )
 from edge.uplink import MIN_FRAME_BYTES
 from edge.uplink.flow_control import PackingEstimator
-from edge.uplink.session import MESSAGE_OVERHEAD_BYTES, WIDE_LEVEL
+from edge.uplink.session import LINK_OVERHEAD_BYTES, WIDE_LEVEL
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import GroupedAggregate
@@ -68,7 +68,7 @@ class _Meter:
             self.entries += sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in partials)
             self._core.handle(Acked(frame.seq))
         messages = [self._packer.pack(pb.FromEdge(frame=f.plain().to_wire())) for f in frames]
-        size = sum(message.ByteSize() + MESSAGE_OVERHEAD_BYTES for message in messages)
+        size = sum(message.ByteSize() + LINK_OVERHEAD_BYTES for message in messages)
         self._packing.add(sum(f.plain_wire_bytes for f in frames), size)
         self.shipped_bytes += size
         return size
