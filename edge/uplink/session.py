@@ -25,8 +25,8 @@ from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionPacker
 MESSAGE_OVERHEAD_BYTES = 32
 """Wire bytes of a message besides its body: the headers of gRPC, and of its first HTTP/2 frame and TLS record."""
 LINK_OVERHEAD_BYTES = 66
-"""What a link carries of a small message besides its body: headers of gRPC, HTTP/2, TCP and IP. The estimate of a narrow
-link's bandwidth would be too low without them."""
+"""What a link carries of a small message besides its body: headers of gRPC, HTTP/2, TCP and IP. Without them, the
+estimate of a narrow link's bandwidth would be too low."""
 HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES = 16 << 10, 9
 LONGEST_HEARTBEAT_S = 20.0
 """The longest interval of heartbeats that a center may ask for."""
