@@ -69,6 +69,11 @@ class GatewaySection(Section):
     credit: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
     """Bytes of frames in flight."""
     max_frame: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
+    heartbeat: Annotated[Duration, Field(ge=1_000, le=20_000)] = 5_000
+    """Interval of an edge's heartbeats while it has no news. An edge is unreachable after 2.5 intervals without any,
+    not before 5 s, and at once if its connection ends. With over 2,500 edges of a gateway the interval is longer."""
+    compression_memory: Annotated[Size, Field(ge=0)] = 256 << 20
+    """Memory in which the gateway decompresses what edges send, over all sessions. 0: edges compress frames alone."""
     work: Annotated[int, Field(ge=1_000)] = WORK_PER_S
     """Units of work per second of an edge's frames; more is delayed."""
     open_windows: Annotated[int, Field(ge=1)] = OPEN_WINDOWS

@@ -60,7 +60,7 @@ from edgewater.streams import COLUMN_TYPES, MAX_CONSTANT, TIME_COLUMN, Constant,
 
 IDLE_MS = 10_000
 MIN_BANDWIDTH = 1 << 10
-"""Bytes per second: heartbeats alone take about a hundred."""
+"""Bytes per second: heartbeats alone take up to a hundred and fifty while an edge has news."""
 MAX_PUSH_BYTES = 12 << 20
 """An Arrow body may grow 16-fold, and a record of the journal ends at 256 MiB."""
 

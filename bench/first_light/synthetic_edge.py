@@ -122,7 +122,9 @@ class SyntheticEdge:
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         return []
 
-    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+    def on_link_estimate(
+        self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int, packed_fraction: float
+    ) -> None:
         return
 
     def hello(self) -> pb.Hello:
@@ -132,6 +134,9 @@ class SyntheticEdge:
             streams=[pb.Stream(name=self.stream, columns=columns)], oldest_seq=1,
             next_seq=self.next_seq, sent_at_ms=now_ms(),
         )  # fmt: skip
+
+    def has_news(self) -> bool:
+        return False
 
     def heartbeat(self) -> pb.Heartbeat:
         return pb.Heartbeat(sent_at_ms=now_ms())

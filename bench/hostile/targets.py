@@ -15,6 +15,7 @@ from edgewater.errors import EdgewaterError
 MODULES = (
     "bench.hostile.synopses",
     "bench.hostile.frames",
+    "bench.hostile.session_streams",
     "bench.hostile.statements",
     "bench.hostile.arrivals",
     "bench.hostile.pushes",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -28,7 +28,7 @@ from edgewater.query import MAX_MEASURES, QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.timestamps import EARLIEST_MS
 from edgewater.windows import SlicedWindow
-from edgewater.wire import Frame, FrameBody, InputLoss, LossReason, body_from_wire
+from edgewater.wire import Encoding, Frame, FrameBody, InputLoss, LossReason, body_from_wire
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import MAX_SHARD, loss_from_wire, parse_body
 
@@ -129,12 +129,13 @@ class FrameCheck:
         except (DecodeError, ValueError) as exc:
             lost = FrameBody(MIN_TIME_MS, losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),))
             why = f"the body cannot be read: {exc}"[:_SHOWN]
-            return CheckedFrame(Frame.pack(frame.seq, frame.query, lost), LossReason.FRAME_DAMAGED, why)
+            return CheckedFrame(_instead_of(frame, lost), LossReason.FRAME_DAMAGED, why)
         work, checking = FrameWork.of(self._spec), _checking(body, fields)
         faults = self._take_out(body, latest_ms, work, too_open)
         if not faults.count:
-            return CheckedFrame(frame, work=work.units, through_ms=body.through_ms, checking=checking)
-        kept = Frame.pack(frame.seq, frame.query, body_from_wire(body))
+            stored = frame.compressed() if frame.encoding is Encoding.PLAIN else frame
+            return CheckedFrame(stored, work=work.units, through_ms=body.through_ms, checking=checking)
+        kept = _instead_of(frame, body_from_wire(body))
         more = f", and {faults.count - 1} more" if faults.count > 1 else ""
         return CheckedFrame(kept, faults.reason, faults.first + more, work.units, body.through_ms, checking)
 
@@ -289,6 +290,11 @@ class FrameCheck:
             if loss.records > MAX_COUNT:
                 loss.ClearField("records")
             loss.source, loss.reason = bounded_text(loss.source, MAX_SOURCE), bounded_text(loss.reason)
+
+
+def _instead_of(frame: Frame, body: FrameBody) -> Frame:
+    """Returns a frame with another body; the link has carried the bytes of the one that was sent."""
+    return replace(Frame.pack(frame.seq, frame.query, body), shipped_bytes=frame.wire_bytes)
 
 
 def _checking(body: pb.FrameBody, fields: int) -> int:

@@ -72,7 +72,6 @@ ASSIGNED_AT_ONCE = 200
 """Sessions that get their assignments in one turn of the event loop."""
 HEARTBEATS_PER_S = 500
 """Heartbeats of all sessions; with more sessions than that the gateway asks for longer intervals."""
-FASTEST_HEARTBEAT_MS = 1_000
 SLOWEST_HEARTBEAT_MS = 20_000
 """An edge agrees to no more."""
 _ENVELOPE_BYTES = 64 << 10
@@ -90,6 +89,7 @@ class GatewayConfig:
             any edge may connect, which is allowed on loopback only.
         max_frame_bytes: the largest accepted frame, by the size of its message.
         credit_bytes: bytes of frames that an edge may have in flight.
+        compression_bytes: memory of all sessions to decompress what edges send; without it they compress frames alone.
         open_windows: windows of a query that an edge may keep open, besides those of the query's lateness.
         work_per_s: units of work (`edgewater.frame_work`) that the frames of an edge may make per second, at this
             gateway; more is delayed.
@@ -98,6 +98,7 @@ class GatewayConfig:
         poll_ms: interval of polling the catalog; a new query reaches its edges within that.
         reload_ms: interval of looking at the files of credentials; a revoked one ends its session within that.
         heartbeat_ms: least time between two writes of `StatusWriter`.
+        edge_heartbeat_ms: interval of heartbeats that edges are asked for; many edges are asked for longer ones.
         retry_ms, retry_max_ms: delay before a failed commit is tried again: first, and at most.
         hello_timeout_ms: a call without a Hello by then is ended, and a connection without a call.
         streams: what is accepted of streams. Without credentials, edges set the clocks of streams without a `replay`.
@@ -109,6 +110,7 @@ class GatewayConfig:
     tls: TlsSection | None = None
     max_frame_bytes: int = 4 << 20
     credit_bytes: int = 4 << 20
+    compression_bytes: int = 256 << 20
     work_per_s: int = WORK_PER_S
     open_windows: int = OPEN_WINDOWS
     max_pending_bytes: int = 256 << 20
@@ -116,6 +118,7 @@ class GatewayConfig:
     poll_ms: int = 200
     reload_ms: int = 1_000
     heartbeat_ms: int = 1_000
+    edge_heartbeat_ms: int = 5_000
     retry_ms: int = 100
     retry_max_ms: int = 5_000
     hello_timeout_ms: int = 10_000
@@ -150,6 +153,7 @@ class Gateway:
         self._refreshing = asyncio.Lock()
         self._catalog_problem: str | None = None
         self.metrics = GatewayMetrics()
+        self._decompression = limits.DecompressionMemory(config.compression_bytes, self.metrics)
         # Not by the address: a gateway on loopback with credentials may stand behind a proxy that others can reach.
         self._stream_rules = StreamRules(config.streams, edges_set_clocks=not self._credentials.authenticates)
         self._validator = FrameValidator(self._stream_rules, self._read_plan, config.open_windows)
@@ -284,6 +288,7 @@ class Gateway:
             self._replace(session)
         self._status.session_began(session.edge, self._now_ms())
         self.metrics.sessions.inc()
+        session.window_log = self._decompression.take()
         try:
             await context.write(self._welcome(session))
             session.opened = True  # the gateway has looked at the catalog since its Hello
@@ -293,6 +298,7 @@ class Gateway:
             await session.run(requests, context.write)
         finally:
             self.metrics.sessions.dec()
+            self._decompression.release(session.window_log)
             if self._sessions.get(session.edge) is session:
                 del self._sessions[session.edge]
                 self._status.session_ended(session.edge, session.name, self._now_ms())
@@ -394,9 +400,9 @@ class Gateway:
         return self._shares.setdefault(edge, TokenBucket(rate, now_s, max(rate, MAX_FRAME_WORK)))
 
     def _heartbeat_ms(self) -> int:
-        """The interval that this gateway asks its edges for; 0: their own."""
-        interval_ms = min(len(self._sessions) * 1000 // HEARTBEATS_PER_S, SLOWEST_HEARTBEAT_MS)
-        return interval_ms if interval_ms > FASTEST_HEARTBEAT_MS else 0
+        """The interval that this gateway asks its edges for."""
+        by_load_ms = len(self._sessions) * 1000 // HEARTBEATS_PER_S
+        return min(max(self._config.edge_heartbeat_ms, by_load_ms), SLOWEST_HEARTBEAT_MS)
 
     def _replace(self, session: GatewaySession) -> None:
         """Replaces an older session of the edge, which a broken link has left behind."""
@@ -422,6 +428,7 @@ class Gateway:
                 max_frame_bytes=self._config.max_frame_bytes,
                 credit_bytes=self._config.credit_bytes,
                 received_at_ms=self._now_ms(),
+                window_log=session.window_log,
             )
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from center.ingest.metrics import GatewayMetrics
 from edgewater.errors import LimitExceeded
+from edgewater.wire.session_stream import LEAST_WINDOW_LOG, MOST_WINDOW_LOG, unpacker_bytes
 
 HELLO_BYTES = 1 << 20
 CONTROL_BYTES = 128 << 10
@@ -25,6 +26,38 @@ SPARE_CONNECTIONS = 16
 """Beyond twice the number of sessions: edges that connect again do so before their old connection is closed."""
 STREAMS_PER_CONNECTION = 16
 """Calls on one connection; an edge makes one."""
+
+
+SESSIONS_SHARE = 64
+"""A new session gets at most this part of the memory that is left for decompression: later ones need some, too."""
+
+
+class DecompressionMemory:
+    """Shares out the memory in which sessions decompress: large windows while sessions are few, then smaller ones.
+
+    Args:
+        most_bytes: of all sessions together.
+    """
+
+    def __init__(self, most_bytes: int, metrics: GatewayMetrics) -> None:
+        self._left_bytes = most_bytes
+        self._metrics = metrics
+
+    def take(self) -> int:
+        """Reserves memory for a session; returns the log of its window, or 0 if too little is left."""
+        for window_log in range(MOST_WINDOW_LOG, LEAST_WINDOW_LOG - 1, -1):
+            if unpacker_bytes(window_log) <= self._left_bytes // SESSIONS_SHARE:
+                self._count(unpacker_bytes(window_log))
+                return window_log
+        return 0
+
+    def release(self, window_log: int) -> None:
+        """Takes back the memory of a session that has ended."""
+        self._count(-unpacker_bytes(window_log))
+
+    def _count(self, size: int) -> None:
+        self._left_bytes -= size
+        self._metrics.decompression.inc(size)
 
 
 class FixedWindow:

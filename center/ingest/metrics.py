@@ -27,7 +27,11 @@ class GatewayMetrics:
             f"{name}_delayed_seconds", "Seconds for which frames of an edge waited for its share of the center's work.",
             registry=self.registry,
         )  # fmt: skip
-        self.bytes = Counter(f"{name}_wire_bytes", "Bytes of frames received.", registry=self.registry)
+        self.bytes = Counter(f"{name}_wire_bytes", "Bytes of frames received, compressed.", registry=self.registry)
+        self.decompression = Gauge(
+            f"{name}_decompression_bytes", "Memory reserved for the compressed streams of sessions.",
+            registry=self.registry,
+        )  # fmt: skip
         self.pending = Gauge(f"{name}_pending_bytes", "Bytes of frames not yet committed.", registry=self.registry)
         self.commits = Counter(f"{name}_commits", "Group commits.", registry=self.registry)
         self.commit_seconds = Histogram(

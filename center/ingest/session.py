@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -41,9 +42,12 @@ from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.token_bucket import TokenBucket
 from edgewater.wire import MAX_BODY_BYTES, MAX_FRAMES, Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.session_stream import SessionUnpacker
 
 PLAIN_CREDITS = 8
 """Bytes of bodies in flight before compression, which usually gives a third, in credits."""
+THREAD_BYTES = 64 << 10
+"""A larger message is decompressed in a thread, with parsing about a millisecond."""
 MAX_NAMED = 5
 """Places that an alarm names."""
 NOT_EXPECTED = "not-expected"
@@ -121,11 +125,12 @@ class GatewaySession:
         credit_bytes: bytes that may be in flight. At twice that, or `PLAIN_CREDITS` times that before compression, the
             session stops reading; and at one time that before compression, while its frames wait for `share`.
         share: the edge's share of the center's work.
-        heartbeat_ms: the interval of heartbeats that the edge is asked for; 0: its own.
+        heartbeat_ms: the interval of heartbeats that the edge is asked for.
 
     Attributes:
         presented, access: the call's credential, and what it gave the edge at Hello.
         opened: the gateway's plan is not older than the session's Hello.
+        window_log: of the edge's stream; 0: it must not send one. Set before Welcome.
     """
 
     def __init__(
@@ -155,6 +160,8 @@ class GatewaySession:
         self.access = access
         self.outgoing = ConflatingQueue(now_ms)
         self.opened = False
+        self.window_log = 0
+        self._unpacker: SessionUnpacker | None = None
         self._frames = SessionFrames(validator, hello, share, self._on_checked, self._on_delayed)
         self._group_commit = group_commit
         self._status = status
@@ -252,12 +259,17 @@ class GatewaySession:
 
     async def _read(self, requests: AsyncIterator[pb.FromEdge]) -> None:
         async for message in requests:
+            shipped_share = 0.0
+            if message.WhichOneof("message") == "packed":
+                shipped_bytes = message.ByteSize()
+                message = await self._unpacked(message.packed)
+                shipped_share = shipped_bytes / max(message.ByteSize(), 1)
             kind = message.WhichOneof("message")
             if kind == "frame":
-                await self._on_frame(message.frame)
+                await self._on_frame(message.frame, shipped_share)
                 continue
             if kind == "frames":
-                await self._on_frames(message.frames)
+                await self._on_frames(message.frames, shipped_share)
                 continue
             self._require_modest(kind or "message", message)
             if kind == "heartbeat":
@@ -272,6 +284,20 @@ class GatewaySession:
                 raise ProtocolError(f"edge {self.edge}: a second Hello in one session")
             # Any other kind belongs to a newer protocol. Its version range includes this one, so it may be ignored.
 
+    async def _unpacked(self, packed: pb.Packed) -> pb.FromEdge:
+        """Decompresses a message of the edge's stream."""
+        who = f"edge {self.edge}, incarnation {self.hello.incarnation}"
+        if not self.window_log:
+            raise ProtocolError(f"{who}: a packed message, which Welcome did not permit")
+        if self._unpacker is None:
+            self._unpacker = SessionUnpacker(self.window_log, self._max_frame_bytes)
+        try:
+            if packed.plain_bytes <= THREAD_BYTES:
+                return self._unpacker.unpack(packed)
+            return await asyncio.to_thread(self._unpacker.unpack, packed)
+        except CorruptFrame as exc:
+            raise CorruptFrame(f"{who}: {exc}") from exc
+
     def _require_modest(self, kind: str, message: pb.FromEdge) -> None:
         """Raises LimitExceeded for a message that is larger, or comes sooner, than any that an edge sends."""
         size, most = message.ByteSize(), limits.MESSAGES + limits.MESSAGES_PER_QUERY * len(self._queries)
@@ -285,16 +311,21 @@ class GatewaySession:
                 self._metrics, "messages", f"{who}: more than {most} messages in {limits.WINDOW_MS // 1000} s"
             )
 
-    async def _on_frames(self, message: pb.Frames) -> None:
+    async def _on_frames(self, message: pb.Frames, shipped_share: float) -> None:
         who, size = f"edge {self.edge}, incarnation {self.hello.incarnation}", message.ByteSize()
         if size > self._max_frame_bytes:
             raise ProtocolError(f"{who}: frames of {size} bytes in a message; expected at most {self._max_frame_bytes}")
         if len(message.frames) > MAX_FRAMES:
             raise ProtocolError(f"{who}: {len(message.frames)} frames in a message; expected at most {MAX_FRAMES}")
         for frame in message.frames:
-            await self._on_frame(frame)
+            await self._on_frame(frame, shipped_share)
 
-    async def _on_frame(self, message: pb.Frame) -> None:
+    async def _on_frame(self, message: pb.Frame, shipped_share: float) -> None:
+        """Takes a frame in.
+
+        Args:
+            shipped_share: the bytes in which the edge's stream brought a byte of it; 0: it was not in the stream.
+        """
         who = f"edge {self.edge}, incarnation {self.hello.incarnation}"
         if message.ByteSize() > self._max_frame_bytes:
             raise ProtocolError(
@@ -308,7 +339,7 @@ class GatewaySession:
             raise CorruptFrame(
                 f"{who}: frame {message.seq}: a body of {message.raw_bytes}, at most {MAX_BODY_BYTES} bytes"
             )
-        frame = Frame.from_wire(message)
+        frame = replace(Frame.from_wire(message), shipped_bytes=math.ceil(shipped_share * message.ByteSize()))
         self._expected = max(self._expected, frame.seq + 1)
         size = max(frame.raw_bytes, frame.wire_bytes)
         while (

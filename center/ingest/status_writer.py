@@ -86,7 +86,7 @@ class StatusWriter:
         """Keeps the newest heartbeat of an edge until it is written.
 
         Args:
-            every_ms: the interval at which the edge is asked for heartbeats; 0: its own.
+            every_ms: the interval at which the edge is asked for heartbeats.
         """
         silence_ms = max(UNREACHABLE_AFTER_MS, round(SILENT_HEARTBEATS * every_ms))
         self._heard[record.edge] = record.seen_at_ms, silence_ms

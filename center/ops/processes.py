@@ -218,6 +218,8 @@ def gateway_config(config: CenterConfig) -> GatewayConfig:
         tls=config.tls,
         max_frame_bytes=config.gateway.max_frame,
         credit_bytes=config.gateway.credit,
+        edge_heartbeat_ms=config.gateway.heartbeat,
+        compression_bytes=config.gateway.compression_memory,
         work_per_s=config.gateway.work,
         open_windows=config.gateway.open_windows,
         streams=config.streams,

@@ -59,6 +59,7 @@ from edgewater.synopses.encoding.state import State
 from edgewater.wire import Frame, QueryRef, encode_body
 from edgewater.wire import uplink_pb2 as pb
 
+NO_DELAYS: Mapping[QueryRef, int] = {}
 MAX_FRAME_BYTES = 256 << 10
 """The approximate maximum size of the partials of one frame, before compression."""
 
@@ -393,11 +394,10 @@ class EdgeCore:
             left = self._pull(pipeline, event, room)
             if left is None:
                 continue
-            frame = Frame.pack(self.next_seq, pipeline.ref, left.body, smallest=pipeline.packs_small)
-            pipeline.on_packed(frame.raw_bytes, len(frame.body))
+            frame = Frame.pack(self.next_seq, pipeline.ref, left.body)
             self._append_unacked(frame)
             effects.append(FrameBuilt(frame, left.closed))
-            room -= frame.wire_bytes
+            room -= frame.plain_wire_bytes
             if _is_full(event, len(effects), room):
                 break
         if not effects:
@@ -420,10 +420,9 @@ class EdgeCore:
             frame, closed = built.frame, built.closed
             again = self._pull(pipeline, event.pull, room, RecordedPull(PullResult(frame.unpack(), closed)))
             assert again is not None, "a recorded frame is always built again"
-            pipeline.on_packed(frame.raw_bytes, len(frame.body))
             if again.closed != closed or google_crc32c.value(encode_body(again.body)) != frame.crc32c:
                 effects.append(FrameDiverged(frame.seq))
-            frames, room = frames + 1, room - frame.wire_bytes
+            frames, room = frames + 1, room - frame.plain_wire_bytes
             if not recorded and _is_full(event.pull, frames, room):
                 break
         if not event.built:
@@ -438,7 +437,7 @@ class EdgeCore:
             min(room, MAX_FRAME_BYTES),
             self._watermark_ms(pipeline),
             event.drain_windows.get(stream, NO_DRAIN_WINDOW),
-            self._link_estimate(stream, event.bandwidth_bytes_s, event.path_delay_ms),
+            self._link_estimate(pipeline, event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms),
             stream in event.unread or bool(pipeline.queue),
             recorded,
             self._drops_are_due(pipeline, event),
@@ -481,11 +480,18 @@ class EdgeCore:
             left_ms = max(min(ends, default=after_ms) - after_ms, 0)
             self._no_pull_before_ms[stream] = after_ms + max(int(EMPTY_PULL_WAIT_FRACTION * left_ms), least_ms)
 
-    def _link_estimate(self, stream: str, bandwidth_bytes_s: float, path_delay_ms: int) -> LinkEstimate:
-        """Returns the link in the stream's event time, in which slices end."""
-        clock = self.streams[stream].spec.clock
+    def _link_estimate(
+        self,
+        pipeline: QueryPipeline,
+        bandwidth_bytes_s: float,
+        path_delay_ms: int,
+        processing_ms: Mapping[QueryRef, int],
+    ) -> LinkEstimate:
+        """Returns the link of a query in the stream's event time, in which slices end."""
+        clock = self.streams[pipeline.spec.stream].spec.clock
         speed = clock.speed if clock is not None else 1.0
-        return LinkEstimate(bandwidth_bytes_s / 1000.0 / speed, path_delay_ms * speed, speed)
+        delay_ms = path_delay_ms + processing_ms.get(pipeline.ref, 0)
+        return LinkEstimate(bandwidth_bytes_s / 1000.0 / speed, delay_ms * speed, speed)
 
     def _oldest_first(self) -> list[QueryPipeline]:
         """Returns the queries with the oldest progress first, so that a busy query starves no other."""
@@ -537,8 +543,16 @@ class EdgeCore:
         """Returns the wall time (ms) at which the next `TickEvent` is due, or None."""
         return min((d for s in self.streams.values() if (d := s.next_deadline()) is not None), default=None)
 
-    def next_pull_ms(self, bandwidth_bytes_s: float, now_ms: int, path_delay_ms: int = 0) -> int | None:
+    def next_pull_ms(
+        self,
+        bandwidth_bytes_s: float,
+        now_ms: int,
+        path_delay_ms: int = 0,
+        processing_ms: Mapping[QueryRef, int] = NO_DELAYS,
+    ) -> int | None:
         """Returns the wall time at which the next `PullEvent` is due; None: nothing to send.
+
+        The arguments are as in the event.
 
         Closed slices are sent at once. Entries of open slices are sent if their gain is large enough
         (`edge/cache/eviction.py`), once sending all pending values would take noticeable time. After a pull that
@@ -551,7 +565,7 @@ class EdgeCore:
                 return now_ms
             drops = [p.unreported_drops.since_ms for p in self.queries_of(name)]
             drops_due = [since_ms + REPORT_DROPS_MS for since_ms in drops if since_ms is not None]
-            early_ms = self._early_due_ms(name, bandwidth_bytes_s, now_ms, path_delay_ms)
+            early_ms = self._early_due_ms(name, bandwidth_bytes_s, now_ms, path_delay_ms, processing_ms)
             for due_ms in (self._next_report_ms(name, now_ms), early_ms, *drops_due):
                 if due_ms is not None:
                     earliest = due_ms if earliest is None else min(earliest, due_ms)
@@ -579,14 +593,28 @@ class EdgeCore:
             earliest = wall_ms if earliest is None else min(earliest, wall_ms)
         return earliest
 
-    def _early_due_ms(self, stream: str, bandwidth_bytes_s: float, now_ms: int, path_delay_ms: int) -> int | None:
+    def _early_due_ms(
+        self,
+        stream: str,
+        bandwidth_bytes_s: float,
+        now_ms: int,
+        path_delay_ms: int,
+        processing_ms: Mapping[QueryRef, int],
+    ) -> int | None:
         """Returns the wall time at which entries of open slices under combined budgets have to be sent; None: never."""
         state = self.streams[stream]
         if state.spec.clock is None:
             return None
-        clock, link = state.spec.clock, self._link_estimate(stream, bandwidth_bytes_s, path_delay_ms)
+        clock = state.spec.clock
         event_ms = clock.to_event_ms(now_ms)
-        dues = [p.early_due_ms(p.watermark_ms(state.watermark_ms), event_ms, link) for p in self.queries_of(stream)]
+        dues = [
+            p.early_due_ms(
+                p.watermark_ms(state.watermark_ms),
+                event_ms,
+                self._link_estimate(p, bandwidth_bytes_s, path_delay_ms, processing_ms),
+            )
+            for p in self.queries_of(stream)
+        ]
         earliest = min((due for due in dues if due is not None), default=None)
         if earliest is None:
             return None

@@ -150,12 +150,16 @@ class PullEvent:
     """The link has room for about `capacity_bytes`: the core builds the most urgent frame, or frames.
 
     Attributes:
+        capacity_bytes: bytes of bodies before compression. How well the session compresses is part of this number, and
+            of `bandwidth_bytes_s`: the core does not learn it.
         drain_windows: per stream, in event time: now, and the time at which sending all pending values of open
             slices would be finished (`EdgeCore.drain_windows`). Slices that end after now may be sent from, so that
             early sends are spread over the window instead of queueing at its end.
-        bandwidth_bytes_s: the measured bandwidth; 0: unknown. Staleness budgets compute the remaining sends from it.
-        path_delay_ms: wall time from sending a frame to its values being in an answer at the center. The edge's own
-            deadline is the staleness budget less this.
+        bandwidth_bytes_s: the measured bandwidth, in bytes before compression; 0: unknown. Staleness budgets compute
+            the remaining sends from it.
+        path_delay_ms: wall time from sending a frame to its arrival at the center.
+        processing_ms: per query, the wall time from the arrival of a frame at the center until its values are in an
+            answer; 0 for the others. The edge's own deadline is the staleness budget less both.
         unread: the streams that may have unread input.
         max_frames: with more than 1, frames of other queries with closed slices follow, as long as the link has room.
     """
@@ -166,6 +170,7 @@ class PullEvent:
     path_delay_ms: int = 0
     unread: tuple[str, ...] = ()
     max_frames: int = 1
+    processing_ms: Mapping[QueryRef, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

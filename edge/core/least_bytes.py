@@ -22,10 +22,10 @@ from edgewater.synopses import DivisibleSum, Stack
 
 USED_AFTER_CLOSE = 0.8
 """The fraction of the link's bytes between a slice's close and its deadline that a combined budget plans with."""
-CLOSING_FRAME_BYTES = 256
-"""Approximate size of a frame that closes a slice, without entries."""
-EARLY_FRAME_BYTES = 70
-"""Approximate size of a frame of an open slice, without entries."""
+CLOSING_FRAME_BYTES = 500
+"""Approximate size of a frame that closes a slice, without entries, before compression."""
+EARLY_FRAME_BYTES = 200
+"""Approximate size of a frame of an open slice, without entries, before compression."""
 EARLY_FRAME_SHARE = 1 / 2
 """A frame may have this share of what has to be sent early: larger ones delay what follows, smaller ones are mostly
 overhead."""

@@ -74,7 +74,6 @@ SLICE_BYTES, MEASURE_BYTES = 3_500, 700
 TYPES_REMEDY = "Restore the columns, delete the query at the center, and change them then"
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 EAGER_MARGIN = 0.5
-PACKING_RATE = 0.3
 """With the eviction `gain`, entries that have used up this fraction of their limit count as pending."""
 
 
@@ -502,7 +501,7 @@ class QueryPipeline:
             return None
         period = SlicePeriod(start, self._end(start), now_ms, watermark_ms)
         limits = self._limits(start)
-        return early_sends(slice_, self.spec, self.history, limits, period, link, self._packed_entry_bytes)
+        return early_sends(slice_, self.spec, self.history, limits, period, link, self.progress.entry_bytes)
 
     def _limits(self, start: int) -> ErrorLimits:
         relative = dict(self.spec.error_budget.relative) if self.spec.error_budget is not None else {}
@@ -746,7 +745,7 @@ class QueryPipeline:
         # Omitted values have to be reported as withheld, which is possible only for bounded measures.
         slots, late = None, 0
         if self.bounded_measures and self._has_deadline(start, slice_):
-            slots = remaining_slots(self.spec, end, drain_window_ms[0], link, self._packed_entry_bytes)
+            slots = remaining_slots(self.spec, end, drain_window_ms[0], link, self.progress.entry_bytes)
             late = self._late_groups(start, drain_window_ms[0], link) if closed and not slice_.learned else 0
         if not closed and self.spec.cache.eviction == "gain":
             rate, large = link.bytes_per_ms / entry_bytes, self.spec.saves_bytes
@@ -777,7 +776,7 @@ class QueryPipeline:
             for other, slice_ in self.slices.items()
             if other > start and self._end(other) <= now_ms and not slice_.close_reported
         )
-        return max(late_groups(self.spec, link, self._packed_entry_bytes) - newer, 0)
+        return max(late_groups(self.spec, link, self.progress.entry_bytes) - newer, 0)
 
     @property
     def _has_relative_limit(self) -> bool:
@@ -811,11 +810,6 @@ class QueryPipeline:
         """Whether frames are made as small as possible: every byte delays a deadline or costs a byte of a budget."""
         return self.spec.saves_bytes or self.is_staleness_bound
 
-    @property
-    def _packed_entry_bytes(self) -> float:
-        """The estimated size of an entry on the link."""
-        return self.progress.entry_bytes * self.progress.packed_fraction
-
     def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
         groups = slice_.entries.in_key_order(groups)
         self._record_drift(start, slice_.entries, groups)
@@ -826,12 +820,6 @@ class QueryPipeline:
         # The estimate follows the actual size of entries, so that frames are about as large as the capacity.
         self.progress.entry_bytes += 0.3 * (len(data) / len(groups) - self.progress.entry_bytes)
         return Partial(start, 0, data)
-
-    def on_packed(self, raw_bytes: int, packed_bytes: int) -> None:
-        """Learns how small frames of the query are on the link, from one that was built or recorded."""
-        if self.packs_small and raw_bytes and self.encode is GroupedAggregate.to_bytes:
-            change = packed_bytes / raw_bytes - self.progress.packed_fraction
-            self.progress.packed_fraction += PACKING_RATE * change
 
     def _record_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:
         """Adds the drift of groups that are sent, or (None) of all groups that a closed slice withholds."""
@@ -853,10 +841,6 @@ class QueryPipeline:
         if done and self.slices:
             self.schedule = self.schedule.without_before(min(self.slices))
 
-    @property
-    def _packed(self) -> list[float]:
-        return [self.progress.packed_fraction] if self.packs_small else []
-
     def to_state(self) -> State:
         """Returns the state. The spec is bound again on reading, as a new release may evaluate it otherwise."""
         numbers = {
@@ -865,7 +849,7 @@ class QueryPipeline:
             "types": _types_of(self.bound, self.constants),
             "since_ms": self.since_ms,
             "schedule": self.schedule.to_state(),
-            "progress": [self.progress.through_ms, self.progress.entry_bytes, *self._packed],
+            "progress": [self.progress.through_ms, self.progress.entry_bytes],
             "sampling_rate": self.sampling_rate,
             "losses": [astuple(loss) for loss in self.losses],
             "unreported_drops": self.unreported_drops.to_state(),

@@ -100,14 +100,11 @@ class Progress:
 
     Attributes:
         through_ms: event time up to which slices are closed.
-        entry_bytes: the estimated size of one entry in a frame.
-        packed_fraction: under a staleness or a combined budget, the fraction of its size that a frame has once it is
-            compressed.
+        entry_bytes: the estimated size of one entry in a frame, before compression.
     """
 
     through_ms: int = MIN_TIME_MS
     entry_bytes: float = INITIAL_ENTRY_BYTES
-    packed_fraction: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

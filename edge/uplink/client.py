@@ -35,6 +35,9 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # Pings that measure the connection's delay would answer nearly each message of the center, on a link that may be
+    # narrow. What the center sends needs no large window.
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.enable_retries", 0),
     # Each session opens a new connection: channels must not share one that may be half-open.
     ("grpc.use_local_subchannel_pool", 1),

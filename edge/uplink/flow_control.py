@@ -34,10 +34,14 @@ STARTUP_ROUNDS, STARTUP_GROWTH = 3, 1.25
 ESTIMATE_WINDOW_S = 10.0
 ESTIMATE_SAMPLES = 8
 """The bandwidth is the maximum of at least so many samples, however old: rare frames give few."""
+ECHO_SAMPLES = 5
+"""The round trip is the minimum of at least so many heartbeats: a single one may have waited behind frames."""
 BASE_WINDOW_S = 60.0
 """The minimum over this time is the round trip of a heartbeat on an empty link."""
 SLOW_FRAMES = 3
 """So many frames in a row must be slow before they show the bandwidth: a busy process delays some of them, too."""
+FASTER_LINK = 1.25
+"""A frame that passes so many times faster than the link seemed to carry shows that the link is not narrow."""
 MIN_TRANSIT_S = 0.05
 """A frame that takes less than this longer than a heartbeat does not show the bandwidth: other delays are as large."""
 PACING_SLACK_S = 0.002
@@ -50,6 +54,10 @@ MAX_UNKNOWN_IN_FLIGHT_BYTES = 64 << 10
 """Bytes in flight once a frame has passed without showing the bandwidth, as on all links that are not narrow."""
 SMALLEST_FRAME_BYTES, SMALL_FRAME_S = 1 << 10, 0.25
 """A small frame has `MIN_FRAME_BYTES`, or on a narrow link what it carries in `SMALL_FRAME_S`."""
+PACKING_MEMORY_BYTES = 32 << 10
+"""Plain bytes after which a message counts half in the estimate of how frames are compressed."""
+LEAST_PACKED_FRACTION = 1 / 16
+"""A smaller fraction is not relied on: the next values may be less repetitive."""
 DAY_MS = 86_400_000
 DAILY_RESERVATIONS = 100
 """The daily quota is recorded on disk in steps of this fraction."""
@@ -133,7 +141,7 @@ class LinkEstimator:
         self._rtt_at_s = 0.0
         self._draining = False
         self._slowest_ack = WindowedExtreme("max")
-        self._echo_rtt = WindowedExtreme("min")
+        self._echo_rtt = WindowedExtreme("min", least=ECHO_SAMPLES)
         self._base = WindowedExtreme("min", BASE_WINDOW_S)
         self._echo_bytes = 0
         self._in_flight: deque[_Sent] = deque()
@@ -271,7 +279,7 @@ class LinkEstimator:
         else:
             self._slow_frames = 0
             self._at_least.add(more_bytes / MIN_TRANSIT_S, now_s)
-            if (self._at_least.value or 0.0) > self.bandwidth_bytes_s:
+            if (self._at_least.value or 0.0) > FASTER_LINK * self.bandwidth_bytes_s:
                 self._is_known = False  # what seemed to be the link was a pause of a process
 
     def _end_round(self, delivered_bytes: int) -> None:
@@ -301,6 +309,31 @@ class LinkEstimator:
         self._echo_rtt.add(max(rtt_s, 0.0), now_s)
         self._base.add(max(rtt_s, 0.0), now_s)
         self._echo_bytes = wire_bytes
+
+
+class PackingEstimator:
+    """The bytes that a session sends for a byte of frames before compression, as the recent messages had it.
+
+    The core plans in bytes before compression. It is given the link's capacity in these bytes, because it must not
+    depend on a compressor, whose output differs with the history of a session.
+    """
+
+    def __init__(self) -> None:
+        self._plain_bytes = self._packed_bytes = 0.0
+
+    def add(self, plain_bytes: int, packed_bytes: int) -> None:
+        """Counts a message with frames."""
+        if self._plain_bytes > PACKING_MEMORY_BYTES:
+            self._plain_bytes, self._packed_bytes = self._plain_bytes / 2, self._packed_bytes / 2
+        self._plain_bytes += plain_bytes
+        self._packed_bytes += packed_bytes
+
+    @property
+    def fraction(self) -> float:
+        """1 before the first message."""
+        if not self._plain_bytes:
+            return 1.0
+        return min(max(self._packed_bytes / self._plain_bytes, LEAST_PACKED_FRACTION), 1.0)
 
 
 class DailyQuota:

@@ -44,12 +44,16 @@ DELAYS_EVERY_MS = 10_000
 """Interval of the reports of how queries stand; between two, a heartbeat has none."""
 MAX_REJECTED, MAX_NULL_COLUMNS, MAX_SOURCE = 128, 64, 256
 """Statements in a heartbeat: numbers of rejected records, and columns without values; characters of their names."""
+CALM_SHARE, LAG_S = 0.6, 0.5
+"""An edge keeps up below this busy share, and with less unacknowledged than the link carries in so many seconds.
+Otherwise the center needs heartbeats soon, to decide on sampling rates."""
 MAX_DELAYS = 200
 """Queries in one heartbeat, 10 kB; the others follow in the next ones."""
 MIN_CHANGE_MS, MIN_RELATIVE_CHANGE = 20.0, 0.2
 """Smaller changes are not reported."""
-REPORT_EVERY_MS = 10_000
-"""Interval of the reports of unchanged shares, which tell the center how the drift rates change."""
+REPORT_EVERY_MS, REPORT_UNCHANGED_EVERY_MS = 10_000, 30_000
+"""Intervals of the reports of unchanged shares, which tell the center how the drift rates change: while they change,
+and otherwise. The center gives shares only to edges that have reported within a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +125,16 @@ class UplinkOutbox:
         self._sent_inputs: tuple[Input, ...] = ()
         self._sent_delays: dict[QueryRef, QueryDelay] = {}
         self._delays_at_ms = -math.inf
-        self._was_behind = False
+        self._was_behind = self._is_pressed = False
+        self._sent_news: tuple[object, ...] = ()
         self._costs_ms: dict[QueryRef, float] = {}
         self.refused_costs = 0
         self.refused_frames: dict[str, int] = {}
         self.rtt_ms = 0.0
-        self.in_flight_bytes = 0
+        self.in_flight_bytes, self._packed_fraction = 0, 1.0
         self._processing_delay_ms: dict[QueryRef, int] = {}
         self._reported_ms: dict[QueryRef, int] = {}
+        self._reports: dict[QueryRef, pb.BudgetReport] = {}
         self._drifts: dict[QueryRef, DriftRates] = {}
         self._cap_bytes_s = float(cap_bytes_s) if cap_bytes_s is not None else float("inf")
         self.bandwidth_bytes_s = min(ASSUMED_BANDWIDTH_BYTES_S, self._cap_bytes_s)
@@ -143,16 +149,19 @@ class UplinkOutbox:
         """Waits until a pull is due, builds frames, and waits until they are durable."""
         while True:
             now = self._now_ms()
-            due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now, self.path_delay_ms)
+            plain_bytes_s = self.bandwidth_bytes_s / self._packed_fraction
+            processing_ms = self.processing_ms
+            due = self._durable.core.next_pull_ms(plain_bytes_s, now, self.path_delay_ms, processing_ms)
             if due is not None and due <= now:
-                drain_windows = self._durable.core.drain_windows(self.bandwidth_bytes_s, now)
+                drain_windows = self._durable.core.drain_windows(plain_bytes_s, now)
                 pull = PullEvent(
                     capacity_bytes,
                     drain_windows,
-                    self.bandwidth_bytes_s,
+                    plain_bytes_s,
                     self.path_delay_ms,
                     self._unread(),
                     MAX_PULLED_FRAMES,
+                    processing_ms,
                 )
                 frames = [e.frame for e in self._durable.handle(pull) if isinstance(e, FrameBuilt)]
                 if frames:
@@ -165,9 +174,14 @@ class UplinkOutbox:
 
     @property
     def path_delay_ms(self) -> int:
-        """The path delay of a frame that is sent now, with the largest processing delay of all queries."""
-        slowest_ms = max((self._processing_delay_ms.get(ref, 0) for ref in self._durable.core.queries), default=0)
-        return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, slowest_ms).ms
+        """The delay of a frame that is sent now until it arrives at the center."""
+        return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s).ms
+
+    @property
+    def processing_ms(self) -> dict[QueryRef, int]:
+        """The center's processing delays, of queries with a deadline."""
+        queries = self._durable.core.queries
+        return {r: ms for r, ms in self._processing_delay_ms.items() if ms and r in queries and _is_timed(queries[r])}
 
     def answer_delay_ms(self, query: QueryRef) -> int:
         """The delay from a frame that is sent now to answers of a query, as far as it has been measured."""
@@ -234,13 +248,21 @@ class UplinkOutbox:
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         now = self._now_ms()
         queries = {r: p for r, p in self._durable.core.queries.items() if p.spec.error_budget is not None}
-        due = [r for r in queries if all_queries or now - self._reported_ms.get(r, -REPORT_EVERY_MS) >= REPORT_EVERY_MS]
-        reports = [self._budget_report(queries[ref]) for ref in due]
-        self._reported_ms = {r: t for r, t in self._reported_ms.items() if r in queries} | dict.fromkeys(due, now)
+        ages_ms = {r: now - self._reported_ms[r] if r in self._reported_ms else math.inf for r in queries}
+        due = {
+            r: self._budget_report(queries[r]) for r, age in ages_ms.items() if all_queries or age >= REPORT_EVERY_MS
+        }
+        reports = {
+            r: report
+            for r, report in due.items()
+            if all_queries or ages_ms[r] >= REPORT_UNCHANGED_EVERY_MS or _has_changed(self._reports.get(r), report)
+        }
+        self._reported_ms = {r: t for r, t in self._reported_ms.items() if r in queries} | dict.fromkeys(reports, now)
+        self._reports = {r: m for r, m in self._reports.items() if r in queries} | reports
         self._drifts = {r: m for r, m in self._drifts.items() if r in queries}
         if reports:
             await self._group_commit.durable()
-        return reports
+        return list(reports.values())
 
     def _budget_report(self, pipeline: QueryPipeline) -> pb.BudgetReport:
         meter = self._drifts.setdefault(pipeline.ref, DriftRates(pipeline.spec.window.longest_ms))
@@ -252,7 +274,7 @@ class UplinkOutbox:
             version=pipeline.schedule.version,
             shares=applied.shares,
             from_ms=applied.from_ms,
-            update_bytes=pipeline.progress.entry_bytes,
+            update_bytes=pipeline.progress.entry_bytes * self._packed_fraction,
             drift_per_s=meter.per_s,
         )
 
@@ -262,8 +284,10 @@ class UplinkOutbox:
         log.debug("refused, %d frames of %s: %s", frames, query.name, message)
         self.refused_frames[reason] = self.refused_frames.get(reason, 0) + frames
 
-    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
-        self.in_flight_bytes = in_flight_bytes
+    def on_link_estimate(
+        self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int, packed_fraction: float
+    ) -> None:
+        self.in_flight_bytes, self._packed_fraction = in_flight_bytes, packed_fraction
         if bandwidth_bytes_s > 0:
             self.bandwidth_bytes_s = min(bandwidth_bytes_s, self._cap_bytes_s)
         self.rtt_ms = rtt_ms
@@ -313,8 +337,21 @@ class UplinkOutbox:
             ),
         )
 
+    def has_news(self) -> bool:
+        """Returns whether the last heartbeat showed that the edge does not keep up, or something happened since that a
+        user should see at once: a stream has ended, or a source rejects records, lacks a column or has other files."""
+        return self._is_pressed or self._news() != self._sent_news
+
+    def _news(self) -> tuple[object, ...]:
+        streams = self._durable.core.streams
+        ended = tuple(name for name in streams if self._durable.core.watermark_ms(name) >= MAX_TIME_MS)
+        rejected = tuple((name, *place) for name, state in streams.items() for place in _places(state))
+        columns = tuple((name, *column) for name, state in streams.items() for column in state.null_columns())
+        return ended, rejected, columns, self.inputs
+
     def heartbeat(self) -> pb.Heartbeat:
         core = self._durable.core
+        self._sent_news = self._news()
         beat = pb.Heartbeat(
             streams=[
                 pb.StreamProgress(
@@ -326,17 +363,24 @@ class UplinkOutbox:
                 for name, state in core.streams.items()
             ],
             backlog_bytes=core.unacked_bytes,
-            bandwidth_bytes_s=self.bandwidth_bytes_s,
-            rtt_ms=self.rtt_ms,
+            bandwidth_bytes_s=_rounded(self.bandwidth_bytes_s),
+            rtt_ms=_rounded(self.rtt_ms),
             drops=self._durable.drops,
             sent_at_ms=self._now_ms(),
-            busy_share=self._busy_share(),
+            busy_share=_rounded(self._busy_share()),
             scheduling=self._scheduling(),
             inputs=self._changed_inputs(),
             durable_records=self._durable.durable_records,
         )
         _add_rejected(core.streams, beat.streams)
+        self._is_pressed = beat.HasField("scheduling") or beat.busy_share > CALM_SHARE or self._lags_in_accuracy()
         return beat
+
+    def _lags_in_accuracy(self) -> bool:
+        """Returns whether the center may have to lower the sampling rate of a query because of the link."""
+        core = self._durable.core
+        lags = core.unacked_bytes > LAG_S * self.bandwidth_bytes_s
+        return lags and any(pipeline.monitor is not None for pipeline in core.queries.values())
 
     def _changed_inputs(self) -> list[pb.Input]:
         """Returns all inputs if they have changed since they were sent in this session, otherwise none."""
@@ -390,6 +434,31 @@ def _add_rejected(streams: Mapping[str, StreamState], progress: Iterable[pb.Stre
     columns = ((name, *each) for name, state in streams.items() for each in state.null_columns())
     for name, source, column in islice(columns, MAX_NULL_COLUMNS):
         by_stream[name].null_columns.add(source=source[:MAX_SOURCE], column=column[:MAX_SOURCE])
+
+
+def _is_timed(pipeline: QueryPipeline) -> bool:
+    return pipeline.spec.staleness_budget is not None
+
+
+def _rounded(value: float) -> float:
+    """Returns a measurement with two digits: more are noise, and make each heartbeat larger."""
+    return float(f"{value:.2g}")
+
+
+def _places(state: StreamState) -> Iterable[tuple[str, str]]:
+    """Returns the sources that reject records, with the reasons."""
+    return ((source, reason) for source, by_reason in state.rejected.items() for reason in by_reason)
+
+
+def _has_changed(sent: pb.BudgetReport | None, report: pb.BudgetReport) -> bool:
+    """Returns whether the center's allocation may depend on what has changed since a report."""
+    if sent is None or (sent.version, sent.from_ms) != (report.version, report.from_ms) or sent.shares != report.shares:
+        return True
+    measured = {"": report.update_bytes, **report.drift_per_s}
+    before = {"": sent.update_bytes, **sent.drift_per_s}
+    return measured.keys() != before.keys() or any(
+        abs(value - before[name]) > MIN_RELATIVE_CHANGE * before[name] for name, value in measured.items()
+    )
 
 
 def _differs(sent: QueryDelay | None, now: QueryDelay) -> bool:

@@ -87,7 +87,8 @@ class UplinkEndpoint(Protocol):
         """
 
     async def take(self, capacity_bytes: int) -> Sequence[Frame]:
-        """Waits for the next frames to send, together of at most about `capacity_bytes`, and until they are durable.
+        """Waits for the next frames to send, and until they are durable. Before compression, they have together at most
+        about `capacity_bytes`.
 
         At most one call at a time. A call may outlive the session that made it; it is cancelled only
         when the uplink ends.
@@ -95,6 +96,9 @@ class UplinkEndpoint(Protocol):
 
     def heartbeat(self) -> pb.Heartbeat:
         """Returns the heartbeat to send now."""
+
+    def has_news(self) -> bool:
+        """Returns whether the center should have a heartbeat now, although the interval has not passed."""
 
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         """Returns reports of the applied shares, once these are durable.
@@ -124,6 +128,8 @@ class UplinkEndpoint(Protocol):
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
         """Called when the center has refused `frames` more frames of a query, in whole or in part."""
 
-    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+    def on_link_estimate(
+        self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int, packed_fraction: float
+    ) -> None:
         """Called when the link was measured; a value is 0 while it is unknown, as is the bandwidth of a link that
-        was never full."""
+        was never full. `packed_fraction` is `PackingEstimator.fraction`."""

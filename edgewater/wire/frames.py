@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 
 import google_crc32c
@@ -10,7 +10,6 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from edgewater.errors import CorruptFrame
-from edgewater.wire import preset
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.nesting import Nesting, check_nesting
 
@@ -22,7 +21,8 @@ MAX_SHARD = (1 << 31) - 1
 _ZSTD_MIN_BLOCK, _ZSTD_MAX_BLOCK = 4, 128 << 10
 """A block of zstd takes at least 4 bytes, and is at most 128 KiB when it is decompressed (RFC 8878, 3.1.1.2)."""
 
-_SMALLEST_LEVEL = 19
+_LEAST_COMPRESSED_BYTES = 256
+"""Alone, smaller bodies hardly become smaller."""
 
 _BODY_NESTING = Nesting({1: Nesting(), 2: Nesting({4: Nesting()}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
 MAX_MESSAGES = 1 << 16
@@ -296,8 +296,6 @@ class Encoding(IntEnum):
 
     PLAIN = 1
     ZSTD = 2
-    PRESET = 3
-    """Deflate with the preset dictionary of `edgewater/wire/preset.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +304,9 @@ class Frame:
 
     (edge, incarnation, seq) identifies a frame. `crc32c` covers the body before compression, so it distinguishes a
     re-delivery, whatever its compression, from another body with the same number, which raises an alarm.
+
+    Attributes:
+        shipped_bytes: its part of the message in which it came through a session's stream; 0: it did not.
     """
 
     seq: int
@@ -314,25 +315,26 @@ class Frame:
     crc32c: int = 0
     encoding: Encoding = Encoding.PLAIN
     raw_bytes: int = 0
+    shipped_bytes: int = field(default=0, compare=False)
 
     @classmethod
-    def pack(cls, seq: int, query: QueryRef, body: FrameBody, *, smallest: bool = False) -> Frame:
-        """Encodes a body, in the compression that gives the fewest bytes.
-
-        Args:
-            smallest: a metered link is worth more time: about a millisecond per 2 KB.
-        """
+    def pack(cls, seq: int, query: QueryRef, body: FrameBody) -> Frame:
+        """Encodes a body. Its compression is cheap: it saves memory and disk, and sessions compress what they send."""
         plain = encode_body(body)
-        zstd = (
-            pa.Codec("zstd", compression_level=_SMALLEST_LEVEL).compress(plain, asbytes=True)
-            if smallest
-            else pa.compress(plain, codec="zstd", asbytes=True)
+        return cls(seq, query, plain, google_crc32c.value(plain), raw_bytes=len(plain)).compressed()
+
+    def compressed(self) -> Frame:
+        """Returns a frame whose body is PLAIN with a compressed body, if that is smaller."""
+        if self.raw_bytes < _LEAST_COMPRESSED_BYTES:
+            return self
+        zstd = pa.compress(self.body, codec="zstd", asbytes=True)
+        return self if len(zstd) >= self.raw_bytes else replace(self, body=zstd, encoding=Encoding.ZSTD)
+
+    def plain(self) -> Frame:
+        """Returns the frame with its body as it was before compression. Raises CorruptFrame like `plain_body`."""
+        return (
+            self if self.encoding is Encoding.PLAIN else replace(self, body=self.plain_body(), encoding=Encoding.PLAIN)
         )
-        packed = {Encoding.PLAIN: plain, Encoding.ZSTD: zstd}
-        if len(plain) <= preset.MAX_BODY_BYTES:
-            packed[Encoding.PRESET] = preset.deflate(plain)
-        encoding, shipped = min(packed.items(), key=lambda item: len(item[1]))
-        return cls(seq, query, shipped, google_crc32c.value(plain), encoding, len(plain))
 
     def unpack(self) -> FrameBody:
         """Decodes the body. Raises CorruptFrame like `plain_body`, and for bytes that are not a FrameBody."""
@@ -373,13 +375,17 @@ class Frame:
             case Encoding.ZSTD:
                 plain: bytes = pa.decompress(self.body, decompressed_size=self.raw_bytes, codec="zstd", asbytes=True)
                 return plain
-            case Encoding.PRESET:
-                return preset.inflate(self.body, self.raw_bytes)
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes on the wire with the protobuf and gRPC envelope; an upper bound, exact to within a few bytes."""
-        return len(self.body) + len(self.query.name) + FRAME_OVERHEAD_BYTES
+        """Bytes on the wire with the protobuf and gRPC envelope. `shipped_bytes` if they are known, otherwise an upper
+        bound for a frame that is not sent through a session's stream, exact to within a few bytes."""
+        return self.shipped_bytes or len(self.body) + len(self.query.name) + FRAME_OVERHEAD_BYTES
+
+    @property
+    def plain_wire_bytes(self) -> int:
+        """Upper bound of the bytes of the message before compression."""
+        return self.raw_bytes + len(self.query.name) + FRAME_OVERHEAD_BYTES
 
     def to_wire(self) -> pb.Frame:
         return pb.Frame(

@@ -32,6 +32,7 @@ class FromEdge(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     BUDGET_REPORT_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
+    PACKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -48,6 +49,8 @@ class FromEdge(_message.Message):
     def frames(self) -> Global___Frames:
         """Protocol 2."""
 
+    @_builtins.property
+    def packed(self) -> Global___Packed: ...
     def __init__(
         self,
         *,
@@ -58,16 +61,45 @@ class FromEdge(_message.Message):
         goodbye: Global___Goodbye | None = ...,
         budget_report: Global___BudgetReport | None = ...,
         frames: Global___Frames | None = ...,
+        packed: Global___Packed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "frames", b"frames", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "query_status", b"query_status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "frames", b"frames", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "packed", b"packed", "query_status", b"query_status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "frames", b"frames", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "query_status", b"query_status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "frames", b"frames", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "packed", b"packed", "query_status", b"query_status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame", "heartbeat", "query_status", "goodbye", "budget_report", "frames"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame", "heartbeat", "query_status", "goodbye", "budget_report", "frames", "packed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___FromEdge: _TypeAlias = FromEdge  # noqa: Y015
+
+@_typing.final
+class Packed(_message.Message):
+    """A message of the edge as the next part of the session's zstd stream (RFC 8878), which begins with the session. An edge
+    sends it only if Welcome permits a window. Other messages may come between: they are not part of the stream.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    PLAIN_BYTES_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """Ends with a flush: it decompresses to one whole FromEdge, which is no Hello and not packed again."""
+    plain_bytes: _builtins.int
+    """Bytes of this FromEdge; at most Welcome.max_frame_bytes."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        plain_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "plain_bytes", b"plain_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Packed: _TypeAlias = Packed  # noqa: Y015
 
 @_typing.final
 class ToEdge(_message.Message):
@@ -395,15 +427,11 @@ class Frame(_message.Message):
         ENCODING_UNSPECIFIED: Frame._Encoding.ValueType  # 0
         PLAIN: Frame._Encoding.ValueType  # 1
         ZSTD: Frame._Encoding.ValueType  # 2
-        PRESET: Frame._Encoding.ValueType  # 3
-        """Raw deflate with the preset dictionary edgewater/wire/preset_v1.bin, which never changes."""
 
     class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper): ...
     ENCODING_UNSPECIFIED: Frame.Encoding.ValueType  # 0
     PLAIN: Frame.Encoding.ValueType  # 1
     ZSTD: Frame.Encoding.ValueType  # 2
-    PRESET: Frame.Encoding.ValueType  # 3
-    """Raw deflate with the preset dictionary edgewater/wire/preset_v1.bin, which never changes."""
 
     SEQ_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
@@ -1270,6 +1298,7 @@ class Welcome(_message.Message):
     MAX_FRAME_BYTES_FIELD_NUMBER: _builtins.int
     CREDIT_BYTES_FIELD_NUMBER: _builtins.int
     RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
+    WINDOW_LOG_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """The highest version that both support. With 1 the edge sends each frame as a message of its own."""
     any_acked: _builtins.bool
@@ -1280,6 +1309,8 @@ class Welcome(_message.Message):
     credit_bytes: _builtins.int
     """Bytes that may be in flight before the first Credit."""
     received_at_ms: _builtins.int
+    window_log: _builtins.int
+    """The window of the session's zstd stream has at most 2^window_log bytes; 0: the edge must not send Packed."""
     def __init__(
         self,
         *,
@@ -1289,10 +1320,11 @@ class Welcome(_message.Message):
         max_frame_bytes: _builtins.int = ...,
         credit_bytes: _builtins.int = ...,
         received_at_ms: _builtins.int = ...,
+        window_log: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_through", b"acked_through", "any_acked", b"any_acked", "credit_bytes", b"credit_bytes", "max_frame_bytes", b"max_frame_bytes", "protocol", b"protocol", "received_at_ms", b"received_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_through", b"acked_through", "any_acked", b"any_acked", "credit_bytes", b"credit_bytes", "max_frame_bytes", b"max_frame_bytes", "protocol", b"protocol", "received_at_ms", b"received_at_ms", "window_log", b"window_log"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,10 +19,14 @@ from edge.core import (
     TickEvent,
 )
 from edge.uplink import MIN_FRAME_BYTES
+from edge.uplink.flow_control import PackingEstimator
+from edge.uplink.session import LINK_OVERHEAD_BYTES, WIDE_LEVEL
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionPacker
 from sim.budgets.edges import COARSEST
 from sim.budgets.trace import Trace
 from sim.plan.trace import PlacedTrace
@@ -36,6 +40,7 @@ class _Meter:
         self._capacity = min(max(MIN_FRAME_BYTES, bandwidth_bytes_s), MAX_FRAME_BYTES)
         self._row = 0
         self.shipped_bytes = self.entries = 0
+        self._packer, self._packing = SessionPacker(MOST_WINDOW_LOG, WIDE_LEVEL), PackingEstimator()
         self._core = EdgeCore({query.stream: StreamSpec(part.columns, LIVE, idle_ms=0)}, source=0)
         self._core.handle(SourcesOpened(((query.stream, "trace"),)))
         self._core.handle(Configured(((QueryRef(query.name, 1), query),)))
@@ -52,16 +57,19 @@ class _Meter:
 
     def pull(self, now_ms: int) -> int:
         """Returns the wire bytes of the next frame; 0 if no frame is due."""
-        due = self._core.next_pull_ms(self._bandwidth, now_ms)
+        capacity, bandwidth = (size / self._packing.fraction for size in (self._capacity, self._bandwidth))
+        due = self._core.next_pull_ms(bandwidth, now_ms)
         if due is None or due > now_ms:
             return 0
-        event = PullEvent(self._capacity, self._core.drain_windows(self._bandwidth, now_ms), self._bandwidth)
+        event = PullEvent(int(capacity), self._core.drain_windows(bandwidth, now_ms), bandwidth)
         frames = [e.frame for e in self._core.handle(event) if isinstance(e, FrameBuilt)]
         for frame in frames:
             partials = frame.unpack().partials
             self.entries += sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in partials)
             self._core.handle(Acked(frame.seq))
-        size = sum(f.wire_bytes for f in frames)
+        messages = [self._packer.pack(pb.FromEdge(frame=f.plain().to_wire())) for f in frames]
+        size = sum(message.ByteSize() + LINK_OVERHEAD_BYTES for message in messages)
+        self._packing.add(sum(f.plain_wire_bytes for f in frames), size)
         self.shipped_bytes += size
         return size
 

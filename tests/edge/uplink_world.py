@@ -32,6 +32,7 @@ from edgewater.wire import (
     uplink_pb2_grpc,
 )
 from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.session_stream import LEAST_WINDOW_LOG, SessionUnpacker
 
 PATIENCE_S = 30
 MILES = QueryRef("miles", 1)
@@ -86,7 +87,7 @@ class Agent:
         self.budget: BudgetUpdate | None = None
         self._reported: BudgetUpdate | None = BudgetUpdate(MILES, {}, -1)
         self.link = (0.0, 0.0)
-        self.refuse = False
+        self.refuse = self.news = False
         self.costs: list[tuple[QueryRef, float]] = []
         self.refused: list[tuple[QueryRef, str, int]] = []
         self._made = asyncio.Event()
@@ -161,8 +162,10 @@ class Agent:
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
         self.refused.append((query, reason, frames))
 
-    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
-        self.link = (bandwidth_bytes_s, rtt_ms)
+    def on_link_estimate(
+        self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int, packed_fraction: float
+    ) -> None:
+        self.link, self.packed_fraction = (bandwidth_bytes_s, rtt_ms), packed_fraction
         self._received.set()
 
     def hello(self) -> pb.Hello:
@@ -180,6 +183,9 @@ class Agent:
 
     def heartbeat(self) -> pb.Heartbeat:
         return pb.Heartbeat(sent_at_ms=now_ms())
+
+    def has_news(self) -> bool:
+        return self.news
 
     async def until(self, test: Callable[[], object]) -> None:
         """Waits until a received message makes the test true."""
@@ -252,7 +258,7 @@ class Proxy:
 @asynccontextmanager
 async def gateway(path: Path, address: str = "127.0.0.1:0", **settings: Any) -> AsyncIterator[tuple[int, Catalog]]:
     catalog = Catalog(f"sqlite:///{path}/catalog.db")
-    quick = {"poll_ms": 20, "heartbeat_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
+    quick = {"poll_ms": 20, "heartbeat_ms": 20, "edge_heartbeat_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
     serving = Gateway(catalog, FrameLog(path / "log"), GatewayConfig(**(quick | settings)), now_ms)
     port = await serving.start(address)
     try:
@@ -288,7 +294,8 @@ class ScriptedCenter:
     def __init__(self) -> None:
         self.messages: list[pb.FromEdge] = []
         self.heartbeat_ms = 0
-        self.refusals = 0
+        self.refusals = self.window_log = 0
+        self.packed = 0
         self.protocol, self.max_frame_bytes = PROTOCOL, 1 << 20
         self._script: asyncio.Queue[pb.ToEdge | None] = asyncio.Queue()
         self._changed = asyncio.Event()
@@ -319,7 +326,12 @@ class ScriptedCenter:
         if self.refusals:
             self.refusals -= 1
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later", ((RETRY_METADATA, "1000"),))
-        welcome = pb.Welcome(protocol=self.protocol, max_frame_bytes=self.max_frame_bytes, credit_bytes=1 << 20)
+        welcome = pb.Welcome(
+            protocol=self.protocol,
+            max_frame_bytes=self.max_frame_bytes,
+            credit_bytes=1 << 20,
+            window_log=self.window_log,
+        )
         await context.write(pb.ToEdge(welcome=welcome))
         receiving = asyncio.create_task(self._receive(requests))
         try:
@@ -329,7 +341,11 @@ class ScriptedCenter:
             receiving.cancel()
 
     async def _receive(self, requests: Any) -> None:
+        unpacker = SessionUnpacker(self.window_log or LEAST_WINDOW_LOG, self.max_frame_bytes)
         async for message in requests:
+            if message.HasField("packed"):
+                self.packed += 1
+                message = unpacker.unpack(message.packed)
             self.messages.append(message)
             self._changed.set()
             if message.HasField("heartbeat"):

@@ -8,22 +8,35 @@ from dataclasses import replace
 
 from edgewater.wire import DroppedRecords, DropReason, Frame, FrameBody, SliceClose, Withheld
 from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.session_stream import LEAST_WINDOW_LOG, MOST_WINDOW_LOG, SessionPacker, SessionUnpacker
 
 SHARE = 0.3
 """Probability that a close is replaced by an impossible one."""
 LATE_SHARE = 0.05
 """Probability that a frame states more late records than any edge can read."""
 OVERFLOW = (1 << 63) - 1
+_MAX_MESSAGE_BYTES = 4 << 20
 
 
 class Liar:
-    """Alters what one edge sends. A frame that is sent again tells the same lies."""
+    """Alters what one edge sends. A frame that is sent again tells the same lies.
+
+    It takes messages out of the stream of the session, and sends them in a stream of its own.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._checksums: dict[int, int] = {}
 
     def altered(self, message: pb.FromEdge) -> pb.FromEdge:
+        if message.HasField("hello"):
+            self._unpacker = SessionUnpacker(MOST_WINDOW_LOG, _MAX_MESSAGE_BYTES)
+            self._packer = SessionPacker(LEAST_WINDOW_LOG, 1)
+        if message.HasField("packed"):
+            return self._packer.pack(self._lying(self._unpacker.unpack(message.packed)))
+        return self._lying(message)
+
+    def _lying(self, message: pb.FromEdge) -> pb.FromEdge:
         result = pb.FromEdge.FromString(message.SerializeToString())
         for frame in (result.frame,) if result.HasField("frame") else result.frames.frames:
             honest = Frame.from_wire(frame)

@@ -22,8 +22,8 @@ CONSTANTS = 0.4
 """Probability that edges of a world have a column with one value in all their records."""
 HOSTILE = 0.2
 """Probability that one edge of several is hostile."""
-SILENT, SILENCE_S = 0.15, 8.0
-"""Probability that two edges fall silent in one interval, and for how long."""
+SILENT, SILENCE_S = 0.15, 16.0
+"""Probability that two edges fall silent in one interval, and for how long: the gateway knows it after 12.5 s."""
 SKETCHES = 0.2
 """Probability of a sketch in a query."""
 COLUMN_NAMES = {"id": "int64", "k": "string", "x": "int64", "f": "float64"}

@@ -19,10 +19,14 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
+from edge.uplink.flow_control import PackingEstimator
+from edge.uplink.session import LINK_OVERHEAD_BYTES
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.session_stream import SessionPacker
 
 REF, GROUPS, WINDOW_MS, SHARE = QueryRef("q", 1), 400, 10_000, 1_000.0
 QUANTUM = 32
@@ -57,7 +61,10 @@ def records(window: int, step: int) -> pa.RecordBatch:
 
 
 class Edge:
-    """An edge whose link has `bandwidth` bytes per second; frames occupy it for their size on the wire."""
+    """An edge whose link has `bandwidth` bytes per second; frames occupy it for their size on the wire.
+
+    The core is told of the link's bandwidth and room in bytes before compression, as the outbox does.
+    """
 
     def __init__(self, spec: QuerySpec, bandwidth: float) -> None:
         self.core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, idle_ms=0)})
@@ -69,6 +76,7 @@ class Edge:
         self.arrived_ms: dict[int, float] = {}
         self.early, self.overshoot_ms = 0, -float(WINDOW_MS)
         self.wire_bytes = 0
+        self.packer, self.packing = SessionPacker(20, 19), PackingEstimator()
 
     def run(self, windows: int, column: str = "whole") -> list[FloatArray]:
         """Ingests windows and sends what is due; returns the true sums per window."""
@@ -88,17 +96,21 @@ class Edge:
 
     def send(self, now_ms: int) -> None:
         while self.free_ms <= now_ms:
-            due = self.core.next_pull_ms(self.bandwidth, now_ms, 5)
+            plain_bytes_s = self.bandwidth / self.packing.fraction
+            due = self.core.next_pull_ms(plain_bytes_s, now_ms, 5)
             if due is None or due > now_ms:
                 return
-            pull = PullEvent(8 << 10, self.core.drain_windows(self.bandwidth, now_ms), self.bandwidth, 5)
+            pull = PullEvent(8 << 10, self.core.drain_windows(plain_bytes_s, now_ms), plain_bytes_s, 5)
             frames = [e.frame for e in self.core.handle(pull) if isinstance(e, FrameBuilt)]
             if not frames:
                 return
             (frame,) = frames
             body = frame.unpack()
-            self.free_ms = max(self.free_ms, now_ms) + frame.wire_bytes / self.bandwidth * 1000.0
-            self.wire_bytes += frame.wire_bytes
+            message = self.packer.pack(pb.FromEdge(frame=frame.plain().to_wire()))
+            size = message.ByteSize() + LINK_OVERHEAD_BYTES
+            self.free_ms = max(self.free_ms, now_ms) + size / self.bandwidth * 1000.0
+            self.wire_bytes += size
+            self.packing.add(frame.plain_wire_bytes, size)
             self.bodies.append(body)
             for partial in body.partials:
                 end_ms = partial.slice_start_ms + WINDOW_MS
@@ -214,4 +226,3 @@ def test_the_state_of_a_combined_query_is_restored() -> None:
     again.restore(state)
     assert again.to_state() == state
     assert again.queries[REF].history.needed == edge.core.queries[REF].history.needed > 0
-    assert again.queries[REF].progress.packed_fraction == edge.core.queries[REF].progress.packed_fraction < 1.0

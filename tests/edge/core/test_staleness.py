@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -146,3 +146,21 @@ def test_records_that_arrive_after_their_deadline_are_history_and_are_sent_compl
     site.close(0)
     site.send(500_000, 500_000 + 60_000)
     assert len(site.sent(0)) == GROUPS
+
+
+def test_an_answer_that_takes_the_center_long_brings_forward_the_deadline_of_its_query_only() -> None:
+    slow, quick = QueryRef("slow", 1), QueryRef("quick", 1)
+    closed_ms: dict[QueryRef, int] = {}
+    site = Site()
+    site.core.handle(Configured(tuple((ref, replace(SPEC, name=ref.name)) for ref in (slow, quick))))
+    site.sell(0)
+    site.close(0)
+    now_ms = WINDOW_MS
+    while len(closed_ms) < 2:
+        pull = PullEvent(500, {"sales": (now_ms, now_ms)}, RATE_BYTES_S, processing_ms={slow: 1_500})
+        for effect in site.core.handle(pull):
+            if isinstance(effect, FrameBuilt) and effect.frame.unpack().closes:
+                closed_ms[effect.frame.query] = now_ms
+        now_ms += 100
+    assert closed_ms[slow] <= WINDOW_MS + BUDGET_MS - 1_500 + 100
+    assert WINDOW_MS + BUDGET_MS - 500 <= closed_ms[quick] <= WINDOW_MS + BUDGET_MS

@@ -15,15 +15,17 @@ import pytest
 from center.budgets import Grant
 from center.catalog import Catalog
 from center.ingest.budget_sync import grants_of
-from edge.core import EdgeCore, Ingested, SourcesOpened, StreamSpec
+from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit
-from edge.uplink import UplinkOutbox
+from edge.records import RejectedRecords
+from edge.uplink import Input, UplinkOutbox
 from edge.uplink.outbox import DELAYS_EVERY_MS, MAX_DELAYS
 from edge.uplink.ports import QueryDelay
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
 from edgewater.wire import QueryRef
+from edgewater.wire import uplink_pb2 as pb
 from tests.edge.uplink_world import gateway, on_a_loop, uplink
 
 REF = QueryRef("q", 1)
@@ -147,14 +149,55 @@ async def test_a_share_is_confirmed_only_once_it_is_in_the_journal(tmp_path: Pat
 
 
 @on_a_loop
-async def test_the_processing_delay_of_the_center_adds_to_the_path_delay(tmp_path: Path) -> None:
+async def test_the_deadline_of_a_query_has_its_own_processing_delay_besides_the_link(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
         catalog.register(spec(staleness="2s"), 1)
         await until(lambda: REF in jfk.durable.core.queries)
         catalog.record_processing_delays({REF: 340}, 5)
-        await until(lambda: jfk.outbox.path_delay_ms >= 340)
-        jfk.outbox.on_link_estimate(100_000.0, 80.0, 50_000)
-        assert jfk.outbox.path_delay_ms == 40 + 500 + 340
+        await until(lambda: jfk.outbox.processing_ms == {REF: 340})
+        jfk.outbox.on_link_estimate(100_000.0, 80.0, 50_000, 1.0)
+        assert jfk.outbox.path_delay_ms == 40 + 500
+        assert jfk.outbox.answer_delay_ms(REF) == 40 + 500 + 340
+
+
+def test_a_heartbeat_is_due_at_once_only_with_news(tmp_path: Path) -> None:
+    durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
+    durable.handle(SourcesOpened((("events", "f"),)))
+    busy = [0.0]
+    outbox = UplinkOutbox("jfk", {}, durable, JournalGroupCommit(durable), lambda: 1_000, busy_share=lambda: busy[0])
+    jfk = Edge(durable, outbox)
+
+    def says(heartbeat: pb.Heartbeat) -> pb.Heartbeat:
+        assert not outbox.has_news()
+        return heartbeat
+
+    assert outbox.has_news()
+    says(outbox.heartbeat())
+    jfk.ingest(500, 1_500)
+    assert not outbox.has_news(), "records and a watermark: they come with frames, and with the next heartbeat"
+    outbox.inputs = (Input("events", "f", (7,)),)
+    assert outbox.has_news()
+    assert says(outbox.heartbeat()).inputs[0].fingerprints == [7]
+    rejected = RejectedRecords("malformed", 3, None, None)
+    durable.ingest_payload(Ingested("events", "f", _no_records(), 1 << 40, rejected=(rejected,)))
+    assert outbox.has_news()
+    assert says(outbox.heartbeat()).streams[0].rejected[0].records == 3
+    durable.ingest_payload(Ingested("events", "f", _no_records(), 1 << 40, rejected=(rejected,)))
+    assert not outbox.has_news(), "more of the same"
+    durable.handle(SourceEnded("events", "f"))
+    assert outbox.has_news()
+    assert says(outbox.heartbeat()).streams[0].ended
+    busy[0] = 0.95
+    outbox.heartbeat()
+    assert outbox.has_news(), "the center may have to lower a sampling rate"
+    busy[0] = 0.1
+    says(outbox.heartbeat())
+    durable.close()
+
+
+def _no_records() -> pa.RecordBatch:
+    schema = pa.schema({**COLUMNS, TIME_COLUMN: pa.int64()})
+    return pa.record_batch({name: [] for name in schema.names}, schema)
 
 
 @on_a_loop

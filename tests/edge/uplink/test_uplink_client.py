@@ -12,9 +12,10 @@ from center.config import TlsSection as ServerTls
 from center.edge_access import EdgeAccess
 from center.storage.frame_log import FrameLog
 from edge.uplink import LinkLimits, TlsFiles
+from edge.uplink.session import FIRST_HEARTBEATS
 from edgewater.errors import InvalidConfig
+from edgewater.wire import Encoding, Frame, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire import uplink_pb2_grpc
 from tests.certificates import make_certificates
 from tests.edge.uplink_world import (
     MILES,
@@ -255,6 +256,68 @@ async def test_heartbeats_come_at_the_interval_that_the_center_asks_for(tmp_path
                 await script.until_received("frame", n)
                 script.send(pb.ToEdge(ack=pb.Ack(through=n - 1)))
             assert script.heartbeats <= at + 1
+
+
+@on_a_loop
+async def test_news_and_the_first_heartbeats_do_not_wait_for_the_interval(tmp_path: Path) -> None:
+    script = ScriptedCenter()
+    script.heartbeat_ms = 4_000
+    async with script.serve() as port:
+        agent = Agent()
+        async with running(uplink(port, agent, replace(SCRIPTED, heartbeat_s=0.01))):
+            await script.until_received("heartbeat", FIRST_HEARTBEATS)
+            at, until_s, n = script.heartbeats, asyncio.get_running_loop().time() + 0.2, 0
+            while asyncio.get_running_loop().time() < until_s:  # twenty of the edge's own intervals
+                agent.make([frame(n)])
+                n += 1
+                await script.until_received("frame", n)
+                script.send(pb.ToEdge(ack=pb.Ack(through=n - 1)))
+            assert script.heartbeats <= at + 1
+            agent.news = True
+            await script.until_received("heartbeat", 3)
+
+
+@on_a_loop
+async def test_all_messages_of_a_session_are_one_stream_if_the_center_permits_it(tmp_path: Path) -> None:
+    """Also large ones, which are compressed in a thread. A body that is too large for a message stays compressed."""
+    script = ScriptedCenter()
+    script.window_log = 20
+    async with script.serve() as port:
+        agent = Agent()
+        sizes = [200, 200, 300_000, 200, script.max_frame_bytes * 9 // 10, 200]
+        sent = [frame(n, size) for n, size in enumerate(sizes)]
+        assert sent[4].raw_bytes > script.max_frame_bytes > len(sent[4].body)
+        agent.make(sent)
+        async with running(uplink(port, agent, replace(SCRIPTED, heartbeat_s=0.01))):
+            for number in range(len(sent)):
+                await script.until_received("frame", number + 1)
+                script.send(pb.ToEdge(ack=pb.Ack(through=number)))
+            await script.until_received("heartbeat", 3)
+            await agent.until(lambda: agent.acked == 5)
+        arrived = [Frame.from_wire(f) for f in script.frames]
+        assert [f.plain_body() for f in arrived] == [f.plain_body() for f in sent]
+        assert [f.encoding is Encoding.PLAIN for f in arrived] == [n != 4 for n in range(6)]
+        alone = sum(not m.HasField("goodbye") for m in script.messages) - script.packed
+        assert alone == 0
+
+
+@pytest.mark.parametrize("permitted", [0, 20])
+@on_a_loop
+async def test_the_edge_learns_how_small_its_frames_become_and_asks_for_larger_ones(
+    tmp_path: Path, permitted: int
+) -> None:
+    script = ScriptedCenter()
+    script.window_log = permitted
+    async with script.serve() as port:
+        agent = Agent()
+        body = frame(0, 30_000).unpack()
+        agent.make(Frame.pack(n, MILES, body) for n in range(20))
+        async with running(uplink(port, agent, SCRIPTED)):
+            for number in range(20):
+                await script.until_received("frame", number + 1)
+                script.send(pb.ToEdge(ack=pb.Ack(through=number)))
+            await agent.until(lambda: agent.acked == 19)
+        assert (agent.packed_fraction < 0.2) == bool(permitted)
 
 
 @on_a_loop

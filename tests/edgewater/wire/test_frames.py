@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import suppress
-from pathlib import Path
 
 import google_crc32c
 import pyarrow as pa
@@ -21,7 +20,6 @@ from edgewater.wire import (
     QueryRef,
     SliceClose,
     Withheld,
-    preset,
 )
 from edgewater.wire import uplink_pb2 as pb
 
@@ -68,28 +66,9 @@ def test_a_start_of_zero_is_told_from_none() -> None:
 def test_a_body_is_compressed_only_where_that_makes_it_smaller() -> None:
     large = Frame.pack(1, QUERY, FrameBody(0, (Partial(0, 0, bytes(100_000)),)))
     assert large.encoding is Encoding.ZSTD and len(large.body) < 200 < large.raw_bytes
-    small = Frame.pack(1, QUERY, FrameBody(0, (Partial(0, 0, b"grouped_aggregate"),)))
-    assert small.encoding is Encoding.PRESET and len(small.body) < small.raw_bytes
+    assert large.plain().encoding is Encoding.PLAIN and large.plain().compressed() == large
     tiny = Frame.pack(1, QUERY, FrameBody(7))
     assert tiny.encoding is Encoding.PLAIN and tiny.raw_bytes == len(tiny.body)
-
-
-def test_the_preset_dictionary_never_changes() -> None:
-    """Frames in logs and journals are read with it; another dictionary is another encoding."""
-    dictionary = Path(preset.__file__).with_name("preset_v1.bin").read_bytes()
-    assert (len(dictionary), google_crc32c.value(dictionary)) == (7679, 3526003696)
-
-
-@given(st.binary(max_size=3000))
-def test_what_is_deflated_over_the_preset_comes_back(plain: bytes) -> None:
-    assert preset.inflate(preset.deflate(plain), len(plain)) == plain
-
-
-def test_a_deflate_stream_that_is_cut_or_followed_by_something_is_refused() -> None:
-    packed = preset.deflate(b"grouped_aggregate" * 40)
-    for wrong, length in ((packed[:-1], 680), (packed + b"x", 680), (packed, 679), (packed, 681), (b"\xff", 3)):
-        with pytest.raises(ValueError, match="deflate"):
-            preset.inflate(wrong, length)
 
 
 def test_the_same_body_is_the_same_bytes() -> None:
@@ -124,7 +103,7 @@ def test_a_flipped_bit_of_a_plain_body_is_told_with_both_checksums() -> None:
 def test_the_checksum_is_of_what_is_said_and_not_of_how_it_is_compressed() -> None:
     frame = Frame.pack(4, QUERY, FrameBody(9, (Partial(1, 2, b"x" * 500),)))
     plain = frame.plain_body()
-    assert frame.encoding is Encoding.PRESET and google_crc32c.value(plain) == frame.crc32c
+    assert frame.encoding is Encoding.ZSTD and google_crc32c.value(plain) == frame.crc32c
     zstd = pa.Codec("zstd", compression_level=19).compress(plain, asbytes=True)
     for encoding, body in ((Encoding.PLAIN, plain), (Encoding.ZSTD, zstd)):
         assert dataclasses.replace(frame, encoding=encoding, body=body).unpack() == frame.unpack()
@@ -159,7 +138,7 @@ def test_an_unknown_encoding_is_refused() -> None:
     message = Frame.pack(6, QUERY, FrameBody(0)).to_wire()
     for encoding in (pb.Frame.ENCODING_UNSPECIFIED, 99):
         message.encoding = encoding  # type: ignore[assignment]
-        with pytest.raises(CorruptFrame, match=f"frame 6: encoding {encoding} is none of PLAIN, ZSTD, PRESET"):
+        with pytest.raises(CorruptFrame, match=f"frame 6: encoding {encoding} is none of PLAIN, ZSTD"):
             Frame.from_wire(message)
 
 

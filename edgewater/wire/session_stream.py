@@ -1,0 +1,132 @@
+"""The zstd stream of a session: each message of an edge is compressed with the memory of the messages before it.
+
+Frames of the same query have the same keys again and again. Compressed alone, each of them pays for its keys; in one
+stream only the first does. Identity and checksums of frames are those of the plain bodies, so a session that ends
+loses nothing: the next one begins a new stream and sends again what was not acknowledged.
+
+Imported by the uplink and the gateway only, as the gRPC stubs are.
+"""
+
+from __future__ import annotations
+
+import zstandard
+from google.protobuf.message import DecodeError
+
+from edgewater.errors import CorruptFrame
+from edgewater.wire import uplink_pb2 as pb
+
+LEAST_WINDOW_LOG, MOST_WINDOW_LOG = 14, 20
+"""The windows of a stream: 16 KiB to 1 MiB, the uncompressed bytes of some seconds to minutes of an edge."""
+MOST_TABLE_LOG = 17
+"""A compressor's tables have at most 2^17 entries: larger ones take 10 to 80 MB, and gain less than a percent."""
+_BLOCK_BYTES = 128 << 10
+
+
+def unpacker_bytes(window_log: int) -> int:
+    """Returns the most memory that a `SessionUnpacker` takes between two messages; 0 for 0, which means no stream."""
+    if not window_log:
+        return 0
+    window, block = 1 << window_log, min(1 << window_log, _BLOCK_BYTES)
+    # The window is followed by two blocks, so that it does not move; a further block has what was not decoded yet.
+    return zstandard.estimate_decompression_context_size() + window + 3 * block
+
+
+class SessionPacker:
+    """Compresses the messages of one session, in the order in which they are sent.
+
+    Args:
+        window_log: the window has 2^window_log bytes.
+        level: zstd's compression level.
+    """
+
+    def __init__(self, window_log: int, level: int) -> None:
+        self._window_log = window_log
+        self._ended = b""
+        self._begin(level)
+
+    def set_level(self, level: int) -> None:
+        """Changes the level. With another one a new zstd frame begins, which does not remember earlier messages."""
+        if level != self._level:
+            self._ended += self._stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH)
+            self._begin(level)
+
+    def _begin(self, level: int) -> None:
+        usual = zstandard.ZstdCompressionParameters.from_level(level)
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            level,
+            window_log=self._window_log,
+            hash_log=min(usual.hash_log, MOST_TABLE_LOG),
+            chain_log=min(usual.chain_log, MOST_TABLE_LOG),
+        )
+        self._level = level
+        self._stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+
+    def pack(self, message: pb.FromEdge) -> pb.FromEdge:
+        """Compresses a message. The interpreter's lock is released meanwhile; calls must not overlap."""
+        plain = message.SerializeToString()
+        ended, self._ended = self._ended, b""
+        data = ended + self._stream.compress(plain) + self._stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        return pb.FromEdge(packed=pb.Packed(data=data, plain_bytes=len(plain)))
+
+
+class _BoundedSink:
+    """Collects what is decompressed, up to a number of bytes."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._room = 0
+
+    def expect(self, size: int) -> None:
+        self._chunks, self._room = [], size
+
+    def write(self, chunk: bytes) -> int:
+        self._room -= len(chunk)
+        if self._room < 0:
+            raise CorruptFrame("a packed message is longer than it says")
+        self._chunks.append(chunk)
+        return len(chunk)
+
+    def take(self) -> bytes:
+        if self._room:
+            raise CorruptFrame(f"a packed message is {self._room} bytes shorter than it says")
+        chunks, self._chunks = self._chunks, []
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+class SessionUnpacker:
+    """Decompresses the messages of one session, in their order. After an error the stream cannot be continued.
+
+    Args:
+        window_log: a stream with a larger window is refused.
+        max_message_bytes: the largest message, before compression.
+    """
+
+    def __init__(self, window_log: int, max_message_bytes: int) -> None:
+        self._most = max_message_bytes
+        self._sink = _BoundedSink()
+        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << window_log)
+        # In one piece: after several, what is left in the decompressor would wait for the next message.
+        self._stream = decompressor.stream_writer(self._sink, write_size=max_message_bytes + 1, closefd=False)  # type: ignore[arg-type]
+
+    def unpack(self, packed: pb.Packed) -> pb.FromEdge:
+        """Decompresses a message, at most the bytes that it states. Releases the interpreter's lock meanwhile.
+
+        Raises:
+            CorruptFrame: it is larger than permitted, has another length than it states, or is not a message.
+        """
+        if packed.plain_bytes > self._most:
+            raise CorruptFrame(f"a packed message of {packed.plain_bytes} bytes; expected at most {self._most}")
+        self._sink.expect(packed.plain_bytes)
+        try:
+            self._stream.write(packed.data)
+        except zstandard.ZstdError as exc:
+            raise CorruptFrame(f"a packed message cannot be decompressed: {exc}") from exc
+        plain = self._sink.take()
+        try:
+            message = pb.FromEdge.FromString(plain)
+        except DecodeError as exc:
+            raise CorruptFrame(f"a packed message cannot be read: {exc}") from exc
+        kind = message.WhichOneof("message")
+        if kind in ("hello", "packed"):
+            raise CorruptFrame(f"a packed message contains a {kind}")
+        return message

@@ -1,0 +1,134 @@
+"""Compressed streams of sessions at a real gateway: what they may cost, and how wrong ones end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from center.ingest import limits
+from center.ingest.metrics import GatewayMetrics
+from edgewater.wire import Encoding, Frame, FrameBody, Partial
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.session_stream import LEAST_WINDOW_LOG, MOST_WINDOW_LOG, SessionPacker, unpacker_bytes
+from tests.center.gateway_world import MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, synopsis
+
+
+def many_groups(seq: int, groups: int = 2_000) -> Frame:
+    content = b"".join(b"carrier %d," % n for n in range(groups))
+    return Frame.pack(seq, MILES, FrameBody(1_000 + seq, (Partial(0, 0, synopsis(content)),)))
+
+
+@on_a_loop
+async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counted_by_what_has_passed(
+    tmp_path: Path,
+) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        welcome = await edge.hello()
+        assert welcome.window_log == MOST_WINDOW_LOG
+        packer, sent = SessionPacker(welcome.window_log, 3), [frame(0), many_groups(1), many_groups(2)]
+        sizes = []
+        for each in sent:
+            packed = packer.pack(pb.FromEdge(frame=each.plain().to_wire()))
+            sizes.append(packed.ByteSize())
+            await edge.call.write(packed)
+        await edge.acked(2)
+        # Other messages may come between.
+        await edge.send(frame(3))
+        together = [many_groups(n).plain().to_wire() for n in (4, 5)]
+        packed = packer.pack(pb.FromEdge(frames=pb.Frames(frames=together)))
+        await edge.call.write(packed)
+        await edge.acked(5)
+        entries = c.catalog.frames("miles@1", 0, 1 << 40)
+        assert [e.crc32c for e in entries[:3]] == [each.crc32c for each in sent]
+        assert [e.wire_bytes for e in entries[:3]] == pytest.approx(sizes, abs=2)
+        assert sizes[2] < sizes[1] / 5 < entries[2].plain_bytes / 5
+        assert sum(e.wire_bytes for e in entries[4:]) == pytest.approx(packed.ByteSize(), abs=4)
+        stored = [c.log.read(e.segment, e.offset, e.length).frame for e in entries]
+        assert [s.plain_body() for s in stored[:3]] == [each.plain_body() for each in sent]
+        assert stored[1].encoding is Encoding.ZSTD, "the log compresses by itself"
+
+
+@pytest.mark.parametrize(
+    ("packed", "reason"),
+    [
+        pytest.param(pb.Packed(data=b"garbage", plain_bytes=10), "cannot be decompressed", id="garbage"),
+        pytest.param(pb.Packed(data=b"", plain_bytes=1 << 31), "expected at most", id="a large one"),
+        pytest.param(
+            SessionPacker(MOST_WINDOW_LOG, 3).pack(pb.FromEdge(hello=pb.Hello())).packed, "contains a hello", id="hello"
+        ),
+    ],
+)
+@on_a_loop
+async def test_a_wrong_stream_ends_its_session_and_no_other(tmp_path: Path, packed: pb.Packed, reason: str) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        await other.hello("lga")
+        await edge.call.write(pb.FromEdge(packed=packed))
+        status, code, text = await edge.refusal()
+        assert (status, code) == (grpc.StatusCode.DATA_LOSS, "corrupt-frame")
+        assert "edge jfk, incarnation " in text and reason in text
+        packer = SessionPacker(MOST_WINDOW_LOG, 3)
+        await other.call.write(packer.pack(pb.FromEdge(frame=frame(0).plain().to_wire())))
+        await other.acked(0)
+        async with RawEdge(c.port) as again:
+            await again.hello()
+            await again.send(frame(0))
+            await again.acked(0)
+
+
+@on_a_loop
+async def test_limits_of_messages_hold_for_what_is_in_a_stream(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        large = pb.FromEdge(heartbeat=pb.Heartbeat(drops={"x" * limits.CONTROL_BYTES: 1}))
+        packed = SessionPacker(MOST_WINDOW_LOG, 3).pack(large)
+        assert packed.ByteSize() < 1_000
+        await edge.call.write(packed)
+        assert (await edge.refusal())[:2] == (grpc.StatusCode.RESOURCE_EXHAUSTED, "limit-exceeded")
+
+
+@on_a_loop
+async def test_without_memory_for_streams_they_are_not_permitted_and_frames_come_alone(tmp_path: Path) -> None:
+    async with center(tmp_path, compression_bytes=0) as c:
+        c.catalog.register(spec(), 1)
+        async with RawEdge(c.port) as edge:
+            assert (await edge.hello()).window_log == 0
+            await edge.send(frame(0))
+            await edge.acked(0)
+            await edge.call.write(SessionPacker(16, 3).pack(pb.FromEdge(heartbeat=pb.Heartbeat())))
+            status, code, _ = await edge.refusal()
+            assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol")
+
+
+def reserved(c: Center) -> float | None:
+    return c.gateway.metrics.registry.get_sample_value("edgewater_gateway_decompression_bytes")
+
+
+@on_a_loop
+async def test_a_session_that_ends_gives_its_memory_back(tmp_path: Path) -> None:
+    async with center(tmp_path) as c:
+        async with RawEdge(c.port) as edge, RawEdge(c.port) as other:
+            await edge.hello()
+            await other.hello("lga")
+            assert reserved(c) == 2 * unpacker_bytes(MOST_WINDOW_LOG)
+        await eventually(lambda: reserved(c) == 0)
+
+
+def test_the_memory_of_all_streams_is_bounded_and_later_sessions_get_smaller_windows() -> None:
+    metrics = GatewayMetrics()
+    memory = limits.DecompressionMemory(256 << 20, metrics)
+    logs = [memory.take() for _ in range(20_000)]
+    assert logs == sorted(logs, reverse=True)
+    assert (logs[0], logs[99], logs[-1]) == (MOST_WINDOW_LOG, MOST_WINDOW_LOG, 0)
+    assert set(logs) == {0, *range(LEAST_WINDOW_LOG, MOST_WINDOW_LOG + 1)}
+    reserved = sum(map(unpacker_bytes, logs))
+    assert reserved <= 256 << 20
+    assert metrics.registry.get_sample_value("edgewater_gateway_decompression_bytes") == reserved
+    for log in logs:
+        memory.release(log)
+    assert memory.take() == MOST_WINDOW_LOG
