@@ -113,7 +113,7 @@ def read_times(raw: pa.Array, unit: str) -> ParsedTimes:
     if pa.types.is_date(raw.type):
         raw = raw.cast(pa.timestamp("us"))
     if pa.types.is_string(raw.type):
-        return _from_timestamps(raw, parse_iso8601(raw) if unit == "iso8601" else parse_times(raw, unit))
+        return _from_timestamps(raw, parse_times(raw, unit) if "%" in unit else parse_iso8601(raw))
     if pa.types.is_timestamp(raw.type):
         return _from_timestamps(raw, raw.cast(pa.timestamp("us"), safe=False))
     return _from_numbers(raw, unit)
