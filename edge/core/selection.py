@@ -26,7 +26,7 @@ from edge.cache import (
     rank_open,
     rank_open_by_deadline,
 )
-from edge.core.slices import CLOSING_FRAME_BYTES, INITIAL_ENTRY_BYTES, LinkEstimate, Slice
+from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
 from edgewater.query import QuerySpec, StalenessBudget
 from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
@@ -186,7 +186,7 @@ def remaining_slots(
         return SendSlots(np.inf, np.inf)
     rate = PLANNED_SHARE * link.bytes_per_ms / entry_bytes
     allowed = spec.budget.staleness_ms * link.speed - link.path_delay_ms
-    remaining = rate * (end_ms + allowed - now_ms) - CLOSING_FRAME_BYTES / entry_bytes
+    remaining = rate * (end_ms + allowed - now_ms)
     return SendSlots(max(remaining, 0.0), max(rate * (spec.window.slice_ms + allowed), 0.0))
 
 
