@@ -28,7 +28,7 @@ class CacheSpec:
         sizing: for staleness budgets: how the size of the primary cache is computed.
         estimate: for staleness budgets: the initial prefix error by which the primary cache is filled.
         eager: for the eviction `gain`: the least probability of saving an update after the slice's end at which an
-            entry of an open slice is sent. 0: whenever the link is idle.
+            entry of an open slice is sent. Without a staleness, ten times this probability applies.
     """
 
     eviction: str = EVICTIONS[0]

@@ -127,6 +127,15 @@ def _row(each: _Running, load: Workload, settings: RunSettings, begin_s: float) 
         "way": each.way.name,
         "kib_s": None if rate is None else rate / 1024,
         **score.row(each.way, load, answers, ends),
+        "best_error": score.best_that_fits(load, _capacity_bytes(each.way, rate, window_s)),
         **(each.figures or {}),
         "statements": each.way.statements,
     }
+
+
+def _capacity_bytes(way: Way, rate_bytes_s: float | None, window_s: float) -> float | None:
+    """Returns what a link carries from the begin of a window to the deadline of the way; None: it has no limit of
+    either, or the way promises an error too."""
+    if rate_bytes_s is None or way.deadline_s is None or way.error_share is not None:
+        return None
+    return rate_bytes_s * (window_s + way.deadline_s)

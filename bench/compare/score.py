@@ -14,6 +14,8 @@ from bench.compare.workload import Workload
 
 DEADLINE_TOLERANCE_S = 0.05
 CONFIDENCE = 0.95
+SCRIPT_ENTRY_BYTES = 5.7
+"""Bytes that an entry of the exact script takes on the wire."""
 Sums = Mapping[str, Sequence[float]]
 
 
@@ -113,6 +115,25 @@ def _within_bounds(answer: WindowAnswer, true: Mapping[str, float], error: float
         return error == 0.0
     inside = [low <= true.get(key, 0.0) <= high for key, (low, high) in answer.bounds.items()]
     return sum(inside) >= CONFIDENCE * len(inside)
+
+
+def best_that_fits(load: Workload, capacity_bytes: float | None) -> float | None:
+    """Returns the worst error, as in `row`, of the best answers that fit the links; None: the links have no limit.
+
+    Each site sends the groups with its largest sums, once each, as many as `capacity_bytes` hold. The best over
+    sites is not sought, so this is what a site without knowledge of the others can do.
+
+    Args:
+        capacity_bytes: of one link, from the begin of a window to its deadline.
+    """
+    if capacity_bytes is None:
+        return None
+    most, missing = int(capacity_bytes / SCRIPT_ENTRY_BYTES), [dict[str, float]() for _ in range(load.windows)]
+    for sums in load.site_sums:
+        for number, groups in enumerate(sums):
+            for key in sorted(groups, key=lambda key: -groups[key])[most:]:
+                missing[number][key] = missing[number].get(key, 0.0) + groups[key]
+    return max(max(errors.values(), default=0.0) for errors in missing) / load.largest
 
 
 def _kept(

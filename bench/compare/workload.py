@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class Workload:
         sums: by window, the truth: ``package,country`` -> (bytes, downloads).
         largest: bytes of the largest group of a window.
         functions: function -> by window, the truth: ``country`` or ``country,package`` -> value.
+        site_sums: by site and window, the site's part of the truth: ``package,country`` -> bytes.
     """
 
     files: list[Path]
@@ -34,6 +36,7 @@ class Workload:
     sums: list[dict[str, tuple[int, int]]]
     largest: int
     functions: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    site_sums: list[list[dict[str, int]]] = field(default_factory=list)
 
 
 def read_downloads(folder: Path, start_ms: int, end_ms: int) -> pa.Table:
@@ -94,20 +97,20 @@ def prepare(
     at = table["at_ms"].to_numpy()
     arrival = at + (rng.random(len(at)) < late_share) * rng.integers(1, window_ms // 2, len(at))
     table = table.take(pa.array(np.argsort(arrival, kind="stable")))
-    client, files = table["client"].to_numpy(), []
+    client, files, site_sums = table["client"].to_numpy(), [], []
     for site in range(sites):
         files.append(directory / f"site{site}.csv")
         with files[-1].open("wb") as file:
             file.write((",".join(table.column_names) + "\n").encode())
             rows = table.filter(pa.array(client % sites == site))
             csv.write_csv(rows, file, csv.WriteOptions(include_header=False, quoting_style="none"))
+        site_sums.append(_sums(_totals(rows, start_ms, window_ms), windows))
     sums: list[dict[str, tuple[int, int]]] = [{} for _ in range(windows)]
-    for window, name, amount, count in zip(
-        *(totals[column].to_pylist() for column in ("window", "key", "size_sum", "size_count")), strict=True
-    ):
+    for window, name, amount, count in _rows(totals):
         if window < windows:
             sums[window][name] = amount, count
-    return Workload(files, start_ms, window_ms, windows, sums, largest, _functions(table, start_ms, window_ms, windows))
+    functions = _functions(table, start_ms, window_ms, windows)
+    return Workload(files, start_ms, window_ms, windows, sums, largest, functions, site_sums)
 
 
 def _functions(table: pa.Table, start_ms: int, window_ms: int, windows: int) -> dict[str, list[dict[str, float]]]:
@@ -130,6 +133,20 @@ def _functions(table: pa.Table, start_ms: int, window_ms: int, windows: int) -> 
         for window, group, value in zip(groups["window"].to_pylist(), groups[key].to_pylist(), values, strict=True):
             result[function][window][group] = value
     return result
+
+
+def _rows(totals: pa.Table) -> Iterator[tuple[int, str, int, int]]:
+    columns = (totals[column].to_pylist() for column in ("window", "key", "size_sum", "size_count"))
+    return zip(*columns, strict=True)
+
+
+def _sums(totals: pa.Table, windows: int) -> list[dict[str, int]]:
+    """Returns the bytes by window and group."""
+    sums: list[dict[str, int]] = [{} for _ in range(windows)]
+    for window, name, amount, _ in _rows(totals):
+        if window < windows:
+            sums[window][name] = amount
+    return sums
 
 
 def _totals(table: pa.Table, start_ms: int, window_ms: int) -> pa.Table:

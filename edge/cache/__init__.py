@@ -3,7 +3,7 @@
 Called by `edge.core`, per query and slice. `entries` holds the groups of a slice; `partition` (error budgets) and
 `sizing` with `error_target` (staleness budgets) decide which are in the primary cache; `eviction` ranks those, from
 the `history` of earlier slices, its `arrival_profile` and `timetable`, and a `forecast`; `policy` combines these into
-a `send_queue`, from which pulls are served. `exact_sends` says what early sends under an error budget may cost.
+a `send_queue`, from which pulls are served.
 Deterministic: no clock, no I/O; times are arguments.
 
 Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Distributed Streaming Analytics"
@@ -12,39 +12,32 @@ Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Dist
 
 from edge.cache.arrival_profile import parts_of
 from edge.cache.entries import SliceEntries
-from edge.cache.exact_sends import ExactSends
-from edge.cache.forecast import RecordsToCome
 from edge.cache.history import GroupHistory
 from edge.cache.partition import ErrorLimits, primary_mask
 from edge.cache.policy import (
     RankingContext,
     learn,
-    learn_overspent,
     rank_closed,
     rank_closed_by_deadline,
     rank_closed_by_error,
-    rank_exact_sends,
     rank_open,
     rank_open_by_deadline,
-    rank_open_by_gain,
 )
-from edge.cache.send_queue import EMPTY_SELECTION, Selection, SendQueue, max_entries_per_frame
+from edge.cache.send_queue import EMPTY_SELECTION, MAX_QUEUED, Selection, SendQueue, max_entries_per_frame
 from edge.cache.sizing import SendSlots
 from edge.cache.timetable import positions_of
 
 __all__ = [
     "EMPTY_SELECTION",
+    "MAX_QUEUED",
     "ErrorLimits",
-    "ExactSends",
     "GroupHistory",
     "RankingContext",
-    "RecordsToCome",
     "Selection",
     "SendQueue",
     "SendSlots",
     "SliceEntries",
     "learn",
-    "learn_overspent",
     "max_entries_per_frame",
     "parts_of",
     "positions_of",
@@ -52,8 +45,6 @@ __all__ = [
     "rank_closed",
     "rank_closed_by_deadline",
     "rank_closed_by_error",
-    "rank_exact_sends",
     "rank_open",
     "rank_open_by_deadline",
-    "rank_open_by_gain",
 ]

@@ -37,7 +37,7 @@ from edgewater.synopses.registry import stack_from_message
 from edgewater.wire import Signs, Withheld
 
 _COUNTERS = {
-    "last_batch": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "<i4", "first": "<f4", "unsent_if_exact": "?"
+    "last_batch": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "<i4", "first": "<f4"
 }  # fmt: skip
 _PARTS = f"({PARTS},)<u2"
 _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0.0, pa.bool_(): False}
@@ -193,11 +193,6 @@ class SliceEntries:
         return self._column("unsent") > 0
 
     @property
-    def unsent_if_exact(self) -> BoolArray:
-        """Per group: whether records came since an exact query would have sent it (`ExactSends`)."""
-        return self._column("unsent_if_exact")
-
-    @property
     def last_batch(self) -> IntArray:
         """Per group: the number of the batch that last updated it."""
         return self._column("last_batch")
@@ -283,7 +278,6 @@ class SliceEntries:
             self._count_parts(encoded.inverse, changed, counts, parts)
         self._keep_times(codes, positions)
         self._column("last_batch")[changed] = batch_number
-        self._column("unsent_if_exact")[changed] = True
         self._column("first")[known:] = elapsed
         for name in self._bounded:
             kept = self._arrays.get(f"squares:{name}")
@@ -333,7 +327,6 @@ class SliceEntries:
         unsent = self._column("unsent")
         unsent[codes] = np.maximum(unsent[codes], 1)
         self._column("last_batch")[codes] = batch_number
-        self._column("unsent_if_exact")[codes] = True
         self._column("first")[known:] = elapsed
 
     def _grow(self) -> None:
@@ -568,7 +561,6 @@ class SliceEntries:
     def from_state(cls, state: State, bounded: Sequence[str]) -> SliceEntries:
         result = cls(GroupedAggregate.from_bytes(state.arrays["pending"]), bounded)
         result._arrays = {name: state.arrays[name] for name in result._arrays if name in state.arrays}
-        result._arrays.setdefault("unsent_if_exact", np.zeros(len(result), bool))
         for name in (n for n in result._known if f"known:{n}" in state.arrays):
             result._known[name] = stack_from_message(codec.unseal(state.arrays[f"known:{name}"]))
         result.newest_batch = int(result.last_batch.max(initial=0))

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.cache.entries import SliceEntries, ratio
-from edge.cache.forecast import Forecast, RecordsToCome, any_arrival, arrivals_to_come, dispersion_of, forecast
+from edge.cache.forecast import Forecast, any_arrival, arrivals_to_come, dispersion_of, forecast
 from edge.cache.history import GroupHistory
 from edge.cache.partition import ErrorLimits
-from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 
 GAIN_RESOLUTION = 1e-6
 """Gains are rounded to this, so that the last bit of an exponential on another processor changes no order."""
@@ -40,7 +40,6 @@ class SliceView:
     Attributes:
         elapsed: the elapsed fraction of the slice, 0 to 1.
         min_gain: for `gain`: smaller gains need not be computed, because such groups are not sent.
-        to_come: the records to come of all groups, if they have been forecast.
     """
 
     entries: SliceEntries
@@ -48,20 +47,6 @@ class SliceView:
     history: GroupHistory
     elapsed: float
     min_gain: float = 0.0
-    to_come: RecordsToCome | None = None
-
-    def arrivals_of(self, groups: IntArray) -> FloatArray:
-        """Returns `Forecast.arrivals` of these groups."""
-        if self.to_come is not None:
-            return self.to_come.arrivals[groups]
-        return arrivals_to_come(self.entries, self.history, self.elapsed, groups)
-
-    def any_arrival_of(self, groups: IntArray) -> FloatArray:
-        """Returns P(at least one more record arrives) of these groups."""
-        if self.to_come is not None:
-            return self.to_come.any_arrival[groups]
-        arrivals = self.arrivals_of(groups)
-        return any_arrival(arrivals, dispersion_of(self.history, arrivals))
 
 
 EvictionPolicy = Callable[[SliceView, IntArray], FloatArray]
@@ -114,30 +99,11 @@ def extrapolated_rate(view: SliceView, groups: IntArray) -> FloatArray:
 
 
 def largest_gain(view: SliceView, groups: IntArray) -> FloatArray:
-    """Minus the gain."""
+    """Minus the gain; a gain that must be below `SliceView.min_gain` is not computed, and counts as 0."""
     if view.limits.is_exact:
-        return np.round(view.any_arrival_of(groups) - 1.0, 6)
-    return -gains(view, groups).gain
-
-
-@dataclass(frozen=True, slots=True)
-class Gains:
-    """The gains of some groups, and what they follow from.
-
-    Attributes:
-        gain: 0 if it was not computed.
-        if_kept: P(the group must be sent later if it is not sent now).
-        computed: mask: of groups that may have a gain of `SliceView.min_gain` or more.
-    """
-
-    gain: FloatArray
-    if_kept: FloatArray
-    computed: BoolArray
-
-
-def gains(view: SliceView, groups: IntArray) -> Gains:
-    """Returns the gains of groups of an error-bound query."""
-    expected = forecast(view.entries, groups, view.history, view.elapsed, view.arrivals_of(groups))
+        arrivals = arrivals_to_come(view.entries, view.history, view.elapsed, groups)
+        return np.round(any_arrival(arrivals, dispersion_of(view.history, arrivals)) - 1.0, 6)
+    expected = forecast(view.entries, groups, view.history, view.elapsed)
     slacks = {m: _slack(view, groups, expected, m) for m in view.limits.measures}
     possible = np.zeros(len(groups), bool)
     for measure, (_, slack) in slacks.items():
@@ -146,9 +112,9 @@ def gains(view: SliceView, groups: IntArray) -> Gains:
         possible |= (slack < 0.0) | (expected.mean(measure) >= least)
     chosen = np.flatnonzero(possible)
     chosen_slacks = {m: (limit[chosen], slack[chosen]) for m, (limit, slack) in slacks.items()}
-    gain, if_kept = np.zeros(len(groups)), np.zeros(len(groups))
-    gain[chosen], if_kept[chosen] = _gain(expected.take(chosen), chosen_slacks)
-    return Gains(gain, if_kept, possible)
+    result = np.zeros(len(groups))
+    result[chosen] = -_gain(expected.take(chosen), chosen_slacks)
+    return result
 
 
 def _slack(view: SliceView, groups: IntArray, expected: Forecast, measure: str) -> tuple[FloatArray, FloatArray]:
@@ -162,15 +128,14 @@ def _slack(view: SliceView, groups: IntArray, expected: Forecast, measure: str) 
     return limit, limit - pending
 
 
-def _gain(expected: Forecast, slacks: Mapping[str, tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
-    """Returns P(the group must be sent later if it is not sent now) − P(it must be sent again if it is), and the
-    former."""
+def _gain(expected: Forecast, slacks: Mapping[str, tuple[FloatArray, FloatArray]]) -> FloatArray:
+    """Returns P(the group must be sent later if it is not sent now) − P(it must be sent again if it is)."""
     if_sent, if_kept = np.zeros(len(expected.arrivals)), np.zeros(len(expected.arrivals))
     for measure, (limit, slack) in slacks.items():
         over_limit, over_slack = expected.exceeds(measure, limit, np.maximum(slack, 0.0))
         if_sent = np.maximum(if_sent, over_limit)
         if_kept = np.maximum(if_kept, np.where(slack < 0.0, 1.0, over_slack))
-    return np.asarray(np.round(if_kept - if_sent, 6), np.float64), if_kept
+    return np.asarray(np.round(if_kept - if_sent, 6), np.float64)
 
 
 EVICTION_POLICIES: dict[str, EvictionPolicy] = {

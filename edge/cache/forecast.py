@@ -120,24 +120,6 @@ def arrivals_to_come(
     return np.asarray(so_far / (elapsed + COLD_START) * (1.0 - elapsed))
 
 
-@dataclass(frozen=True, slots=True)
-class RecordsToCome:
-    """The records that are expected after some time, of all groups of a slice. float64 per group.
-
-    Attributes:
-        arrivals: `Forecast.arrivals`.
-        any_arrival: P(at least one more record arrives).
-    """
-
-    arrivals: FloatArray
-    any_arrival: FloatArray
-
-    @classmethod
-    def of(cls, entries: SliceEntries, history: GroupHistory, elapsed: float) -> RecordsToCome:
-        arrivals = arrivals_to_come(entries, history, elapsed)
-        return cls(arrivals, any_arrival(arrivals, dispersion_of(history, arrivals)))
-
-
 def dispersion_of(history: GroupHistory, arrivals: FloatArray) -> FloatArray | None:
     """Returns `Forecast.dispersion` of groups with these expected numbers of records."""
     return history.timetable.dispersion(arrivals) if history.timetable.is_used else None
@@ -148,17 +130,11 @@ def forecast(
     groups: IntArray,
     history: GroupHistory,
     elapsed: float,
-    arrivals: FloatArray | None = None,
 ) -> Forecast:
-    """Forecasts these groups after the fraction `elapsed` (0 to 1) of their slice.
-
-    Args:
-        arrivals: the `arrivals_to_come` of these groups, if they are known.
-    """
+    """Forecasts these groups after the fraction `elapsed` (0 to 1) of their slice."""
     past = history.averages_of(entries, groups)
     so_far = entries.arrivals[groups].astype(np.float64)
-    if arrivals is None:
-        arrivals = arrivals_to_come(entries, history, elapsed, groups)
+    arrivals = arrivals_to_come(entries, history, elapsed, groups)
     population = history.profile.value_weight
     records = so_far + past.arrivals
     first, second, extrema = {}, {}, set()

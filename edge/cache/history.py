@@ -27,7 +27,7 @@ LEARNING_RATE = 0.3
 FORGOTTEN_BELOW = 0.02
 """Mean records per slice below which a group is dropped: after about ten slices without a record."""
 CURVE_BINS = 64
-NEEDED_DECAY, OVERSPENT_DECAY = 0.8, 0.95
+NEEDED_DECAY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,7 @@ class GroupHistory:
         groups: the number of groups of the newest slice.
         profile: when and how many records arrive.
         timetable: when the records of the newest slices came.
-        needed: under a combined budget, the number of groups that a slice has to send.
-        overspent: under an error budget alone, the number of sends by which earlier slices exceeded exact results.
+        needed: without a staleness budget alone, the number of groups that a slice has to send.
     """
 
     measures: tuple[str, ...] = ()
@@ -71,7 +70,6 @@ class GroupHistory:
     _counts: npt.NDArray[np.float16] = field(default_factory=lambda: np.zeros((0, PARTS), np.float16))
     needed: float = 0.0
     timetable: Timetable = field(default_factory=Timetable)
-    overspent: float = 0.0
 
     def __post_init__(self) -> None:
         if not self._values.size:
@@ -210,12 +208,6 @@ class GroupHistory:
         """Updates `needed` with a slice that had to send this many groups; it falls more slowly than it rises."""
         self.needed = max(float(groups), NEEDED_DECAY * self.needed)
 
-    def learn_overspent(self, sends: int, exact: int) -> None:
-        """Updates `overspent` with the number of sends of a slice, and that of an exact query. Above the latter,
-        `overspent` falls by a factor of `OVERSPENT_DECAY` a slice, so that small slices can make up for a large one."""
-        overspent = max(self.overspent + sends - exact, 0.0)
-        self.overspent = min(overspent, max(float(exact), OVERSPENT_DECAY * self.overspent))
-
     def learn_curve(self, first_seen: npt.NDArray[np.float32]) -> None:
         """Updates `curve` with the times at which the groups with the largest initial prefix errors appeared."""
         bins = np.minimum((first_seen * CURVE_BINS).astype(np.int64), CURVE_BINS - 1)
@@ -227,9 +219,7 @@ class GroupHistory:
         return float(self.curve[min(int(elapsed * CURVE_BINS), CURVE_BINS - 1)])
 
     def to_state(self) -> State:
-        numbers = [self.measures, self.slices, self.scale, self.max_sends, self.groups]
-        if self.needed or self.overspent:
-            numbers += [self.needed, self.overspent]
+        numbers = [self.measures, self.slices, self.scale, self.max_sends, self.groups, self.needed]
         arrays = {"hashes": self._hashes, "values": self._values, "curve": self.curve}
         arrays["counts"] = self._counts.view(np.uint16)
         components = {"error_target": self.error_target.to_state(), "profile": self.profile.to_state()}
@@ -237,7 +227,7 @@ class GroupHistory:
 
     @classmethod
     def from_state(cls, state: State) -> GroupHistory:
-        measures, slices, scale, max_sends, groups, *rest = state.numbers
+        measures, slices, scale, max_sends, groups, needed = state.numbers
         error_target = ErrorTarget.from_state(state.components["error_target"])
         curve, hashes, values = (state.arrays[name] for name in ("curve", "hashes", "values"))
         result = cls(tuple(measures), slices, scale, error_target, curve, max_sends, groups, hashes, values)
@@ -248,7 +238,7 @@ class GroupHistory:
             result._counts = np.zeros((len(hashes), PARTS), np.float16)
         if "timetable" in state.components:
             result.timetable = Timetable.from_state(state.components["timetable"])
-        result.needed, result.overspent = (*rest, 0.0, 0.0)[:2]  # older states have fewer numbers
+        result.needed = needed
         return result
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge.cache.entries import SliceEntries
-from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
 RERANK_FRACTION = 0.03
@@ -95,6 +95,11 @@ class SendQueue:
     def for_closed_slice(cls, groups: IntArray, newest_batch: int) -> SendQueue:
         return cls(groups.astype(np.int32), True, True, newest_batch)
 
+    @property
+    def left(self) -> int:
+        """The number of entries that have not been drawn. Some may have been updated since the ranking."""
+        return len(self.groups) - self.position
+
     def expired_open(self, now_ms: int, end_ms: int) -> bool:
         """Returns whether an open slice that ends at `end_ms` has to be ranked (again)."""
         if self.newest_batch < 0 or self.closed or (self.position >= len(self.groups) and not self.complete):
@@ -105,13 +110,9 @@ class SendQueue:
         """Returns whether a closed slice has to be ranked (again)."""
         return not self.closed or entries.newest_batch != self.newest_batch
 
-    def draw(self, entries: SliceEntries, count: int, unsent: BoolArray | None = None) -> Selection:
-        """Removes the next `count` entries, or as many as there are.
-
-        Args:
-            unsent: mask over the groups of those that may be drawn; None: those with a pending value.
-        """
-        unsent = entries.has_pending if unsent is None else unsent
+    def draw(self, entries: SliceEntries, count: int) -> Selection:
+        """Removes the next `count` entries that have a pending value, or as many as there are."""
+        unsent = entries.has_pending
         drawn: list[IntArray] = []
         missing = count
         while missing > 0 and self.position < len(self.groups):

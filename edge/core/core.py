@@ -45,6 +45,7 @@ from edge.core.events import (
     SourcesOpened,
     TickEvent,
 )
+from edge.core.least_bytes import MIN_DRAIN_MS
 from edge.core.memory import HeldMemory
 from edge.core.query import NO_DRAIN_WINDOW, QueryPipeline
 from edge.core.selection import PullResult, RecordedPull
@@ -63,6 +64,8 @@ NO_DELAYS: Mapping[QueryRef, int] = {}
 MAX_FRAME_BYTES = 256 << 10
 """The approximate maximum size of the partials of one frame, before compression."""
 
+BACKLOG_FRAME_BYTES, BACKLOG_FRAME_S = 16 << 10, 1.0
+"""A frame of closed slices may have so many bytes before compression, if the link carries them in so many seconds."""
 DRAIN_SAFETY = 2.0
 EMPTY_PULL_WAIT_FRACTION = 0.02
 """After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
@@ -74,8 +77,6 @@ REPORT_DROPS_MS = 1_000
 """Wall time after which records that came too late are reported, if no other frame has taken the report with it."""
 MOST_SHARED = 4
 """What queries share of queued batches takes at most so many times the size of the queues."""
-MIN_DRAIN_MS = 20
-"""Pending values that can be sent in less time are sent when their slice closes: earlier, many would be sent twice."""
 _KIND = "edge-core"
 
 
@@ -434,7 +435,7 @@ class EdgeCore:
     ) -> PullResult | None:
         stream = pipeline.spec.stream
         return pipeline.pull(
-            min(room, MAX_FRAME_BYTES),
+            min(max(room, self._backlog_frame_bytes(pipeline, event)), MAX_FRAME_BYTES),
             self._watermark_ms(pipeline),
             event.drain_windows.get(stream, NO_DRAIN_WINDOW),
             self._link_estimate(pipeline, event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms),
@@ -443,6 +444,17 @@ class EdgeCore:
             self._drops_are_due(pipeline, event),
             self._arrivals_before_ms(pipeline),
         )
+
+    def _backlog_frame_bytes(self, pipeline: QueryPipeline, event: PullEvent) -> int:
+        """Returns the size of a frame of slices that have closed: their entries are final, so a large frame has nothing
+        that a later one would update, and its entries compress better. 0: as the link says.
+
+        Another query with a deadline must not wait for a large frame.
+        """
+        if any(p.spec.staleness_budget is not None for p in self.queries.values()):
+            return 0
+        most = min(int(BACKLOG_FRAME_S * event.bandwidth_bytes_s), BACKLOG_FRAME_BYTES)
+        return min(most, pipeline.closed_bytes(self._watermark_ms(pipeline)))
 
     def _has_closed(self, pipeline: QueryPipeline) -> bool:
         """Whether a query has closed slices to send or to report, or may have arrivals to report."""
@@ -641,8 +653,7 @@ class EdgeCore:
         state = self.streams[stream]
         if state.spec.clock is None:
             return 0, None
-        after = state.spec.clock.to_event_ms(now_ms)
-        open_slices = [p.open_bytes(p.watermark_ms(state.watermark_ms), after) for p in self.queries_of(stream)]
+        open_slices = [p.open_bytes(p.watermark_ms(state.watermark_ms)) for p in self.queries_of(stream)]
         size = sum(size for size, _ in open_slices)
         first_end = min((end for _, end in open_slices if end is not None), default=None)
         drain_ms = int(DRAIN_SAFETY * 1000 * size / max(bandwidth_bytes_s, 1.0))

@@ -1,9 +1,16 @@
-"""What a combined budget saves: nothing is sent early that can wait, and sums are rounded before they are sent.
+"""When entries of an open slice are sent, and how sums are rounded: so that no byte is sent that can be saved.
 
-An entry of an open slice that is sent early has to be sent again if it changes much. Under an error budget alone that
-buys freshness; under a combined budget answers have until their deadline. So an edge sends what exceeds the error
-budget when the slice closes, and before that only as much as the link could not send between the close and the
-deadline, as late as possible. It never omits anything: where both limits cannot hold, the error budget does.
+An entry that is sent early has to be sent again if it changes much. So an edge waits until the rest of a slice's time
+is just enough to send what the slice needs:
+
+- Under an error budget alone, and for exact results, the last of it should arrive when the slice closes. Entries that
+  change later are sent again, so sending begins `EARLY_MARGIN` times as early as the link needs.
+- Under a combined budget answers have until their deadline. Only what the link could not send between the close and
+  the deadline is sent early, as late as possible. Nothing is omitted: where both limits cannot hold, the error budget
+  does.
+
+On a link that is too narrow the time begins with the slice: the link is then never idle, and entries whose change is
+improbable go first. On a wide link the time is so short that nothing is sent early.
 """
 
 from __future__ import annotations
@@ -14,21 +21,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache import ErrorLimits, GroupHistory, primary_mask
-from edge.core.slices import LinkEstimate, Slice
+from edge.cache import MAX_QUEUED, ErrorLimits, GroupHistory, primary_mask
+from edge.core.slices import CLOSING_FRAME_BYTES, LinkEstimate, Slice
 from edgewater.query import QuerySpec
 from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import DivisibleSum, Stack
 
 USED_AFTER_CLOSE = 0.8
 """The fraction of the link's bytes between a slice's close and its deadline that a combined budget plans with."""
-CLOSING_FRAME_BYTES = 500
-"""Approximate size of a frame that closes a slice, without entries, before compression."""
 EARLY_FRAME_BYTES = 200
 """Approximate size of a frame of an open slice, without entries, before compression."""
 EARLY_FRAME_SHARE = 1 / 2
 """A frame may have this share of what has to be sent early: larger ones delay what follows, smaller ones are mostly
 overhead."""
+LEAST_EARLY_GROUPS = 16
+"""A frame of an open slice has at least so many groups, because a smaller frame is mostly overhead."""
+EARLY_MARGIN = 1.5
+"""Without a staleness, sending begins so many times as early as the link needs for what the slice needs."""
+MIN_DRAIN_MS = 20
+"""What can be sent in less wall time is sent when the slice closes: earlier, many entries would be sent twice."""
+LATE_SHARE = 1 / 8
+"""If the watermark is further behind the clock than this fraction of a slice, the source may be late. Then nothing of a
+slice that has ended is sent early without a staleness, since most groups will change."""
 NEEDED_MARGIN = 1.1
 """By how much a slice may need more sends than earlier ones did, or than its first part says."""
 LEAST_ELAPSED = 0.25
@@ -87,31 +101,58 @@ def early_sends(
     link: LinkEstimate,
     entry_bytes: float,
 ) -> EarlySends | None:
-    """Returns what of an open slice has to be sent before it closes, so that the rest can be sent between its close and
-    the deadline; None: nothing. A slice that would close after its deadline cannot be in time, and waits for its close.
+    """Returns what of an open slice has to be sent before it closes; None: nothing. A slice that would close after its
+    deadline cannot be in time, and waits for its close.
     """
-    budget = spec.staleness_budget
-    if budget is None or link.bytes_per_ms <= 0.0 or period.now_ms == MIN_TIME_MS:
+    budget, waits = spec.staleness_budget, spec.cache.eviction == "gain"
+    close_ms = period.close_ms
+    if budget is None and close_ms - period.end_ms > LATE_SHARE * (period.end_ms - period.start_ms):
+        close_ms = period.end_ms
+    if period.now_ms == MIN_TIME_MS or close_ms <= period.now_ms:
         return None
+    if link.bytes_per_ms <= 0.0:
+        return None if waits or budget is not None else EarlySends(MAX_QUEUED, period.start_ms, MAX_QUEUED)
+    free_ms, margin, queued_ms = 0.0, EARLY_MARGIN, link.path_delay_ms
+    if budget is not None:
+        free_ms = period.end_ms + budget.staleness_ms * link.speed - link.path_delay_ms - close_ms
+        margin, queued_ms = 1.0, 0.0
+        if free_ms <= 0.0:
+            return None
     rate = link.bytes_per_ms / entry_bytes
-    deadline_ms = period.end_ms + budget.staleness_ms * link.speed - link.path_delay_ms
-    if deadline_ms <= period.close_ms:
+    after_close = _entries_in(free_ms * USED_AFTER_CLOSE, link, entry_bytes)
+    excess = _most_needed(slice_, history, period) - after_close
+    if close_ms - margin * max(excess, 0.0) / rate <= period.now_ms:  # looking at each group would not change it before
+        excess = min(excess, _needed(slice_, history, limits, period) - after_close)
+    before_close_bytes = link.bytes_per_ms * (close_ms - period.now_ms - queued_ms) - EARLY_FRAME_BYTES
+    fitting = math.floor(before_close_bytes / entry_bytes)
+    if excess <= 0.0 or fitting < 1 or (budget is None and excess / rate < MIN_DRAIN_MS * link.speed):
         return None
+    # The policies of TR 16-003 send whenever the link is idle.
+    from_ms = close_ms - margin * excess / rate if waits or budget is not None else float(period.start_ms)
+    return EarlySends(math.ceil(excess), from_ms, fitting)
+
+
+def _entries_in(free_ms: float, link: LinkEstimate, entry_bytes: float) -> float:
+    """Returns how many entries the link sends in a time after the close, beside the frame that closes the slice."""
+    return max(link.bytes_per_ms * free_ms - CLOSING_FRAME_BYTES, 0.0) / entry_bytes
+
+
+def _most_needed(slice_: Slice, history: GroupHistory, period: SlicePeriod) -> float:
+    """Returns an upper bound of `_needed`, without looking at each group."""
+    groups = len(slice_.entries) / max(period.elapsed, LEAST_ELAPSED)
+    return NEEDED_MARGIN * max(groups, history.needed if history.slices else 0.0)
+
+
+def _needed(slice_: Slice, history: GroupHistory, limits: ErrorLimits, period: SlicePeriod) -> float:
+    """Returns how many entries are expected to be sent from now on until the slice has been sent completely."""
     pending = slice_.count_pending(limits, 1.0)
+    if not history.slices:
+        return max(float(pending), NEEDED_MARGIN * pending / max(period.elapsed, LEAST_ELAPSED))
     # If repeated sends counted, a slice that repeats many would let the next one begin earlier, and repeat more.
     sent = int(np.count_nonzero(slice_.entries.sends))
-    if history.slices:
-        seen = int(np.count_nonzero(primary_mask(slice_.entries, limits) | (slice_.entries.sends > 0)))
-        needed = max(NEEDED_MARGIN * history.needed, seen / max(period.elapsed, GROWN_ELAPSED)) - sent
-    else:
-        needed = NEEDED_MARGIN * pending / max(period.elapsed, LEAST_ELAPSED)
-    after_close_bytes = USED_AFTER_CLOSE * link.bytes_per_ms * (deadline_ms - period.close_ms) - CLOSING_FRAME_BYTES
-    excess = max(float(pending), needed) - max(after_close_bytes, 0.0) / entry_bytes
-    before_close_bytes = link.bytes_per_ms * (period.close_ms - period.now_ms) - EARLY_FRAME_BYTES
-    fitting = math.floor(before_close_bytes / entry_bytes)
-    if excess <= 0.0 or fitting < 1:
-        return None
-    return EarlySends(math.ceil(excess), period.close_ms - excess / rate, fitting)
+    seen = int(np.count_nonzero(primary_mask(slice_.entries, limits) | (slice_.entries.sends > 0)))
+    needed = max(NEEDED_MARGIN * history.needed, seen / max(period.elapsed, GROWN_ELAPSED)) - sent
+    return max(float(pending), needed)
 
 
 def quanta_of(spec: QuerySpec, shares: Mapping[str, float], stacks: Mapping[str, Stack]) -> dict[str, float]:

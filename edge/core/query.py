@@ -21,7 +21,6 @@ import pyarrow as pa
 from edge.cache import (
     EMPTY_SELECTION,
     ErrorLimits,
-    ExactSends,
     GroupHistory,
     Selection,
     SendQueue,
@@ -37,7 +36,7 @@ from edge.core.budget_schedule import ShareSchedule
 from edge.core.drift import estimate_drift
 from edge.core.dropped import UnreportedDrops
 from edge.core.finished import NO_COUNTERS, Counters, FinishedSlices
-from edge.core.least_bytes import EarlySends, SlicePeriod, early_sends, quanta_of
+from edge.core.least_bytes import LEAST_EARLY_GROUPS, EarlySends, SlicePeriod, early_sends, quanta_of
 from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
 from edge.core.memory import FullSlices, HeldMemory, MemoryAction
 from edge.core.selection import (
@@ -73,8 +72,8 @@ SLICE_BYTES, MEASURE_BYTES = 3_500, 700
 """Memory of a slice without its groups, and of each of its measures; measured with tracemalloc."""
 TYPES_REMEDY = "Restore the columns, delete the query at the center, and change them then"
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
-EAGER_MARGIN = 0.5
-"""With the eviction `gain`, entries that have used up this fraction of their limit count as pending."""
+ENTRY_BYTES_RATE, FEW_ENTRIES = 0.3, 32
+"""Weight of the newest partial in the estimated size of entries; half of it for so many entries."""
 
 
 @dataclass(slots=True)
@@ -364,7 +363,7 @@ class QueryPipeline:
             slice_.observed -= unsent
             slice_.late = min(slice_.late, slice_.observed)
             slice_.entries = SliceEntries.for_query(self.bound, self.source, self.bounded_measures)
-            slice_.send_queue, slice_.exact_sends, slice_.pending_count = SendQueue(), ExactSends(), ((), 0)
+            slice_.send_queue, slice_.pending_count = SendQueue(), ((), 0)
         else:
             del self.slices[start]
 
@@ -473,22 +472,16 @@ class QueryPipeline:
         through = self._close_barrier_ms(watermark_ms)
         return sum(size for end, size in self._pending_bytes() if end <= through)
 
-    def open_bytes(self, watermark_ms: int, after_ms: int) -> tuple[int, int | None]:
-        """Returns the estimated bytes of open slices that may be sent early, and the first end of these slices.
-
-        Args:
-            after_ms: event time by the stream's clock. A slice that should have closed by then waits for its
-                records; sending its values now would send most groups twice.
-        """
-        if self.monitor is not None or self.spec.saves_bytes:
+    def open_bytes(self, watermark_ms: int) -> tuple[int, int | None]:
+        """Returns, under a staleness budget, the estimated bytes of open slices, and the first end of these slices."""
+        if not self.is_staleness_bound:
             return 0, None  # it sends at its report times, or what `early_sends` demands
-        after = watermark_ms if self.is_staleness_bound else max(watermark_ms, after_ms)
-        sizes = [(end, size) for end, size in self._pending_bytes() if end > after and size]
+        sizes = [(end, size) for end, size in self._pending_bytes() if end > watermark_ms and size]
         return sum(size for _, size in sizes), min((end for end, _ in sizes), default=None)
 
     def early_due_ms(self, watermark_ms: int, now_ms: int, link: LinkEstimate) -> float | None:
         """Returns the event time from which entries of an open slice cannot wait for its close; None: all can."""
-        if not self.spec.saves_bytes:
+        if not self._sends_at_need:
             return None
         open_ = [(start, slice_) for start, slice_ in self.slices.items() if self._end(start) > watermark_ms]
         early = [self._early_sends(start, slice_, watermark_ms, now_ms, link) for start, slice_ in open_]
@@ -497,7 +490,7 @@ class QueryPipeline:
     def _early_sends(
         self, start: int, slice_: Slice, watermark_ms: int, now_ms: int, link: LinkEstimate
     ) -> EarlySends | None:
-        if not self.spec.saves_bytes:
+        if not self._sends_at_need:
             return None
         period = SlicePeriod(start, self._end(start), now_ms, watermark_ms)
         limits = self._limits(start)
@@ -513,11 +506,10 @@ class QueryPipeline:
 
     def _pending_bytes(self) -> Iterator[tuple[int, int]]:
         """Yields the end of each slice and the estimated bytes that it has to send."""
-        margin = EAGER_MARGIN if self.spec.cache.eviction == "gain" and not self.spec.saves_bytes else 1.0
         for start, slice_ in self.slices.items():
             if self._is_unreported(slice_) or (slice_.close_reported and self._has_deadline(start, slice_)):
                 continue  # entries omitted under a staleness budget are not sent
-            pending = slice_.count_pending(self._limits(start), 1.0 if slice_.learned else margin)
+            pending = slice_.count_pending(self._limits(start), 1.0)
             yield self._end(start), int(pending * self.progress.entry_bytes)
 
     def has_unreported_closes(self, watermark_ms: int) -> bool:
@@ -748,13 +740,13 @@ class QueryPipeline:
             slots = remaining_slots(self.spec, end, drain_window_ms[0], link, self.progress.entry_bytes)
             late = self._late_groups(start, drain_window_ms[0], link) if closed and not slice_.learned else 0
         if not closed and self.spec.cache.eviction == "gain":
-            rate, large = link.bytes_per_ms / entry_bytes, self.spec.saves_bytes
+            rate, large = link.bytes_per_ms / entry_bytes, self.packs_small
             most = max_entries_per_frame(end - drain_window_ms[0], rate, large=large)
             count = min(count, max(most, early.in_one_frame) if early is not None else most)
         if early is not None:
-            # What cannot wait is sent whatever its gain is, as if all of it were needed for the rest of the slice.
-            count, drain_window_ms = min(count, early.entries, early.fitting), (drain_window_ms[0], end)
-        context = PullContext(start, end, closed, drain_window_ms, count, late)
+            count = min(count, early.entries, early.fitting)
+        least = LEAST_EARLY_GROUPS if self._picks else 0
+        context = PullContext(start, end, closed, drain_window_ms[0], count, late, least)
         return select_groups(slice_, self.spec, self.history, self._limits(start), context, slots)
 
     def _has_deadline(self, start: int, slice_: Slice) -> bool:
@@ -793,17 +785,25 @@ class QueryPipeline:
         return SliceClose(start, slice_.observed, slice_.late, withheld, *extent)
 
     def _may_send_early(self, end: int, drain_window_ms: tuple[int, int], early: EarlySends | None) -> bool:
-        if self.monitor is not None:
-            return False
-        if self.spec.saves_bytes:
-            return early is not None and early.from_ms <= drain_window_ms[0]
         after, through = drain_window_ms
-        return through > after if end > after else self.is_staleness_bound
+        if self.is_staleness_bound:
+            return through > after or end <= after
+        return early is not None and early.from_ms <= after
 
     @property
     def is_staleness_bound(self) -> bool:
         """Whether the query has a staleness budget: its answers are due at a fixed time, complete or not."""
         return isinstance(self.spec.budget, StalenessBudget)
+
+    @property
+    def _sends_at_need(self) -> bool:
+        """Whether entries of open slices are sent when `early_sends` says so."""
+        return self.monitor is None and not self.is_staleness_bound
+
+    @property
+    def _picks(self) -> bool:
+        """Whether an open slice sends only entries that will probably not change."""
+        return self._sends_at_need and not self.spec.saves_bytes and self.spec.cache.eviction == "gain"
 
     @property
     def packs_small(self) -> bool:
@@ -817,8 +817,10 @@ class QueryPipeline:
         sent = recorded.partials.pop(start) if recorded is not None else None
         quanta = quanta_of(self.spec, self.slice_shares(start), slice_.entries.pending.measures)
         data = self.encode(slice_.entries.send(groups, sent, quanta))
-        # The estimate follows the actual size of entries, so that frames are about as large as the capacity.
-        self.progress.entry_bytes += 0.3 * (len(data) / len(groups) - self.progress.entry_bytes)
+        # The estimate follows the actual size of entries, so that frames are about as large as the capacity. Partials
+        # of few entries are mostly header.
+        weight = ENTRY_BYTES_RATE * len(groups) / (len(groups) + FEW_ENTRIES)
+        self.progress.entry_bytes += weight * (len(data) / len(groups) - self.progress.entry_bytes)
         return Partial(start, 0, data)
 
     def _record_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:

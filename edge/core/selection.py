@@ -14,22 +14,17 @@ import numpy as np
 from edge.cache import (
     EMPTY_SELECTION,
     ErrorLimits,
-    ExactSends,
     GroupHistory,
     RankingContext,
-    RecordsToCome,
     Selection,
     SendQueue,
     SendSlots,
     learn,
-    learn_overspent,
     rank_closed,
     rank_closed_by_deadline,
     rank_closed_by_error,
-    rank_exact_sends,
     rank_open,
     rank_open_by_deadline,
-    rank_open_by_gain,
 )
 from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
 from edgewater.query import QuerySpec, StalenessBudget
@@ -37,6 +32,9 @@ from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody
 
+PLANNED_SHARE = 0.8
+"""The fraction of the link's bytes that a staleness budget plans with: sizes of entries are estimated, and heartbeats
+use the link, too."""
 MAX_OVERSHOOT = 2
 """The entries of a frame may take this many times its capacity, if there is more than one."""
 
@@ -48,8 +46,10 @@ class PullContext:
     Attributes:
         start_ms, end_ms: the slice, in event time.
         closed: whether the watermark has passed its end.
-        drain_window_ms: as in `PullEvent.drain_windows`.
+        now_ms: event time.
         max_groups: how many groups may be sent.
+        least_groups: an open slice without a staleness budget sends nothing if fewer groups are worth it: a small frame
+            is mostly overhead.
         late_groups: under a staleness budget, how many groups may be sent if the deadline has passed before the slice
             is first found closed.
     """
@@ -57,21 +57,15 @@ class PullContext:
     start_ms: int
     end_ms: int
     closed: bool
-    drain_window_ms: tuple[int, int]
+    now_ms: int
     max_groups: int
     late_groups: int = 0
-
-    @property
-    def now_ms(self) -> int:
-        return self.drain_window_ms[0]
+    least_groups: int = 0
 
     @property
     def ranking_context(self) -> RankingContext:
-        now_ms, drained_ms = self.drain_window_ms
-        elapsed = (now_ms - self.start_ms) / (self.end_ms - self.start_ms)
-        # The fraction of the slice's remaining time that draining would take; at most all of it.
-        pressure = min((drained_ms - now_ms) / max(self.end_ms - now_ms, 1), 1.0)
-        return RankingContext(now_ms, min(max(elapsed, 0.0), 1.0), pressure)
+        elapsed = (self.now_ms - self.start_ms) / (self.end_ms - self.start_ms)
+        return RankingContext(self.now_ms, min(max(elapsed, 0.0), 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +135,15 @@ def select_groups(
     if not context.closed:
         if slots is not None:
             return _select_open_by_deadline(slice_, spec, history, context, slots)
-        if spec.cache.eviction == "gain" and not spec.saves_bytes and not limits.is_exact:
-            return _select_open_by_gain(slice_, spec, history, limits, context)
-        if slice_.exact_sends.has_begun:
-            slice_.exact_sends = ExactSends()  # without a share the query is exact
         if slice_.send_queue.expired_open(context.now_ms, context.end_ms):
-            slice_.send_queue = rank_open(slice_.entries, limits, spec.cache, history, context.ranking_context)
+            slice_.send_queue = rank_open(
+                slice_.entries, limits, spec.cache, history, context.ranking_context, waits=spec.saves_bytes
+            )
+        if slice_.send_queue.left < min(context.max_groups, context.least_groups):
+            return EMPTY_SELECTION
         return slice_.send_queue.draw(slice_.entries, context.max_groups)
     if not slice_.learned:
-        if slice_.exact_sends.has_begun:
-            learn_overspent(slice_.entries, history, limits, slice_.exact_sends)
-        learn(slice_.entries, history, slots, limits if spec.saves_bytes else None)
+        learn(slice_.entries, history, slots, None if isinstance(spec.budget, StalenessBudget) else limits)
         slice_.learned = True
         slice_.late_groups = context.late_groups if slots is not None and slots.remaining <= 0.0 else 0
     allowed = np.inf if slots is None else max(slots.remaining // 1, slice_.late_groups)
@@ -168,22 +160,6 @@ def select_groups(
     slice_.late_groups = max(slice_.late_groups - len(selection.groups), 0)
     # The close travels with the last frame that is in time: a frame of its own would miss the deadline.
     return selection if context.max_groups < allowed else Selection(selection.groups, True)
-
-
-def _select_open_by_gain(
-    slice_: Slice, spec: QuerySpec, history: GroupHistory, limits: ErrorLimits, context: PullContext
-) -> Selection:
-    """Selects from an open slice of an error-bound query, after what an exact query would send."""
-    entries, exact, ranking = slice_.entries, slice_.exact_sends, context.ranking_context
-    exact.begin(entries)
-    expired, exact_expired = (q.expired_open(context.now_ms, context.end_ms) for q in (slice_.send_queue, exact.queue))
-    to_come = RecordsToCome.of(entries, history, ranking.elapsed) if expired or exact_expired else None
-    if to_come is not None and exact_expired:
-        exact.queue = rank_exact_sends(entries, spec.cache, history, ranking, to_come)
-    exact.pull(entries, context.max_groups)
-    if to_come is not None and expired:
-        slice_.send_queue = rank_open_by_gain(entries, limits, spec.cache, history, ranking, to_come, exact)
-    return slice_.send_queue.draw(entries, context.max_groups)
 
 
 def _select_open_by_deadline(
@@ -208,7 +184,7 @@ def remaining_slots(
         return None
     if link.bytes_per_ms <= 0.0 or now_ms == MIN_TIME_MS:
         return SendSlots(np.inf, np.inf)
-    rate = link.bytes_per_ms / entry_bytes
+    rate = PLANNED_SHARE * link.bytes_per_ms / entry_bytes
     allowed = spec.budget.staleness_ms * link.speed - link.path_delay_ms
     remaining = rate * (end_ms + allowed - now_ms)
     return SendSlots(max(remaining, 0.0), max(rate * (spec.window.slice_ms + allowed), 0.0))

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from edge.cache import ErrorLimits, ExactSends, SendQueue, SliceEntries, primary_mask
+from edge.cache import ErrorLimits, SendQueue, SliceEntries, primary_mask
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import IntArray
 from edgewater.synopses.encoding.state import State
 
 INITIAL_ENTRY_BYTES = 48.0
+CLOSING_FRAME_BYTES = 500
+"""Approximate size of a frame that closes a slice, without entries, before compression."""
 
 
 @dataclass(slots=True)
@@ -32,7 +34,6 @@ class Slice:
         sampling_rate: for a function of a sample: the lowest rate at which its records were sampled.
         send_queue: the order in which its entries are sent.
         pending_count: the cache of `count_pending`: its key, and the number.
-        exact_sends: under an error budget, what an exact query would have sent.
     """
 
     entries: SliceEntries
@@ -48,7 +49,6 @@ class Slice:
     sampling_rate: float = 1.0
     send_queue: SendQueue = field(default_factory=SendQueue)
     pending_count: tuple[tuple[Any, ...], int] = ((), 0)
-    exact_sends: ExactSends = field(default_factory=ExactSends)
 
     @property
     def counters(self) -> tuple[int, int, int, int]:
@@ -81,7 +81,6 @@ class Slice:
         components = {
             "entries": self.entries.to_state(),
             "send_queue": self.send_queue.to_state(),
-            "exact_sends": self.exact_sends.to_state(),
         }
         return State(numbers, {}, components)
 
@@ -89,8 +88,6 @@ class Slice:
     def from_state(cls, state: State, bounded: tuple[str, ...]) -> Slice:
         result = cls(SliceEntries.from_state(state.components["entries"], bounded), *state.numbers)
         result.send_queue = SendQueue.from_state(state.components["send_queue"])
-        if "exact_sends" in state.components:  # older checkpoints have none
-            result.exact_sends = ExactSends.from_state(state.components["exact_sends"])
         return result
 
 

@@ -58,6 +58,8 @@ PACKING_MEMORY_BYTES = 32 << 10
 """Plain bytes after which a message counts half in the estimate of how frames are compressed."""
 LEAST_PACKED_FRACTION = 1 / 16
 """A smaller fraction is not relied on: the next values may be less repetitive."""
+LARGE_FRAME_S = 0.5
+"""A frame that takes longer is one of closed slices (`edge.core`); the next one must not wait until it has passed."""
 DAY_MS = 86_400_000
 DAILY_RESERVATIONS = 100
 """The daily quota is recorded on disk in steps of this fraction."""
@@ -192,7 +194,9 @@ class LinkEstimator:
         if not self._is_known and self._at_least.value is not None:
             target = max(target, MAX_UNKNOWN_IN_FLIGHT_BYTES)
         # The frame that is being sent is added to the bytes that keep the link busy until it arrives.
-        return min(self._credit_bytes, small + max(small, target))
+        newest = self._in_flight[-1].wire_bytes if self._in_flight and self._is_known else 0
+        sending = newest if newest > LARGE_FRAME_S * self.bandwidth_bytes_s else small
+        return min(self._credit_bytes, sending + max(small, target))
 
     @property
     def _small_frame_bytes(self) -> int:
@@ -253,7 +257,11 @@ class LinkEstimator:
         if newest is None:
             return
         rtt_s = max(now_s - newest.sent_at_s, 1e-6)
-        self._update_rtt(rtt_s, newest.in_flight_bytes, now_s)
+        # A frame larger than a small one shows the round trip, too, less the time that its other bytes take to pass.
+        is_alone = self._is_known and newest.in_flight_bytes == newest.wire_bytes
+        more_bytes = max(newest.wire_bytes - self._small_frame_bytes, 0) if is_alone else 0
+        less_s = more_bytes / max(self.bandwidth_bytes_s, 1.0)
+        self._update_rtt(max(rtt_s - less_s, 1e-6), newest.in_flight_bytes - more_bytes, now_s)
         self._slowest_ack.add(rtt_s, now_s)
         rate = (self._delivered_bytes - newest.delivered_bytes) / max(now_s - newest.delivered_at_s, 1e-6)
         # The delivery rate of a link that was not full is limited by the sender, not by the link.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from bench.compare.score import WindowAnswer, row
+from bench.compare.score import SCRIPT_ENTRY_BYTES, WindowAnswer, best_that_fits, row
 from bench.compare.ways import WAYS
 from bench.compare.workload import Workload, prepare
 
@@ -16,7 +16,8 @@ FUNCTIONS = {
     "top": [{"DE,a": 9, "DE,b": 4, "US,a": 20}, {"DE,a": 1}],
 }
 SUMS = [{"a,DE": (1000, 3), "b,US": (40, 1)}, {"a,DE": (500, 2)}]
-LOAD = Workload([Path("site0.csv")], 0, 1000, 2, SUMS, 1000, FUNCTIONS)
+SITE_SUMS = [[{"a,DE": 990, "b,US": 20}, {"a,DE": 500}], [{"a,DE": 10, "b,US": 20}, {}]]
+LOAD = Workload([Path("site0.csv")], 0, 1000, 2, SUMS, 1000, FUNCTIONS, SITE_SUMS)
 ENDS = [10.0, 20.0]
 
 
@@ -83,3 +84,9 @@ def test_the_truth_of_functions_is_by_window_and_country(tmp_path: Path) -> None
         "p99": [{"DE": 6}, {"US": 1}],
         "top": [{"DE,a": 2, "DE,b": 1}, {"US,a": 1}],
     }
+
+
+@pytest.mark.parametrize(("entries", "error"), [(0, 1.0), (1, 0.02), (2, 0.0)])
+def test_the_best_that_fits_has_the_largest_sums_of_each_site(entries: int, error: float) -> None:
+    assert best_that_fits(LOAD, entries * SCRIPT_ENTRY_BYTES + 1) == pytest.approx(error)
+    assert best_that_fits(LOAD, None) is None

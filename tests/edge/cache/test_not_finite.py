@@ -70,7 +70,7 @@ def test_odd_groups_are_in_the_primary_cache_and_can_be_ranked(
 ) -> None:
     entries = filled(function, [5.0, *ODD, 7.0])
     assert primary_mask(entries, limits)[1:5].all()
-    queue = rank_open(entries, limits, CacheSpec(eviction), GroupHistory(("v",)), RankingContext(0, 0.5, 1.0))
+    queue = rank_open(entries, limits, CacheSpec(eviction), GroupHistory(("v",)), RankingContext(0, 0.5))
     assert len(set(queue.groups.tolist())) == len(queue.groups)
 
 

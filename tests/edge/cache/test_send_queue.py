@@ -82,7 +82,7 @@ def test_after_the_close_the_largest_errors_are_sent_first() -> None:
 @pytest.mark.parametrize("sizing", ["target", "linear"])
 def test_an_empty_history_allows_a_ranking(sizing: str) -> None:
     held = entries_of(8)
-    moment = policy.RankingContext(500, 0.5, 1.0)
+    moment = policy.RankingContext(500, 0.5)
     queue = policy.rank_open_by_deadline(
         held, CacheSpec(sizing=sizing), GroupHistory(("v",)), moment, SendSlots(100.0, 100.0)
     )
@@ -93,7 +93,7 @@ def test_an_empty_history_allows_a_ranking(sizing: str) -> None:
 def test_without_a_primary_cache_pure_pess_sends_by_error_the_largest_first(eviction: str) -> None:
     """TR 16-003, section 5.3: with few sends left, every entry may have to make room for groups to come."""
     held = entries_of(8)
-    moment, spec = policy.RankingContext(500, 0.5, 1.0), CacheSpec(eviction, "pure_pess")
+    moment, spec = policy.RankingContext(500, 0.5), CacheSpec(eviction, "pure_pess")
     slots = SendSlots(1.0, 100.0)
     assert pure_pess(held, GroupHistory(("v",)), 0.5, slots) < 1.0
     queue = policy.rank_open_by_deadline(held, spec, GroupHistory(("v",)), moment, slots)
@@ -117,3 +117,11 @@ def test_errors_of_selected_groups_equal_those_of_all_groups_at_their_positions(
     some = np.array([5, 1, 4])
     assert held.accumulated_error("v", some).tolist() == held.accumulated_error("v")[some].tolist()
     assert held.total("v", some).tolist() == held.total("v")[some].tolist()
+
+
+def test_a_closed_slice_is_sent_in_the_order_of_keys() -> None:
+    held = entries_of(12)
+    order = policy.rank_closed(held, ErrorLimits({})).groups
+    keys = [tuple(column[i].as_py() for column in held.pending.rows()) for i in order.tolist()]
+    assert len(keys) == 12
+    assert keys == sorted(keys)

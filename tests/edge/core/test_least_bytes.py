@@ -170,7 +170,8 @@ def test_an_error_budget_alone_is_not_rounded_and_spends_the_link_on_freshness()
     check_within_budget(alone, truth)
     assert alone.early > 0
     assert (np.fmod(alone.received(1)[0], QUANTUM) != 0).any()
-    assert both.wire_bytes < 0.5 * alone.wire_bytes
+    assert alone.received(1)[1] < 1.5 * np.count_nonzero(truth[1] > SHARE), "hardly any entry is sent twice"
+    assert both.wire_bytes < alone.wire_bytes
 
 
 @pytest.mark.slow
@@ -213,7 +214,7 @@ def test_the_moment_of_an_early_send_is_known_ahead() -> None:
         now, waits = due, waits + 1
         edge.core.handle(TickEvent(now))
         due = edge.core.next_pull_ms(1_500.0, now, 5)
-    assert due is not None and now < WINDOW_MS and 0 < waits < 20
+    assert due is not None and now < WINDOW_MS and 0 < waits < 30
     pull = PullEvent(8 << 10, edge.core.drain_windows(1_500.0, now), 1_500.0, 5)
     assert any(isinstance(e, FrameBuilt) for e in edge.core.handle(pull))
 
@@ -226,3 +227,44 @@ def test_the_state_of_a_combined_query_is_restored() -> None:
     again.restore(state)
     assert again.to_state() == state
     assert again.queries[REF].history.needed == edge.core.queries[REF].history.needed > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [{"error": {"v": SHARE}}, None])
+def test_without_a_staleness_a_narrow_link_is_used_late_and_few_entries_are_sent_twice(budget: Any) -> None:
+    edge = Edge(query(None, budget=budget), 3_000.0)
+    truth = edge.run(5)
+    assert edge.early > 0
+    for window in (2, 3, 4):
+        missing = truth[window] - edge.received(window)[0]
+        share = 0.0 if budget is None else SHARE
+        assert missing.min() >= -1e-9
+        assert missing.max() <= share
+        needed = np.count_nonzero(truth[window] > share)
+        assert edge.received(window)[1] < (1.7 if budget is None else 1.4) * needed
+        alone_ms = 1000.0 * needed * edge.core.queries[REF].progress.entry_bytes / edge.bandwidth
+        late_ms = edge.arrived_ms[window * WINDOW_MS] - (window + 1) * WINDOW_MS
+        assert late_ms < max(0.5 * alone_ms, 300.0), "at least half would be late if all were sent after the close"
+
+
+def closed_core(*queries: QuerySpec) -> EdgeCore:
+    """Returns a core whose slice of many groups has closed."""
+    core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, idle_ms=0)})
+    core.handle(SourcesOpened((("s", "file"),)))
+    core.handle(Configured(tuple((QueryRef(f"q{number}", 1), spec) for number, spec in enumerate(queries))))
+    for step in range(20):
+        core.handle(Ingested("s", "file", records(0, step), 100 * step))
+    core.handle(TickEvent(WINDOW_MS))
+    return core
+
+
+def frame_bytes(core: EdgeCore, bandwidth: float) -> int:
+    pull = PullEvent(256, core.drain_windows(bandwidth, WINDOW_MS), bandwidth)
+    (built,) = (e for e in core.handle(pull) if isinstance(e, FrameBuilt))
+    return sum(len(p.synopsis) for p in built.frame.unpack().partials)
+
+
+def test_frames_of_closed_slices_are_large_unless_another_query_has_a_deadline() -> None:
+    exact = query(None, budget=None)
+    assert 512 < frame_bytes(closed_core(exact), 2_000.0) < 3_000, "about what the link carries in a second"
+    assert frame_bytes(closed_core(exact, query("2s")), 2_000.0) < 512

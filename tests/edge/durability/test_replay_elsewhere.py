@@ -75,7 +75,7 @@ class Case:
         return [*start, BudgetSet(REF, {"v": at}, 1)] if self.share else start
 
     def pull(self, at: float, now_ms: int) -> PullEvent:
-        return PullEvent(1 << 16, {"s": (now_ms, now_ms + 100)}, 48_000.0 if self.share else at, 5)
+        return PullEvent(1 << 16, {"s": (now_ms, now_ms + 100)}, 3_000.0 if self.share else at, 5)
 
 
 ERROR = {"budget": {"error": {"v": 40}}, "cache": {"eviction": "gain"}}

@@ -322,3 +322,21 @@ def test_a_few_samples_are_kept_however_old_they_are() -> None:
     assert largest.value == 9.0
     largest.add(3.0, 300.0)
     assert largest.value == 3.0
+
+
+def test_large_frames_of_a_narrow_link_follow_each_other_without_a_pause() -> None:
+    """Frames of closed slices are larger than the room that the estimator gives."""
+    link = begun()
+    pipe = Pipe(link, 4_000.0, 0.14)
+    pipe.run(15.0)  # the bandwidth is known
+    began_s, first = pipe.now, pipe.seq
+    while pipe.now < began_s + 60.0:
+        while link.room_bytes(1 << 20) > 0 and link.delay_s(pipe.now) == 0:
+            pipe._send(4_000)
+        paced = pipe.now + link.delay_s(pipe.now) if link.room_bytes(1 << 20) else float("inf")
+        if pipe.acks and pipe.acks[0][0] <= paced:
+            pipe.now, seq = heapq.heappop(pipe.acks)
+            link.on_acknowledged(seq, pipe.now)
+        else:
+            pipe.now = paced
+    assert 4_000 * (pipe.seq - first) > 0.95 * 4_000.0 * 60.0
