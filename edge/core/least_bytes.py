@@ -166,7 +166,7 @@ def quanta_of(spec: QuerySpec, shares: Mapping[str, float], stacks: Mapping[str,
         stacks: the measures of the slice.
     """
     budget, counts_records = spec.error_budget, any(m.function.error is None for m in spec.measures)
-    if not spec.saves_bytes or budget is None or budget.relative or counts_records:
+    if budget is None or budget.relative or counts_records:
         return {}
     sums = {m.name for m in spec.measures if m.function.error == "sum" and isinstance(stacks[m.name], DivisibleSum)}
     return {
