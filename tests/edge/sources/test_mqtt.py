@@ -40,10 +40,13 @@ class Broker:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
+        self.log = directory / "mosquitto.log"
+        self.log.touch()
         self._config = directory / "mosquitto.conf"
         self._config.write_text(
             f"listener {self.port} 127.0.0.1\nallow_anonymous true\nuser root\n"
             f"persistence true\npersistence_location {directory}/\n"
+            f"log_dest file {self.log}\nlog_type subscribe\n"
             "autosave_interval 1\nautosave_on_changes true\nmax_queued_messages 0\n"
         )
         self._process: subprocess.Popen[bytes] | None = None
@@ -68,6 +71,20 @@ class Broker:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def stop(self) -> None:
+        """Ends the broker as a restart does: it writes its sessions."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait()
+        self._process = None
+
+    def wait_for_session(self, client_id: str) -> None:
+        """Waits until a client has subscribed, as the broker's log says."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while f"{client_id} 1 " not in self.log.read_text():
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
 
     def send(self, topic: str, bodies: list[bytes], retain: bool = False) -> None:
         """Publishes with QoS 1, and waits for the acknowledgements."""
