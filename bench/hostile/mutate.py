@@ -101,7 +101,7 @@ def _array_of(message: Synopsis, rng: Rng) -> Array:
     if not message.arrays:
         return message.arrays.add()
     array: Array = pick(rng, message.arrays)
-    return array.lengths if array.HasField("lengths") and rng.random() < 0.3 else array
+    return array.repeats if array.HasField("repeats") and rng.random() < 0.3 else array
 
 
 def _change_header(message: Synopsis, rng: Rng) -> None:
@@ -169,7 +169,7 @@ def _change_parts(message: Synopsis, rng: Rng) -> None:
 def _change_array(message: Synopsis, rng: Rng) -> None:
     """Changes the fields of an array, so that they hardly fit each other."""
     array = _array_of(message, rng)
-    match int(rng.integers(7)):
+    match int(rng.integers(9)):
         case 0:
             array.type = pick(rng, TYPES)
         case 1:
@@ -183,6 +183,10 @@ def _change_array(message: Synopsis, rng: Rng) -> None:
         case 5:
             array.encoding = int(rng.integers(4))  # type: ignore[assignment]
         case 6:
+            array.exponent = int(pick(rng, (-1, 0, 1, 52, 63, 64, 1 << 30)))
+        case 7:
+            array.codes = mutated_bytes(array.codes or array.data, rng)
+        case 8:
             shape = list(array.shape)
             if shape and rng.random() < 0.7:
                 shape[int(rng.integers(len(shape)))] = int(pick(rng, NUMBERS))

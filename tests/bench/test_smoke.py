@@ -115,7 +115,7 @@ def test_a_small_edge_takes_little_memory(tmp_path: Path) -> None:
     rows = json.loads(done.stdout)["rows"]["edge"]
     commands = rows.pop("cli_cpu_s")
     assert rows["at rest"]["rss_mib"] <= 90
-    assert all(row["rss_mib"] <= 130 for row in rows.values()) and len(rows) == 3
+    assert max(row["rss_mib"] for row in rows.values()) <= 140 and len(rows) == 3
     assert all(0 < row["core_percent"] < 100 for row in rows.values()) and commands["query --help"] > 0
     assert all(900 <= row["records_s"] <= 1_100 for name, row in rows.items() if name != "at rest")
 

@@ -144,7 +144,8 @@ CHANGES: dict[str, tuple[Callable[[SynopsisMessage], object], type[SynopsisError
         lambda m: part(m, "ranks").arrays[2].CopyFrom(codec.encode(np.full(18, np.nan))), CorruptSynopsis, "from nan",
     ),
     "text": (
-        lambda m: setattr(m.arrays[0], "data", b"\xff" * len(m.arrays[0].data)), CorruptSynopsis, "not UTF-8",
+        lambda m: setattr(m.arrays[0], "data", bytes(max(byte, 0xC3) for byte in m.arrays[0].data)),
+        CorruptSynopsis, "not UTF-8",
     ),
     "bool": (lambda m: setattr(m.arrays[1], "data", b"\2" * 18), CorruptSynopsis, "other bytes than 0 and 1"),
 }  # fmt: skip
