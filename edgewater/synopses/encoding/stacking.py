@@ -153,7 +153,9 @@ def _numbers(arrays: Sequence[ArrayMessage], items: Sequence[int]) -> npt.NDArra
     found = [(a.stored, a.data) if are_plain else codec.plain(a) for a in arrays]
     stored = {of for of, _ in found}
     if len(stored) == 1:
-        return np.frombuffer(b"".join([data for _, data in found]), stored.pop())
+        joined_bytes = b"".join([data for _, data in found])
+        require_stackable(stored != {"|b1"} or not joined_bytes.strip(b"\0\1"))
+        return np.frombuffer(joined_bytes, stored.pop())
     require_stackable("|b1" not in stored)  # other bytes than 0 and 1 would be numbers
     joined = np.concatenate([np.frombuffer(data, of) for of, data in found])
     if joined.dtype.str not in codec.TYPES or (joined.dtype.str, declared) not in codec.EXACTLY:

@@ -41,6 +41,14 @@ def test_kinds_are_read_as_one_stack(function: str) -> None:
             GroupedAggregate._stacked_union(partials(call, group_by))
 
 
+def test_a_key_that_is_no_bool_is_refused_in_a_stack_too() -> None:
+    each = partials("count()", ("flag",))
+    message = codec.unseal(each[0])
+    message.arrays[0].data = b"\2" * len(message.arrays[0].data)
+    with pytest.raises(CorruptSynopsis):
+        GroupedAggregate.merge_bytes([codec.seal(message), *each[1:]])
+
+
 @pytest.mark.parametrize("values", ["wide", "dense", "huge"])
 def test_collapsed_dense_and_huge_states_too(values: str) -> None:
     rng = np.random.default_rng(1)
