@@ -1,7 +1,7 @@
 """Kinds of sources that packages provide through the entry-point group `edgewater.sources`.
 
 An entry point names a `SourceKind`. Its name is the key of the source in ``edge.yaml``, beside ``file``, ``stdin`` and
-``http``. Packages are loaded when a configuration has such a key, so other edges import none.
+``http``. An edge loads the packages only if its configuration has such a key.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SourceContext:
         schema: columns and event time of the records that the sources return.
         now_ms: returns the wall time.
         sleep: sleeps for a number of seconds.
-        idle: a context manager that marks the source of this name as having nothing to read meanwhile.
+        idle: takes the name of a source. Returns a context manager; within it, the source has nothing to read.
     """
 
     stream: str
@@ -60,8 +60,8 @@ class SourceKind(Protocol):
     def sources(self, options: Any, context: SourceContext) -> Sequence[Source]:
         """Builds the sources of one entry of ``sources``; connects to nothing.
 
-        Called several times, also for sources that only read again. The name of each source begins with
-        ``{stream}:{kind}:`` and depends on nothing but the options, as positions are stored under it.
+        Called several times, also for sources that only read earlier records again. The name of each source begins
+        with ``{stream}:{kind}:`` and depends on nothing but the options, because positions are stored under the name.
 
         Args:
             options: an instance of `config`.

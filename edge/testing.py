@@ -51,8 +51,8 @@ class Subject(ABC):
     """A source under test, and the system that it reads.
 
     Attributes:
-        entry: the source as in ``edge.yaml``, such as ``{"sqlite": {"path": …}}``; with `SECRET` for a password.
-        columns: of the stream. `record` gives their values, and the event time in the column ``at`` (ms).
+        entry: the source as in ``edge.yaml``, such as ``{"sqlite": {"path": …}}``. A password in it is `SECRET`.
+        columns: the columns of the stream. `record` gives their values, and the event time in the column ``at`` (ms).
         survives_kills: whether the source promises that each record counts once, also after a crash of the agent.
     """
 
@@ -128,7 +128,7 @@ class _Run:
             ) from None
 
     async def kill(self) -> None:
-        """Ends the agent without a last sync and without a checkpoint, and opens the next one."""
+        """Ends the agent without a last sync and without a checkpoint, and opens the next agent."""
         await self._end()
         self.agent = self._opened()
 
@@ -147,7 +147,7 @@ class _Run:
         return time.monotonic() - began_s
 
     def positions_on_disk(self) -> dict[str, Position]:
-        """Returns by source the last position that the journal has, for sources that keep their records in it."""
+        """Returns the last position of each source in the journal, for sources with their records in the journal."""
         found: dict[str, Position] = {}
         for path in sorted(self.agent.durable.directory.glob("journal-*.log")):
             for record in journal.scan(path.read_bytes()).records:
@@ -179,7 +179,7 @@ def _can_be_cut(subject: Subject) -> bool:
 
 @_runs
 async def each_record_counts_once_through_kills(run: _Run) -> None:
-    """Kills the agent while it reads. Skipped if the source does not promise it."""
+    """Kills the agent while it reads. The kills are skipped without `Subject.survives_kills`."""
     run.start()
     for kill in range(5 if run.subject.survives_kills else 0):
         before = run.produced

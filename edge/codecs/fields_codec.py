@@ -86,8 +86,8 @@ class FieldsCodec:
     """A `LineCodec` for lines whose fields are texts.
 
     Args:
-        split: takes lines and columns. Returns the lines, a mask of those that have the expected form, and the texts by
-            column.
+        split: takes the bytes of lines, and the columns. Returns the lines, a mask of the lines with the expected
+            form, and the texts by column.
         form: the expected form, for messages.
     """
 
@@ -131,7 +131,7 @@ class FieldsCodec:
         return table if keep.all() else table.filter(pa.array(keep))
 
     def _typed(self, texts: pa.Array, declared: pa.DataType) -> pa.Array:
-        """Returns the values of texts; null for a text that has none."""
+        """Returns the values of texts; null for a text that is no value of the type."""
         if pa.types.is_string(declared):
             return texts
         if pa.types.is_boolean(declared):
@@ -192,7 +192,7 @@ def logfmt_codec(schema: RecordSchema) -> FieldsCodec:
 
 
 def lines_of(data: bytes) -> pa.Array:
-    """Returns the lines of UTF-8 text that are not blank, without their ends."""
+    """Returns the lines of UTF-8 text without their line ends. Leaves out blank lines."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
     if not len(ends) or ends[-1] < len(data):
         ends = np.append(ends, len(data))

@@ -27,7 +27,7 @@ class _Tokens:
     Attributes:
         text: the bytes of all lines, each line with a line feed at its end.
         lines: number of the line.
-        begins, key_ends, ends: offsets in `text`; `key_ends` is `ends` for a flag.
+        begins, key_ends, ends: offsets in `text`. For a flag, `key_ends` equals `ends`.
     """
 
     text: npt.NDArray[np.uint8]
@@ -102,7 +102,7 @@ def _of_key(tokens: _Tokens, key: bytes) -> IntArray:
 
 
 def _values(tokens: _Tokens, at: IntArray, count: int) -> pa.Array:
-    """Returns the values of these fields, at the rows of their lines among `count` rows."""
+    """Returns `count` rows. The row of a line has the value of its field; rows without a field are null."""
     ends = tokens.ends[at]
     begins = np.minimum(tokens.key_ends[at] + 1, ends)
     is_flag = tokens.key_ends[at] == ends

@@ -1,7 +1,7 @@
 """Topics of a Kafka broker (extra ``kafka``). Each record counts exactly once.
 
 Each partition is a source with a watermark of its own. The journal has the records together with the partition's
-offset, so a restart needs no record a second time and no consumer group is used. All partitions of a topic share one
+offset. So a restart needs no record a second time, and no consumer group is used. All partitions of a topic share one
 consumer, whose thread fetches and decodes. Partition 0 also looks for new partitions.
 """
 
@@ -32,13 +32,16 @@ MAX_MESSAGES = 10_000
 """Messages that are decoded together."""
 POLL_S = 0.1
 MAX_QUEUED_BYTES = 4 << 20
-"""Decoded bytes of a partition that wait for the agent, above which the partition is paused."""
+"""A partition is paused when more bytes of its messages wait for the agent."""
 PARTITIONS_EVERY_S = 30.0
 REQUEST_S = 10.0
 MAX_PARTITIONS = 1000
 OLDEST = -2
 """librdkafka's offset of the oldest message."""
-_RESERVED = ("group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof", "bootstrap.servers")
+_RESERVED = (
+    "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof", "bootstrap.servers", "isolation.level",
+    "security.protocol", "sasl.username", "sasl.password", "sasl.mechanisms",
+)  # fmt: skip
 
 
 class KafkaTls(Model):
@@ -53,11 +56,11 @@ class KafkaConfig(TextConfig):
     """The options below ``kafka:``.
 
     Attributes:
-        start: where a partition begins that was never read: at its oldest record, or at records that come from now on.
+        start: where to begin in a partition that was never read: at its oldest record, or at records from now on.
         key, timestamp: columns that get the record's key as text, and its timestamp in ms.
-        headers: by header, the column that gets its value as text.
-        username, password, mechanism: of SASL.
-        tls: true: with the system's CAs.
+        headers: for each header, the column that gets the header's value as text.
+        username, password, mechanism: for SASL.
+        tls: true means TLS with the system's CAs.
         properties: further properties of librdkafka.
     """
 
@@ -114,8 +117,8 @@ class KafkaConfig(TextConfig):
             "queued.max.messages.kbytes": 4_096,
             "queued.min.messages": 10_000,
             "fetch.max.bytes": 4_194_304,
-            "isolation.level": "read_committed",
             **self.properties,
+            "isolation.level": "read_committed",
             "bootstrap.servers": ",".join(self.brokers),
             "group.id": "edgewater",  # required, and not used: partitions are assigned, and no offset is committed
             "enable.auto.commit": False,
@@ -134,12 +137,12 @@ class KafkaFailed(OSError):
 
 
 class OffsetGone(KafkaFailed):
-    """The broker does not have the messages at an offset, or no longer."""
+    """The broker does not have, or no longer has, the messages at an offset."""
 
 
 @dataclass(slots=True)
 class _Arrived:
-    """What the consumer's thread has for a partition."""
+    """What the consumer's thread gives to a partition: a chunk, a failure, or the number of partitions."""
 
     chunk: Chunk | None = None
     failure: Exception | None = None
@@ -151,7 +154,7 @@ class _Assigned:
     """A partition that is read.
 
     Attributes:
-        queued_bytes: decoded bytes in `arrived`; changed by both threads, under the topic's lock.
+        queued_bytes: bytes of the messages in `arrived`; changed by both threads, under the topic's lock.
         at_end: the thread has found no further message.
     """
 
@@ -220,14 +223,14 @@ class KafkaTopic:
         return assigned
 
     def release(self, partition: int, assigned: _Assigned) -> None:
-        """Ends to read a partition."""
+        """Stops reading a partition."""
         with self._lock:
             if self._assigned.get(partition) is assigned:
                 del self._assigned[partition]
                 self._requests.put((partition, None))
 
     def taken(self, partition: int, assigned: _Assigned, size: int) -> None:
-        """Called when the agent has taken a chunk of so many bytes."""
+        """Called when the agent has taken a chunk of `size` bytes."""
         with self._lock:
             assigned.queued_bytes -= size
             if assigned.is_paused and assigned.queued_bytes <= MAX_QUEUED_BYTES // 2:

@@ -31,7 +31,7 @@ from edgewater.streams import Delivery
 log = logging.getLogger(__name__)
 
 RECEIVE_MAXIMUM = 500
-"""Messages that the broker sends before one is acknowledged, at most; so many are remembered."""
+"""The most messages that are unacknowledged. The journal remembers as many."""
 COALESCE_S = 0.05
 KEEPALIVE_S = 30
 _ENTRY = struct.Struct("<HQ")
@@ -50,7 +50,7 @@ class MqttConfig(TextConfig):
     """The options below ``mqtt:``.
 
     Attributes:
-        topics: filters. A level such as ``{device}`` matches as ``+`` does, and the column gets its text.
+        topics: filters. A level such as ``{device}`` matches as ``+`` does; the column ``device`` gets its text.
         client_id: names the session at the broker; no other client may use it.
         session: how long the broker keeps messages while the agent is away.
         retained: also count the message that the broker has retained for a topic, at each new session.
@@ -115,7 +115,7 @@ class Remembered:
         self._digests: OrderedDict[int, int] = OrderedDict(_ENTRY.iter_unpack(data))
 
     def knows(self, message: Any) -> bool:
-        """Whether a message is the repetition of a remembered one; remembers it."""
+        """Returns whether a message repeats a remembered message. Remembers the message."""
         digest = int.from_bytes(
             blake2b(message.topic.encode() + b"\0" + message.payload, digest_size=8).digest(), "little"
         )
@@ -219,7 +219,7 @@ class MqttSource:
         return client
 
     def _is_new(self, remembered: Remembered, message: Any) -> bool:
-        """Whether a message is to be counted. A repetition is acknowledged once the newest chunk is on disk."""
+        """Returns whether a message counts. A repetition is acknowledged once the newest chunk is on disk."""
         is_known = remembered.knows(message)
         self._unacknowledged.append((self._chunk if is_known else self._chunk + 1, message))
         if is_known and self._chunk <= self._committed:

@@ -1,8 +1,9 @@
 """The zstd stream of a session: each message of an edge is compressed with the memory of the messages before it.
 
-Frames of the same query have the same keys again and again. Compressed alone, each of them pays for its keys; in one
-stream only the first does. Identity and checksums of frames are those of the plain bodies, so a session that ends
-loses nothing: the next one begins a new stream and sends again what was not acknowledged.
+Frames of the same query have the same keys again and again. If each frame is compressed alone, each frame takes bytes
+for its keys. In one stream, only the first frame takes these bytes. Identity and checksums of frames are computed from
+the plain bodies. So a session that ends loses nothing: the next session begins a new stream and sends again what was
+not acknowledged.
 
 Imported by the uplink and the gateway only, as the gRPC stubs are.
 """
@@ -23,7 +24,7 @@ _BLOCK_BYTES = 128 << 10
 
 
 def unpacker_bytes(window_log: int) -> int:
-    """Returns the most memory that a `SessionUnpacker` takes between two messages; 0 for 0, which means no stream."""
+    """Returns the most memory of a `SessionUnpacker` between two messages; 0 if `window_log` is 0 (no stream)."""
     if not window_log:
         return 0
     window, block = 1 << window_log, min(1 << window_log, _BLOCK_BYTES)
@@ -45,7 +46,7 @@ class SessionPacker:
         self._begin(level)
 
     def set_level(self, level: int) -> None:
-        """Changes the level. With another one a new zstd frame begins, which does not remember earlier messages."""
+        """Changes the level. If the level differs, a new zstd frame begins, which does not remember earlier messages."""
         if level != self._level:
             self._ended += self._stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH)
             self._begin(level)
@@ -112,7 +113,7 @@ class SessionUnpacker:
         """Decompresses a message, at most the bytes that it states. Releases the interpreter's lock meanwhile.
 
         Raises:
-            CorruptFrame: it is larger than permitted, has another length than it states, or is not a message.
+            CorruptFrame: the data is larger than permitted, has another length than stated, or is not a message.
         """
         if packed.plain_bytes > self._most:
             raise CorruptFrame(f"a packed message of {packed.plain_bytes} bytes; expected at most {self._most}")
