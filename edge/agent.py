@@ -220,6 +220,10 @@ class Agent:
         }
 
     def missing(self) -> list[str]:
+        """Returns the reasons why this edge is not ready: its own, and the sources that cannot be read."""
+        return self._own_reasons() + [f"source {name}: {message}" for name, message in self._failures().items()]
+
+    def _own_reasons(self) -> list[str]:
         """Returns the reasons why this edge cannot accept records."""
         reasons = []
         if self.uplink.retired.is_set():
@@ -228,7 +232,7 @@ class Agent:
             reasons.append("queries: none received yet; the center has not been reached since this state was created")
         if self.commit.failure is not None:
             reasons.append(f"journal: {self.commit.failure}")
-        return reasons + [f"source {name}: {message}" for name, message in self._failures().items()]
+        return reasons
 
     def _failures(self) -> dict[str, str]:
         """Returns the error message of each source that currently cannot be read, by source name."""
@@ -239,7 +243,7 @@ class Agent:
         """Returns why a pushed request cannot be accepted, or None."""
         if self.uplink.retired.is_set():
             return Retired(RETIRED)
-        if reasons := self.missing():
+        if reasons := self._own_reasons():
             return Unavailable("; ".join(reasons), retry_after_s=1)
         if self._over_memory_limit():
             return Unavailable("the edge has reached limits.max_pending_bytes", retry_after_s=1)

@@ -568,6 +568,23 @@ class EdgeConfig(Model):
         return self
 
 
+def _shown(error: InvalidConfig) -> object:
+    """Returns the value of an error as far as it is surely no secret: users misspell the keys of passwords, too."""
+    is_plain = isinstance(error.value, int | float | str) and "@" not in str(error.value)
+    is_missing = error.value is None
+    known = error.field.split(".")[0] in (
+        "topic",
+        "topics",
+        "brokers",
+        "broker",
+        "format",
+        "client_id",
+        "session",
+        "start",
+    )
+    return error.value if is_missing or (is_plain and known) else "(not shown)"
+
+
 def _package_options(
     source: PackageSourceConfig, path: str, stream: StreamConfig, context: Mapping[str, Any] | None
 ) -> BaseModel:
@@ -581,7 +598,7 @@ def _package_options(
     try:
         options = validate(kind.config, source.options, context)
     except InvalidConfig as exc:
-        raise InvalidConfig(f"{path}.{exc.field}".rstrip("."), exc.value, exc.accepted, exc.reason) from None
+        raise InvalidConfig(f"{path}.{exc.field}".rstrip("."), _shown(exc), exc.accepted, "") from None
     if isinstance(options, TextConfig):
         fault = options.column_fault(list(stream.record_schema.textual))
         if fault is not None:

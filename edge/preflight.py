@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from edge.codecs import DAY_MS
-from edge.config import EdgeConfig, FileConfig, SourceConfig, StreamConfig
+from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig, StreamConfig
 from edge.records import Rejection, Rejections
-from edge.sources import file_opener
+from edge.source_kinds import SourceContext
+from edge.sources import file_opener, package_sources
 from edge.sources.files import Piece, matching_files
 from edgewater.errors import InvalidInput
 from edgewater.quantities import format_duration
@@ -127,9 +128,23 @@ def check(config: EdgeConfig, now_ms: Callable[[], int]) -> CheckReport:
     """Checks a configuration against the files that it names. Reads files; writes nothing, opens no connection."""
     streams = []
     for name, stream in config.streams.items():
-        reports = tuple(_check_source(stream, source, now_ms()) for source in stream.sources)
-        streams.append(StreamReport(name, reports))
+        reports: list[SourceReport] = []
+        for source in stream.sources:
+            if source.package is None:
+                reports.append(_check_source(stream, source, now_ms()))
+            else:
+                context = SourceContext(name, stream.record_schema, now_ms)
+                reports.append(_check_package_source(source.package, context, {report.source for report in reports}))
+        streams.append(StreamReport(name, tuple(reports)))
     return CheckReport(config.edge, tuple(streams), tuple(_edge_problems(config)))
+
+
+def _check_package_source(package: PackageSourceConfig, context: SourceContext, taken: set[str]) -> SourceReport:
+    try:
+        sources = package_sources(package, context, taken)
+    except InvalidInput as exc:
+        return SourceReport(package.kind, problems=(str(exc),))
+    return SourceReport(sources[0].name if sources else package.kind)
 
 
 def _edge_problems(config: EdgeConfig) -> Iterator[str]:
@@ -147,9 +162,7 @@ def _edge_problems(config: EdgeConfig) -> Iterator[str]:
 def _check_source(stream: StreamConfig, source: SourceConfig, now_ms: int) -> SourceReport:
     if source.file is not None:
         return _check_files(stream, source.file, now_ms)
-    return SourceReport(
-        "stdin" if source.stdin else "http" if source.http else str(source.package and source.package.kind)
-    )
+    return SourceReport("stdin" if source.stdin is not None else "http")
 
 
 @dataclass(slots=True)

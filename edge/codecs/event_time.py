@@ -160,11 +160,27 @@ def parse_iso8601(texts: pa.Array) -> pa.Array:
 
 def parse_times(texts: pa.Array, pattern: str) -> pa.Array:
     """Parses texts by a pattern of `strptime` to UTC timestamps in µs; null where that fails. Without ``%z``: UTC."""
-    return pc.strptime(texts, format=pattern, unit="us", error_is_null=True).cast(pa.timestamp("us"))
+    times = pc.strptime(texts, format=pattern, unit="us", error_is_null=True).cast(pa.timestamp("us"))
+    # The C library takes the 31st of February for the 3rd of March: days that exist not come out at a month's begin.
+    doubtful = pc.fill_null(pc.less_equal(pc.day(times), 4), False)
+    if not pc.any(doubtful).as_py():
+        return times
+    wrong = [text for text in pc.unique(texts.filter(doubtful)).to_pylist() if not _exists(text, pattern)]
+    return pc.if_else(pc.is_in(texts, pa.array(wrong, texts.type)), None, times) if wrong else times
+
+
+def _exists(text: str, pattern: str) -> bool:
+    try:
+        dt.datetime.strptime(text, pattern)
+    except ValueError:
+        return False
+    return True
 
 
 def is_time_pattern(pattern: str) -> bool:
     """Whether a pattern of `strptime` reads date and time of day to the second, as Arrow understands it."""
+    if "%Z" in pattern:
+        return False  # names of zones are not read
     example = dt.datetime(2015, 12, 31, 22, 58, 47, tzinfo=dt.UTC)
     try:
         read = parse_times(pa.array([example.strftime(pattern)]), pattern)[0].as_py()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from edge.codecs.event_time import extract_event_times
+from edge.codecs.event_time import cast_or_null, extract_event_times
 from edge.codecs.formats import TextFormat
 from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, Rejections
@@ -18,7 +18,8 @@ class MessageDecoder:
 
     Args:
         text: the format; its schema has all columns.
-        more: the columns that are not in the bodies; the event time may be one of them.
+        more: the columns that are not in the bodies; the event time may be one of them. A text is converted to the type
+            of its column; a text that cannot be converted is null.
         where: name of the input, for messages.
 
     Raises:
@@ -39,7 +40,7 @@ class MessageDecoder:
         """
         rejections = Rejections()
         types = self._schema.textual
-        arrays = {name: pa.array(more[name], types[name]) for name in self._more}
+        arrays = {name: _typed(more[name], types[name]) for name in self._more}
         tables = self._tables(bodies, 0, arrays, rejections)
         table = pa.concat_tables(tables) if tables else pa.schema(list(types.items())).empty_table()
         return extract_event_times(table, self._schema, arrival_ms, rejections)
@@ -61,6 +62,11 @@ class MessageDecoder:
             *self._tables(bodies[:middle], begin, more, rejections),
             *self._tables(bodies[middle:], begin + middle, more, rejections),
         ]
+
+
+def _typed(values: Sequence[object], declared: pa.DataType) -> pa.Array:
+    found = pa.array(values)
+    return cast_or_null(found, declared) if pa.types.is_string(found.type) else found.cast(declared)
 
 
 class _BodySchema(RecordSchema):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from edge.codecs import RecordSchema, codec_of
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig
@@ -45,7 +45,7 @@ def build_sources(
         for config_source in stream.sources:
             if config_source.package is not None:
                 context = SourceContext(name, stream.record_schema, now_ms, sleep, idle)
-                sources += _package_sources(config_source.package, context)
+                sources += package_sources(config_source.package, context, {source.name for source in sources})
                 continue
             source = build_source(
                 name, config_source, stream.record_schema,
@@ -89,13 +89,20 @@ def build_source(
     return HttpSource(http_source_name(stream), stream, schema, idle)
 
 
-def _package_sources(config: PackageSourceConfig, context: SourceContext) -> list[Source]:
-    """Raises InvalidConfig: the kind refuses the options, or gives sources without names of their own."""
+def package_sources(config: PackageSourceConfig, context: SourceContext, taken: Collection[str] = ()) -> list[Source]:
+    """Builds the sources of one entry of a package's kind.
+
+    Args:
+        taken: names of other sources of the edge.
+
+    Raises:
+        InvalidConfig: the kind refuses the options, or a source has no name of its own: it would be counted twice.
+    """
     kind = KINDS.get(config.kind)
     assert kind is not None, "the configuration guarantees it"
     sources = list(kind.sources(config.options, context))
     prefix = f"{context.stream}:{config.kind}:"
-    names = [source.name for source in sources]
+    names = [*(source.name for source in sources), *taken]
     for source in sources:
         if not source.name.startswith(prefix) or source.stream != context.stream or names.count(source.name) > 1:
             accepted = f"a name of its own that begins with {prefix}, and the stream {context.stream}"

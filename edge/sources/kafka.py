@@ -39,8 +39,8 @@ MAX_PARTITIONS = 1000
 OLDEST = -2
 """librdkafka's offset of the oldest message."""
 _RESERVED = (
-    "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof", "bootstrap.servers", "isolation.level",
-    "security.protocol", "sasl.username", "sasl.password", "sasl.mechanisms",
+    "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof", "bootstrap.servers",
+    "isolation.level", "security.protocol", "sasl.username", "sasl.password", "sasl.mechanisms",
 )  # fmt: skip
 
 
@@ -124,6 +124,7 @@ class KafkaConfig(TextConfig):
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
+            "reconnect.backoff.ms": 1_000,
         }
         result["security.protocol"] = ("SASL_" if self.username else "") + ("SSL" if self.tls else "PLAINTEXT")
         if self.username is not None and self.password is not None:
@@ -250,6 +251,7 @@ class KafkaTopic:
                 self._dispatch(consumer, consumer.consume(MAX_MESSAGES, POLL_S))
         except Exception as exc:  # the sources raise it on their loops
             with self._lock:
+                self._partitions_at_s = 0.0
                 assigned, self._assigned, self._thread = self._assigned, {}, None
                 self._requests = queue.SimpleQueue()
             for each in assigned.values():
@@ -284,13 +286,13 @@ class KafkaTopic:
         first = self._assigned.get(0)
         if first is None or 0 <= now_s - self._partitions_at_s < PARTITIONS_EVERY_S:
             return
-        self._partitions_at_s = now_s
         try:
             topic = consumer.list_topics(self.config.topic, timeout=REQUEST_S).topics[self.config.topic]
         except KafkaException as exc:
             raise KafkaFailed(self._says(exc.args[0])) from exc
         if topic.error is not None:
             raise KafkaFailed(self._says(topic.error))
+        self._partitions_at_s = now_s  # only now: after a failure the next attempt must ask again
         first.give(_Arrived(partitions=len(topic.partitions)))
 
     def _dispatch(self, consumer: Any, messages: Sequence[Any]) -> None:

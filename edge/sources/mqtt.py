@@ -78,8 +78,13 @@ class MqttConfig(TextConfig):
                     "the broker would give the messages of a lost session to another edge, and they could count twice",
                 )
             levels = topic.split("/")
+            if not topic or "\0" in topic or any("{" in level and not _LEVEL.fullmatch(level) for level in levels):
+                raise refusal("a filter such as devices/{device}/temp; {…} is a whole level", f"got {topic!r}")
             if "#" in levels[:-1] or any(("#" in level or "+" in level) and len(level) > 1 for level in levels):
                 raise refusal("a filter such as devices/{device}/temp, devices/+/temp or devices/#", f"got {topic!r}")
+        for number, topic in enumerate(topics):
+            if any(_overlap(topic.split("/"), other.split("/")) for other in topics[:number]):
+                raise refusal("filters that no topic matches twice: its messages would count twice", f"got {topic!r}")
         return topics
 
     @model_validator(mode="after")
@@ -101,6 +106,17 @@ class MqttConfig(TextConfig):
             if name not in columns or self.more.count(name) > 1:
                 return f"each of {', '.join(columns)} once", f"the level {{{name}}} of the topic"
         return super().column_fault([name for name in columns if name not in self.more])
+
+
+def _overlap(one: list[str], other: list[str]) -> bool:
+    """Whether a topic may match both filters."""
+    if "#" in (*one[:1], *other[:1]):
+        return True
+    if not one or not other:
+        return one == other
+    if one[0] != other[0] and not any(level == "+" or level.startswith("{") for level in (one[0], other[0])):
+        return False
+    return _overlap(one[1:], other[1:])
 
 
 class MqttFailed(OSError):
@@ -220,7 +236,8 @@ class MqttSource:
 
     def _is_new(self, remembered: Remembered, message: Any) -> bool:
         """Returns whether a message counts. A repetition is acknowledged once the newest chunk is on disk."""
-        is_known = remembered.knows(message)
+        # A session may still have subscriptions of an earlier configuration.
+        is_known = remembered.knows(message) or not any(each.fullmatch(message.topic) for each in self._levels)
         self._unacknowledged.append((self._chunk if is_known else self._chunk + 1, message))
         if is_known and self._chunk <= self._committed:
             self._acknowledge()

@@ -46,7 +46,7 @@ class SessionPacker:
         self._begin(level)
 
     def set_level(self, level: int) -> None:
-        """Changes the level. If the level differs, a new zstd frame begins, which does not remember earlier messages."""
+        """Changes the level. With another level a new zstd frame begins, which does not remember earlier messages."""
         if level != self._level:
             self._ended += self._stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH)
             self._begin(level)

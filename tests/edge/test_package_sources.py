@@ -227,6 +227,20 @@ def test_options_are_checked_and_secrets_are_not_shown(tmp_path: Path, installed
         assert caught.value.field == field
 
 
+def test_a_source_that_is_there_twice_is_refused(tmp_path: Path, installed: Broker) -> None:
+    with pytest.raises(InvalidConfig):
+        open_agent(config(tmp_path, Center(tmp_path), SOURCES * 2))
+
+
+def test_misspelt_keys_do_not_show_what_may_be_a_secret(installed: Broker) -> None:
+    stream = {"columns": {"distance": "int64"}, "time": {"column": "at"}}
+    for options in ({"pasword": "s3cret"}, {"password": ["s3cret"]}, {"password": {"evn": "s3cret"}}):
+        given = {"flights": {**stream, "sources": [{"numbers": {"topic": "t", **options}}]}}
+        with pytest.raises(InvalidConfig) as caught:
+            parse_config({"edge": "jfk", "state_dir": "s", "streams": given}, {})
+        assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("fault", [{"name": "file"}, {"name": "No"}, {"config": dict}, {"sources": None}])
 def test_a_kind_that_lacks_something_is_not_registered(fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KIND, "name", "numbers", raising=False)

@@ -61,6 +61,14 @@ def test_lines_of_another_form_are_malformed_and_the_other_lines_are_records() -
     assert reasons(decoded) == {"malformed": 1, "time-unparseable": 2}
 
 
+def test_days_that_do_not_exist_are_no_times() -> None:
+    line = NGINX.splitlines()[0] + "\n"
+    lines = "".join(line.replace("14/Nov", day) for day in ("31/Feb", "30/Feb", "31/Apr", "01/Mar", "04/May", "28/Feb"))
+    decoded = decode("combined", lines, ACCESS)
+    assert decoded.batch.num_rows == 3
+    assert reasons(decoded) == {"time-unparseable": 3}
+
+
 def test_a_line_that_is_not_utf8_costs_only_itself() -> None:
     decoded = decode("combined", NGINX.encode() + b"\xff\xfe\n" + NGINX.encode(), ACCESS)
     assert decoded.batch.num_rows == 6

@@ -97,6 +97,14 @@ def test_key_timestamp_and_headers_are_columns_of_the_right_records(broker: Brok
     ]
 
 
+def test_a_key_that_does_not_fit_its_column_is_null(broker: Broker) -> None:
+    broker.create("typed", 1)
+    for key in ("7", "x"):
+        broker.send("typed", 0, [b'{"at": %d}' % AT_MS], key=key)
+    chunks = read(partition(broker, "typed", key="n"), lambda c: len(numbers(c)) == 2)
+    assert numbers(chunks) == [7, None]
+
+
 def test_large_messages_are_read(broker: Broker) -> None:
     broker.create("large", 1)
     broker.send("large", 0, [record(1, pad="x" * (10 << 20)), record(2)])
