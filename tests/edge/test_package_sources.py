@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pytest
 from pydantic import BaseModel, ConfigDict, SecretStr
@@ -22,7 +23,7 @@ from edge.sources import factory
 from edgewater.errors import InvalidConfig, StorageError
 from edgewater.streams import Delivery
 from tests.edge.core.test_core import merged
-from tests.edge.test_agent import START_MS, Center, config, expected, run, running, until
+from tests.edge.test_agent import NDJSON, START_MS, Center, config, expected, run, running, until
 
 
 class Broker:
@@ -170,7 +171,7 @@ def test_a_failure_of_a_source_costs_only_itself(
     async def test(center: Center) -> None:
         (tmp_path / "a.ndjson").write_text("")
         file = {"file": {"path": str(tmp_path / "a.ndjson"), "follow": True}}
-        agent = open_agent(config(tmp_path, center, [*SOURCES, file]))
+        agent = open_agent(config(tmp_path, center, [*SOURCES, file, {"http": {}}]))
         async with running(agent) as task:
             BROKER.failure = failure
             await until(lambda: NAME in agent.failing, "the failure", task)
@@ -179,9 +180,13 @@ def test_a_failure_of_a_source_costs_only_itself(
             with (tmp_path / "a.ndjson").open("a") as lines:
                 lines.write(f'{{"carrier": "C1", "distance": 1, "at": {START_MS}}}\n')
             await until(lambda: records(agent) == 1, "the record of the other source", task)
+            async with httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
+                body = f'{{"carrier": "C1", "distance": 1, "at": {START_MS}}}\n'
+                reply = await client.post("/v1/streams/flights", content=body, headers=NDJSON)
+                assert (reply.status_code, reply.json()["accepted"]) == (200, 1)
             BROKER.add(0, 1, 2)
             BROKER.failure = None
-            await until(lambda: records(agent) == 3 and not agent.missing(), "the source after its failure", task)
+            await until(lambda: records(agent) == 4 and not agent.missing(), "the source after its failure", task)
 
     run(test, tmp_path)
 
