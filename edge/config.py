@@ -70,7 +70,7 @@ class Model(Section):
 
 
 class TlsConfig(Model):
-    """PEM files: the authority that signed the center's certificate, and this edge's own (mutual TLS)."""
+    """PEM files: the other side's CA (None: the system's CAs), and for mutual TLS this edge's certificate and key."""
 
     ca: str | None = None
     cert: str | None = None

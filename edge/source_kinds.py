@@ -7,7 +7,7 @@ An entry point names a `SourceKind`. Its name is the key of the source in ``edge
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any, Protocol
@@ -15,8 +15,9 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from edge.codecs import RecordSchema
-from edge.records import Source
+from edge.records import Chunk, Position, Source
 from edge.utilization import ActivityMarker, no_marker
+from edgewater.errors import StorageError
 from edgewater.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
 
 GROUP = "edgewater.sources"
@@ -44,6 +45,25 @@ class SourceContext:
     now_ms: Callable[[], int]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     idle: ActivityMarker = no_marker
+
+
+class KeptSource:
+    """A base of sources whose records the journal keeps (`Chunk.keep`), so that they are never read again."""
+
+    name: str
+    replayable = False
+
+    def committed(self, position: Position) -> None:
+        """See `edge.records.Source`."""
+
+    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+        raise StorageError(f"{self.name}: its records are not read again; they are in the journal")
+
+    def reread(self, start: Position | None, end: Position) -> Chunk:
+        raise StorageError(f"{self.name}: its records are not read again; they are in the journal")
+
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        return ()
 
 
 class SourceKind(Protocol):

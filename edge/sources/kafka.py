@@ -11,18 +11,18 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from edge.codecs import MessageDecoder, TextFormatName
-from edge.config import Model, TextConfig, secret
+from edge.config import TextConfig, TlsConfig, secret
 from edge.records import Chunk, Position, Source
-from edge.source_kinds import SourceContext
+from edge.source_kinds import KeptSource, SourceContext
 from edgewater.configuration import refusal
-from edgewater.errors import InvalidConfig, StorageError
+from edgewater.errors import InvalidConfig
 from edgewater.streams import Delivery
 from edgewater.wire import LossReason
 
@@ -42,14 +42,6 @@ _RESERVED = (
     "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof", "bootstrap.servers",
     "isolation.level", "security.protocol", "sasl.username", "sasl.password", "sasl.mechanisms",
 )  # fmt: skip
-
-
-class KafkaTls(Model):
-    """PEM files: the CA of the brokers (None: the system's CAs), and for mutual TLS this edge's certificate and key."""
-
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
 
 
 class KafkaConfig(TextConfig):
@@ -74,7 +66,7 @@ class KafkaConfig(TextConfig):
     username: str | None = None
     password: SecretStr | None = None
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
-    tls: KafkaTls | bool = False
+    tls: TlsConfig | bool = False
     properties: dict[str, str] = {}
 
     _password = field_validator("password", mode="before")(secret)
@@ -110,7 +102,7 @@ class KafkaConfig(TextConfig):
 
     def client(self) -> dict[str, Any]:
         """Returns the properties of librdkafka's consumer."""
-        tls = self.tls if isinstance(self.tls, KafkaTls) else KafkaTls()
+        tls = self.tls if isinstance(self.tls, TlsConfig) else TlsConfig()
         files = {"ssl.ca.location": tls.ca, "ssl.certificate.location": tls.cert, "ssl.key.location": tls.key}
         result: dict[str, Any] = {
             **{name: path for name, path in files.items() if path is not None},
@@ -359,10 +351,9 @@ def _text(value: bytes | str | None) -> str | None:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-class KafkaPartition:
+class KafkaPartition(KeptSource):
     """A `Source`: one partition of a topic."""
 
-    replayable = False
     delivery = Delivery.EXACTLY_ONCE
 
     def __init__(self, topic: KafkaTopic, partition: int) -> None:
@@ -417,18 +408,6 @@ class KafkaPartition:
         end = {"offset": offset} if offset >= 0 else None
         batch = self._topic.context.schema.empty()
         return Chunk(self.name, batch, None, end, (), 0, losses, keep=True, opens=opens)
-
-    def committed(self, position: Position) -> None:
-        pass
-
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
-        raise StorageError(f"{self.name}: messages are not read again; they are in the journal")
-
-    def reread(self, start: Position | None, end: Position) -> Chunk:
-        raise StorageError(f"{self.name}: messages are not read again; they are in the journal")
-
-    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
-        return ()
 
 
 class Kafka:

@@ -14,18 +14,18 @@ import re
 import ssl
 import struct
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from edge.codecs import MessageDecoder, TextFormatName
-from edge.config import Model, TextConfig, secret
+from edge.config import TextConfig, TlsConfig, secret
 from edge.records import Chunk, Position, Source
-from edge.source_kinds import SourceContext
+from edge.source_kinds import KeptSource, SourceContext
 from edgewater.configuration import Duration, RemoteAddress, refusal, split_address
-from edgewater.errors import InvalidConfig, StorageError
+from edgewater.errors import InvalidConfig
 from edgewater.streams import Delivery
 
 log = logging.getLogger(__name__)
@@ -36,14 +36,6 @@ COALESCE_S = 0.05
 KEEPALIVE_S = 30
 _ENTRY = struct.Struct("<HQ")
 _LEVEL = re.compile(r"\{(\w+)\}")
-
-
-class MqttTls(Model):
-    """PEM files: the CA of the broker (None: the system's CAs), and for mutual TLS this edge's certificate and key."""
-
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
 
 
 class MqttConfig(TextConfig):
@@ -62,7 +54,7 @@ class MqttConfig(TextConfig):
     format: TextFormatName = "ndjson"
     username: str | None = None
     password: SecretStr | None = None
-    tls: MqttTls | bool = False
+    tls: TlsConfig | bool = False
     session: Duration = Field(default=86_400_000, ge=60_000, le=0xFFFF_FFFE * 1000)
     retained: bool = False
 
@@ -146,10 +138,9 @@ class Remembered:
         return {"packets": base64.b64encode(b"".join(_ENTRY.pack(*each) for each in self._digests.items())).decode()}
 
 
-class MqttSource:
+class MqttSource(KeptSource):
     """A `Source`: the messages of all topics of one entry of ``sources``."""
 
-    replayable = False
     delivery = Delivery.EXACTLY_ONCE
 
     def __init__(self, config: MqttConfig, context: SourceContext) -> None:
@@ -224,7 +215,7 @@ class MqttSource:
         if config.username is not None:
             client.username_pw_set(config.username, config.password.get_secret_value() if config.password else None)
         if config.tls:
-            tls = config.tls if isinstance(config.tls, MqttTls) else MqttTls()
+            tls = config.tls if isinstance(config.tls, TlsConfig) else TlsConfig()
             client.tls_set(tls.ca, tls.cert, tls.key, cert_reqs=ssl.CERT_REQUIRED)
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval, properties.ReceiveMaximum = config.session // 1000, RECEIVE_MAXIMUM
@@ -268,15 +259,6 @@ class MqttSource:
             elif client is not None and message.qos:
                 client.ack(message.mid, message.qos)
         self._unacknowledged = kept
-
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
-        raise StorageError(f"{self.name}: messages are not read again; they are in the journal")
-
-    def reread(self, start: Position | None, end: Position) -> Chunk:
-        raise StorageError(f"{self.name}: messages are not read again; they are in the journal")
-
-    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
-        return ()
 
 
 def _pattern(topic: str) -> re.Pattern[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -17,8 +17,7 @@ from pydantic import Field
 from edge.codecs import convert
 from edge.config import Model
 from edge.records import Chunk, Position, Source
-from edge.source_kinds import SourceContext
-from edgewater.errors import StorageError
+from edge.source_kinds import KeptSource, SourceContext
 from edgewater.streams import Delivery
 
 ROWS = 5_000
@@ -32,10 +31,9 @@ class SqliteConfig(Model):
     table: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
-class SqliteSource:
+class SqliteSource(KeptSource):
     """Reads the rows of one table. The position is the id of the last row that was read."""
 
-    replayable = False
     delivery = Delivery.EXACTLY_ONCE
 
     def __init__(self, options: SqliteConfig, context: SourceContext) -> None:
@@ -71,18 +69,6 @@ class SqliteSource:
         decoded = convert(batch, self._context.schema, self._context.now_ms())
         end = {"rowid": rows[-1][0]}
         return Chunk(self.name, decoded.batch, None, end, decoded.rejected, batch.nbytes, keep=True)
-
-    def committed(self, position: Position) -> None:
-        """Nothing to do: the table keeps its rows."""
-
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
-        raise StorageError(f"{self.name}: rows are not read again; they are in the journal")
-
-    def reread(self, start: Position | None, end: Position) -> Chunk:
-        raise StorageError(f"{self.name}: rows are not read again; they are in the journal")
-
-    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
-        return ()
 
 
 class Sqlite:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -18,9 +18,9 @@ from edge import config as edge_config
 from edge.agent import Agent, open_agent
 from edge.config import parse_config
 from edge.records import Chunk, Position, Source
-from edge.source_kinds import GROUP, SourceContext, SourceKinds, SourcePluginWarning
+from edge.source_kinds import GROUP, KeptSource, SourceContext, SourceKinds, SourcePluginWarning
 from edge.sources import factory
-from edgewater.errors import InvalidConfig, StorageError
+from edgewater.errors import InvalidConfig
 from edgewater.streams import Delivery
 from tests.edge.core.test_core import merged
 from tests.edge.test_agent import NDJSON, START_MS, Center, config, expected, run, running, until
@@ -49,10 +49,9 @@ class Options(BaseModel):
     password: SecretStr = SecretStr("")
 
 
-class Partition:
+class Partition(KeptSource):
     """Partition 0 also looks for others."""
 
-    replayable = False
     delivery = Delivery.EXACTLY_ONCE
 
     def __init__(self, topic: str, context: SourceContext, number: int) -> None:
@@ -82,15 +81,6 @@ class Partition:
 
     def committed(self, position: Position) -> None:
         BROKER.committed[self._number] = position["offset"]
-
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
-        raise StorageError("not here")
-
-    def reread(self, start: Position | None, end: Position) -> Chunk:
-        raise StorageError("not here")
-
-    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
-        return ()
 
 
 class Numbers:
