@@ -319,7 +319,7 @@ class Agent:
                 self._reading.create_task(self._read(source))
 
     def _open(self, sources: Iterable[Source]) -> None:
-        """Reads further sources, which have come while the agent runs. It knows some of them already."""
+        """Reads the sources among these that the agent does not read yet."""
         names = {source.name for source in self.sources}
         new = [source for source in sources if source.name not in names]
         if new and self._reading is not None:

@@ -71,7 +71,7 @@ def _statements(path: Path) -> int:
 RAW, RAW_SAMPLE_10, RAW_SAMPLE_1 = (("raw_site.py", "{level}", rate) for rate in ("1", "0.1", "0.01"))
 
 TOP = 20
-"""The most frequent packages by country, of which the way `top` has the counts."""
+"""The way `top` counts this many packages of each country, the most frequent ones."""
 MEASURES = {
     "sum": {"bytes": "sum(size)", "n": "count()"},
     "distinct": {"value": "distinct(client)"},

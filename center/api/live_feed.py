@@ -156,7 +156,7 @@ class SharedReads:
         """The result of `read`, a function of `key` that begins with its bytes. What it raises is raised for all.
 
         Args:
-            limiter: limits the number of threads that read; None: with those of all requests.
+            limiter: limits the number of threads that read; None: the limit of all requests applies.
         """
         if key in self._results:
             return self._results[key]

@@ -293,7 +293,7 @@ class FrameCheck:
 
 
 def _instead_of(frame: Frame, body: FrameBody) -> Frame:
-    """Returns a frame with another body; the link has carried the bytes of the one that was sent."""
+    """Returns the frame with another body. Its shipped bytes stay: the link has carried the original body."""
     return replace(Frame.pack(frame.seq, frame.query, body), shipped_bytes=frame.wire_bytes)
 
 

@@ -161,7 +161,7 @@ def parse_iso8601(texts: pa.Array) -> pa.Array:
 def parse_times(texts: pa.Array, pattern: str) -> pa.Array:
     """Parses texts by a pattern of `strptime` to UTC timestamps in µs; null where that fails. Without ``%z``: UTC."""
     times = pc.strptime(texts, format=pattern, unit="us", error_is_null=True).cast(pa.timestamp("us"))
-    # The C library takes the 31st of February for the 3rd of March: days that exist not come out at a month's begin.
+    # The C library reads the 31st of February as the 3rd of March. So only the first days of a month are in doubt.
     doubtful = pc.fill_null(pc.less_equal(pc.day(times), 4), False)
     if not pc.any(doubtful).as_py():
         return times

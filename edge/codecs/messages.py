@@ -78,8 +78,11 @@ class _BodySchema(RecordSchema):
 
 
 def _joined(bodies: Sequence[bytes]) -> bytes:
-    """Returns the bodies as lines. A line feed inside a body becomes a space: no text format has one inside a value."""
+    """Returns the bodies as lines. A line feed inside a body becomes a space: no text format has one inside a value.
+
+    A blank body becomes a line that is rejected, because blank lines are skipped without a count.
+    """
     joined = b"\n".join(bodies)
-    if joined.count(b"\n") != len(bodies) - 1 or not all(bodies):
+    if joined.count(b"\n") != len(bodies) - 1 or any(not body or body.isspace() for body in bodies):
         joined = b"\n".join(body.replace(b"\n", b" ").strip() or b"?" for body in bodies)
     return joined

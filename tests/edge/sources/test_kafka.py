@@ -97,6 +97,13 @@ def test_key_timestamp_and_headers_are_columns_of_the_right_records(broker: Brok
     ]
 
 
+def test_a_blank_message_is_rejected_and_counted(broker: Broker) -> None:
+    broker.create("blank", 1)
+    broker.send("blank", 0, [record(1), b"  ", record(2)])
+    chunks = read(partition(broker, "blank"), lambda c: len(numbers(c)) == 2)
+    assert [(r.reason, r.count) for chunk in chunks for r in chunk.rejected] == [("malformed", 1)]
+
+
 def test_a_key_that_does_not_fit_its_column_is_null(broker: Broker) -> None:
     broker.create("typed", 1)
     for key in ("7", "x"):
