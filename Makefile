@@ -71,6 +71,7 @@ check: $(STAMP)dev ## lint, format, types, import rules, generated code up to da
 	$(VENV)/bin/lint-imports
 	@$(MAKE) -s proto OUT=build/proto && for f in build/proto/edgewater/wire/*; do \
 		cmp "$$f" "edgewater/wire/$$(basename $$f)" || { echo "run: make proto"; exit 1; }; done
+	@$(PY) -m tests.docs.configuration_reference --check
 
 OUT ?= .
 proto: $(STAMP)dev ## generate edgewater/wire from proto/
@@ -79,11 +80,13 @@ proto: $(STAMP)dev ## generate edgewater/wire from proto/
 		edgewater/wire/synopsis.proto edgewater/wire/uplink.proto
 	@$(PY) -m grpc_tools.protoc $(PROTOC_FLAGS) --grpc_python_out=$(OUT) edgewater/wire/uplink.proto
 
+reference: $(STAMP)dev ## write the pages of docs/reference that follow from the code: commands, metrics, configuration
+	@$(PY) -m tests.docs.cli_reference
+	@$(PY) -m tests.docs.configuration_reference
+	@$(PY) -m tests.docs.metrics_reference
+
 # One resolution, `dev`; the other files are parts of it.
 COMPILE = $(VENV)/bin/uv pip compile -q --universal --generate-hashes --no-annotate --no-header --python-version 3.11
-reference: $(STAMP)dev ## write docs/reference/cli.md and metrics.md: the commands and metrics that the code has
-	@$(PY) -m tests.docs.cli_reference
-	@$(PY) -m tests.docs.metrics_reference
 
 lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages; ARGS=--upgrade takes the newest
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
