@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-data soak fuzz quick check proto lock vendor audit sbom bench compare clean
+.PHONY: help demo test test-all test-data soak fuzz simulate quick check docs proto reference lock vendor audit sbom bench results compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -72,6 +72,10 @@ check: $(STAMP)dev ## lint, format, types, import rules, generated code up to da
 	@$(MAKE) -s proto OUT=build/proto && for f in build/proto/edgewater/wire/*; do \
 		cmp "$$f" "edgewater/wire/$$(basename $$f)" || { echo "run: make proto"; exit 1; }; done
 	@$(PY) -m tests.docs.configuration_reference --check
+	@$(MAKE) -s docs
+
+docs: $(STAMP)dev ## build the site in build/site, with search; a link without a target fails
+	@mkdir -p build && NO_MKDOCS_2_WARNING=1 $(PY) -W ignore -m mkdocs build >build/site.log 2>&1 || { cat build/site.log; exit 1; }
 
 OUT ?= .
 proto: $(STAMP)dev ## generate edgewater/wire from proto/
