@@ -114,8 +114,11 @@ sbom: $(STAMP)audit ## what edge and center consist of, as CycloneDX, in build/s
 		PYTHONWARNINGS=ignore $(VENV)/bin/cyclonedx-py requirements requirements/$$part.txt --pyproject pyproject.toml --mc-type application \
 			--output-reproducible -o build/sbom/$$part.cdx.json && echo build/sbom/$$part.cdx.json; done
 
-bench: $(STAMP)dev ## the measurements of docs/results.md; results in bench/out
+bench: $(STAMP)dev ## one edge and one center, in bench/out; docs/results.md names the other benches
 	$(PY) -m bench.first_light $(ARGS)
+
+results: $(STAMP)dev ## put the figures of bench/out into docs/results.md; says which benches have none there
+	@$(PY) -m bench.results
 
 FLINK := .venv-flink/bin/python
 $(FLINK):

@@ -174,7 +174,7 @@ def sections(
         key = field.alias or name
         kind, formatted = unit_of(hints[name], field) or (type_text(hints[name]), str)
         inner = list(sections_in(hints[name], f"{path}.{key}".removeprefix(".")))
-        same = "".join(f", as `{shown[m]}`" for at, m in inner if shown.setdefault(m, at) != at)
+        same = "".join(f", as {shown[m]}" for at, m in inner if shown.setdefault(m, at) != at)
         accepts = kind + same + bounds_text(field, formatted)
         keys.append(Key(key, accepts, default_text(field, formatted), texts.get(name, "")))
         below += inner
@@ -200,7 +200,7 @@ def render() -> str:
     for file, parts_of_file in files().items():
         parts.append(f"## {file}\n")
         for path, summary, keys in parts_of_file:
-            parts.append(f"### {file}: `{path}`\n" if path else "")
+            parts.append(f"### {file}: {path}\n" if path else "")
             parts.append(f"{summary}\n\n| key | accepts | default | description |\n|---|---|---|---|")
             cells = [
                 [cell.replace("|", "\\|").replace("``", "`").replace("None: ", "Unset: ") for cell in key]
