@@ -21,7 +21,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from center.config import CenterConfig
+from center.config import CenterConfig, RetentionSection
 from edge.config import EdgeConfig
 from edge.source_kinds import GROUP, KINDS
 from edgewater.configuration import Address, Duration, Instant, RemoteAddress, Size
@@ -73,8 +73,8 @@ UNITS: Mapping[int, tuple[str, Any]] = {
         (Address, "host:port", str),
         (RemoteAddress, "host:port", str),
     )
-}
-"""Validator of an alias -> name of the type, and what writes a value of it."""
+} | {id(RetentionSection.model_fields["answers"].metadata[0]): ("duration, at least 1m", format_duration)}
+"""Validator -> name of the type, and what writes a value of it."""
 PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", SecretStr: "secret"}
 
 
@@ -195,6 +195,14 @@ def files() -> dict[str, list[tuple[str, str, list[Key]]]]:
     return {"edge.yaml": edge, "center.yaml": list(sections(CenterConfig, "", {})), "Query files": queries}
 
 
+def _cell(text: str) -> str:
+    """Returns the text as a cell of a table, in words of the file instead of words of Python."""
+    words = {"|": "\\|", "``": "`", "; None: ": "; unset: ", "None: ": "Unset: ", " is None": " is unset"}
+    for word, shown in words.items():
+        text = text.replace(word, shown)
+    return text
+
+
 def render() -> str:
     parts = [HEAD]
     for file, parts_of_file in files().items():
@@ -203,7 +211,13 @@ def render() -> str:
             parts.append(f"### {file}: {path}\n" if path else "")
             parts.append(f"{summary}\n\n| key | accepts | default | description |\n|---|---|---|---|")
             cells = [
-                [cell.replace("|", "\\|").replace("``", "`").replace("None: ", "Unset: ") for cell in key]
+                [
+                    cell.replace("|", "\\|")
+                    .replace("``", "`")
+                    .replace("; None: ", "; unset: ")
+                    .replace("None: ", "Unset: ")
+                    for cell in key
+                ]
                 for key in keys
             ]
             parts.append("\n".join(f"| `{n}` | {a} | {d} | {t} |" for n, a, d, t in cells) + "\n")
