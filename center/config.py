@@ -79,7 +79,8 @@ class GatewaySection(Section):
     work: Annotated[int, Field(ge=1_000)] = WORK_PER_S
     """Units of work per second of an edge's frames; more is delayed."""
     open_windows: Annotated[int, Field(ge=1)] = OPEN_WINDOWS
-    """Windows of a query that an edge may keep open, besides those of the query's lateness; more are refused."""
+    """Windows of a query that an edge may keep open, besides the windows within the query's lateness. More are
+    refused."""
     metrics: Address | None = None
     """Address of /livez, /readyz and /metrics; None: not served."""
 
@@ -119,11 +120,11 @@ class StreamSection(Section):
     """What the center accepts of a stream."""
 
     columns: Columns | None = None
-    """The columns that its edges may have, and their types. None: those that an admin has set at the API; else, the
-    first edge that has a column decides its type."""
+    """The columns that its edges may have, and their types. None: the columns that an admin has set at the API. Without
+    these, the first edge that has a column decides its type."""
 
     replay: ReplaySection | Literal["edges"] | None = None
-    """The replay's clock, or `edges`: the one that edges state. None: event time is wall time, except that a gateway
+    """The replay's clock, or `edges`: the clock that edges state. None: event time is wall time, except that a gateway
     that only this machine can reach takes edges' clocks."""
     ahead: Annotated[Duration, Field(ge=0)] = 86_400_000
     """How far the event time of a record may be ahead of the stream's clock."""
@@ -188,7 +189,7 @@ class ApiSection(Section):
     listen: Address = "127.0.0.1:7480"
     """Address of the API and the console."""
     hosts: tuple[str, ...] = ()
-    """Names besides those of loopback by which requests without credentials may address it: of a proxy, say."""
+    """Names besides loopback by which requests without credentials may address the server, such as a proxy's name."""
     token: SecretStr | None = None
     """The token of the principal `admin`."""
     principals: dict[str, PrincipalEntry] = {}
@@ -254,8 +255,8 @@ class SparkSection(Section):
     """How many drivers lead at the same time, each a partition of the queries by their names; the same for all drivers
     of a center. `edgewater center run` starts so many. More than one is of use with PostgreSQL and several cores."""
     max_answer: Annotated[Size, Field(ge=1 << 20)] = 64 << 20
-    """Size of the slices of which one answer is made. A query beyond it is set aside: all others wait while it is
-    answered, for about a second with the default."""
+    """Size of the slices that make one answer. A query beyond it is set aside. All others wait while it is answered,
+    for about a second with the default."""
     conf: dict[str, str] = {}
     """Further properties of Spark."""
 

@@ -152,8 +152,7 @@ class HttpConfig(Model):
     listen: Address = "127.0.0.1:7410"
     """Address of the server. An address other than loopback needs `tokens` or `tls.client_ca` if a stream is pushed."""
     hosts: list[str] = []
-    """Names besides those of loopback by which requests without credentials may address the server, such as a proxy's
-    name."""
+    """Names besides loopback by which requests without credentials may address the server, such as a proxy's name."""
     tokens: list[SecretStr] = []
     """Bearer tokens of the clients that push. Several are valid at once, so that one can replace another."""
     tls: HttpTlsConfig | None = None
@@ -359,8 +358,8 @@ class FileConfig(TextConfig):
     follow: bool = False
     """Whether appended lines, new files and rotated files are read, too."""
     rotate_wait: Duration = 60_000
-    """How long a followed file that has left the pattern is kept open after its last record, unless it is known that no
-    process has it open for writing."""
+    """How long a followed file that has left the pattern is kept open after its last record. It is shorter if no
+    process has the file open for writing."""
     compression: Literal["auto", "none", "gzip", "zstd", "bz2"] = "auto"
     """The compression of the files. `auto`: by their extension."""
 

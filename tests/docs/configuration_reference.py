@@ -210,16 +210,7 @@ def render() -> str:
         for path, summary, keys in parts_of_file:
             parts.append(f"### {file}: {path}\n" if path else "")
             parts.append(f"{summary}\n\n| key | accepts | default | description |\n|---|---|---|---|")
-            cells = [
-                [
-                    cell.replace("|", "\\|")
-                    .replace("``", "`")
-                    .replace("; None: ", "; unset: ")
-                    .replace("None: ", "Unset: ")
-                    for cell in key
-                ]
-                for key in keys
-            ]
+            cells = [[_cell(text) for text in key] for key in keys]
             parts.append("\n".join(f"| `{n}` | {a} | {d} | {t} |" for n, a, d, t in cells) + "\n")
     return re.sub(r"\n{3,}", "\n\n", "\n".join(parts))
 
