@@ -488,8 +488,8 @@ class Answer(BaseModel):
         description="The part of the total of each `count` and `sum` that is in no group. Null: unknown."
     )
     confidence: float | None = Field(
-        description="Probability that a value lies in [lower, upper]; 1: the bounds always hold."
-        " Null: no bound is known."
+        description="Probability that a value of `data` lies in [lower, upper]; 1: the bounds always hold, as those of"
+        " totals do. Null: no bound is known."
     )
     quality: dict[str, Any] = Field(
         description="Completeness (with the `delivery` of edges that count at most once, and stated `losses` of input),"

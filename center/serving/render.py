@@ -188,9 +188,6 @@ def _members(
 ) -> dict[str, Any]:
     """The members of an answer as JSON, with `data` in their place."""
     quality, contract = stated_quality(record, spec, rows, questions, merged)
-    totals = answer_totals(record, spec, questions, merged)
-    has_total = any(bound is not None for cell in totals["total"].values() for bound in (cell["lower"], cell["upper"]))
-    confidences = (*(values.confidence for values in rows.values), 1.0 if has_total else None)
     return {
         "query": record.query.name,
         "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
@@ -198,8 +195,8 @@ def _members(
         "revision": record.revision,
         "given_at": rfc3339(record.answered_at_ms),
         **data,
-        **totals,
-        "confidence": min(filter(None, confidences), default=None),
+        **answer_totals(record, spec, questions, merged),
+        "confidence": min((c for values in rows.values if (c := values.confidence) is not None), default=None),
         "quality": quality,
         "contract": contract,
     }

@@ -238,7 +238,7 @@ class _QueryCheck:
             requested = answer["contract"]["requested"]
             if "exact" in requested or isinstance(requested.get("error"), Mapping):
                 self._say("met", answer, f"met, with completeness {completeness}")
-        if answer["confidence"] is not None and not _has_bound([answer["data"], answer.get("total")]):
+        if answer["confidence"] is not None and not _has_bound(answer["data"]):
             self._say("confidence", answer, f"confidence {answer['confidence']}, and no bound")
         self._staleness(answer)
 

@@ -97,7 +97,6 @@ def test_the_total_is_exact_where_no_group_was_sent() -> None:
     assert answer["total"]["n"] == {"estimate": 120, "lower": 120, "upper": 120}
     assert answer["total"]["s"]["lower"] == answer["total"]["s"]["upper"] == EDGES * sum(range(40))
     assert answer["rest"] == {"n": 120, "s": EDGES * sum(range(40))}
-    assert answer["confidence"] == 1.0
 
 
 def test_the_total_is_about_all_groups_whatever_groups_are_asked_for() -> None:
