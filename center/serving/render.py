@@ -32,6 +32,7 @@ from center.serving.measures import (
     without_bounds,
 )
 from center.serving.own_error import OwnError, error_by_cause, with_own_errors
+from center.serving.totals import answer_totals
 from center.serving.withheld import GroupsWithheld, read_bounds, with_withheld
 from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.measure import Measure
@@ -194,6 +195,7 @@ def _members(
         "revision": record.revision,
         "given_at": rfc3339(record.answered_at_ms),
         **data,
+        **answer_totals(record, spec, questions, merged),
         "confidence": min((c for values in rows.values if (c := values.confidence) is not None), default=None),
         "quality": quality,
         "contract": contract,
@@ -208,7 +210,7 @@ def stated_quality(
     merged: GroupedAggregate | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The quality and the contract of an answer: of the whole one, whatever part of it is requested."""
-    quality = {name: value for name, value in record.quality.items() if name not in ("contract", "edges")}
+    quality = {name: value for name, value in record.quality.items() if name not in ("contract", "edges", "rests")}
     contract = record.quality["contract"]
     if any("groups" in p for p in quality.get("prediction", {}).values()):
         del quality["prediction"]  # it is in the rows
