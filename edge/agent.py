@@ -24,7 +24,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
@@ -35,6 +36,7 @@ from edge.core import EdgeCore, Ingested, InputLost, MemoryLimits, SourceEnded, 
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, load_identity
 from edge.process import now_ms
 from edge.records import Chunk, Position, Source
+from edge.source_status import SourceStates, SourceStatus
 from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
@@ -45,7 +47,7 @@ from edgewater.connections import ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig, InvalidInput, Retired, StorageError
 from edgewater.health import EmbeddedServer, health_routes, listen
 from edgewater.host_check import LocalHosts
-from edgewater.streams import Delivery, StreamClock
+from edgewater.streams import Delivery, StreamClock, weaker_than_exactly_once
 from edgewater.synopses import source_of
 from edgewater.wire import LossReason
 
@@ -84,9 +86,7 @@ class Agent:
     """An edge agent. Build it with `open_agent`, then `await run(stop)`.
 
     Attributes:
-        rejected: records rejected by the decoders, by (stream, reason).
         refused: pushed requests that were refused and connections that were closed, by reason.
-        failing: per source whose last read failed, the message and the wall time of the failure.
         backpressured: names of the sources that wait for memory or the disk.
     """
 
@@ -100,10 +100,9 @@ class Agent:
     backfills: BackfillRunner
     tap: StreamTap
     worker: Worker
+    states: SourceStates
     daily_quota: DailyQuota | None = None
-    rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
-    failing: dict[str, tuple[str, int]] = field(default_factory=dict)
     backpressured: set[str] = field(default_factory=set)
     _unsynced: asyncio.Event = field(default_factory=asyncio.Event)
     _input_gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -175,10 +174,25 @@ class Agent:
         registry = CollectorRegistry()
         registry.register(
             metrics.EdgeCollector(
-                self.durable, self._gauges, self.rejected, self.outbox.refused_frames, self.refused, self.worker.loads
+                self.durable, self._gauges, self.source_statuses, self.outbox.refused_frames, self.refused,
+                self.worker.loads,
             )
-        )
-        return health_routes(registry, self.missing)
+        )  # fmt: skip
+
+        async def sources(_: Request) -> Response:
+            return JSONResponse({"sources": [status.to_json() for status in self.source_statuses()]})
+
+        return [*health_routes(registry, self.missing), Route("/v1/sources", sources)]
+
+    @property
+    def failing(self) -> dict[str, tuple[str, int]]:
+        """See `SourceStates.failing`."""
+        return self.states.failing
+
+    def source_statuses(self) -> list[SourceStatus]:
+        """Returns how each entry of ``sources`` stands."""
+        streams = self.durable.core.streams
+        return self.states.statuses(self.durable.positions, lambda source: streams[source.stream].is_open(source.name))
 
     def _push_routes(self) -> list[Route]:
         push = push_routes(
@@ -221,7 +235,7 @@ class Agent:
 
     def missing(self) -> list[str]:
         """Returns the reasons why this edge is not ready: its own, and the sources that cannot be read."""
-        return self._own_reasons() + [f"source {name}: {message}" for name, message in self._failures().items()]
+        return self._own_reasons() + [f"source {name}: {message}" for name, message in self.states.failures().items()]
 
     def _own_reasons(self) -> list[str]:
         """Returns the reasons why this edge cannot accept records."""
@@ -233,11 +247,6 @@ class Agent:
         if self.commit.failure is not None:
             reasons.append(f"journal: {self.commit.failure}")
         return reasons
-
-    def _failures(self) -> dict[str, str]:
-        """Returns the error message of each source that currently cannot be read, by source name."""
-        now = now_ms()
-        return {name: message for name, (message, at_ms) in self.failing.items() if now - at_ms <= FAILURE_MS}
 
     def unavailable(self) -> Unavailable | Retired | None:
         """Returns why a pushed request cannot be accepted, or None."""
@@ -272,7 +281,7 @@ class Agent:
             await self.commit.durable()  # the batch's first push may still wait for the journal
             return counted
         self.tap.offer(stream, chunk)
-        self._count_rejected(stream, chunk)
+        self.states.count(chunk.source, chunk)
         if chunk.batch.num_rows or chunk.rejected:
             with self.meter.busy(chunk.source):
                 event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
@@ -284,19 +293,6 @@ class Agent:
 
     def _count_refused(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
-
-    def _count_rejected(self, stream: str, chunk: Chunk) -> None:
-        for rejection in chunk.rejected:
-            key = (stream, rejection.reason)
-            if key not in self.rejected:
-                # Messages and examples may quote records, which are nobody's business but their owner's.
-                log.warning(
-                    "stream %s, source %s: records are rejected: %s; `edgewater edge check` and the log level debug "
-                    "show an example",
-                    stream, chunk.source, rejection.reason,
-                )  # fmt: skip
-                log.debug("stream %s, source %s: %s (%s)", stream, chunk.source, rejection.message, rejection.example)
-            self.rejected[key] = self.rejected.get(key, 0) + rejection.count
 
     async def _read_all(self) -> None:
         # Records that are read before the first queries are known would count in no query.
@@ -318,15 +314,23 @@ class Agent:
             for source in self.sources:
                 self._reading.create_task(self._read(source))
 
-    def _open(self, sources: Iterable[Source]) -> None:
-        """Reads the sources among these that the agent does not read yet."""
+    def _open(self, opener: Source, sources: Iterable[Source]) -> None:
+        """Reads the sources among these that the agent does not read yet.
+
+        Raises _SourceFailed: one of them promises less than the edge has told the center about the stream.
+        """
         names = {source.name for source in self.sources}
         new = [source for source in sources if source.name not in names]
+        told = self.durable.core.streams[opener.stream].spec.deliveries
+        for source in new:
+            if source.delivery not in (Delivery.EXACTLY_ONCE, *told):
+                raise _SourceFailed(f"the new source {source.name} is {source.delivery}, unlike those before it")
         if new and self._reading is not None:
             self.sources += new
             self.durable.handle(sources_opened(self.sources, self.durable.core, self.config))
             for source in new:
                 log.info("stream %s: source %s is new", source.stream, source.name)
+                self.states.add(source, opener)
                 self._reading.create_task(self._read(source))
 
     async def _read(self, source: Source) -> None:
@@ -340,11 +344,11 @@ class Agent:
                     await self._read_until_end(source)
                     break
                 except _SourceFailed as exc:
-                    if source.name not in self._failures():
+                    if source.name not in self.states.failures():
                         log.error("cannot read source %s: %s; retry every %.0f s", source.name, exc, SOURCE_RETRY_S)
                         if not isinstance(exc.__cause__, InvalidInput | OSError):
                             log.error("the failure of source %s", source.name, exc_info=exc.__cause__)
-                    self.failing[source.name] = str(exc), now_ms()
+                    self.states.failing[source.name] = str(exc), now_ms()
                     with self.meter.backpressured(source.name):
                         await asyncio.sleep(SOURCE_RETRY_S)
         self.durable.handle(SourceEnded(source.stream, source.name))
@@ -354,12 +358,12 @@ class Agent:
 
     async def _read_until_end(self, source: Source) -> None:
         async for chunk in _contained(source.chunks(self.durable.positions.get(source.name))):
-            self.failing.pop(source.name, None)
+            self.states.failing.pop(source.name, None)
             self.tap.offer(source.stream, chunk)
-            self._count_rejected(source.stream, chunk)
+            self.states.count(source.name, chunk)
             rejected = chunk.rejected_records
             event = Ingested(source.stream, source.name, chunk.batch, now_ms(), rejected=rejected)
-            self._open(chunk.opens)
+            self._open(source, chunk.opens)
             is_open = self.durable.core.streams[source.stream].is_open(source.name)
             for reason in chunk.losses if is_open else ():  # one that has ended has nothing to lose
                 # Before the position after it: a crash in between states the loss twice rather than never.
@@ -381,7 +385,7 @@ class Agent:
             if not queued:
                 self.outbox.changed.set()
             await self._wait_for_capacity(source)
-        self.failing.pop(source.name, None)
+        self.states.failing.pop(source.name, None)
 
     def _restart_idle_rule(self, *sources: Source) -> None:
         """Restarts the idle rule for these sources: their input arrived while they were not read."""
@@ -429,7 +433,7 @@ class Agent:
         """Returns the sources that are not being read now; their silence does not mean that they are idle."""
         if not self.outbox.configured.is_set() or self.commit.failure is not None or self._over_memory_limit():
             return tuple(source.name for source in self.sources)
-        return (*self._failures(), *self.backpressured)
+        return (*self.states.failures(), *self.backpressured)
 
     def _empty_ms(self, now: int) -> dict[str, int]:
         """Returns `TickEvent.empty_ms` of all sources; 0 for a source that has never been found empty."""
@@ -463,7 +467,7 @@ class Agent:
                         source.committed(committed[source.name])
                     except Exception as exc:  # a source costs only itself
                         log.exception("source %s cannot acknowledge its records", source.name)
-                        self.failing[source.name] = f"{type(exc).__name__}; the log says more", now_ms()
+                        self.states.failing[source.name] = f"{type(exc).__name__}; the log says more", now_ms()
 
     async def _checkpoint(self) -> None:
         interval_s = self.config.limits.checkpoint_ms / 1000
@@ -541,9 +545,8 @@ def open_agent(config: EdgeConfig) -> Agent:
         return worker.wait_s(stream, source)
 
     sources = build_sources(config, clocks, now_ms=now_ms, idle=meter.idle, coalesce_s=coalesce_s)
-    delivery = {
-        name: max((s.delivery for s in sources if s.stream == name), key=lambda d: d is Delivery.AT_MOST_ONCE)
-        for name in config.streams
+    deliveries = {
+        name: weaker_than_exactly_once(s.delivery for s in sources if s.stream == name) for name in config.streams
     }
 
     def make_core() -> EdgeCore:
@@ -554,7 +557,7 @@ def open_agent(config: EdgeConfig) -> Agent:
                     clocks[name],
                     stream.disorder_ms,
                     stream.idle_ms,
-                    delivery[name],
+                    deliveries[name],
                     stream.constants,
                 )
                 for name, stream in config.streams.items()
@@ -626,7 +629,10 @@ def open_agent(config: EdgeConfig) -> Agent:
     if config.limits.scheduling != OFF:
         outbox.delays = worker.delays
     tap = StreamTap(config.streams)
-    return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, daily_quota)
+    states = SourceStates(meter, FAILURE_MS)
+    for source in sources:
+        states.add(source)
+    return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, states, daily_quota)
 
 
 def begin_anew(agent: Agent) -> None:

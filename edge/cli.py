@@ -128,7 +128,7 @@ def check(config: Path, as_json: bool) -> None:
 @click.option("--once", is_flag=True, help="Print one look and end, as if the output were no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print one look as JSON.")
 def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
-    """Show one running agent until Ctrl-C: records in, records that are not counted by reason, queries, backlog.
+    """Show one running agent until Ctrl-C: records in, each source, records that are not counted, queries, backlog.
 
     AGENT is its configuration file, or its address, such as 127.0.0.1:7410. No center is asked.
     """
@@ -141,10 +141,11 @@ def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
 @click.argument("agent")
 @click.argument("stream")
 @click.option("--records", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Records at most.")
+@click.option("--source", default="", help="Only of sources whose names begin so, as `edge top` shows them.")
 @click.option("--wait", type=click.FloatRange(0, 60, min_open=True), default=10.0, show_default=True,
               help="Seconds to wait for a record.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def tap(agent: str, stream: str, records: int, wait: float, as_json: bool) -> None:
+def tap(agent: str, stream: str, source: str, records: int, wait: float, as_json: bool) -> None:
     """Show records of STREAM as one running agent decodes them: some of the next ones, and why others are rejected.
 
     AGENT is its configuration file, or its address, such as 127.0.0.1:7410. If the agent has tokens for pushes,
@@ -152,7 +153,7 @@ def tap(agent: str, stream: str, records: int, wait: float, as_json: bool) -> No
     """
     from edge import watch
 
-    watch.tap(agent, stream, records, wait, as_json)
+    watch.tap(agent, stream, source, records, wait, as_json)
 
 
 @edge.group(name="journal")

@@ -19,11 +19,11 @@ from edge.codecs import DAY_MS
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig, StreamConfig
 from edge.records import Rejection, Rejections
 from edge.source_kinds import SourceContext
-from edge.sources import file_opener, package_sources
-from edge.sources.files import Piece, matching_files
+from edge.sources import StdinSource, file_opener, package_sources
+from edge.sources.files import FileSource, Piece, matching_files
 from edgewater.errors import InvalidInput
 from edgewater.quantities import format_duration
-from edgewater.streams import TIME_COLUMN
+from edgewater.streams import TIME_COLUMN, Delivery
 
 MAX_FILES = 3
 MAX_RECORDS_PER_FILE = 50_000
@@ -35,6 +35,7 @@ class SourceReport:
     """The findings in the beginning of one source.
 
     Attributes:
+        delivery: how often its records count if processes crash or connections are lost; None: it cannot be built.
         files: number of matching files; at most `MAX_FILES` of them are read.
         records: number of valid records read.
         nbytes: bytes of input read, decompressed.
@@ -46,6 +47,7 @@ class SourceReport:
     """
 
     source: str
+    delivery: Delivery | None = None
     files: int = 0
     records: int = 0
     nbytes: int = 0
@@ -59,6 +61,7 @@ class SourceReport:
     def to_json(self) -> dict[str, object]:
         return {
             "source": self.source,
+            "delivery": self.delivery,
             "files": self.files,
             "records": self.records,
             "bytes": self.nbytes,
@@ -112,6 +115,8 @@ class CheckReport:
 
 def _source_lines(source: SourceReport) -> Iterator[str]:
     yield f"  {source.source}"
+    if source.delivery is not None:
+        yield f"    {source.delivery}: {source.delivery.summary}"
     if source.files:
         span = f", event time {_iso(source.first_ms)} to {_iso(source.last_ms)}" if source.records else ""
         yield f"    {source.files} file(s); read {source.records} valid records in {source.nbytes} bytes{span}"
@@ -144,7 +149,7 @@ def _check_package_source(package: PackageSourceConfig, context: SourceContext, 
         sources = package_sources(package, context, taken)
     except InvalidInput as exc:
         return SourceReport(package.kind, problems=(str(exc),))
-    return SourceReport(sources[0].name if sources else package.kind)
+    return SourceReport(sources[0].name, sources[0].delivery) if sources else SourceReport(package.kind)
 
 
 def _edge_problems(config: EdgeConfig) -> Iterator[str]:
@@ -162,7 +167,10 @@ def _edge_problems(config: EdgeConfig) -> Iterator[str]:
 def _check_source(stream: StreamConfig, source: SourceConfig, now_ms: int) -> SourceReport:
     if source.file is not None:
         return _check_files(stream, source.file, now_ms)
-    return SourceReport("stdin" if source.stdin is not None else "http")
+    if source.stdin is not None:
+        return SourceReport("stdin", StdinSource.delivery)
+    knows_bodies = source.http is None or source.http.dedupe == "body"
+    return SourceReport("http", Delivery.EXACTLY_ONCE if knows_bodies else Delivery.AT_LEAST_ONCE)
 
 
 @dataclass(slots=True)
@@ -205,7 +213,9 @@ def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int) -> SourceR
     name = f"file {file.path} ({file.format})"
     paths = matching_files(file.path)
     if not paths and not file.follow:
-        return SourceReport(name, problems=("no file matches the path; expected one, or follow: true",))
+        return SourceReport(
+            name, FileSource.delivery, problems=("no file matches the path; expected one, or follow: true",)
+        )
     findings = _Findings()
     for path in paths[:MAX_FILES]:
         try:
@@ -216,6 +226,7 @@ def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int) -> SourceR
         findings.problems.append("every record that was read is rejected")
     return SourceReport(
         name,
+        FileSource.delivery,
         files=len(paths),
         records=findings.records,
         nbytes=findings.nbytes,

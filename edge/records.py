@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -312,8 +312,44 @@ class InputGone(StorageError):
     """Input that was read before cannot be read again: it was deleted, truncated or overwritten."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a source is behind the system that it reads. None: unknown.
+
+    Attributes:
+        messages: number of messages, or records, that the system has and the agent has not read.
+        seconds: age of the oldest of them, about; 0 if there are none.
+    """
+
+    messages: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def of_all(cls, lags: Sequence[Lag]) -> Lag:
+        """Returns the lag of several sources together; unknown if any is unknown."""
+        messages = [lag.messages for lag in lags if lag.messages is not None]
+        seconds = [lag.seconds for lag in lags if lag.seconds is not None]
+        is_known = bool(lags)
+        return cls(
+            sum(messages) if is_known and len(messages) == len(lags) else None,
+            max(seconds) if is_known and len(seconds) == len(lags) else None,
+        )
+
+
+@runtime_checkable
+class ReportsLag(Protocol):
+    """A source that can tell its lag."""
+
+    def lag(self) -> Lag:
+        """Returns the lag. Called about once a second by the event loop, so it must not block or ask a server."""
+
+
 class Source(Protocol):
-    """An input of a stream."""
+    """An input of a stream.
+
+    A source may also have `lag` (see `ReportsLag`), and an attribute `entry`: sources with the same text are shown
+    together in metrics and in `edgewater edge top`, under this text. Without it a source is shown under its name.
+    """
 
     @property
     def name(self) -> str:
@@ -328,7 +364,11 @@ class Source(Protocol):
 
     @property
     def delivery(self) -> Delivery:
-        """What a crash may do to its records. Only records that are acknowledged to their sender need no rereading."""
+        """How often a record counts if processes crash or connections are lost. Answers repeat it, so it must be true.
+
+        Exactly-once needs more than an intact journal: the source recognises each record that it is given again,
+        and a record that it has taken is either on disk or will be given again.
+        """
 
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         """Yields all records from the position on (None: from the beginning), in order.

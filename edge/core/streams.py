@@ -35,7 +35,7 @@ class StreamSpec:
         disorder_ms: the watermark lags this much behind the newest event time.
         idle_ms: the watermark of a source that has had nothing to read for this long (wall time) follows the clock;
             None: never.
-        delivery: the weakest delivery of its sources.
+        deliveries: each delivery of its sources but exactly-once, sorted.
         constants: columns that have one value in all records.
     """
 
@@ -43,7 +43,7 @@ class StreamSpec:
     clock: StreamClock | None = LIVE
     disorder_ms: int = 0
     idle_ms: int | None = None
-    delivery: Delivery = Delivery.EXACTLY_ONCE
+    deliveries: tuple[Delivery, ...] = ()
     constants: Mapping[str, Constant] = field(default_factory=dict)
 
 

@@ -19,7 +19,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from edge.codecs import MessageDecoder, TextFormatName
 from edge.config import TextConfig, TlsConfig, secret
-from edge.records import Chunk, Position, Source
+from edge.records import Chunk, Lag, Position, Source
 from edge.source_kinds import KeptSource, SourceContext
 from edgewater.configuration import refusal
 from edgewater.errors import InvalidConfig
@@ -143,6 +143,7 @@ class _Arrived:
     """What the consumer's thread gives to a partition: a chunk, a failure, or the number of partitions."""
 
     chunk: Chunk | None = None
+    newest_ms: int = 0
     failure: Exception | None = None
     partitions: int | None = None
 
@@ -154,6 +155,7 @@ class _Assigned:
     Attributes:
         queued_bytes: bytes of the messages in `arrived`; changed by both threads, under the topic's lock.
         at_end: the thread has found no further message.
+        high: the offset after the newest message that the broker had at the newest fetch; negative: unknown.
     """
 
     offset: int
@@ -162,6 +164,7 @@ class _Assigned:
     queued_bytes: int = 0
     is_paused: bool = False
     at_end: bool = False
+    high: int = -1
 
     def give(self, arrived: _Arrived) -> None:
         self.loop.call_soon_threadsafe(self.arrived.put_nowait, arrived)
@@ -325,7 +328,8 @@ class KafkaTopic:
                 assigned.is_paused = assigned.queued_bytes > MAX_QUEUED_BYTES
                 if assigned.is_paused:
                     consumer.pause([TopicPartition(self.config.topic, partition)])
-            assigned.give(_Arrived(chunk))
+            _, assigned.high = consumer.get_watermark_offsets(TopicPartition(self.config.topic, partition), cached=True)
+            assigned.give(_Arrived(chunk, records[-1].timestamp()[1]))
 
     def _chunk(self, partition: int, messages: Sequence[Any]) -> Chunk:
         end = messages[-1].offset() + 1
@@ -363,7 +367,12 @@ class KafkaPartition(KeptSource):
 
     def __init__(self, topic: KafkaTopic, partition: int) -> None:
         self.name, self.stream = topic.source_name(partition), topic.context.stream
+        self.entry = f"{topic.context.stream}:kafka:{topic.config.topic}"
         self._topic, self._partition = topic, partition
+        self._lag: Callable[[], Lag] = Lag
+
+    def lag(self) -> Lag:
+        return self._lag()
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         offset = OLDEST if position is None else int(position["offset"])
@@ -383,6 +392,16 @@ class KafkaPartition(KeptSource):
     async def _read(self, offset: int) -> AsyncIterator[Chunk]:
         topic = self._topic
         assigned = topic.assign(self._partition, offset)
+        newest_ms = 0
+
+        def lag() -> Lag:
+            if assigned.at_end and assigned.arrived.empty():
+                return Lag(0, 0.0)
+            messages = assigned.high - offset if assigned.high >= offset >= 0 else None
+            age_s = max(0, topic.context.now_ms() - newest_ms) / 1000
+            return Lag(messages, age_s if newest_ms > 0 else None)
+
+        self._lag = lag
         try:
             while True:
                 arrived = await self._next(assigned)
@@ -392,9 +411,10 @@ class KafkaPartition(KeptSource):
                     yield self._empty(offset, opens=self._others(arrived.partitions))
                 if arrived.chunk is not None:
                     yield arrived.chunk
-                    offset = arrived.chunk.end["offset"]  # type: ignore[index]
+                    offset, newest_ms = arrived.chunk.end["offset"], arrived.newest_ms  # type: ignore[index]
                     topic.taken(self._partition, assigned, arrived.chunk.nbytes)
         finally:
+            self._lag = Lag
             topic.release(self._partition, assigned)
 
     async def _next(self, assigned: _Assigned) -> _Arrived:

@@ -145,7 +145,7 @@ class Remembered:
 class MqttSource(KeptSource):
     """A `Source`: the messages of all topics of one entry of ``sources``."""
 
-    delivery = Delivery.EXACTLY_ONCE
+    delivery = Delivery.AT_LEAST_ONCE
 
     def __init__(self, config: MqttConfig, context: SourceContext) -> None:
         self.stream = context.stream
