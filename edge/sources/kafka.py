@@ -399,7 +399,7 @@ class KafkaPartition(KeptSource):
                 return Lag(0, 0.0)
             messages = assigned.high - offset if assigned.high >= offset >= 0 else None
             age_s = max(0, topic.context.now_ms() - newest_ms) / 1000
-            return Lag(messages, age_s if newest_ms > 0 else None)
+            return Lag(messages, 0.0 if messages == 0 else age_s if newest_ms > 0 else None)
 
         self._lag = lag
         try:
@@ -410,8 +410,8 @@ class KafkaPartition(KeptSource):
                 if arrived.partitions is not None:
                     yield self._empty(offset, opens=self._others(arrived.partitions))
                 if arrived.chunk is not None:
-                    yield arrived.chunk
                     offset, newest_ms = arrived.chunk.end["offset"], arrived.newest_ms  # type: ignore[index]
+                    yield arrived.chunk
                     topic.taken(self._partition, assigned, arrived.chunk.nbytes)
         finally:
             self._lag = Lag

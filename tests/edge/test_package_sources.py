@@ -12,14 +12,15 @@ from typing import Any
 import httpx
 import pyarrow as pa
 import pytest
-from pydantic import BaseModel, ConfigDict, SecretStr
+from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 
 from edge import config as edge_config
 from edge.agent import Agent, open_agent
 from edge.config import parse_config
-from edge.records import Chunk, Position, Source
+from edge.records import Chunk, Lag, Position, Source
 from edge.source_kinds import GROUP, KeptSource, SourceContext, SourceKinds, SourcePluginWarning
 from edge.sources import factory
+from edgewater.configuration import refusal
 from edgewater.errors import InvalidConfig
 from edgewater.streams import Delivery
 from tests.edge.core.test_core import merged
@@ -33,6 +34,8 @@ class Broker:
         self.partitions: dict[int, list[int]] = {0: []}
         self.committed: dict[int, int] = {}
         self.failure: Exception | None = None
+        self.lag_failure: Exception | None = None
+        self.delivery = Delivery.EXACTLY_ONCE
         self.changed = asyncio.Event()
 
     def add(self, partition: int, *numbers: int) -> None:
@@ -48,15 +51,20 @@ class Options(BaseModel):
     topic: str
     password: SecretStr = SecretStr("")
 
+    @model_validator(mode="after")
+    def _careless(self) -> Options:
+        if self.password.get_secret_value().endswith("!"):
+            raise refusal("a password without an exclamation mark", f"it is {self.password.get_secret_value()}")
+        return self
+
 
 class Partition(KeptSource):
     """Partition 0 also looks for others."""
 
-    delivery = Delivery.EXACTLY_ONCE
-
     def __init__(self, topic: str, context: SourceContext, number: int) -> None:
         self.name, self.stream = f"{context.stream}:numbers:{topic}:{number}", context.stream
         self._topic, self._context, self._number = topic, context, number
+        self.entry, self.delivery = f"{context.stream}:numbers:{topic}", BROKER.delivery
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         at = 0 if position is None else position["offset"]
@@ -78,6 +86,11 @@ class Partition(KeptSource):
         columns = {"carrier": [f"C{n % 7}" for n in numbers], "distance": list(numbers)}
         columns["event_time_ms"] = [START_MS + n * 3_600_000 for n in numbers]
         return pa.RecordBatch.from_pydict(columns, self._context.schema.output)
+
+    def lag(self) -> Lag:
+        if BROKER.lag_failure is not None:
+            raise BROKER.lag_failure
+        return Lag(10 + self._number, float(self._number))
 
     def committed(self, position: Position) -> None:
         BROKER.committed[self._number] = position["offset"]
@@ -201,6 +214,77 @@ def test_sources_that_come_while_the_agent_runs_are_read_and_hold_the_watermark(
     run(test, tmp_path)
 
 
+def test_a_source_shows_its_delivery_state_lag_and_position_with_its_partitions_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.agent.SOURCE_RETRY_S", 0.05)
+    BROKER.delivery = Delivery.AT_LEAST_ONCE
+    BROKER.add(0, 1, 2)
+    BROKER.add(1, 3)
+
+    async def test(center: Center) -> None:
+        agent = open_agent(config(tmp_path, center, [*SOURCES, {"http": {"dedupe": "key"}}]))
+        async with running(agent) as task, httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
+            await until(lambda: records(agent) == 3, "the records of both partitions", task)
+            body = f'{{"carrier": "C1", "distance": 1, "at": {START_MS}}}\noops\n'
+            await client.post("/v1/streams/flights", content=body, headers=NDJSON)
+            topic, push = (await client.get("/v1/sources")).json()["sources"]
+            assert (topic["source"], topic["parts"], topic["records"], topic["state"]) == (
+                "flights:numbers:t", 2, 3, "ready",
+            )  # fmt: skip
+            assert (topic["delivery"], push["delivery"]) == (["at-least-once"], ["at-least-once"])
+            assert (topic["lag"], push["lag"]) == (
+                {"messages": 21, "seconds": 1.0}, {"messages": None, "seconds": None},
+            )  # fmt: skip
+            assert topic["positions"] == {NAME: {"offset": 2}, "flights:numbers:t:1": {"offset": 1}}
+            assert (push["records"], push["rejected"]) == (1, {"malformed": 1})
+            metrics = (await client.get("/metrics")).text
+            named = 'source="flights:numbers:t",stream="flights"'
+            for sample in (
+                f"source_records_total{{{named}}} 3.0", f"source_lag_messages{{{named}}} 21.0",
+                f"source_parts{{{named}}} 2.0", f"source_failing{{{named}}} 0.0",
+                f'source_delivery{{delivery="at-least-once",{named}}} 1.0',
+                'rejected_records_total{reason="malformed",source="flights:http",stream="flights"} 1.0',
+            ):  # fmt: skip
+                assert f"edgewater_edge_{sample}" in metrics
+            assert "numbers:t:1" not in metrics, "a label for each partition has no bound"
+            BROKER.failure, BROKER.lag_failure = OSError("unreachable"), ValueError("s3cret")
+            BROKER.add(1, 4)
+            await until(lambda: "flights:numbers:t:1" in agent.failing, "the failure", task)
+            topic, _ = (await client.get("/v1/sources")).json()["sources"]
+            assert (topic["state"], topic["reason"], topic["lag"]["messages"]) == ("failing", "unreachable", None)
+            (edge,) = center.catalog.edges()
+            assert edge.streams[0].deliveries == (Delivery.AT_LEAST_ONCE,)
+
+    run(test, tmp_path)
+
+
+def test_a_new_source_that_promises_less_than_the_edge_has_told_the_center_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.agent.SOURCE_RETRY_S", 0.05)
+
+    async def test(center: Center) -> None:
+        agent = open_agent(config(tmp_path, center, SOURCES))
+        async with running(agent) as task:
+            await until(agent.outbox.configured.is_set, "queries", task)
+            BROKER.delivery = Delivery.AT_MOST_ONCE
+            BROKER.add(1, 3)
+            await until(lambda: NAME in agent.failing, "the failure", task)
+            assert records(agent) == 0
+
+    run(test, tmp_path)
+
+
+def test_a_source_without_a_delivery_is_refused(tmp_path: Path) -> None:
+    BROKER.delivery = "sometimes"  # type: ignore[assignment]
+    center = Center(tmp_path)
+    center.port = 1
+    with pytest.raises(InvalidConfig) as caught:
+        open_agent(config(tmp_path, center, SOURCES))
+    assert (caught.value.field, caught.value.value) == ("streams.flights.sources.numbers", "sometimes")
+
+
 def test_options_are_checked_and_secrets_are_not_shown(tmp_path: Path, installed: Broker) -> None:
     stream = {"columns": {"distance": "int64"}, "time": {"column": "at"}}
 
@@ -222,9 +306,31 @@ def test_options_are_checked_and_secrets_are_not_shown(tmp_path: Path, installed
         assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("source", "field", "reason"),
+    [
+        ({"numbers": {"topic": "t", "pasword": "s3cret"}}, "0.numbers.pasword", "unknown key, did you mean password?"),
+        ({"numbers": {"topic": "t", "password": "s3cret!"}}, "0.numbers", ""),
+        ({"numbers": None, "topic": "t", "password": "s3cret"}, "0", "the entry has several keys"),
+        ({"numbers": {"topic": "t"}, "other": {"password": "s3cret"}}, "0", "the entry has several keys"),
+    ],
+)
+def test_an_error_of_options_has_its_reason_unless_that_quotes_what_may_be_a_secret(
+    installed: Broker, source: dict[str, Any], field: str, reason: str
+) -> None:
+    stream = {"columns": {"distance": "int64"}, "time": {"column": "at"}, "sources": [source]}
+    with pytest.raises(InvalidConfig) as caught:
+        parse_config({"edge": "jfk", "state_dir": "s", "streams": {"flights": stream}}, {})
+    assert (caught.value.field, caught.value.reason) == (f"streams.flights.sources.{field}", reason)
+    assert "s3cret" not in str(caught.value)
+
+
 def test_a_source_that_is_there_twice_is_refused(tmp_path: Path, installed: Broker) -> None:
-    with pytest.raises(InvalidConfig):
-        open_agent(config(tmp_path, Center(tmp_path), SOURCES * 2))
+    center = Center(tmp_path)
+    center.port = 1
+    with pytest.raises(InvalidConfig) as caught:
+        open_agent(config(tmp_path, center, SOURCES * 2))
+    assert caught.value.value == NAME
 
 
 def test_misspelt_keys_do_not_show_what_may_be_a_secret(installed: Broker) -> None:

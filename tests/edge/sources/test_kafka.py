@@ -76,6 +76,34 @@ def test_messages_are_records_in_order_and_reading_goes_on_at_any_offset(broker:
         assert numbers(rest) == list(range(offset, 6))
 
 
+def test_the_lag_is_what_the_broker_has_and_the_agent_has_not_taken(broker: Broker) -> None:
+    broker.create("lag", 1)
+    for n in range(3):
+        broker.send("lag", 0, [record(n)], timestamp=AT_MS - 5000)
+    source = partition(broker, "lag")
+    assert (source.lag().messages, source.lag().seconds) == (None, None), "unknown before the first fetch"
+    seen = []
+
+    async def story() -> None:
+        stream = source.chunks({"offset": 1})
+        async with asyncio.timeout(60):
+            async for chunk in stream:
+                if chunk.batch.num_rows:
+                    assert chunk.end is not None
+                    assert source.lag().messages == 3 - chunk.end["offset"]
+                    break
+            reading = asyncio.ensure_future(anext(stream))
+            while source.lag().messages != 0:
+                await asyncio.sleep(0.01)
+            seen.append(source.lag())
+            reading.cancel()
+        await asyncio.wait([reading])
+
+    asyncio.run(story())
+    assert [lag.seconds for lag in seen] == [0.0]
+    assert source.lag().messages is None, "unknown while it is not read"
+
+
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_compressed_batches_are_read(broker: Broker, codec: str) -> None:
     broker.create(codec, 1)
