@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-data soak fuzz simulate quick check docs proto reference lock vendor audit sbom bench results compare clean
+.PHONY: help demo demo-iot test test-all test-data soak fuzz simulate quick check docs proto reference lock vendor audit sbom bench results compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ $(STAMP)prepared: $(STAMP)dev
 
 demo: $(STAMP)demo ## run everything on a year of New York flights: center, three edges, a table at the end
 	@$(VENV)/bin/edgewater demo $(ARGS)
+
+demo-iot: $(STAMP)iot ## devices, brokers, three edges and a center; the edges are killed; every answer compared with the truth
+	@$(PY) -m sim.demo.iot $(ARGS)
 
 # One run on three workers: one has all tests that start a JVM or processes, which wait half of the time; the others have the rest
 # (tests/conftest.py).
@@ -95,6 +98,7 @@ COMPILE = $(VENV)/bin/uv pip compile -q --universal --generate-hashes --no-annot
 lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages; ARGS=--upgrade takes the newest
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra demo -o requirements/demo.txt
+	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra iot -o requirements/iot.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra center --extra postgres \
 		-o requirements/center.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/edge.txt

@@ -87,6 +87,7 @@ class Agent:
 
     Attributes:
         refused: pushed requests that were refused and connections that were closed, by reason.
+        failing: per source whose last read failed, the message and the wall time of the failure.
         backpressured: names of the sources that wait for memory or the disk.
     """
 
@@ -103,6 +104,7 @@ class Agent:
     states: SourceStates
     daily_quota: DailyQuota | None = None
     refused: dict[str, int] = field(default_factory=dict)
+    failing: dict[str, tuple[str, int]] = field(default_factory=dict)
     backpressured: set[str] = field(default_factory=set)
     _unsynced: asyncio.Event = field(default_factory=asyncio.Event)
     _input_gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -184,15 +186,12 @@ class Agent:
 
         return [*health_routes(registry, self.missing), Route("/v1/sources", sources)]
 
-    @property
-    def failing(self) -> dict[str, tuple[str, int]]:
-        """See `SourceStates.failing`."""
-        return self.states.failing
-
     def source_statuses(self) -> list[SourceStatus]:
         """Returns how each entry of ``sources`` stands."""
         streams = self.durable.core.streams
-        return self.states.statuses(self.durable.positions, lambda source: streams[source.stream].is_open(source.name))
+        return self.states.statuses(
+            self._failures(), self.durable.positions, lambda source: streams[source.stream].is_open(source.name)
+        )
 
     def _push_routes(self) -> list[Route]:
         push = push_routes(
@@ -235,7 +234,7 @@ class Agent:
 
     def missing(self) -> list[str]:
         """Returns the reasons why this edge is not ready: its own, and the sources that cannot be read."""
-        return self._own_reasons() + [f"source {name}: {message}" for name, message in self.states.failures().items()]
+        return self._own_reasons() + [f"source {name}: {message}" for name, message in self._failures().items()]
 
     def _own_reasons(self) -> list[str]:
         """Returns the reasons why this edge cannot accept records."""
@@ -247,6 +246,11 @@ class Agent:
         if self.commit.failure is not None:
             reasons.append(f"journal: {self.commit.failure}")
         return reasons
+
+    def _failures(self) -> dict[str, str]:
+        """Returns the error message of each source that currently cannot be read, by source name."""
+        now = now_ms()
+        return {name: message for name, (message, at_ms) in self.failing.items() if now - at_ms <= FAILURE_MS}
 
     def unavailable(self) -> Unavailable | Retired | None:
         """Returns why a pushed request cannot be accepted, or None."""
@@ -344,11 +348,11 @@ class Agent:
                     await self._read_until_end(source)
                     break
                 except _SourceFailed as exc:
-                    if source.name not in self.states.failures():
+                    if source.name not in self._failures():
                         log.error("cannot read source %s: %s; retry every %.0f s", source.name, exc, SOURCE_RETRY_S)
                         if not isinstance(exc.__cause__, InvalidInput | OSError):
                             log.error("the failure of source %s", source.name, exc_info=exc.__cause__)
-                    self.states.failing[source.name] = str(exc), now_ms()
+                    self.failing[source.name] = str(exc), now_ms()
                     with self.meter.backpressured(source.name):
                         await asyncio.sleep(SOURCE_RETRY_S)
         self.durable.handle(SourceEnded(source.stream, source.name))
@@ -358,7 +362,7 @@ class Agent:
 
     async def _read_until_end(self, source: Source) -> None:
         async for chunk in _contained(source.chunks(self.durable.positions.get(source.name))):
-            self.states.failing.pop(source.name, None)
+            self.failing.pop(source.name, None)
             self.tap.offer(source.stream, chunk)
             self.states.count(source.name, chunk)
             rejected = chunk.rejected_records
@@ -385,7 +389,7 @@ class Agent:
             if not queued:
                 self.outbox.changed.set()
             await self._wait_for_capacity(source)
-        self.states.failing.pop(source.name, None)
+        self.failing.pop(source.name, None)
 
     def _restart_idle_rule(self, *sources: Source) -> None:
         """Restarts the idle rule for these sources: their input arrived while they were not read."""
@@ -433,7 +437,7 @@ class Agent:
         """Returns the sources that are not being read now; their silence does not mean that they are idle."""
         if not self.outbox.configured.is_set() or self.commit.failure is not None or self._over_memory_limit():
             return tuple(source.name for source in self.sources)
-        return (*self.states.failures(), *self.backpressured)
+        return (*self._failures(), *self.backpressured)
 
     def _empty_ms(self, now: int) -> dict[str, int]:
         """Returns `TickEvent.empty_ms` of all sources; 0 for a source that has never been found empty."""
@@ -467,7 +471,7 @@ class Agent:
                         source.committed(committed[source.name])
                     except Exception as exc:  # a source costs only itself
                         log.exception("source %s cannot acknowledge its records", source.name)
-                        self.states.failing[source.name] = f"{type(exc).__name__}; the log says more", now_ms()
+                        self.failing[source.name] = f"{type(exc).__name__}; the log says more", now_ms()
 
     async def _checkpoint(self) -> None:
         interval_s = self.config.limits.checkpoint_ms / 1000
@@ -629,7 +633,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     if config.limits.scheduling != OFF:
         outbox.delays = worker.delays
     tap = StreamTap(config.streams)
-    states = SourceStates(meter, FAILURE_MS)
+    states = SourceStates(meter)
     for source in sources:
         states.add(source)
     return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, states, daily_quota)

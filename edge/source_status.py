@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edge.process import now_ms
 from edge.records import Chunk, Lag, Position, ReportsLag, Source
 from edge.utilization import BusyMeter
 from edgewater.streams import Delivery, weaker_than_exactly_once
@@ -65,18 +64,10 @@ class _Entry:
 
 
 class SourceStates:
-    """Counts what each source gives, and remembers which sources cannot be read. Not thread-safe.
+    """Counts what each source gives. Not thread-safe."""
 
-    Args:
-        failure_ms: a failure expires after this time: retries that have not failed since are reading.
-
-    Attributes:
-        failing: per source whose last read failed, the message and the wall time of the failure.
-    """
-
-    def __init__(self, meter: BusyMeter, failure_ms: float) -> None:
-        self.failing: dict[str, tuple[str, int]] = {}
-        self._meter, self._failure_ms = meter, failure_ms
+    def __init__(self, meter: BusyMeter) -> None:
+        self._meter = meter
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._entry_of: dict[str, _Entry] = {}
         self._without_lag: set[str] = set()
@@ -112,19 +103,16 @@ class SourceStates:
                 log.debug("stream %s, source %s: %s (%s)", entry.stream, source, rejection.message, rejection.example)
             entry.rejected[rejection.reason] = entry.rejected.get(rejection.reason, 0) + rejection.count
 
-    def failures(self) -> dict[str, str]:
-        """Returns the error message of each source that currently cannot be read, by source name."""
-        now = now_ms()
-        return {name: message for name, (message, at_ms) in self.failing.items() if now - at_ms <= self._failure_ms}
-
-    def statuses(self, positions: Mapping[str, Position], is_open: Callable[[Source], bool]) -> list[SourceStatus]:
+    def statuses(
+        self, failures: Mapping[str, str], positions: Mapping[str, Position], is_open: Callable[[Source], bool]
+    ) -> list[SourceStatus]:
         """Returns how each entry stands. Calls `lag` of sources that have it.
 
         Args:
+            failures: the error message of each source that cannot be read.
             positions: by source.
             is_open: whether a source has not ended.
         """
-        failures = self.failures()
         return [self._status(entry, failures, positions, is_open) for entry in self._entries.values()]
 
     def _status(
