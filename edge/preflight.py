@@ -7,9 +7,11 @@ always empty, a disorder bound that is too small. It changes nothing.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +21,8 @@ from edge.codecs import DAY_MS
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig, StreamConfig
 from edge.records import Rejection, Rejections
 from edge.source_kinds import SourceContext
-from edge.sources import StdinSource, file_opener, package_sources
-from edge.sources.files import FileSource, Piece, matching_files
+from edge.sources import build_source, file_opener, package_sources
+from edge.sources.files import Piece, matching_files
 from edgewater.errors import InvalidInput
 from edgewater.quantities import format_duration
 from edgewater.streams import TIME_COLUMN, Delivery
@@ -35,7 +37,6 @@ class SourceReport:
     """The findings in the beginning of one source.
 
     Attributes:
-        delivery: how often its records count if processes crash or connections are lost; None: it cannot be built.
         files: number of matching files; at most `MAX_FILES` of them are read.
         records: number of valid records read.
         nbytes: bytes of input read, decompressed.
@@ -44,10 +45,11 @@ class SourceReport:
         rejected: rejected records, by reason.
         problems: faults that stop the source or lose records.
         advice: likely mistakes that do not stop the source.
+        delivery: how often its records count if processes crash or connections are lost; None: unknown, as the source
+            cannot be built.
     """
 
     source: str
-    delivery: Delivery | None = None
     files: int = 0
     records: int = 0
     nbytes: int = 0
@@ -57,11 +59,11 @@ class SourceReport:
     rejected: tuple[Rejection, ...] = ()
     problems: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    delivery: Delivery | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
             "source": self.source,
-            "delivery": self.delivery,
             "files": self.files,
             "records": self.records,
             "bytes": self.nbytes,
@@ -71,6 +73,7 @@ class SourceReport:
             "rejected": [rejection.to_json() for rejection in self.rejected],
             "problems": list(self.problems),
             "advice": list(self.advice),
+            "delivery": self.delivery,
         }
 
 
@@ -115,13 +118,13 @@ class CheckReport:
 
 def _source_lines(source: SourceReport) -> Iterator[str]:
     yield f"  {source.source}"
-    if source.delivery is not None:
-        yield f"    {source.delivery}: {source.delivery.summary}"
     if source.files:
         span = f", event time {_iso(source.first_ms)} to {_iso(source.last_ms)}" if source.records else ""
         yield f"    {source.files} file(s); read {source.records} valid records in {source.nbytes} bytes{span}"
         if source.disorder_ms:
             yield f"    records arrive up to {format_duration(source.disorder_ms)} behind the newest"
+    if source.delivery is not None:
+        yield f"    {source.delivery}: {source.delivery.summary}"
     for rejection in source.rejected:
         yield f"    rejected, {rejection.reason}: {rejection.count} record(s); {rejection.message}"
         yield f"      example: {rejection.example}"
@@ -140,7 +143,9 @@ def check(config: EdgeConfig, now_ms: Callable[[], int]) -> CheckReport:
             else:
                 context = SourceContext(name, stream.record_schema, now_ms)
                 reports.append(_check_package_source(source.package, context, {report.source for report in reports}))
-        streams.append(StreamReport(name, tuple(reports)))
+        deliveries = [_delivery(name, stream, source, now_ms) for source in stream.sources]
+        with_deliveries = (replace(r, delivery=d) for r, d in zip(reports, deliveries, strict=True))
+        streams.append(StreamReport(name, tuple(with_deliveries)))
     return CheckReport(config.edge, tuple(streams), tuple(_edge_problems(config)))
 
 
@@ -149,7 +154,16 @@ def _check_package_source(package: PackageSourceConfig, context: SourceContext, 
         sources = package_sources(package, context, taken)
     except InvalidInput as exc:
         return SourceReport(package.kind, problems=(str(exc),))
-    return SourceReport(sources[0].name, sources[0].delivery) if sources else SourceReport(package.kind)
+    return SourceReport(sources[0].name if sources else package.kind)
+
+
+def _delivery(name: str, stream: StreamConfig, source: SourceConfig, now_ms: Callable[[], int]) -> Delivery | None:
+    if source.package is None:
+        return build_source(name, source, stream.record_schema, now_ms=now_ms, sleep=asyncio.sleep).delivery
+    with contextlib.suppress(Exception):  # the report has the reason
+        for each in package_sources(source.package, SourceContext(name, stream.record_schema, now_ms)):
+            return each.delivery
+    return None
 
 
 def _edge_problems(config: EdgeConfig) -> Iterator[str]:
@@ -167,10 +181,7 @@ def _edge_problems(config: EdgeConfig) -> Iterator[str]:
 def _check_source(stream: StreamConfig, source: SourceConfig, now_ms: int) -> SourceReport:
     if source.file is not None:
         return _check_files(stream, source.file, now_ms)
-    if source.stdin is not None:
-        return SourceReport("stdin", StdinSource.delivery)
-    knows_bodies = source.http is None or source.http.dedupe == "body"
-    return SourceReport("http", Delivery.EXACTLY_ONCE if knows_bodies else Delivery.AT_LEAST_ONCE)
+    return SourceReport("stdin" if source.stdin is not None else "http")
 
 
 @dataclass(slots=True)
@@ -213,9 +224,7 @@ def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int) -> SourceR
     name = f"file {file.path} ({file.format})"
     paths = matching_files(file.path)
     if not paths and not file.follow:
-        return SourceReport(
-            name, FileSource.delivery, problems=("no file matches the path; expected one, or follow: true",)
-        )
+        return SourceReport(name, problems=("no file matches the path; expected one, or follow: true",))
     findings = _Findings()
     for path in paths[:MAX_FILES]:
         try:
@@ -226,7 +235,6 @@ def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int) -> SourceR
         findings.problems.append("every record that was read is rejected")
     return SourceReport(
         name,
-        FileSource.delivery,
         files=len(paths),
         records=findings.records,
         nbytes=findings.nbytes,

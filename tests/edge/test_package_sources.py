@@ -214,6 +214,74 @@ def test_sources_that_come_while_the_agent_runs_are_read_and_hold_the_watermark(
     run(test, tmp_path)
 
 
+def test_options_are_checked_and_secrets_are_not_shown(tmp_path: Path, installed: Broker) -> None:
+    stream = {"columns": {"distance": "int64"}, "time": {"column": "at"}}
+
+    def parsed(sources: list[dict[str, Any]], **more: Any) -> Any:
+        given = {"flights": {**stream, "sources": sources, **more}}
+        return parse_config({"edge": "jfk", "state_dir": "s", "streams": given}, {})
+
+    settings = parsed(SOURCES)
+    assert settings.streams["flights"].sources[0].package.options.topic == "t"
+    assert "s3cret" not in repr(settings)
+    for sources, more, field in (
+        ([{"numbers": {}}], {}, "streams.flights.sources.0.numbers.topic"),
+        ([{"numbers": {"topic": "t", "pasword": "x"}}], {}, "streams.flights.sources.0.numbers.pasword"),
+        ([{"number": {"topic": "t"}}], {}, "streams.flights.sources.0.number"),
+        (SOURCES, {"replay": {"speed": "max"}}, "streams.flights.sources.0.numbers"),
+    ):
+        with pytest.raises(InvalidConfig) as caught:
+            parsed(sources, **more)
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("source", "field", "reason"),
+    [
+        ({"numbers": {"topic": "t", "pasword": "s3cret"}}, "0.numbers.pasword", "unknown key, did you mean password?"),
+        ({"numbers": {"topic": "t", "password": "s3cret!"}}, "0.numbers", ""),
+        ({"numbers": None, "topic": "t", "password": "s3cret"}, "0", "the entry has several keys"),
+        ({"numbers": {"topic": "t"}, "other": {"password": "s3cret"}}, "0", "the entry has several keys"),
+    ],
+)
+def test_an_error_of_options_has_its_reason_unless_that_quotes_what_may_be_a_secret(
+    installed: Broker, source: dict[str, Any], field: str, reason: str
+) -> None:
+    stream = {"columns": {"distance": "int64"}, "time": {"column": "at"}, "sources": [source]}
+    with pytest.raises(InvalidConfig) as caught:
+        parse_config({"edge": "jfk", "state_dir": "s", "streams": {"flights": stream}}, {})
+    assert (caught.value.field, caught.value.reason) == (f"streams.flights.sources.{field}", reason)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_source_that_is_there_twice_is_refused(tmp_path: Path, installed: Broker) -> None:
+    center = Center(tmp_path)
+    center.port = 1
+    with pytest.raises(InvalidConfig) as caught:
+        open_agent(config(tmp_path, center, SOURCES * 2))
+    assert caught.value.value == NAME
+
+
+def test_misspelt_keys_do_not_show_what_may_be_a_secret(installed: Broker) -> None:
+    stream = {"columns": {"distance": "int64"}, "time": {"column": "at"}}
+    for options in ({"pasword": "s3cret"}, {"password": ["s3cret"]}, {"password": {"evn": "s3cret"}}):
+        given = {"flights": {**stream, "sources": [{"numbers": {"topic": "t", **options}}]}}
+        with pytest.raises(InvalidConfig) as caught:
+            parse_config({"edge": "jfk", "state_dir": "s", "streams": given}, {})
+        assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", [{"name": "file"}, {"name": "No"}, {"config": dict}, {"sources": None}])
+def test_a_kind_that_lacks_something_is_not_registered(fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KIND, "name", "numbers", raising=False)
+    for name, value in fault.items():
+        monkeypatch.setattr(KIND, name, value, raising=False)
+    kinds = SourceKinds(lambda: [EntryPoint("numbers", f"{__name__}:KIND", GROUP)])
+    with pytest.warns(SourcePluginWarning):
+        assert kinds.names == []
+    assert len(kinds.problems) == 1
+
+
 def test_a_source_shows_its_delivery_state_lag_and_position_with_its_partitions_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,71 +351,3 @@ def test_a_source_without_a_delivery_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig) as caught:
         open_agent(config(tmp_path, center, SOURCES))
     assert (caught.value.field, caught.value.value) == ("streams.flights.sources.numbers", "sometimes")
-
-
-def test_options_are_checked_and_secrets_are_not_shown(tmp_path: Path, installed: Broker) -> None:
-    stream = {"columns": {"distance": "int64"}, "time": {"column": "at"}}
-
-    def parsed(sources: list[dict[str, Any]], **more: Any) -> Any:
-        given = {"flights": {**stream, "sources": sources, **more}}
-        return parse_config({"edge": "jfk", "state_dir": "s", "streams": given}, {})
-
-    settings = parsed(SOURCES)
-    assert settings.streams["flights"].sources[0].package.options.topic == "t"
-    assert "s3cret" not in repr(settings)
-    for sources, more, field in (
-        ([{"numbers": {}}], {}, "streams.flights.sources.0.numbers.topic"),
-        ([{"numbers": {"topic": "t", "pasword": "x"}}], {}, "streams.flights.sources.0.numbers.pasword"),
-        ([{"number": {"topic": "t"}}], {}, "streams.flights.sources.0.number"),
-        (SOURCES, {"replay": {"speed": "max"}}, "streams.flights.sources.0.numbers"),
-    ):
-        with pytest.raises(InvalidConfig) as caught:
-            parsed(sources, **more)
-        assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("source", "field", "reason"),
-    [
-        ({"numbers": {"topic": "t", "pasword": "s3cret"}}, "0.numbers.pasword", "unknown key, did you mean password?"),
-        ({"numbers": {"topic": "t", "password": "s3cret!"}}, "0.numbers", ""),
-        ({"numbers": None, "topic": "t", "password": "s3cret"}, "0", "the entry has several keys"),
-        ({"numbers": {"topic": "t"}, "other": {"password": "s3cret"}}, "0", "the entry has several keys"),
-    ],
-)
-def test_an_error_of_options_has_its_reason_unless_that_quotes_what_may_be_a_secret(
-    installed: Broker, source: dict[str, Any], field: str, reason: str
-) -> None:
-    stream = {"columns": {"distance": "int64"}, "time": {"column": "at"}, "sources": [source]}
-    with pytest.raises(InvalidConfig) as caught:
-        parse_config({"edge": "jfk", "state_dir": "s", "streams": {"flights": stream}}, {})
-    assert (caught.value.field, caught.value.reason) == (f"streams.flights.sources.{field}", reason)
-    assert "s3cret" not in str(caught.value)
-
-
-def test_a_source_that_is_there_twice_is_refused(tmp_path: Path, installed: Broker) -> None:
-    center = Center(tmp_path)
-    center.port = 1
-    with pytest.raises(InvalidConfig) as caught:
-        open_agent(config(tmp_path, center, SOURCES * 2))
-    assert caught.value.value == NAME
-
-
-def test_misspelt_keys_do_not_show_what_may_be_a_secret(installed: Broker) -> None:
-    stream = {"columns": {"distance": "int64"}, "time": {"column": "at"}}
-    for options in ({"pasword": "s3cret"}, {"password": ["s3cret"]}, {"password": {"evn": "s3cret"}}):
-        given = {"flights": {**stream, "sources": [{"numbers": {"topic": "t", **options}}]}}
-        with pytest.raises(InvalidConfig) as caught:
-            parse_config({"edge": "jfk", "state_dir": "s", "streams": given}, {})
-        assert "s3cret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("fault", [{"name": "file"}, {"name": "No"}, {"config": dict}, {"sources": None}])
-def test_a_kind_that_lacks_something_is_not_registered(fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KIND, "name", "numbers", raising=False)
-    for name, value in fault.items():
-        monkeypatch.setattr(KIND, name, value, raising=False)
-    kinds = SourceKinds(lambda: [EntryPoint("numbers", f"{__name__}:KIND", GROUP)])
-    with pytest.warns(SourcePluginWarning):
-        assert kinds.names == []
-    assert len(kinds.problems) == 1
