@@ -7,10 +7,11 @@ An entry point names a `SourceKind`. Its name is the key of the source in ``edge
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -45,6 +46,26 @@ class SourceContext:
     now_ms: Callable[[], int]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     idle: ActivityMarker = no_marker
+
+
+Item = TypeVar("Item")
+LOOK_S = 2.0
+"""A source marks itself as idle again after this time, because the idle rule counts from the beginning of the mark."""
+
+
+async def next_item(
+    context: SourceContext, source: str, items: asyncio.Queue[Item], is_empty: Callable[[], bool] = lambda: True
+) -> Item:
+    """Returns the next item of a queue that another thread fills. Marks the source as idle while it waits.
+
+    Args:
+        is_empty: whether the system that the source reads has no more records, if `items` is empty.
+    """
+    while items.empty():
+        with context.idle(source) if is_empty() else contextlib.nullcontext(), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                return await items.get()
+    return items.get_nowait()
 
 
 class KeptSource:

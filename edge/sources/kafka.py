@@ -20,7 +20,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from edge.codecs import MessageDecoder, TextFormatName
 from edge.config import TextConfig, TlsConfig, secret
 from edge.records import Chunk, Lag, Position, Source
-from edge.source_kinds import KeptSource, SourceContext
+from edge.source_kinds import KeptSource, SourceContext, next_item
 from edgewater.configuration import refusal
 from edgewater.errors import InvalidConfig
 from edgewater.streams import Delivery
@@ -404,7 +404,7 @@ class KafkaPartition(KeptSource):
         self._lag = lag
         try:
             while True:
-                arrived = await self._next(assigned)
+                arrived = await next_item(topic.context, self.name, assigned.arrived, lambda: assigned.at_end)
                 if arrived.failure is not None:
                     raise arrived.failure
                 if arrived.partitions is not None:
@@ -416,12 +416,6 @@ class KafkaPartition(KeptSource):
         finally:
             self._lag = Lag
             topic.release(self._partition, assigned)
-
-    async def _next(self, assigned: _Assigned) -> _Arrived:
-        if not (assigned.at_end and assigned.arrived.empty()):
-            return await assigned.arrived.get()
-        with self._topic.context.idle(self.name):
-            return await assigned.arrived.get()
 
     def _others(self, partitions: int) -> tuple[Source, ...]:
         if partitions > MAX_PARTITIONS:

@@ -23,7 +23,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from edge.codecs import MessageDecoder, TextFormatName
 from edge.config import TextConfig, TlsConfig, secret
 from edge.records import Chunk, Position, Source
-from edge.source_kinds import KeptSource, SourceContext
+from edge.source_kinds import KeptSource, SourceContext, next_item
 from edgewater.configuration import Duration, RemoteAddress, refusal, split_address
 from edgewater.errors import InvalidConfig
 from edgewater.streams import Delivery
@@ -163,8 +163,8 @@ class MqttSource(KeptSource):
         self._client = client
         try:
             while True:
+                message = await next_item(self._context, self.name, arrived)
                 with self._context.idle(self.name):
-                    message = await arrived.get()
                     await self._context.sleep(COALESCE_S)
                 messages = [message]
                 while not arrived.empty():

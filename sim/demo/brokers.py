@@ -87,7 +87,9 @@ class KafkaBroker(Broker):
         """Creates topics, and returns when the broker has them."""
         from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-        admin = AdminClient({"bootstrap.servers": self.address})  # it must live until the results are there
+        admin = AdminClient(
+            {"bootstrap.servers": self.address, "log_level": 4}
+        )  # it must live until the results are there
         for future in admin.create_topics([NewTopic(topic, partitions, 1) for topic in topics]).values():
             future.result(START_S)
 

@@ -8,11 +8,13 @@ must be equal, or for MQTT not smaller, with `at-least-once` in the answer. Exit
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,21 +34,49 @@ PER_SECOND = 400
 """Readings of a site."""
 PERIOD_S = 0.05
 PARTITIONS = 2
-WINDOW_MS = 5_000
-KILL_AT, AWAY_S = 0.4, 2.0
-"""Fraction of the run after which the edges are killed, and how long they are away."""
 SETTLE_S = 60.0
 COLUMNS = {"site": "string", "device": "string", "watts": "int64"}
-QUERY = {"window": {"tumbling": "5s"}, "lateness": "10s", "from": "readings", "edges": list(SITES)}
-SPECS: list[dict[str, Any]] = [
-    {
-        **QUERY,
-        "name": "power_by_site",
-        "group_by": ["site"],
-        "measures": {"readings": "count()", "watts": "sum(watts)"},
-    },
-    {**QUERY, "name": "power_by_device", "group_by": ["site", "device"], "measures": {"watts": "sum(watts)"}},
-]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What happens, and when.
+
+    Attributes:
+        seconds: how long devices publish.
+        window_s, lateness_s: of the queries.
+        idle_s: after this time without readings an edge's watermark follows the clock.
+        kills: fractions of `seconds` after which all edges are killed, and started again.
+        away_s: how long killed edges are away.
+    """
+
+    seconds: float = 15.0
+    window_s: int = 5
+    lateness_s: int = 10
+    idle_s: int = 3
+    kills: tuple[float, ...] = (0.4,)
+    away_s: float = 2.0
+
+    @property
+    def specs(self) -> list[dict[str, Any]]:
+        """The queries: exact sums by site, and by device."""
+        common = {
+            "from": "readings",
+            "window": {"tumbling": f"{self.window_s}s"},
+            "lateness": f"{self.lateness_s}s",
+            "edges": list(SITES),
+        }
+        return [
+            {
+                **common,
+                "name": "power_by_site",
+                "group_by": ["site"],
+                "measures": {"readings": "count()", "watts": "sum(watts)"},
+            },
+            {**common, "name": "power_by_device", "group_by": ["site", "device"], "measures": {"watts": "sum(watts)"}},
+        ]
+
+
 Totals = dict[tuple[int, tuple[str, ...]], dict[str, int]]
 """By window start (ms) and group: the value of each measure."""
 
@@ -59,13 +89,14 @@ class Fleet:
         published: what the brokers have acknowledged: window start, site, device -> readings, watts.
     """
 
+    plan: Plan
     kafka: KafkaBroker
     mqtt: MqttBroker | None
     published: dict[tuple[int, str, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     _rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
-    def publish(self, seconds: float, between: Callable[[float], None]) -> None:
-        """Publishes for a time, and until the brokers have acknowledged everything.
+    def publish(self, between: Callable[[float], None]) -> None:
+        """Publishes for the time of the plan, and until the brokers have acknowledged everything.
 
         Args:
             between: called in each period with the fraction of the time that has passed.
@@ -73,7 +104,7 @@ class Fleet:
         send = dict.fromkeys(SITES, self._to_kafka())
         if self.mqtt is not None:
             send["west"] = self._to_mqtt()
-        began, sent = time.monotonic(), 0
+        began, sent, seconds = time.monotonic(), 0, self.plan.seconds
         while (passed := time.monotonic() - began) < seconds:
             due = int(passed * PER_SECOND) - sent
             for site in SITES:
@@ -85,13 +116,14 @@ class Fleet:
             finish("", "", None)
 
     def _readings(self, site: str, count: int, send: Callable[[str, str, bytes | None], None]) -> None:
+        window_ms = 1000 * self.plan.window_s
         at_ms = round(time.time() * 1000)  # noqa: TID251
         for device, watts in zip(
             self._rng.integers(DEVICES, size=count), self._rng.integers(2_000, size=count), strict=True
         ):
             name = f"{site}-{device:02}"
             send(site, name, json.dumps({"device": name, "watts": int(watts), "at": at_ms}).encode())
-            total = self.published[at_ms // WINDOW_MS * WINDOW_MS, site, name]
+            total = self.published[at_ms // window_ms * window_ms, site, name]
             total[0] += 1
             total[1] += int(watts)
 
@@ -158,7 +190,7 @@ def edge_config(run: Demo, site: str, fleet: Fleet) -> dict[str, Any]:
                 "constants": {"site": site},
                 "time": {"column": "at"},
                 "disorder": "1s",
-                "idle": "3s",
+                "idle": f"{fleet.plan.idle_s}s",
                 "sources": [source],
             }
         },
@@ -191,20 +223,25 @@ def problems(
                     yield f"{name}, window {start}, {group}: {measure} is {estimate}, and {published} were published"
 
 
-def _kill_and_restart(run: Demo, configs: dict[str, dict[str, Any]], console: Console) -> Callable[[float], None]:
-    """Returns a function for `Fleet.publish` that kills all edges once, and starts them again."""
-    killed_s: list[float] = []
+def _kill_and_restart(
+    run: Demo, plan: Plan, configs: dict[str, dict[str, Any]], console: Console
+) -> Callable[[float], None]:
+    """Returns a function for `Fleet.publish` that kills all edges, and starts them again."""
+    kills, killed_s = list(plan.kills), math.inf
 
     def between(passed: float) -> None:
+        nonlocal killed_s
         run.check_alive()
-        if not killed_s and passed >= KILL_AT:
+        if kills and passed >= kills[0]:
+            kills.pop(0)
             console.print(f"kill -9 of the edges {', '.join(configs)}")
             for site in configs:
                 run.kill(site)
-            killed_s.append(time.monotonic())
-        elif killed_s and configs and time.monotonic() - killed_s[0] >= AWAY_S:
-            for site in list(configs):
-                run.run_edge(configs.pop(site))
+            killed_s = time.monotonic()
+        elif time.monotonic() >= killed_s + plan.away_s:
+            killed_s = math.inf
+            for config in configs.values():
+                run.run_edge(config)
 
     return between
 
@@ -240,56 +277,26 @@ def _shown(answers: list[dict[str, Any]], truth: Totals, seconds: float) -> Tabl
     return result
 
 
-@click.command()
-@click.option("--seconds", type=click.FloatRange(5), default=20.0, show_default=True, help="How long devices publish.")
-@click.option("--directory", type=click.Path(path_type=Path), default=Path(".edgewater/demo-iot"), show_default=True,
-              help="Directory for state, configurations and logs; removes the state of an earlier run.")  # fmt: skip
-@click.option("--port", default=7480, show_default=True, help="Port of the REST API on loopback; 0: a free port.")
-def main(seconds: float, directory: Path, port: int) -> None:
-    """Run brokers, a center and three edges on readings of devices, and compare each answer with the truth."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    began, directory = time.monotonic(), directory.absolute()
-    run = Demo(directory, seconds, port)
-    mqtt = MqttBroker(directory / "mosquitto") if MOSQUITTO is not None else None
-    fleet = Fleet(KafkaBroker(directory / "kafka"), mqtt)
-    try:
-        faults = _run(run, fleet, seconds, console, began)
-    except DemoFailed as exc:
-        raise click.ClickException(str(exc)) from exc
-    finally:
-        run.stop()
-        for broker in (fleet.kafka, fleet.mqtt):
-            if broker is not None:
-                broker.kill()
-    sys.exit(1 if faults else 0)
-
-
-def _run(run: Demo, fleet: Fleet, seconds: float, console: Console, began: float) -> list[str]:
-    console.print(f"starting the brokers and the center (Spark needs a few seconds); logs: {run.directory}")
-    fleet.kafka.start()
-    fleet.kafka.create(*SITES, partitions=PARTITIONS)
-    if fleet.mqtt is not None:
-        fleet.mqtt.start()
-    else:
-        console.print("mosquitto is not installed: the devices of west publish to Kafka, too")
-    run.start_center()
-    for spec in SPECS:
+def compare(run: Demo, fleet: Fleet, console: Console) -> list[str]:
+    """Runs the edges on a center and brokers that run, publishes, and compares. Returns the differences."""
+    plan, began = fleet.plan, time.monotonic()
+    for spec in plan.specs:
         run.client.post("/v1/queries", json=spec).raise_for_status()
     configs = {site: edge_config(run, site, fleet) for site in SITES}
     for config in configs.values():
         run.run_edge(config)
     for site, config in configs.items():
         run.wait_for_edge(site, config)
-    console.print(f"{len(SITES) * DEVICES} devices publish for {seconds:g} s; look at it: [bold]{run.url}/ui/[/]")
-    fleet.publish(seconds, _kill_and_restart(run, configs, console))
+    where = f"look at it: [bold]{run.url}/ui/[/]"
+    console.print(f"{len(SITES) * DEVICES} devices publish for {plan.seconds:g} s; {where}")
+    fleet.publish(_kill_and_restart(run, plan, configs, console))
     by_site, by_device = fleet.totals(lambda site, _: (site,)), fleet.totals(lambda site, device: (site, device))
     last_ms = max(start for start, _ in by_site)
     at_least_once = "west" if fleet.mqtt is not None else None
-    answers = {spec["name"]: _final_answers(run, spec, last_ms) for spec in SPECS}
+    answers = {spec["name"]: _final_answers(run, spec, last_ms) for spec in plan.specs}
     found = [
         problem
-        for spec, truth in zip(SPECS, (by_site, by_device), strict=True)
+        for spec, truth in zip(plan.specs, (by_site, by_device), strict=True)
         for problem in problems(spec, answers[spec["name"]], truth, at_least_once)
     ]
     console.print(_shown(answers["power_by_site"], by_site, time.monotonic() - began))
@@ -298,6 +305,46 @@ def _run(run: Demo, fleet: Fleet, seconds: float, console: Console, began: float
     for problem in found[:20]:
         console.print(f"[red]{problem}[/]")
     return found
+
+
+@contextmanager
+def brokers(plan: Plan, directory: Path) -> Iterator[Fleet]:
+    """Runs the brokers, and yields their devices."""
+    fleet = Fleet(plan, KafkaBroker(directory / "kafka"), MqttBroker(directory / "mqtt") if MOSQUITTO else None)
+    try:
+        fleet.kafka.start()
+        fleet.kafka.create(*SITES, partitions=PARTITIONS)
+        if fleet.mqtt is not None:
+            fleet.mqtt.start()
+        yield fleet
+    finally:
+        for broker in (fleet.kafka, fleet.mqtt):
+            if broker is not None:
+                broker.kill()
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(5), default=15.0, show_default=True, help="How long devices publish.")
+@click.option("--directory", type=click.Path(path_type=Path), default=Path(".edgewater/demo-iot"), show_default=True,
+              help="Directory for state, configurations and logs; removes the state of an earlier run.")  # fmt: skip
+@click.option("--port", default=7480, show_default=True, help="Port of the REST API on loopback; 0: a free port.")
+def main(seconds: float, directory: Path, port: int) -> None:
+    """Run brokers, a center and three edges on readings of devices, and compare each answer with the truth."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    run = Demo(directory.absolute(), seconds, port)
+    console.print(f"starting the brokers and the center (Spark needs a few seconds); logs: {directory}")
+    if MOSQUITTO is None:
+        console.print("mosquitto is not installed: the devices of west publish to Kafka, too")
+    try:
+        run.start_center()
+        with brokers(Plan(seconds), run.directory / "state") as fleet:
+            found = compare(run, fleet, console)
+    except DemoFailed as exc:
+        raise click.ClickException(str(exc)) from exc
+    finally:
+        run.stop()
+    sys.exit(1 if found else 0)
 
 
 if __name__ == "__main__":
