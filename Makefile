@@ -92,6 +92,7 @@ reference: $(STAMP)dev ## write the pages of docs/reference that follow from the
 	@$(PY) -m tests.docs.configuration_reference
 	@$(PY) -m tests.docs.metrics_reference
 
+SOURCES = kafka mqtt
 # One resolution, `dev`; the other files are parts of it.
 COMPILE = $(VENV)/bin/uv pip compile -q --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 
@@ -102,6 +103,8 @@ lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages;
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra center --extra postgres \
 		-o requirements/center.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/edge.txt
+	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in $(SOURCES:%=--extra %) \
+		-o requirements/edge-sources.txt
 	@$(COMPILE) $(ARGS) -c requirements/dev.txt requirements/audit.in -o requirements/audit.txt
 	@echo "requirements/ is renewed; run: make check test"
 
@@ -110,11 +113,11 @@ vendor: $(PY) ## renew the console's libraries in center/api/ui/vendor, with npm
 
 audit: $(STAMP)audit ## bandit on the product, and known vulnerabilities of what it installs
 	$(VENV)/bin/bandit -q -c pyproject.toml -r edgewater edge center sim
-	$(VENV)/bin/pip-audit --disable-pip --no-deps -r requirements/center.txt -r requirements/edge.txt
+	$(VENV)/bin/pip-audit --disable-pip --no-deps -r requirements/center.txt -r requirements/edge-sources.txt
 
 sbom: $(STAMP)audit ## what edge and center consist of, as CycloneDX, in build/sbom
 	@mkdir -p build/sbom
-	@for part in edge center; do \
+	@for part in edge edge-sources center; do \
 		PYTHONWARNINGS=ignore $(VENV)/bin/cyclonedx-py requirements requirements/$$part.txt --pyproject pyproject.toml --mc-type application \
 			--output-reproducible -o build/sbom/$$part.cdx.json && echo build/sbom/$$part.cdx.json; done
 
