@@ -95,7 +95,7 @@ class KafkaBroker(Broker):
 
 
 class MqttBroker(Broker):
-    """`mosquitto`. Its sessions, and the messages that wait in them, are in a file, so they outlive the process."""
+    """`mosquitto`. Its sessions, and the messages that wait in them, are in a file, so they outlive `stop`."""
 
     def command(self) -> list[str]:
         assert MOSQUITTO is not None
@@ -103,6 +103,15 @@ class MqttBroker(Broker):
         config.write_text(
             f"listener {self.port} 127.0.0.1\nallow_anonymous true\nuser root\n"
             f"persistence true\npersistence_location {self.directory}/\n"
+            f"log_dest file {self.directory}/sessions.log\nlog_type subscribe\n"
             "autosave_interval 1\nautosave_on_changes true\nmax_queued_messages 0\n"
         )
         return [MOSQUITTO, "-c", str(config)]
+
+    def wait_for_session(self, client_id: str) -> None:
+        """Waits until a client has subscribed: the broker drops what is published before. Raises DemoFailed."""
+        path, deadline = self.directory / "sessions.log", time.monotonic() + START_S
+        while not (path.exists() and f" {client_id} " in path.read_text()):
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"{client_id} has not subscribed at the broker {self.address}; see {path}")
+            time.sleep(0.05)

@@ -287,6 +287,8 @@ def compare(run: Demo, fleet: Fleet, console: Console) -> list[str]:
         run.run_edge(config)
     for site, config in configs.items():
         run.wait_for_edge(site, config)
+    if fleet.mqtt is not None:
+        fleet.mqtt.wait_for_session("edge-west")
     where = f"look at it: [bold]{run.url}/ui/[/]"
     console.print(f"{len(SITES) * DEVICES} devices publish for {plan.seconds:g} s; {where}")
     fleet.publish(_kill_and_restart(run, plan, configs, console))
