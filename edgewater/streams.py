@@ -64,7 +64,9 @@ class Delivery(StrEnum):
 
 _SUMMARIES = {
     Delivery.EXACTLY_ONCE: "each record counts exactly once",
-    Delivery.AT_LEAST_ONCE: "no record is lost, and a record that the source gives again may count twice",
+    Delivery.AT_LEAST_ONCE: (
+        "no record is lost that the source keeps until the edge has it; a record that it gives again may count twice"
+    ),
     Delivery.AT_MOST_ONCE: "no record counts twice, and a crash may lose records that were not on disk",
 }
 
