@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 from edge import config as edge_config
 from edge.agent import Agent, open_agent
 from edge.config import parse_config
-from edge.records import Chunk, Lag, Position, Source
-from edge.source_kinds import GROUP, KeptSource, SourceContext, SourceKinds, SourcePluginWarning
+from edge.preflight import check
+from edge.records import Chunk, Decoded, Lag, Position, Source
+from edge.source_kinds import GROUP, KeptSource, SourceCheck, SourceContext, SourceKinds, SourcePluginWarning
 from edge.sources import factory
 from edgewater.configuration import refusal
 from edgewater.errors import InvalidConfig
@@ -37,6 +38,8 @@ class Broker:
         self.lag_failure: Exception | None = None
         self.delivery = Delivery.EXACTLY_ONCE
         self.changed = asyncio.Event()
+        self.changed, self.answers, self.attempts = asyncio.Event(), asyncio.Event(), 0
+        self.answers.set()
 
     def add(self, partition: int, *numbers: int) -> None:
         self.partitions.setdefault(partition, []).extend(numbers)
@@ -66,11 +69,17 @@ class Partition(KeptSource):
         self._topic, self._context, self._number = topic, context, number
         self.entry, self.delivery = f"{context.stream}:numbers:{topic}", BROKER.delivery
 
+    def opened_before(self, names: Iterable[str]) -> tuple[Source, ...]:
+        numbers = [int(name.rsplit(":", 1)[1]) for name in names if name != self.name]
+        return tuple(Partition(self._topic, self._context, n) for n in numbers) if self._number == 0 else ()
+
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         at = 0 if position is None else position["offset"]
         while True:
+            BROKER.attempts += 1
             if BROKER.failure is not None:
                 raise BROKER.failure
+            await BROKER.answers.wait()
             numbers = BROKER.partitions[self._number][at : at + 5]
             at += len(numbers)
             opens: tuple[Source, ...] = ()
@@ -103,6 +112,13 @@ class Numbers:
     def sources(self, options: Options, context: SourceContext) -> Sequence[Source]:
         return [Partition(options.topic, context, 0)]
 
+    def check(self, options: Options, context: SourceContext, records: int) -> SourceCheck:
+        if BROKER.failure is not None:
+            raise BROKER.failure
+        first = Partition(options.topic, context, 0)
+        samples = [Decoded(first._batch(numbers[:records])) for numbers in BROKER.partitions.values()]
+        return SourceCheck((f"{len(samples)} partitions",), tuple(samples), nbytes=8)
+
 
 KIND = Numbers()
 
@@ -122,6 +138,7 @@ def records(agent: Agent) -> int:
 
 
 NAME = "flights:numbers:t:0"
+PATH = "streams.flights.sources.0.numbers"
 SOURCES: list[dict[str, Any]] = [{"numbers": {"topic": "t", "password": "s3cret"}}]
 
 
@@ -212,6 +229,71 @@ def test_sources_that_come_while_the_agent_runs_are_read_and_hold_the_watermark(
             assert agent.durable.core.streams["flights"].watermark_ms == START_MS + 48 * 3_600_000
 
     run(test, tmp_path)
+
+
+def test_a_source_that_an_earlier_run_has_opened_holds_the_watermark_from_the_start(tmp_path: Path) -> None:
+    async def test(center: Center) -> None:
+        settings = config(tmp_path, center, SOURCES)
+        BROKER.add(0, 0)
+        BROKER.add(1, 26)
+        agent = open_agent(settings)
+        async with running(agent) as task:
+            await until(lambda: BROKER.committed == {0: 1, 1: 1}, "both partitions", task)
+            BROKER.add(0, 72)
+            await until(lambda: BROKER.committed == {0: 2, 1: 1}, "the first partition", task)
+        agent = open_agent(settings)
+        try:
+            assert [source.name for source in agent.sources] == [NAME, NAME[:-1] + "1"]
+            assert agent.durable.core.streams["flights"].watermark_ms == START_MS + 26 * 3_600_000
+        finally:
+            agent.durable.close()
+
+    run(test, tmp_path)
+
+
+def test_a_source_is_failing_until_it_reads_or_finds_that_there_is_nothing_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edge.agent.SOURCE_RETRY_S", 0.02)
+
+    async def test(center: Center) -> None:
+        agent = open_agent(config(tmp_path, center, SOURCES))
+        async with running(agent) as task:
+            BROKER.failure, BROKER.attempts = OSError("unreachable"), 0
+            await until(lambda: NAME in agent.failing, "the failure", task)
+            BROKER.failure = None
+            BROKER.answers.clear()  # the next attempt neither fails nor reads: it waits for the broker
+            before = BROKER.attempts
+            await until(lambda: BROKER.attempts > before, "an attempt that waits", task)
+            assert any(NAME in reason for reason in agent.missing())
+            assert agent._gauges()["failing_sources"][1] == 1
+            BROKER.answers.set()
+            await until(lambda: not agent.missing(), "the end of the failure", task)
+            assert agent._gauges()["failing_sources"][1] == 0
+        lines = [record.message for record in caplog.records if NAME in record.message]
+        assert len(lines) == 2, "one line for each change"
+
+    caplog.set_level("INFO", "edge.agent")
+    run(test, tmp_path)
+
+
+def test_the_check_of_a_kind_is_reported_with_its_samples(tmp_path: Path) -> None:
+    stream = {"columns": {"carrier": "string", "distance": "int64"}, "time": {"column": "at"}, "sources": SOURCES}
+    settings = parse_config({"edge": "jfk", "state_dir": str(tmp_path), "streams": {"flights": stream}}, {})
+    BROKER.add(0, 1, 2)
+    BROKER.add(1, 0)
+    (source,) = check(settings, lambda: START_MS).streams[0].sources
+    assert (source.source, source.records, source.facts, source.problems) == (NAME, 3, ("2 partitions",), ())
+    assert source.disorder_ms == 0, "disorder is measured within a sample"
+    for failure, problem in (
+        (InvalidConfig("topic", "t", "a topic"), str(InvalidConfig(f"{PATH}.topic", "t", "a topic"))),
+        (OSError("unreachable"), f"{PATH}: unreachable"),
+        (ZeroDivisionError("s3cret"), f"{PATH}: the check failed: ZeroDivisionError"),
+    ):
+        BROKER.failure = failure
+        report = check(settings, lambda: START_MS)
+        assert (report.ok, report.streams[0].sources[0].problems) == (False, (problem,))
+    assert check(settings, lambda: START_MS, connects=False).ok
 
 
 def test_options_are_checked_and_secrets_are_not_shown(tmp_path: Path, installed: Broker) -> None:
