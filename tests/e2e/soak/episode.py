@@ -18,7 +18,7 @@ import pyarrow as pa
 from edgewater.query import QuerySpec
 from edgewater.windows import SessionWindow
 from sim.demo.brokers import MOSQUITTO
-from tests.e2e.soak.plan import DELIVERIES, FILE_FAULTS, IDLE_MS, INPUT_S, SOURCES, EdgePlan, Episode, Fault
+from tests.e2e.soak.plan import FILE_FAULTS, IDLE_MS, INPUT_S, SOURCES, Episode, Fault
 from tests.e2e.soak.questions import specs
 from tests.e2e.soak.reader import Reader
 from tests.e2e.soak.records import COLUMNS, Handed, InputLog, RecordSource
@@ -88,7 +88,7 @@ class EpisodeRun:
         self.skipped: list[str] = []
         if MOSQUITTO is None and any(source.kind == "mqtt" for plan in plans for source in plan.sources):
             self.skipped.append("mqtt: mosquitto is not installed; the source is Kafka")
-            plans = tuple(_without_mqtt(plan) for plan in plans)
+            plans = tuple(plan.without_mqtt() for plan in plans)
         self.brokers = Brokers(directory, plans)
         self.edges = [
             Edge(plan, self.stream, port, directory, episode.disorder_ms, own_disk, self.brokers) for plan in plans
@@ -114,7 +114,7 @@ class EpisodeRun:
                 self._make_inputs(edge)
                 edge.start()
             wait_until_ready(first)
-            self._wait_for_sessions(first)
+            self.brokers.wait_for_sessions([edge.plan for edge in first])
             self.reader.start()
             self._disturb(first)
             ready = self._settle()
@@ -152,12 +152,6 @@ class EpisodeRun:
             else:
                 made = StdinInput(*common)
             self.inputs.setdefault(edge.name, []).append(made)
-
-    def _wait_for_sessions(self, edges: Sequence[Edge]) -> None:
-        for edge in edges:
-            for i, source in enumerate(edge.plan.sources):
-                if source.kind == "mqtt" and self.brokers.mqtt is not None:
-                    self.brokers.mqtt.wait_for_session(topic_of(edge.name, i))
 
     def _start_inputs(self, edge: Edge) -> None:
         self._connect_stdin(edge)
@@ -220,7 +214,7 @@ class EpisodeRun:
         time.sleep(1.5)
         edge.start()
         wait_until_ready([edge])
-        self._wait_for_sessions([edge])
+        self.brokers.wait_for_sessions([edge.plan])
         self.joined[edge.name] = wall_ms()
         self._connect_stdin(edge)
         for made in self.inputs[edge.name]:
@@ -471,11 +465,7 @@ class EpisodeRun:
 
     def _false_deliveries(self) -> list[Falsehood]:
         """Answers that state another delivery than the sources of their edges have."""
-        true: dict[str, list[str]] = {}
-        for edge in self.edges:
-            each = sorted({DELIVERIES[s.kind] for s in edge.plan.sources if s.kind in DELIVERIES})
-            if each:
-                true[edge.name] = each
+        true = {edge.name: edge.plan.delivery for edge in self.edges if edge.plan.delivery}
         always = true.keys() - self.retired.keys() - self.joined.keys()
         false = []
         for query in self.reader.queries:
@@ -605,11 +595,6 @@ class EpisodeRun:
             self.center.request("DELETE", f"/v1/queries/{spec['name']}")
         for edge in self.edges:
             self.center.request("DELETE", f"/v1/edges/{edge.name}")
-
-
-def _without_mqtt(plan: EdgePlan) -> EdgePlan:
-    sources = (replace(source, kind="kafka") if source.kind == "mqtt" else source for source in plan.sources)
-    return replace(plan, sources=tuple(sources))
 
 
 def _must_be_answered(truth: QueryTruth, start_ms: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,16 @@ class EdgePlan:
     name: str
     sources: tuple[SourcePlan, ...]
     joins_at_s: float = 0.0
+
+    @property
+    def delivery(self) -> list[str]:
+        """What answers state of the edge; empty: each record counts exactly once."""
+        return sorted({DELIVERIES[source.kind] for source in self.sources if source.kind in DELIVERIES})
+
+    def without_mqtt(self) -> EdgePlan:
+        """The same edge with Kafka sources instead, for machines without mosquitto."""
+        sources = (replace(source, kind="kafka") if source.kind == "mqtt" else source for source in self.sources)
+        return replace(self, sources=tuple(sources))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,13 @@ class Brokers:
         if self.mqtt is not None:
             self.mqtt.start()
 
+    def wait_for_sessions(self, plans: Sequence[EdgePlan]) -> None:
+        """Waits until the edges have subscribed: mosquitto drops what is published before."""
+        for plan in plans:
+            for number, source in enumerate(plan.sources):
+                if source.kind == "mqtt" and self.mqtt is not None:
+                    self.mqtt.wait_for_session(topic_of(plan.name, number))
+
     def entry(self, kind: str, topic: str) -> dict[str, Any]:
         """Returns the entry of a source in the configuration of an edge."""
         if kind == "kafka":
