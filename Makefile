@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-data soak fuzz simulate quick check docs proto reference lock vendor audit sbom bench results compare clean
+.PHONY: help demo demo-iot test test-all test-data soak fuzz simulate quick check docs proto reference lock vendor audit sbom bench results compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ $(STAMP)prepared: $(STAMP)dev
 
 demo: $(STAMP)demo ## run everything on a year of New York flights: center, three edges, a table at the end
 	@$(VENV)/bin/edgewater demo $(ARGS)
+
+demo-iot: $(STAMP)iot ## devices, brokers, three edges and a center; the edges are killed; every answer compared with the truth
+	@$(PY) -m sim.demo.iot $(ARGS)
 
 # One run on three workers: one has all tests that start a JVM or processes, which wait half of the time; the others have the rest
 # (tests/conftest.py).
@@ -89,15 +92,19 @@ reference: $(STAMP)dev ## write the pages of docs/reference that follow from the
 	@$(PY) -m tests.docs.configuration_reference
 	@$(PY) -m tests.docs.metrics_reference
 
+SOURCES = kafka mqtt
 # One resolution, `dev`; the other files are parts of it.
 COMPILE = $(VENV)/bin/uv pip compile -q --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 
 lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages; ARGS=--upgrade takes the newest
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra demo -o requirements/demo.txt
+	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra iot -o requirements/iot.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra center --extra postgres \
 		-o requirements/center.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/edge.txt
+	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in $(SOURCES:%=--extra %) \
+		-o requirements/edge-sources.txt
 	@$(COMPILE) $(ARGS) -c requirements/dev.txt requirements/audit.in -o requirements/audit.txt
 	@echo "requirements/ is renewed; run: make check test"
 
@@ -106,11 +113,11 @@ vendor: $(PY) ## renew the console's libraries in center/api/ui/vendor, with npm
 
 audit: $(STAMP)audit ## bandit on the product, and known vulnerabilities of what it installs
 	$(VENV)/bin/bandit -q -c pyproject.toml -r edgewater edge center sim
-	$(VENV)/bin/pip-audit --disable-pip --no-deps -r requirements/center.txt -r requirements/edge.txt
+	$(VENV)/bin/pip-audit --disable-pip --no-deps -r requirements/center.txt -r requirements/edge-sources.txt
 
 sbom: $(STAMP)audit ## what edge and center consist of, as CycloneDX, in build/sbom
 	@mkdir -p build/sbom
-	@for part in edge center; do \
+	@for part in edge edge-sources center; do \
 		PYTHONWARNINGS=ignore $(VENV)/bin/cyclonedx-py requirements requirements/$$part.txt --pyproject pyproject.toml --mc-type application \
 			--output-reproducible -o build/sbom/$$part.cdx.json && echo build/sbom/$$part.cdx.json; done
 

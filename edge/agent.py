@@ -24,7 +24,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
@@ -35,6 +36,8 @@ from edge.core import EdgeCore, Ingested, InputLost, MemoryLimits, SourceEnded, 
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, load_identity
 from edge.process import now_ms
 from edge.records import Chunk, Position, Source
+from edge.source_kinds import KeptSource
+from edge.source_status import SourceStates, SourceStatus
 from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
@@ -45,7 +48,7 @@ from edgewater.connections import ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig, InvalidInput, Retired, StorageError
 from edgewater.health import EmbeddedServer, health_routes, listen
 from edgewater.host_check import LocalHosts
-from edgewater.streams import Delivery, StreamClock
+from edgewater.streams import Delivery, StreamClock, weaker_than_exactly_once
 from edgewater.synopses import source_of
 from edgewater.wire import LossReason
 
@@ -63,8 +66,6 @@ BACKPRESSURE_POLL_S = 0.05
 SOURCE_RETRY_S = 5.0
 STOP_GRACE_S = 2
 """How long requests in progress may take once the agent is told to stop."""
-FAILURE_MS = 3000 * SOURCE_RETRY_S
-"""A failure of a source expires after this time: retries that have not failed since are reading."""
 UNREAD_INPUT_S = 0.1
 """A source that has not been idle for longer than this may have unread input. Input that is read sooner is late by at
 most about this much, which is within the usual lateness of records."""
@@ -84,9 +85,8 @@ class Agent:
     """An edge agent. Build it with `open_agent`, then `await run(stop)`.
 
     Attributes:
-        rejected: records rejected by the decoders, by (stream, reason).
         refused: pushed requests that were refused and connections that were closed, by reason.
-        failing: per source whose last read failed, the message and the wall time of the failure.
+        failing: per source whose last read failed, the message and the monotonic time of the failure in seconds.
         backpressured: names of the sources that wait for memory or the disk.
     """
 
@@ -100,10 +100,10 @@ class Agent:
     backfills: BackfillRunner
     tap: StreamTap
     worker: Worker
+    states: SourceStates
     daily_quota: DailyQuota | None = None
-    rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
-    failing: dict[str, tuple[str, int]] = field(default_factory=dict)
+    failing: dict[str, tuple[str, float]] = field(default_factory=dict)
     backpressured: set[str] = field(default_factory=set)
     _unsynced: asyncio.Event = field(default_factory=asyncio.Event)
     _input_gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -175,10 +175,22 @@ class Agent:
         registry = CollectorRegistry()
         registry.register(
             metrics.EdgeCollector(
-                self.durable, self._gauges, self.rejected, self.outbox.refused_frames, self.refused, self.worker.loads
+                self.durable, self._gauges, self.source_statuses, self.outbox.refused_frames, self.refused,
+                self.worker.loads,
             )
+        )  # fmt: skip
+
+        async def sources(_: Request) -> Response:
+            return JSONResponse({"sources": [status.to_json() for status in self.source_statuses()]})
+
+        return [*health_routes(registry, self.missing), Route("/v1/sources", sources)]
+
+    def source_statuses(self) -> list[SourceStatus]:
+        """Returns how each entry of ``sources`` stands."""
+        streams = self.durable.core.streams
+        return self.states.statuses(
+            self._failures(), self.durable.positions, lambda source: streams[source.stream].is_open(source.name)
         )
-        return health_routes(registry, self.missing)
 
     def _push_routes(self) -> list[Route]:
         push = push_routes(
@@ -216,6 +228,7 @@ class Agent:
                 "Costs of queries that the center has stated and that cannot be right: the last one stays.",
                 self.outbox.refused_costs,
             ),
+            "failing_sources": ("Sources that cannot be read at the moment; /readyz says why.", len(self._failures())),
             "busy_share": ("Fraction of time the busiest source is busy.", self.meter.recent_busy_share),
         }
 
@@ -236,8 +249,14 @@ class Agent:
 
     def _failures(self) -> dict[str, str]:
         """Returns the error message of each source that currently cannot be read, by source name."""
-        now = now_ms()
-        return {name: message for name, (message, at_ms) in self.failing.items() if now - at_ms <= FAILURE_MS}
+        for name, (_, at_s) in list(self.failing.items()):
+            if self.meter.empty_for_s(name) < time.monotonic() - at_s:  # it has found that there is nothing to read
+                self._end_failure(name)
+        return {name: message for name, (message, _) in self.failing.items()}
+
+    def _end_failure(self, source: str) -> None:
+        if self.failing.pop(source, None) is not None:
+            log.info("source %s can be read again", source)
 
     def unavailable(self) -> Unavailable | Retired | None:
         """Returns why a pushed request cannot be accepted, or None."""
@@ -272,7 +291,7 @@ class Agent:
             await self.commit.durable()  # the batch's first push may still wait for the journal
             return counted
         self.tap.offer(stream, chunk)
-        self._count_rejected(stream, chunk)
+        self.states.count(chunk.source, chunk)
         if chunk.batch.num_rows or chunk.rejected:
             with self.meter.busy(chunk.source):
                 event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
@@ -284,19 +303,6 @@ class Agent:
 
     def _count_refused(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
-
-    def _count_rejected(self, stream: str, chunk: Chunk) -> None:
-        for rejection in chunk.rejected:
-            key = (stream, rejection.reason)
-            if key not in self.rejected:
-                # Messages and examples may quote records, which are nobody's business but their owner's.
-                log.warning(
-                    "stream %s, source %s: records are rejected: %s; `edgewater edge check` and the log level debug "
-                    "show an example",
-                    stream, chunk.source, rejection.reason,
-                )  # fmt: skip
-                log.debug("stream %s, source %s: %s (%s)", stream, chunk.source, rejection.message, rejection.example)
-            self.rejected[key] = self.rejected.get(key, 0) + rejection.count
 
     async def _read_all(self) -> None:
         # Records that are read before the first queries are known would count in no query.
@@ -318,15 +324,24 @@ class Agent:
             for source in self.sources:
                 self._reading.create_task(self._read(source))
 
-    def _open(self, sources: Iterable[Source]) -> None:
-        """Reads the sources among these that the agent does not read yet."""
+    def _open(self, opener: Source, sources: Iterable[Source]) -> None:
+        """Reads the sources among these that the agent does not read yet.
+
+        Raises _SourceFailed: one of them promises less than the edge has told the center about the stream.
+        """
         names = {source.name for source in self.sources}
         new = [source for source in sources if source.name not in names]
+        told = self.durable.core.streams[opener.stream].spec.deliveries
+        for source in new:
+            if source.delivery not in (Delivery.EXACTLY_ONCE, *told):
+                raise _SourceFailed(f"the new source {source.name} is {source.delivery}, unlike those before it")
         if new and self._reading is not None:
             self.sources += new
+            self.backfills.add(new)
             self.durable.handle(sources_opened(self.sources, self.durable.core, self.config))
             for source in new:
                 log.info("stream %s: source %s is new", source.stream, source.name)
+                self.states.add(source, opener)
                 self._reading.create_task(self._read(source))
 
     async def _read(self, source: Source) -> None:
@@ -344,7 +359,7 @@ class Agent:
                         log.error("cannot read source %s: %s; retry every %.0f s", source.name, exc, SOURCE_RETRY_S)
                         if not isinstance(exc.__cause__, InvalidInput | OSError):
                             log.error("the failure of source %s", source.name, exc_info=exc.__cause__)
-                    self.failing[source.name] = str(exc), now_ms()
+                    self.failing[source.name] = str(exc), time.monotonic()
                     with self.meter.backpressured(source.name):
                         await asyncio.sleep(SOURCE_RETRY_S)
         self.durable.handle(SourceEnded(source.stream, source.name))
@@ -354,12 +369,12 @@ class Agent:
 
     async def _read_until_end(self, source: Source) -> None:
         async for chunk in _contained(source.chunks(self.durable.positions.get(source.name))):
-            self.failing.pop(source.name, None)
+            self._end_failure(source.name)
             self.tap.offer(source.stream, chunk)
-            self._count_rejected(source.stream, chunk)
+            self.states.count(source.name, chunk)
             rejected = chunk.rejected_records
             event = Ingested(source.stream, source.name, chunk.batch, now_ms(), rejected=rejected)
-            self._open(chunk.opens)
+            self._open(source, chunk.opens)
             is_open = self.durable.core.streams[source.stream].is_open(source.name)
             for reason in chunk.losses if is_open else ():  # one that has ended has nothing to lose
                 # Before the position after it: a crash in between states the loss twice rather than never.
@@ -381,7 +396,7 @@ class Agent:
             if not queued:
                 self.outbox.changed.set()
             await self._wait_for_capacity(source)
-        self.failing.pop(source.name, None)
+        self._end_failure(source.name)
 
     def _restart_idle_rule(self, *sources: Source) -> None:
         """Restarts the idle rule for these sources: their input arrived while they were not read."""
@@ -463,7 +478,7 @@ class Agent:
                         source.committed(committed[source.name])
                     except Exception as exc:  # a source costs only itself
                         log.exception("source %s cannot acknowledge its records", source.name)
-                        self.failing[source.name] = f"{type(exc).__name__}; the log says more", now_ms()
+                        self.failing[source.name] = f"{type(exc).__name__}; the log says more", time.monotonic()
 
     async def _checkpoint(self) -> None:
         interval_s = self.config.limits.checkpoint_ms / 1000
@@ -541,9 +556,8 @@ def open_agent(config: EdgeConfig) -> Agent:
         return worker.wait_s(stream, source)
 
     sources = build_sources(config, clocks, now_ms=now_ms, idle=meter.idle, coalesce_s=coalesce_s)
-    delivery = {
-        name: max((s.delivery for s in sources if s.stream == name), key=lambda d: d is Delivery.AT_MOST_ONCE)
-        for name in config.streams
+    deliveries = {
+        name: weaker_than_exactly_once(s.delivery for s in sources if s.stream == name) for name in config.streams
     }
 
     def make_core() -> EdgeCore:
@@ -554,7 +568,7 @@ def open_agent(config: EdgeConfig) -> Agent:
                     clocks[name],
                     stream.disorder_ms,
                     stream.idle_ms,
-                    delivery[name],
+                    deliveries[name],
                     stream.constants,
                 )
                 for name, stream in config.streams.items()
@@ -583,6 +597,13 @@ def open_agent(config: EdgeConfig) -> Agent:
         reread_backfill=reread_from(backfilled), now_ms=now_ms(),
         memory=memory,
     )  # fmt: skip
+    opened = [
+        other
+        for source in sources if isinstance(source, KeptSource)
+        for other in source.opened_before(durable.core.streams[source.stream].sources)
+    ]  # fmt: skip
+    sources += opened
+    backfilled += opened
     durable.begin_run((uuid.uuid4().int >> 66) | 1)
     if durable.core.configured:
         # Until the first queries nothing was read.
@@ -626,7 +647,10 @@ def open_agent(config: EdgeConfig) -> Agent:
     if config.limits.scheduling != OFF:
         outbox.delays = worker.delays
     tap = StreamTap(config.streams)
-    return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, daily_quota)
+    states = SourceStates(meter)
+    for source in sources:
+        states.add(source)
+    return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, states, daily_quota)
 
 
 def begin_anew(agent: Agent) -> None:

@@ -102,18 +102,19 @@ async def _until_signalled(run_agent: Callable[[asyncio.Event], Awaitable[None]]
 @edge.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def check(config: Path, as_json: bool) -> None:
+@click.option("--offline", is_flag=True, help="Connect to no broker.")
+def check(config: Path, as_json: bool, offline: bool) -> None:
     """Check CONFIG against existing data, without changing anything.
 
-    Reads the beginning of every source with the agent's own decoders and reports which records would be
-    accepted, which rejected, and why. Exit status 1 if there is a problem, 2 if CONFIG is invalid.
+    Reads some records of each file and broker with the agent's own decoders and reports which records would
+    be accepted, which rejected, and why. Exit status 1 if there is a problem, 2 if CONFIG is invalid.
     """
     from edge.config import load_config
     from edge.preflight import check as run_check
     from edge.process import now_ms
 
     try:
-        report = run_check(load_config(config), now_ms)
+        report = run_check(load_config(config), now_ms, connects=not offline)
     except EdgewaterError as exc:
         _fail(exc)
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
@@ -128,7 +129,7 @@ def check(config: Path, as_json: bool) -> None:
 @click.option("--once", is_flag=True, help="Print one look and end, as if the output were no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print one look as JSON.")
 def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
-    """Show one running agent until Ctrl-C: records in, records that are not counted by reason, queries, backlog.
+    """Show one running agent until Ctrl-C: records in, each source, records that are not counted, queries, backlog.
 
     AGENT is its configuration file, or its address, such as 127.0.0.1:7410. No center is asked.
     """
@@ -141,10 +142,11 @@ def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
 @click.argument("agent")
 @click.argument("stream")
 @click.option("--records", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Records at most.")
+@click.option("--source", default="", help="Only of sources whose names begin so, as `edge top` shows them.")
 @click.option("--wait", type=click.FloatRange(0, 60, min_open=True), default=10.0, show_default=True,
               help="Seconds to wait for a record.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def tap(agent: str, stream: str, records: int, wait: float, as_json: bool) -> None:
+def tap(agent: str, stream: str, source: str, records: int, wait: float, as_json: bool) -> None:
     """Show records of STREAM as one running agent decodes them: some of the next ones, and why others are rejected.
 
     AGENT is its configuration file, or its address, such as 127.0.0.1:7410. If the agent has tokens for pushes,
@@ -152,7 +154,7 @@ def tap(agent: str, stream: str, records: int, wait: float, as_json: bool) -> No
     """
     from edge import watch
 
-    watch.tap(agent, stream, records, wait, as_json)
+    watch.tap(agent, stream, source, records, wait, as_json)
 
 
 @edge.group(name="journal")

@@ -8,7 +8,8 @@ Nothing else in the file is substituted.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -418,7 +419,10 @@ class SourceConfig(Model):
             ((kind, options),) = source.items()
             options = {} if options is None else options
             return {kind: options} if kind in BUILT_IN else {"package": {"kind": str(kind), "options": options}}
-        raise refusal("one of file: {path: …}, stdin: {format: …}, http: {}")
+        accepted = (
+            "one of file: {path: …}, stdin: {format: …}, http: {}, or a kind of a package, with its options below it"
+        )
+        raise refusal(accepted, "the entry has several keys" if isinstance(source, dict) and len(source) > 1 else "")
 
 
 class StreamConfig(Model):
@@ -589,21 +593,36 @@ class EdgeConfig(Model):
         return self
 
 
-def _shown(error: InvalidConfig) -> object:
-    """Returns the value of an error as far as it is surely no secret: users misspell the keys of passwords, too."""
+_NEVER_SECRET = ("topic", "topics", "brokers", "broker", "format", "client_id", "session", "start")
+
+
+def _without_secrets(path: str, options: object, error: InvalidConfig) -> InvalidConfig:
+    """Returns an error of a package's options under its path, without values that may be secrets.
+
+    Users misspell the keys of passwords, too, so only values of known keys are shown. The reason is shown unless it
+    quotes another text of the options.
+    """
     is_plain = isinstance(error.value, int | float | str) and "@" not in str(error.value)
-    is_missing = error.value is None
-    known = error.field.split(".")[0] in (
-        "topic",
-        "topics",
-        "brokers",
-        "broker",
-        "format",
-        "client_id",
-        "session",
-        "start",
+    known = error.field.split(".")[0] in _NEVER_SECRET
+    is_shown = error.value is None or (is_plain and known)
+    quotes = any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", error.reason) for text in _texts(options))
+    field = f"{path}.{error.field}".rstrip(".")
+    return InvalidConfig(
+        field, error.value if is_shown else "(not shown)", error.accepted, "" if quotes else error.reason
     )
-    return error.value if is_missing or (is_plain and known) else "(not shown)"
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yields the texts in a value of options that may be secrets."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            if name not in _NEVER_SECRET:
+                yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, str) and value:
+        yield value
 
 
 def _package_options(
@@ -619,7 +638,7 @@ def _package_options(
     try:
         options = validate(kind.config, source.options, context)
     except InvalidConfig as exc:
-        raise InvalidConfig(f"{path}.{exc.field}".rstrip("."), _shown(exc), exc.accepted, "") from None
+        raise _without_secrets(path, source.options, exc) from None
     if isinstance(options, TextConfig):
         fault = options.column_fault(list(stream.record_schema.textual))
         if fault is not None:

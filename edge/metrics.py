@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from edge.durability import DurableCore
+from edge.source_status import SourceStatus
 from edge.worker import QueryLoad
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.wire import QueryRef
@@ -18,7 +19,7 @@ class EdgeCollector:
 
     Args:
         gauges: returns additional gauges, name -> (help text, value), read at each scrape.
-        rejected: records rejected by the decoders, by (stream, reason).
+        sources: returns how each source stands.
         refused_frames: frames refused by the center, by reason.
         refused: pushed requests that were refused and connections that were closed, by reason.
         loads: returns how each query stands.
@@ -28,12 +29,12 @@ class EdgeCollector:
         self,
         durable: DurableCore,
         gauges: Callable[[], dict[str, tuple[str, float]]],
-        rejected: dict[tuple[str, str], int],
+        sources: Callable[[], Sequence[SourceStatus]],
         refused_frames: Mapping[str, int],
         refused: Mapping[str, int],
         loads: Callable[[], Mapping[QueryRef, QueryLoad]],
     ) -> None:
-        self._durable, self._gauges, self._rejected = durable, gauges, rejected
+        self._durable, self._gauges, self._sources = durable, gauges, sources
         self._refused_frames, self._refused, self._loads = refused_frames, refused, loads
 
     def collect(self) -> Iterable[Metric]:
@@ -58,7 +59,7 @@ class EdgeCollector:
             ["function"],
             durable.function_failures,
         )
-        yield _counter("rejected_records", "Records that could not be decoded.", ["stream", "reason"], self._rejected)
+        yield from self._source_metrics()
         yield _counter(
             "refused",
             "Pushed requests that were refused and connections that were closed, by reason.",
@@ -100,6 +101,53 @@ class EdgeCollector:
         yield from self._load_metrics()
         for name, (text, value) in self._gauges().items():
             yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
+
+    def _source_metrics(self) -> Iterable[Metric]:
+        """How each entry of ``sources`` stands; a lag that is unknown has no sample."""
+        statuses, labels = self._sources(), ["stream", "source"]
+        names = [(status.stream, status.source) for status in statuses]
+        records = {name: status.records for name, status in zip(names, statuses, strict=True)}
+        yield _counter("source_records", "Records read, by source, since the agent started.", labels, records)
+        rejected = {
+            (*name, reason): count
+            for name, status in zip(names, statuses, strict=True)
+            for reason, count in status.rejected.items()
+        }
+        yield _counter("rejected_records", "Records that could not be decoded.", [*labels, "reason"], rejected)
+        gauges: dict[str, tuple[str, Callable[[SourceStatus], float | None]]] = {
+            "source_failing": (
+                "Parts of a source, such as partitions, that cannot be read; /readyz and edge top have the reason.",
+                lambda status: status.failing,
+            ),
+            "source_parts": ("Parts of a source, such as partitions.", lambda status: status.parts),
+            "source_lag_messages": (
+                "Messages that the system has and the agent has not read; no sample if it is unknown.",
+                lambda status: status.lag.messages,
+            ),
+            "source_lag_seconds": (
+                "Age of the oldest message that the agent has not read; no sample if it is unknown.",
+                lambda status: status.lag.seconds,
+            ),
+            "source_behind_seconds": (
+                "How long a source has been read without being found empty; 0 if it waits for input or has ended.",
+                lambda status: status.behind_s,
+            ),
+        }
+        for metric, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"edgewater_edge_{metric}", text, labels=labels)
+            for name, status in zip(names, statuses, strict=True):
+                if (found := value(status)) is not None:
+                    gauge.add_metric(name, found)
+            yield gauge
+        delivery = GaugeMetricFamily(
+            "edgewater_edge_source_delivery",
+            "Always 1: how often a source counts a record if processes crash or connections are lost.",
+            labels=[*labels, "delivery"],
+        )
+        for name, status in zip(names, statuses, strict=True):
+            for each in status.delivery:
+                delivery.add_metric([*name, each], 1)
+        yield delivery
 
     def _load_metrics(self) -> Iterable[Metric]:
         """How the queries stand on too little CPU; a figure that is unknown has no sample."""

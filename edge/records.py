@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -229,7 +229,7 @@ class Chunk:
     Attributes:
         source: name of the source.
         batch: as `Decoded.batch`; has no rows if there are only rejections.
-        start: position before the first record; None for a source that is not replayable.
+        start: position before the first record; None if nothing reads from it again.
         end: position after the last record, from which reading resumes after a restart; None as for `start`.
         rejected: the records of this input that were rejected, by reason.
         nbytes: bytes of input, decompressed.
@@ -312,8 +312,44 @@ class InputGone(StorageError):
     """Input that was read before cannot be read again: it was deleted, truncated or overwritten."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a source is behind the system that it reads. None: unknown.
+
+    Attributes:
+        messages: number of messages, or records, that the system has and the agent has not read.
+        seconds: age of the oldest of them, about; 0 if there are none.
+    """
+
+    messages: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def of_all(cls, lags: Sequence[Lag]) -> Lag:
+        """Returns the lag of several sources together; unknown if any is unknown."""
+        messages = [lag.messages for lag in lags if lag.messages is not None]
+        seconds = [lag.seconds for lag in lags if lag.seconds is not None]
+        is_known = bool(lags)
+        return cls(
+            sum(messages) if is_known and len(messages) == len(lags) else None,
+            max(seconds) if is_known and len(seconds) == len(lags) else None,
+        )
+
+
+@runtime_checkable
+class ReportsLag(Protocol):
+    """A source that can tell its lag."""
+
+    def lag(self) -> Lag:
+        """Returns the lag. Called about once a second by the event loop, so it must not block or ask a server."""
+
+
 class Source(Protocol):
-    """An input of a stream."""
+    """An input of a stream.
+
+    A source may also have `lag` (see `ReportsLag`), and an attribute `entry`: sources with the same text are shown
+    together in metrics and in `edgewater edge top`, under this text. Without it a source is shown under its name.
+    """
 
     @property
     def name(self) -> str:
@@ -324,11 +360,15 @@ class Source(Protocol):
 
     @property
     def replayable(self) -> bool:
-        """Whether chunks have positions and `reread` is supported."""
+        """Whether `backfill` can read earlier records again, and `reread` as well for chunks without `Chunk.keep`."""
 
     @property
     def delivery(self) -> Delivery:
-        """What a crash may do to its records. Only records that are acknowledged to their sender need no rereading."""
+        """How often a record counts if processes crash or connections are lost. Answers repeat it, so it must be true.
+
+        Exactly-once needs more than an intact journal: the source recognises each record that it is given again,
+        and a record that it has taken is either on disk or will be given again.
+        """
 
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         """Yields all records from the position on (None: from the beginning), in order.
@@ -343,12 +383,13 @@ class Source(Protocol):
     def committed(self, position: Position) -> None:
         """Called when all chunks up to a position are on disk, for chunks with `keep`. Must not block."""
 
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
         """Yields again, in any order, the records before `until` that can still be read.
 
         Args:
             position: the end of the last chunk of an earlier call; None: from the beginning.
             until: a position that `chunks` gave.
+            since_ms: records with an earlier event time are not needed.
 
         Raises:
             InvalidRecord: as `chunks`.

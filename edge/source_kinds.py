@@ -7,15 +7,16 @@ An entry point names a `SourceKind`. Its name is the key of the source in ``edge
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 
 from edge.codecs import RecordSchema
-from edge.records import Chunk, Position, Source
+from edge.records import Chunk, Decoded, Position, Source
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import StorageError
 from edgewater.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
@@ -47,8 +48,28 @@ class SourceContext:
     idle: ActivityMarker = no_marker
 
 
+Item = TypeVar("Item")
+LOOK_S = 2.0
+"""A source marks itself as idle again after this time, because the idle rule counts from the beginning of the mark."""
+
+
+async def next_item(
+    context: SourceContext, source: str, items: asyncio.Queue[Item], is_empty: Callable[[], bool] = lambda: True
+) -> Item:
+    """Returns the next item of a queue that another thread fills. Marks the source as idle while it waits.
+
+    Args:
+        is_empty: whether the system that the source reads has no more records, if `items` is empty.
+    """
+    while items.empty():
+        with context.idle(source) if is_empty() else contextlib.nullcontext(), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                return await items.get()
+    return items.get_nowait()
+
+
 class KeptSource:
-    """A base of sources whose records the journal keeps (`Chunk.keep`), so that they are never read again."""
+    """A base of sources whose records the journal keeps (`Chunk.keep`), so that a restart reads none of them again."""
 
     name: str
     replayable = False
@@ -56,7 +77,17 @@ class KeptSource:
     def committed(self, position: Position) -> None:
         """See `edge.records.Source`."""
 
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+    def opened_before(self, names: Iterable[str]) -> tuple[Source, ...]:
+        """Returns the sources that this source has opened in earlier runs of the agent (`Chunk.opens`).
+
+        Called when the agent starts, so that the watermark waits for these sources from the beginning.
+
+        Args:
+            names: names of all sources of the stream in earlier runs.
+        """
+        return ()
+
+    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
         raise StorageError(f"{self.name}: its records are not read again; they are in the journal")
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
@@ -66,8 +97,32 @@ class KeptSource:
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class SourceCheck:
+    """What `edgewater edge check` reports of one entry of ``sources``.
+
+    Attributes:
+        facts: one line each, such as the offsets of a partition.
+        samples: decoded records. The records of one sample are in the order in which the source delivers them.
+        nbytes: bytes of the sampled input.
+        problems: faults that stop the source.
+        advice: likely mistakes that do not stop the source.
+    """
+
+    facts: tuple[str, ...] = ()
+    samples: tuple[Decoded, ...] = ()
+    nbytes: int = 0
+    problems: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
 class SourceKind(Protocol):
     """A kind of sources.
+
+    A kind may have the method ``check(options, context, records) -> SourceCheck``, which `edgewater edge check` calls
+    in a thread without an event loop. The method connects to the system with a deadline of a few seconds, reads up to
+    `records` records, and changes nothing there. It raises InvalidConfig if an option cannot be right: the field is the
+    path below the kind's key, such as ``topic``.
 
     Attributes:
         name: the key in ``edge.yaml``: lower case, up to 63 letters, digits and underscores.

@@ -33,27 +33,30 @@ class StreamTap:
     """
 
     def __init__(self, streams: Iterable[str]) -> None:
-        self._waiting: dict[str, set[asyncio.Future[Chunk]]] = {name: set() for name in streams}
+        self._waiting: dict[str, dict[asyncio.Future[Chunk], str]] = {name: {} for name in streams}
 
     def offer(self, stream: str, chunk: Chunk) -> None:
         """Called with each chunk that is read, before it is ingested."""
         if self._waiting[stream] and (chunk.batch.num_rows or chunk.rejected):
-            for waiter in self._waiting[stream]:
-                if not waiter.done():
+            for waiter, source in self._waiting[stream].items():
+                if not waiter.done() and chunk.source.startswith(source):
                     waiter.set_result(chunk)
-            self._waiting[stream].clear()
 
-    async def next(self, stream: str, wait_s: float) -> Chunk | None:
-        """The next chunk of a stream; None: nothing has come in time."""
+    async def next(self, stream: str, wait_s: float, source: str = "") -> Chunk | None:
+        """Returns the next chunk of a stream; None: nothing has come in time.
+
+        Args:
+            source: only of sources whose names begin with this text.
+        """
         waiter: asyncio.Future[Chunk] = asyncio.get_running_loop().create_future()
-        self._waiting[stream].add(waiter)
+        self._waiting[stream][waiter] = source
         try:
             async with asyncio.timeout(wait_s):
                 return await waiter
         except TimeoutError:
             return None
         finally:
-            self._waiting[stream].discard(waiter)
+            del self._waiting[stream][waiter]
 
     @property
     def streams(self) -> list[str]:
@@ -89,7 +92,7 @@ def tap_routes(config: EdgeConfig, tap: StreamTap) -> list[Route]:
         if tap.waiting >= MAX_WAITING:
             detail = f"{MAX_WAITING} requests wait for records already"
             return problem(429, "too-many-requests", detail, headers={"Retry-After": "1"})
-        chunk = await tap.next(stream, asked["wait"])
+        chunk = await tap.next(stream, asked["wait"], request.query_params.get("source", ""))
         return JSONResponse({"stream": stream, **_sample(chunk, max(1, int(asked["records"])))})
 
     return [Route("/v1/streams/{stream}/tap", look, methods=["GET"])]

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,13 @@ def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
     def one(metric: str) -> float | None:
         return found.get(metric, {}).get(())
 
+    sources = _sources(client, address)
+    rejected: dict[str, int] = {}
+    for source in sources:
+        for reason, records in source["rejected"].items():
+            key = f"{source['stream']}/{reason}"
+            rejected[key] = rejected.get(key, 0) + records
+
     return {
         "ready": ready.status_code == 200,
         "not_ready": [] if ready.status_code == 200 else _reasons(ready),
@@ -119,7 +126,8 @@ def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
         "retired": one("retired") == 1.0,
         "records": by_name("records_total"),
         "watermarks": by_name("watermark_seconds"),
-        "rejected": by_name("rejected_records_total"),
+        "rejected": rejected,
+        "sources": sources,
         "dropped": by_name("dropped_records_total"),
         "input_losses": by_name("input_losses_total"),
         "refused": by_name("refused_total"),
@@ -148,6 +156,16 @@ def _reasons(response: httpx.Response) -> list[str]:
         return [str(reason) for reason in body["missing"]]
     except (ValueError, KeyError, TypeError):
         return [response.text[:200]]
+
+
+def _sources(client: httpx.Client, address: AgentAddress) -> list[dict[str, Any]]:
+    """Returns how each source stands, as `edge.source_status.SourceStatus.to_json`. Raises ProtocolError."""
+    url = f"{address.metrics}/v1/sources"
+    response = _get(client, url)
+    try:
+        return list(response.json()["sources"])
+    except (ValueError, KeyError, TypeError):
+        raise ProtocolError(f"{url}: status {response.status_code}; is it an agent of this release?") from None
 
 
 def top(where: str, interval_s: float, once: bool, as_json: bool) -> None:
@@ -198,10 +216,44 @@ def _view(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
     return Group(
         Text(plain(f"{ready}; {link}{'; retired' if state['retired'] else ''}")),
         table(("stream", "records", "per second", "watermark"), records, "records in"),
+        table(SOURCE_COLUMNS, _source_rows(state["sources"], before["sources"] if before else (), seconds), "sources"),
         table(("kind", "reason", "records"), lost, "not counted") if lost else Text("every record is counted"),
         table(QUERY_COLUMNS, queries, "queries, by slack") if queries else Text("no query"),
         table(("", "value"), gauges),
     )
+
+
+SOURCE_COLUMNS = ("stream", "source", "state", "per second", "rejected", "lag", "lag, s", "position", "delivery")
+
+
+def _source_rows(
+    sources: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], seconds: float
+) -> list[tuple[str, ...]]:
+    earlier = {(s["stream"], s["source"]): s["records"] for s in before}
+
+    def rate(source: Mapping[str, Any]) -> str:
+        was = earlier.get((source["stream"], source["source"]))
+        return "" if was is None or seconds <= 0 else f"{(source['records'] - was) / seconds:.0f}"
+
+    def state(source: Mapping[str, Any]) -> str:
+        failing = f"{source['failing']} of {source['parts']} failing" if source["parts"] > 1 else "failing"
+        return f"{failing}: {source['reason']}" if source["failing"] else str(source["state"])
+
+    def position(source: Mapping[str, Any]) -> str:
+        each = list(source["positions"].values())
+        text = " ".join(f"{name} {value}" for name, value in each[0].items()) if len(each) == 1 else ""
+        return text or (f"of {source['parts']} parts: --json" if each else "")
+
+    return [
+        (
+            s["stream"], s["source"], state(s), rate(s),
+            ", ".join(f"{reason} {n}" for reason, n in s["rejected"].items()),
+            "?" if s["lag"]["messages"] is None else str(s["lag"]["messages"]),
+            "?" if s["lag"]["seconds"] is None else f"{s['lag']['seconds']:.1f}",
+            position(s), ", ".join(s["delivery"]),
+        )
+        for s in sources
+    ]  # fmt: skip
 
 
 QUERY_COLUMNS = ("query", "slack, s", "queued records", "µs a record", "late, s", "overruns", "bytes of open windows")
@@ -236,13 +288,13 @@ def _time(seconds: float | None) -> str:
     return "none" if seconds is None else rfc3339(int(seconds * 1000))
 
 
-def tap(where: str, stream: str, records: int, wait_s: float, as_json: bool) -> None:
+def tap(where: str, stream: str, source: str, records: int, wait_s: float, as_json: bool) -> None:
     """Prints decoded records of the next chunk of a stream."""
     address = AgentAddress.of(where)
     headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
     with httpx.Client(timeout=wait_s + 10) as client:
         url = f"{address.records}/v1/streams/{quote(stream, safe='')}/tap"
-        response = _get(client, url, params={"records": records, "wait": wait_s}, headers=headers)
+        response = _get(client, url, params={"records": records, "wait": wait_s, "source": source}, headers=headers)
     try:
         found = response.json()
         if not response.is_success:

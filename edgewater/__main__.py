@@ -44,7 +44,7 @@ LISTED = {
                    "edgewater[demo]", ("pyspark", "httpx", "rich")),
     # Only `edge top` and `edge tap` need the client's packages.
     "edge": Listed("Run and inspect an edge agent.", "edgewater[client]"),
-    "edges": Listed("List the edges of a center: state, lag of the watermark, backlog, link, records that were not "
+    "edges": Listed("List the edges of a center: state, watermark, delivery, backlog, link, records that were not "
                     "counted.", *_CLIENT),
     "functions": Listed("List the scalar functions that plugins provide for expressions in queries."),
     "plan": Listed("Predict the staleness, error and bytes of budgets on your own data.",

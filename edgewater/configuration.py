@@ -159,7 +159,7 @@ Size = Annotated[int, parsed_by(size_bytes)]
 """Written as 64KiB; bytes."""
 Address = Annotated[str, _address("host:port, such as 127.0.0.1:7400; port 0 takes a free one", 0)]
 """An address to listen at, written as host:port."""
-RemoteAddress = Annotated[str, _address("host:port of the other side's gRPC server, such as 127.0.0.1:7400", 1)]
+RemoteAddress = Annotated[str, _address("host:port of the other side, such as 127.0.0.1:7400", 1)]
 """An address to connect to, written as host:port."""
 
 
@@ -168,7 +168,8 @@ def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidCon
     # A misspelt key is also a missing one: the typo is the better message.
     errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     first, more = errors[0], len(errors) - 1
-    location = tuple(part for part in first["loc"] if part != "function-before")
+    # Of the names of validators, which pydantic puts between the keys, a user has never heard.
+    location = tuple(part for part in first["loc"] if not str(part).startswith("function-"))
     field, context = ".".join(str(part) for part in location), first.get("ctx", {})
     further = f"{more} more after it" if more else ""
     if first["type"] == "extra_forbidden":
@@ -178,10 +179,17 @@ def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidCon
     if first["type"] == "missing":
         return InvalidConfig(field, None, "a value", _join("missing key", further))
     if first["type"] == "edgewater":
-        return InvalidConfig(field, first["input"], context["accepted"], _join(context["reason"], further))
+        return InvalidConfig(
+            field, _without_values(first["input"]), context["accepted"], _join(context["reason"], further)
+        )
     if first["type"] == "string_pattern_mismatch":
         return InvalidConfig(field, first["input"], f"text that matches {context['pattern']}", further)
     return InvalidConfig(field, first["input"], as_phrase(first["msg"]), further)
+
+
+def _without_values(value: object) -> object:
+    """Returns a value as an error may show it: of a mapping only the keys, since its values may be secrets."""
+    return f"keys {', '.join(map(str, value))}" if isinstance(value, dict) and value else value
 
 
 def _join(*reasons: str) -> str:

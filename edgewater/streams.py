@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType, TypeGuard
@@ -47,11 +48,32 @@ def is_constant(value: object, column_type: str) -> TypeGuard[Constant]:
 
 
 class Delivery(StrEnum):
-    """How often a record of a source is counted if processes crash."""
+    """How often a record of a source is counted if processes crash or connections are lost."""
 
     EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+    """The source may give a record again, and the edge cannot always recognise it: then the record counts twice."""
     AT_MOST_ONCE = "at-most-once"
     """The source cannot be read again: what it gave shortly before a crash may be lost."""
+
+    @property
+    def summary(self) -> str:
+        """What the delivery means for the answers, as one sentence."""
+        return _SUMMARIES[self]
+
+
+_SUMMARIES = {
+    Delivery.EXACTLY_ONCE: "each record counts exactly once",
+    Delivery.AT_LEAST_ONCE: (
+        "no record is lost that the source keeps until the edge has it; a record that it gives again may count twice"
+    ),
+    Delivery.AT_MOST_ONCE: "no record counts twice, and a crash may lose records that were not on disk",
+}
+
+
+def weaker_than_exactly_once(deliveries: Iterable[Delivery]) -> tuple[Delivery, ...]:
+    """Returns each delivery but exactly-once, sorted. If both are there, records may be lost and others doubled."""
+    return tuple(sorted(set(deliveries) - {Delivery.EXACTLY_ONCE}))
 
 
 def type_name(data_type: pa.DataType) -> str:

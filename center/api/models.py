@@ -329,7 +329,11 @@ class Stream(BaseModel):
     watermark: Rfc3339 | None = Field(description="Null before the first, and once the stream has ended.")
     watermark_ms: int | None = Field(description="The same as unix ms; 2^62 once the stream has ended.")
     ended: bool
-    delivery: Delivery = Field(description="`at-most-once`: a source cannot be read again after a crash.")
+    delivery: list[Delivery] = Field(
+        description="How often a record counts if processes crash or connections are lost: `exactly-once`, or one or"
+        " both of `at-least-once`: a source may give a record again, which then counts twice; `at-most-once`: a source"
+        " cannot be read again after a crash."
+    )
     constants: dict[str, Constant] = Field(description="Columns that have one value in all records at this edge.")
     records: int = Field(description="Accepted since the edge's incarnation began.")
     rejected: list[RejectedCount] = Field(
@@ -375,7 +379,7 @@ class Edge(BaseModel):
                     name=s.name,
                     columns=[Column(name=n, type=type_name(t)) for n, t in s.columns.items()],
                     speed=s.clock.speed,
-                    delivery=s.delivery,
+                    delivery=list(s.deliveries) or [Delivery.EXACTLY_ONCE],
                     constants=dict(s.constants),
                     records=record.records.get(s.name, 0),
                     rejected=[
@@ -492,8 +496,9 @@ class Answer(BaseModel):
         " totals do. Null: no bound is known."
     )
     quality: dict[str, Any] = Field(
-        description="Completeness (with the `delivery` of edges that count at most once, and stated `losses` of input),"
-        " records, staleness (until `given_at`, without delivery to a reader), and the error by cause."
+        description="Completeness (with the `delivery` of edges that do not count each record exactly once, and stated"
+        " `losses` of input), records, staleness (until `given_at`, without the way to a reader), and the error by"
+        " cause."
         " A session window also has `session`:"
         " whether it was `cut` at its maximum length, and the number of such sessions (`cuts`). `merged_into`: start of"
         " the session that this one was merged into; its window is empty and has no data."

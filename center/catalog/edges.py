@@ -23,9 +23,10 @@ NO_PROGRESS: dict[str, Any] = {"watermarks": {}, "records": {}, "drops": {}, "re
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """A stream as one edge serves it; `delivery` is the weakest of its sources.
+    """A stream as one edge serves it.
 
     Attributes:
+        deliveries: each delivery of its sources but exactly-once, sorted.
         queries: patterns of the names of the queries that the edge may answer (`fnmatch`); None: all.
         constants: columns that have one value in all records of the stream at this edge.
     """
@@ -33,7 +34,7 @@ class StreamRecord:
     name: str
     columns: dict[str, pa.DataType]
     clock: StreamClock
-    delivery: Delivery = Delivery.EXACTLY_ONCE
+    deliveries: tuple[Delivery, ...] = ()
     queries: tuple[str, ...] | None = None
     constants: Mapping[str, Constant] = field(default_factory=dict)
 
@@ -213,7 +214,7 @@ def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
             "name": s.name,
             "columns": [[n, type_name(t)] for n, t in s.columns.items()],
             "clock": asdict(s.clock),
-            **({} if s.delivery is Delivery.EXACTLY_ONCE else {"delivery": s.delivery}),
+            **({"deliveries": list(s.deliveries)} if s.deliveries else {}),
             **({} if s.queries is None else {"queries": list(s.queries)}),
             **({"constants": dict(s.constants)} if s.constants else {}),
         }
@@ -227,7 +228,7 @@ def streams_from_json(streams: Iterable[Mapping[str, Any]]) -> tuple[StreamRecor
             s["name"],
             {n: COLUMN_TYPES[t] for n, t in s["columns"]},
             StreamClock(**s["clock"]),
-            Delivery(s.get("delivery", Delivery.EXACTLY_ONCE)),
+            tuple(map(Delivery, s.get("deliveries", ()))),
             tuple(s["queries"]) if "queries" in s else None,
             s.get("constants", {}),
         )

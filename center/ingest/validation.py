@@ -29,6 +29,7 @@ from edgewater.streams import (
     StreamClock,
     is_constant,
     type_name,
+    weaker_than_exactly_once,
 )
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, QueryRef
 from edgewater.wire import uplink_pb2 as pb
@@ -149,9 +150,18 @@ def _stream(message: pb.Stream) -> StreamRecord:
                     f"Hello: stream {message.name}: {field}_origin_ms {origin}; expected at most {MAX_ORIGIN_MS}"
                 )
     columns = {bounded_text(c.name): COLUMN_TYPES[c.type] for c in message.columns}
-    at_most_once = message.delivery == pb.Stream.AT_MOST_ONCE
-    delivery = Delivery.AT_MOST_ONCE if at_most_once else Delivery.EXACTLY_ONCE
-    return StreamRecord(message.name, columns, clock, delivery, constants=_constants(message, columns))
+    return StreamRecord(message.name, columns, clock, _deliveries(message), constants=_constants(message, columns))
+
+
+def _deliveries(message: pb.Stream) -> tuple[Delivery, ...]:
+    """Raises ProtocolError for a number that this release does not have: answers would promise too much."""
+    known = pb.Stream.Delivery.items()
+    names = {number: name for name, number in known if number != pb.Stream.DELIVERY_UNSPECIFIED}
+    for number in message.deliveries:
+        if number not in names:
+            accepted = ", ".join(f"{number} ({name})" for number, name in names.items())
+            raise ProtocolError(f"Hello: stream {message.name}: delivery {number}; expected one of {accepted}")
+    return weaker_than_exactly_once(Delivery[names[number]] for number in message.deliveries)
 
 
 def _constants(message: pb.Stream, columns: Mapping[str, pa.DataType]) -> dict[str, Constant]:

@@ -48,6 +48,7 @@ _RANKS = {Phase.EARLY: 0, Phase.COMPLETE: 1, Phase.FINAL: 2}
 
 _NONE: Mapping[str, frozenset[SamplingReason]] = {}
 _NO_CONSTANTS: Mapping[str, Mapping[str, Constant]] = {}
+_NO_DELIVERIES: Mapping[str, tuple[Delivery, ...]] = {}
 
 
 MAX_NAMED_EDGES = 3
@@ -203,7 +204,7 @@ class Quality:
         session: set for session windows.
         accuracy: set for a query with an accuracy.
         losses: by edge, the stated losses of input that the window may lack.
-        at_most_once: expected edges whose delivery is at most once, sorted.
+        deliveries: by expected edge that does not count each record exactly once, its deliveries.
         left: edges, sorted, that were expected when the window had begun and have left since, without having closed it:
             they were retired, or no longer serve the stream.
         edges: what each edge had stated.
@@ -225,7 +226,7 @@ class Quality:
     accuracy: AccuracyQuality | None = None
     lost_state: tuple[str, ...] = ()
     losses: tuple[tuple[EdgeId, InputLoss], ...] = ()
-    at_most_once: tuple[EdgeId, ...] = ()
+    deliveries: Mapping[str, tuple[Delivery, ...]] = field(default_factory=dict)
     left: tuple[EdgeId, ...] = ()
     edges: EdgeStatements = NO_STATEMENTS
     constants: Mapping[str, Constants] = field(default_factory=dict)
@@ -285,8 +286,8 @@ class Quality:
             result["completeness"]["left"] = list(self.left)
         if self.constants:
             result["completeness"]["only"] = {edge: dict(values) for edge, values in self.constants.items()}
-        if self.at_most_once:
-            result["completeness"]["delivery"] = dict.fromkeys(self.at_most_once, Delivery.AT_MOST_ONCE)
+        if self.deliveries:
+            result["completeness"]["delivery"] = {edge: list(each) for edge, each in sorted(self.deliveries.items())}
         if self.losses:
             result["completeness"]["losses"] = [{"edge": edge, **asdict(loss)} for edge, loss in self.losses]
         if self.accuracy is not None:
@@ -331,7 +332,7 @@ def assess(
     lost_state: tuple[str, ...] = (),
     losses: tuple[tuple[EdgeId, InputLoss], ...] = (),
     constants: Mapping[str, Constants] = _NO_CONSTANTS,
-    at_most_once: tuple[EdgeId, ...] = (),
+    deliveries: Mapping[str, tuple[Delivery, ...]] = _NO_DELIVERIES,
     left: tuple[EdgeId, ...] = (),
     has_data: bool = True,
     edges: EdgeStatements = NO_STATEMENTS,
@@ -377,7 +378,7 @@ def assess(
         violations=(*violations, *_lost(losses)),
         lost_state=lost_state,
         losses=losses,
-        at_most_once=at_most_once,
+        deliveries=deliveries,
         left=left,
         edges=edges,
         constants={edge: constants[edge] for edge in (*missing, *left) if edge in constants},

@@ -38,7 +38,7 @@ from center.ledger.state import (
 )
 from center.ledger.stored_state import EntryRow, StoredEdges
 from center.ledger.withheld import Totals
-from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
+from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.windows import SlidingWindow
 from edgewater.wire import REJECTIONS, DroppedRecords, InputLoss, LossReason, SliceClose
 
@@ -154,7 +154,7 @@ class QueryLedger(ABC):
         due_from_ms = state.due_from_ms
         if serving and clock != state.clock:
             due_from_ms = self._first_due_window(clock, min(e.first_seen_ms for e in serving))
-        at_most_once = {e.edge for e in serving if _delivery(e, self._spec.stream) is Delivery.AT_MOST_ONCE}
+        deliveries = {e.edge: served.deliveries for e in serving if (served := e.stream(self._spec.stream))}
         of_stream = tuple(sorted(e.edge for e in edges if e.retired and e.stream(self._spec.stream)))
         left = {**state.left, **self._leaving(edges, expected)}
         changed = replace(
@@ -165,7 +165,7 @@ class QueryLedger(ABC):
             due_from_ms=due_from_ms,
             lost_states=self._lost_states(edges, clock),
             left=left,
-            at_most_once=tuple(sorted(at_most_once & expected)),
+            deliveries={edge: each for edge, each in deliveries.items() if each and edge in expected},
             constants=self._constants(e for e in edges if e.edge in expected or e.edge in left),
         )
         if changed != state:
@@ -605,7 +605,7 @@ class QueryLedger(ABC):
             first_staleness_ms=first_staleness_ms,
             losses=self._losses(start_ms),
             constants=self._state.constants,
-            at_most_once=self._state.at_most_once,
+            deliveries=self._state.deliveries,
             has_data=any(s.has_data for s in states),
             edges=self._statements(missing, states),
         )
@@ -830,11 +830,6 @@ def _forget_rests(
         close = closes.get(origin) or (state.closes.get(origin) if state is not None else None)
         if close is not None and close.withheld:
             closes[origin] = replace(close, withheld=tuple(replace(w, rest=None) for w in close.withheld))
-
-
-def _delivery(edge: EdgeRecord, stream: str) -> Delivery | None:
-    served = edge.stream(stream)
-    return served.delivery if served is not None else None
 
 
 def _by_own_clock(edge: EdgeRecord, wall_ms: int) -> int:

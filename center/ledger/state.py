@@ -18,7 +18,7 @@ from center.ledger.sessionize import ObservedSession
 from center.ledger.withheld import Totals
 from edgewater.errors import UnsupportedVersion
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
+from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.windows import Extent
 from edgewater.wire import InputLoss, QueryRef, Rest, SliceClose, Withheld
 
@@ -51,7 +51,7 @@ class QueryState:
         through_ms: per edge, event time before which all its slices are closed.
         gaps: per edge, the latest range [from, to) of event time for which the edge does not have all records.
         losses: per edge, the input that is or may be lost, as far as windows that are not final may lack it.
-        at_most_once: expected edges whose delivery of the stream is at most once, sorted.
+        deliveries: by expected edge that does not count each record of the stream exactly once, its deliveries.
         final_through_ms: windows that end at or before it are final. Never decreases.
         due_from_ms: start of the next window that may become due without data; None: there is none.
         after_final: number of records so far that came for windows when these were final.
@@ -79,7 +79,7 @@ class QueryState:
     sessions_cut: int = 0
     lost_states: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     losses: Mapping[str, tuple[InputLoss, ...]] = field(default_factory=dict)
-    at_most_once: tuple[EdgeId, ...] = ()
+    deliveries: Mapping[str, tuple[Delivery, ...]] = field(default_factory=dict)
     left: Mapping[str, int] = field(default_factory=dict)
     reach: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     constants: Mapping[str, Constants] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class QueryState:
             "sessions_cut": self.sessions_cut,
             "lost_states": dict(self.lost_states),
             "losses": {edge: [astuple(loss) for loss in losses] for edge, losses in self.losses.items()},
-            "at_most_once": self.at_most_once,
+            "deliveries": dict(self.deliveries),
             "left": dict(self.left),
             "reach": dict(self.reach),
             "constants": dict(self.constants),
@@ -136,7 +136,7 @@ class QueryState:
             value["sessions_cut"],
             {edge: (lost_at_ms, until) for edge, (lost_at_ms, until) in value.get("lost_states", {}).items()},
             {edge: tuple(InputLoss(*loss) for loss in losses) for edge, losses in value.get("losses", {}).items()},
-            tuple(map(EdgeId, value.get("at_most_once", ()))),
+            {edge: tuple(map(Delivery, each)) for edge, each in value.get("deliveries", {}).items()},
             value.get("left", {}),
             {edge: (incarnation, start_ms) for edge, (incarnation, start_ms) in value.get("reach", {}).items()},
             value.get("constants", {}),

@@ -30,8 +30,8 @@ from edgewater.wire import SliceClose
 
 EDGES_PER_PART = 64
 EDGES, SLICE = "edges", "slice"
-_LISTS = ("expected", "retired", "at_most_once")
-_MAPS = ("through_ms", "gaps", "lost_states", "losses", "left", "reach", "constants")
+_LISTS = ("expected", "retired")
+_MAPS = ("through_ms", "gaps", "lost_states", "losses", "deliveries", "left", "reach", "constants")
 _CLOSE_COLUMNS = 7
 
 EntryRow = tuple[str, int, str | None]

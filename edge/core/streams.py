@@ -35,7 +35,7 @@ class StreamSpec:
         disorder_ms: the watermark lags this much behind the newest event time.
         idle_ms: the watermark of a source that has had nothing to read for this long (wall time) follows the clock;
             None: never.
-        delivery: the weakest delivery of its sources.
+        deliveries: each delivery of its sources but exactly-once, sorted.
         constants: columns that have one value in all records.
     """
 
@@ -43,7 +43,7 @@ class StreamSpec:
     clock: StreamClock | None = LIVE
     disorder_ms: int = 0
     idle_ms: int | None = None
-    delivery: Delivery = Delivery.EXACTLY_ONCE
+    deliveries: tuple[Delivery, ...] = ()
     constants: Mapping[str, Constant] = field(default_factory=dict)
 
 
@@ -119,6 +119,11 @@ class StreamState:
     def watermark_ms(self) -> int:
         """Event time before which no more records are expected."""
         return self._watermark_ms
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the sources, of the earlier runs too until `set_sources` is called."""
+        return tuple(self._sources)
 
     def source_watermark_ms(self, source: str) -> int:
         """Returns the event time before which no more records of a source are expected."""

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from edge.codecs import RecordSchema, codec_of
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig
 from edge.records import CoalesceTime, Source, shortest_wait
-from edge.source_kinds import KINDS, SourceContext
+from edge.source_kinds import KINDS, SourceCheck, SourceContext
 from edge.sources.files import FileSource, OpenReader, parquet_opener, text_opener
 from edge.sources.http import HttpSource, http_source_name
 from edge.sources.pacing import PacedSource
 from edge.sources.stdin import StdinSource
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import InvalidConfig
-from edgewater.streams import StreamClock
+from edgewater.streams import Delivery, StreamClock
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -86,7 +86,8 @@ def build_source(
         return StdinSource(
             f"{stream}:stdin", stream, config.stdin.text_format(schema), now_ms=now_ms, sleep=sleep, idle=idle
         )
-    return HttpSource(http_source_name(stream), stream, schema, idle)
+    knows_bodies = config.http is None or config.http.dedupe == "body"
+    return HttpSource(http_source_name(stream), stream, schema, idle, knows_bodies=knows_bodies)
 
 
 def package_sources(config: PackageSourceConfig, context: SourceContext, taken: Collection[str] = ()) -> list[Source]:
@@ -96,7 +97,8 @@ def package_sources(config: PackageSourceConfig, context: SourceContext, taken: 
         taken: names of other sources of the edge.
 
     Raises:
-        InvalidConfig: the kind refuses the options, or a source has no name of its own: it would be counted twice.
+        InvalidConfig: the kind refuses the options, or a source has no name of its own: it would be counted twice. Or a
+            source does not say how often it counts a record.
     """
     kind = KINDS.get(config.kind)
     assert kind is not None, "the configuration guarantees it"
@@ -107,7 +109,16 @@ def package_sources(config: PackageSourceConfig, context: SourceContext, taken: 
         if not source.name.startswith(prefix) or source.stream != context.stream or names.count(source.name) > 1:
             accepted = f"a name of its own that begins with {prefix}, and the stream {context.stream}"
             raise InvalidConfig(f"streams.{context.stream}.sources.{config.kind}", source.name, accepted)
+        if source.delivery not in tuple(Delivery):
+            accepted = f"a delivery of edgewater.streams.Delivery for the source {source.name}"
+            raise InvalidConfig(f"streams.{context.stream}.sources.{config.kind}", source.delivery, accepted)
     return sources
+
+
+def check_package(config: PackageSourceConfig, context: SourceContext, records: int) -> SourceCheck | None:
+    """Returns what the kind of an entry finds out about it, see `SourceKind`; None: the kind has no check."""
+    check = getattr(KINDS.get(config.kind), "check", None)
+    return None if check is None else check(config.options, context, records)
 
 
 def _idle_sleep(sleep: Sleep, source: str, idle: ActivityMarker) -> Sleep:

@@ -69,10 +69,10 @@ class HttpSource:
     Attributes:
         text: the format of bodies of the type text/plain; None: they are refused.
         knows_bodies: whether a body without an `Idempotency-Key` that its client sends again is a repetition.
+        delivery: at least once, if a body without a key that is sent again counts twice.
     """
 
     replayable = False
-    delivery = Delivery.EXACTLY_ONCE
 
     def __init__(
         self,
@@ -88,6 +88,7 @@ class HttpSource:
         self.stream = stream
         self.schema = schema
         self.knows_bodies = knows_bodies
+        self.delivery = Delivery.EXACTLY_ONCE if knows_bodies else Delivery.AT_LEAST_ONCE
         self.text = text
         self._idle = idle
 
@@ -101,7 +102,7 @@ class HttpSource:
     def committed(self, position: Position) -> None:
         pass
 
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
         raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
 
     def reread(self, start: Position | None, end: Position) -> Chunk:

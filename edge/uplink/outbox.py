@@ -56,6 +56,12 @@ REPORT_EVERY_MS, REPORT_UNCHANGED_EVERY_MS = 10_000, 30_000
 and otherwise. The center gives shares only to edges that have reported within a minute."""
 
 
+_DELIVERIES = {
+    Delivery.AT_LEAST_ONCE: pb.Stream.AT_LEAST_ONCE,
+    Delivery.AT_MOST_ONCE: pb.Stream.AT_MOST_ONCE,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class PathDelay:
     """The measured delay from sending a frame to its values being in an answer.
@@ -323,19 +329,12 @@ class UplinkOutbox:
         columns = [pb.Stream.Column(name=n, type=type_name(t)) for n, t in spec.columns.items()]
         constants = {column: json.dumps(value) for column, value in spec.constants.items()}
         clock = spec.clock or LIVE
-        at_most_once = spec.delivery is Delivery.AT_MOST_ONCE
-        delivery = pb.Stream.AT_MOST_ONCE if at_most_once else pb.Stream.DELIVERY_UNSPECIFIED
-        if clock.is_live:
-            return pb.Stream(name=name, columns=columns, delivery=delivery, constants=constants)
-        return pb.Stream(
-            name=name,
-            columns=columns,
-            delivery=delivery,
-            constants=constants,
-            clock=pb.Stream.Clock(
-                event_origin_ms=clock.event_origin_ms, wall_origin_ms=clock.wall_origin_ms, speed=clock.speed
-            ),
-        )
+        deliveries = [_DELIVERIES[delivery] for delivery in spec.deliveries]
+        stream = pb.Stream(name=name, columns=columns, deliveries=deliveries, constants=constants)
+        if not clock.is_live:
+            stream.clock.event_origin_ms, stream.clock.wall_origin_ms = clock.event_origin_ms, clock.wall_origin_ms
+            stream.clock.speed = clock.speed
+        return stream
 
     def has_news(self) -> bool:
         """Returns whether the last heartbeat showed that the edge does not keep up, or something happened since that a

@@ -181,6 +181,16 @@ class Answer:
         return int(self.quality["completeness"].get("rejected", 0))
 
     @property
+    def delivery(self) -> dict[str, list[str]]:
+        """By edge that does not count each record exactly once: ``at-least-once``, ``at-most-once``, or both."""
+        return {edge: list(each) for edge, each in self.quality["completeness"].get("delivery", {}).items()}
+
+    @property
+    def delivery_text(self) -> str:
+        """The same as text that follows the completeness; empty if each record counts exactly once."""
+        return "".join(f", {edge} counts {' and '.join(each)}" for edge, each in sorted(self.delivery.items()))
+
+    @property
     def staleness_ms(self) -> float | None:
         value = self.quality.get("staleness_ms")
         return None if value is None else float(value)

@@ -288,7 +288,7 @@ def query_rm(center: Center, name: str, yes: bool, as_json: bool) -> None:
 @click.command()
 @asks_center
 def edges(center: Center, as_json: bool) -> None:
-    """List the edges of a center: state, lag of the watermark, backlog, link, records that were not counted."""
+    """List the edges of a center: state, watermark, delivery, backlog, link, records that were not counted."""
     found = center.edges()
     if as_json:
         print_json({"edges": found})
@@ -297,7 +297,8 @@ def edges(center: Center, as_json: bool) -> None:
 
 
 EDGE_COLUMNS = (
-    "edge", "state", "heard", "stream", "watermark", "records", "backlog", "bandwidth", "rtt", "clock", "dropped",
+    "edge", "state", "heard", "stream", "watermark", "records", "delivery", "backlog", "bandwidth", "rtt",
+    "clock", "dropped",
 )  # fmt: skip
 """All but the state are those of the last heartbeat, which came when it was `heard`: answers may be newer."""
 
@@ -313,9 +314,11 @@ def edge_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         dropped = ", ".join(f"{reason} {n}" for reason, n in sorted(drops.items()) if n) or "0"
         link = (size(e["backlog_bytes"]), f"{size(e['bandwidth_bytes_s'])}/s", f"{e['rtt_ms']:.0f} ms",
                 f"{e['clock_offset_ms']:+.0f} ms", dropped)  # fmt: skip
-        for s in e["streams"] or [{"name": "", "watermark": None, "ended": False, "records": 0}]:
-            watermark = "ended" if s["ended"] else s["watermark"] or "none yet"
-            rows.append((e["edge"], e["state"], e["last_seen"], s["name"], watermark, str(s["records"]), *link))
+        for s in e["streams"] or [{"name": "", "watermark": None, "ended": False, "records": 0, "delivery": []}]:
+            watermark, delivery = "ended" if s["ended"] else s["watermark"] or "none yet", ", ".join(s["delivery"])
+            rows.append(
+                (e["edge"], e["state"], e["last_seen"], s["name"], watermark, str(s["records"]), delivery, *link)
+            )
     return rows
 
 
@@ -455,6 +458,7 @@ def summary(answer: Answer) -> str:
     """One line: the window, phase, completeness and contract."""
     missing = f" without {', '.join(answer.missing)}" if answer.missing else ""
     missing += f", {answer.rejected} records rejected" if answer.rejected else ""
+    missing += answer.delivery_text
     violations = ", ".join(str(v["code"]) for v in answer.violations)
     contract = "met" if answer.contract_met else f"not met ({violations})"
     return (

@@ -24,6 +24,7 @@ def answer_html(answer: Answer) -> str:
     """A row per group: each measure with its interval and, per measure, a bar on one scale."""
     missing = f", without {', '.join(answer.missing)}" if answer.missing else ""
     missing += f", {answer.rejected} records rejected" if answer.rejected else ""
+    missing += answer.delivery_text
     contract = "met" if answer.contract_met else "not met: " + ", ".join(str(v["code"]) for v in answer.violations)
     head = (
         f"<b>{escape(answer.query)}</b> {escape(answer.members['window']['start'])}, {answer.phase}, revision "

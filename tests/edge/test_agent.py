@@ -196,7 +196,7 @@ def test_rejected_records_are_not_in_the_log_unless_it_is_asked_for(
 
     for level in (logging.INFO, logging.DEBUG):
         caplog.clear()
-        with caplog.at_level(level, "edge.agent"):
+        with caplog.at_level(level, "edge"):
             run(test, tmp_path / str(level))
         assert "records are rejected: wrong-type" in caplog.text
         assert ("Jane Doe" in caplog.text) == (level == logging.DEBUG)
@@ -214,12 +214,14 @@ def test_a_file_is_shipped_whole_and_bad_lines_are_counted(tmp_path: Path) -> No
         async with running(agent) as task:
             await until(center.ended, "the end of the stream", task)
             assert merged(center.bodies()) == expected(range(500))
-            assert agent.rejected == {("flights", "malformed"): 1}
+            (status,) = agent.source_statuses()
+            assert (status.state, status.records, status.rejected) == ("ended", 500, {"malformed": 1})
             async with httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
                 assert (await client.get("/readyz")).json() == {"ready": True, "missing": []}
                 metrics = (await client.get("/metrics")).text
+            named = f'source="flights:file:{tmp_path}/*.ndjson*",stream="flights"'
             assert 'edgewater_edge_records_total{stream="flights"} 500.0' in metrics
-            assert 'edgewater_edge_rejected_records_total{reason="malformed",stream="flights"} 1.0' in metrics
+            assert f'edgewater_edge_rejected_records_total{{reason="malformed",{named}}} 1.0' in metrics
             assert "edgewater_edge_connected 1.0" in metrics
             (busy,) = (line for line in metrics.splitlines() if line.startswith("edgewater_edge_busy_share "))
             assert 0.0 < float(busy.split()[1]) <= 1.0

@@ -51,6 +51,21 @@ def test_a_configuration_that_fits_is_ok(run: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
+def test_the_delivery_of_each_source_is_shown(run: Any) -> None:
+    sources = [{"stdin": {}}, {"http": {}}, {"file": {"path": "none.csv", "follow": True}}]
+    report = run({}, sources=sources)
+    deliveries = [source["delivery"] for source in report.to_json()["streams"]["flights"]]
+    assert deliveries == ["at-most-once", "exactly-once", "exactly-once"]
+    assert "at-most-once: no record counts twice" in report.to_text()
+    (source,) = run({}, sources=[{"http": {"dedupe": "key"}}]).to_json()["streams"]["flights"]
+    assert source["delivery"] == "at-least-once"
+    mqtt = {"broker": "127.0.0.1:1", "topics": ["a"], "client_id": "c"}
+    kafka = {"brokers": ["127.0.0.1:1"], "topic": "t"}
+    report = run({}, sources=[{"mqtt": mqtt}, {"kafka": kafka}])
+    deliveries = [source["delivery"] for source in report.to_json()["streams"]["flights"]]
+    assert deliveries == ["at-least-once", "exactly-once"]
+
+
 def test_bad_records_are_shown_with_their_reason_and_are_no_problem(run: Any) -> None:
     report = run({"a.csv": rows(NOW_MS) + "17,AA\n"})
     (source,) = report.streams[0].sources

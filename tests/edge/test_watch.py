@@ -37,16 +37,21 @@ def test_top_and_tap_show_what_an_agent_reads_rejects_and_answers(tmp_path: Path
         agent = open_agent(settings)
         async with running(agent) as task, httpx.AsyncClient() as client:
             await until(lambda: bool(agent.outbox.configured.is_set()), "queries", task)
+            other = asyncio.create_task(agent.tap.next("flights", 60, "flights:stdin"))
             tapping = asyncio.create_task(asyncio.to_thread(command, "tap", url, "flights", "-n", "3", "--json"))
-            await until(lambda: agent.tap.waiting == 1, "a request that waits", task)
+            await until(lambda: agent.tap.waiting == 2, "a request that waits", task)
             rows = [{"carrier": f"C{i}", "distance": i, "at": START_MS + i} for i in range(9)]
             body = "".join(json.dumps(row) + "\n" for row in rows) + "not json\n"
             reply = await client.post(f"{url}/v1/streams/flights", content=body, headers=NDJSON)
             assert reply.status_code == 200
             found["tap"] = await tapping
+            assert not other.done(), "the chunk is not of its source"
+            other.cancel()
             for name, arguments in {
                 "top": ("top", url, "--json"), "text": ("top", settings.http.listen),
-                "none": ("tap", url, "flights", "--wait", "0.05"), "stream": ("tap", url, "trips"),
+                "none": ("tap", url, "flights", "--wait", "0.05"),
+                "other": ("tap", url, "flights", "--wait", "0.05", "--source", "flights:stdin"),
+                "stream": ("tap", url, "trips"),
             }.items():  # fmt: skip
                 found[name] = await asyncio.to_thread(command, *arguments)
             for query in ("records=0", "wait=soon", "wait=61", "records=nan"):
@@ -65,6 +70,9 @@ def test_top_and_tap_show_what_an_agent_reads_rejects_and_answers(tmp_path: Path
     assert (state["ready"], state["connected"], state["queries"]) == (True, True, 1)
     assert state["records"] == {"flights": 9}
     assert state["rejected"] == {"flights/malformed": 1}
+    (source,) = state["sources"]
+    assert (source["source"], source["state"], source["records"]) == ("flights:http", "ready", 9)
+    assert "exactly-once" in found["text"].output
     assert state["query_bytes"]["miles"] > 0
     load = state["query_load"]["miles"]
     assert load.pop("cost_seconds") > 0

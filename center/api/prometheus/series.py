@@ -3,6 +3,7 @@
     <query>:<measure>, <query>:<measure>_lower, <query>:<measure>_upper      labels: groups, and quantile, item, …
     <query>:all:<measure>, …_lower, …_upper                                  of a query with groups: the answer's totals
     <query>:completeness, :staleness_seconds, :contract_met, :phase          one per query; 0 early, 1 complete, 2 final
+    <query>:exactly_once                                                     1: each record of all edges counts once
 
 A value or a bound that is unknown is no sample. Like Prometheus with staleness markers, a series ends where a newer
 window lacks it: a group without records in the newest window is not shown with the value of an older one.
@@ -56,7 +57,7 @@ KEYED = {"quantiles": "quantile", "ranks": "le", "ranges": "range"}
 """Members of a cell with an interval per key, and the label that has the key."""
 LISTED = ("top", "items", "contains")
 RESERVED = frozenset({"__name__", "item", *KEYED.values()})
-DESCRIBING = ("completeness", "staleness_seconds", "contract_met", "phase")
+DESCRIBING = ("completeness", "staleness_seconds", "contract_met", "phase", "exactly_once")
 _NOT_A_LABEL = re.compile(r"[^a-zA-Z0-9_]")
 
 log = logging.getLogger(__name__)
@@ -245,7 +246,7 @@ class SeriesReader:
             quality, contract = stated_quality(record, query.spec, rows, selection.questions, merged)
             described = (
                 quality["completeness"]["ratio"], record.staleness_ms / 1000, float(contract["met"]),
-                PHASES[record.phase],
+                PHASES[record.phase], float("delivery" not in quality["completeness"]),
             )  # fmt: skip
             for measure, cell in totals_of(query, record, merged).items():
                 _add_interval(found, f"{name}:{measure}", {}, cell)
@@ -268,7 +269,7 @@ class Selection:
 
     Attributes:
         measures: whether any measure is; `questions` says which.
-        describes: whether completeness, staleness, contract and phase are.
+        describes: whether completeness, staleness, contract, phase and delivery are.
     """
 
     questions: MeasureQuestions = NO_QUESTIONS

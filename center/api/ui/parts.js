@@ -51,7 +51,8 @@ export function Completeness({ quality }) {
   const c = quality.completeness;
   const lacking = [...c.missing, ...(c.left || [])];
   const title = lacking.length ? `records of ${lacking.join(", ")} may be missing` : [c.after_final && `${c.after_final} records came when it was final`, c.rejected && `sources rejected ${c.rejected} records`].filter(Boolean).join("; ") || "every expected edge";
-  return html`<span class=${`badge ${c.ratio >= 1 ? "ok" : "warn"}`} title=${title}>${c.reported}/${c.expected}<span class="sr"> edges</span>${lacking.length ? html` <small>without ${lacking.slice(0, 2).join(", ")}${lacking.length > 2 ? ", …" : ""}</small>` : ""}${c.rejected ? html` <small>${f.number(c.rejected)} rejected</small>` : ""}</span>`;
+  const delivery = Object.entries(c.delivery || {}).map(([edge, each]) => `${edge} counts ${each.join(", ")}`);
+  return html`<span class=${`badge ${c.ratio >= 1 ? "ok" : "warn"}`} title=${[title, ...delivery].join("; ")}>${c.reported}/${c.expected}<span class="sr"> edges</span>${lacking.length ? html` <small>without ${lacking.slice(0, 2).join(", ")}${lacking.length > 2 ? ", …" : ""}</small>` : ""}${c.rejected ? html` <small>${f.number(c.rejected)} rejected</small>` : ""}${delivery.length ? html` <small>${[...new Set(Object.values(c.delivery).flat())].sort().join(", ")}</small>` : ""}</span>`;
 }
 
 export function Contract({ contract }) {

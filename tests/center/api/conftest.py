@@ -25,7 +25,7 @@ from center.results import MergedDelta, ResultStore
 from center.results.schema import answers
 from edgewater.health import bound_address, listen
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.streams import LIVE, Delivery, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import SliceClose, Withheld
 
@@ -69,9 +69,9 @@ class Desk:
     def get(self, path: str, **request: Any) -> httpx.Response:
         return self.ask("GET", path, **request)
 
-    def connect(self, *edges: str) -> None:
+    def connect(self, *edges: str, deliveries: tuple[Delivery, ...] = ()) -> None:
         for edge in edges:
-            streams = [StreamRecord("flights", COLUMNS, LIVE)]
+            streams = [StreamRecord("flights", COLUMNS, LIVE, deliveries)]
             self.catalog.begin_session(
                 EdgeId(edge), f"{edge}-1", labels={"city": edge}, streams=streams, oldest_seq=0, next_seq=0,
                 now_ms=self.now,

@@ -68,6 +68,7 @@ def open_metrics(desk: Desk) -> str:
             add(f"{query}:completeness", {}, at, answer["quality"]["completeness"]["ratio"])
             add(f"{query}:staleness_seconds", {}, at, answer["quality"]["staleness_ms"] / 1000)
             add(f"{query}:contract_met", {}, at, answer["contract"]["met"])
+            add(f"{query}:exactly_once", {}, at, "delivery" not in answer["quality"]["completeness"])
             add(f"{query}:phase", {}, at, ("early", "complete", "final").index(answer["phase"]))
     families = [f"# TYPE {name} gauge\n" + "\n".join(samples) for name, samples in lines.items()]
     return "\n".join(families) + "\n# EOF\n"

@@ -36,9 +36,18 @@ def test_the_slowest_and_the_fastest_clock_still_give_deadlines_of_64_bits() -> 
 
 def test_the_delivery_of_a_stream_is_exactly_once_unless_it_is_said() -> None:
     message = hello()
-    assert [s.delivery for s in read_hello(message).streams] == [Delivery.EXACTLY_ONCE]
-    message.streams[0].delivery = pb.Stream.AT_MOST_ONCE
-    assert [s.delivery for s in read_hello(message).streams] == [Delivery.AT_MOST_ONCE]
+    assert [s.deliveries for s in read_hello(message).streams] == [()]
+    message.streams[0].deliveries.extend([pb.Stream.AT_MOST_ONCE, pb.Stream.EXACTLY_ONCE, pb.Stream.AT_LEAST_ONCE])
+    both = (Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE)
+    assert [s.deliveries for s in read_hello(message).streams] == [both]
+
+
+@pytest.mark.parametrize("unknown", [0, 99])
+def test_an_unknown_delivery_is_refused_because_answers_would_promise_too_much(unknown: int) -> None:
+    message = hello()
+    message.streams[0].deliveries.extend([unknown])  # type: ignore[list-item]
+    with pytest.raises(ProtocolError, match=f"delivery {unknown}; expected"):
+        read_hello(message)
 
 
 def test_a_constant_is_a_value_of_its_column() -> None:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ import pyarrow as pa
 
 from edgewater.query import QuerySpec
 from edgewater.windows import SessionWindow
-from tests.e2e.soak.plan import FILE_FAULTS, IDLE_MS, INPUT_S, Episode, Fault
+from sim.demo.brokers import MOSQUITTO
+from tests.e2e.soak.plan import FILE_FAULTS, IDLE_MS, INPUT_S, SOURCES, Episode, Fault
 from tests.e2e.soak.questions import specs
 from tests.e2e.soak.reader import Reader
 from tests.e2e.soak.records import COLUMNS, Handed, InputLog, RecordSource
-from tests.e2e.soak.sources import FileInput, Input, PushInput, StdinInput, wall_ms
-from tests.e2e.soak.system import Center, Edge, SoakFailed, wait_until_ready
+from tests.e2e.soak.sources import FileInput, Input, KafkaInput, MqttInput, PushInput, StdinInput, wall_ms
+from tests.e2e.soak.system import Brokers, Center, Edge, SoakFailed, topic_of, wait_until_ready
 from tests.simulation.checkers import Falsehood, Findings, check_query, time_ms
 from tests.simulation.truth import Fate, QueryTruth, TrueRecord
 
@@ -37,6 +38,7 @@ LONG_UNREAD_MS = 12_000
 TWIN_START_S = 30.0
 VALUES, NULLS = 48, 96
 """Records of a source with a column, and without it after that, for which the loss of the column must be noticed."""
+ALL_KINDS = tuple(SOURCES)
 LOSSY = ("copytruncate", "delete", "same-inode")
 AWAY = {"kill-edge", "stop-edge", "pause-edge", "lost-state", "old-state", "disk-full", "join", "clock"}
 """Faults during which an edge does not read."""
@@ -82,8 +84,15 @@ class EpisodeRun:
         self.stream = f"s{episode.number}"
         self.log = InputLog(episode.disorder_ms, IDLE_MS)
         own_disk = "disk-full" in episode.kinds
-        port = center.demo.gateway_port
-        self.edges = [Edge(plan, self.stream, port, directory, episode.disorder_ms, own_disk) for plan in episode.edges]
+        port, plans = center.demo.gateway_port, episode.edges
+        self.skipped: list[str] = []
+        if MOSQUITTO is None and any(source.kind == "mqtt" for plan in plans for source in plan.sources):
+            self.skipped.append("mqtt: mosquitto is not installed; the source is Kafka")
+            plans = tuple(plan.without_mqtt() for plan in plans)
+        self.brokers = Brokers(directory, plans)
+        self.edges = [
+            Edge(plan, self.stream, port, directory, episode.disorder_ms, own_disk, self.brokers) for plan in plans
+        ]
         self.specs = specs(episode, self.stream, [edge.name for edge in self.edges])
         self.inputs: dict[str, list[Input]] = {}
         self.losses: list[Loss] = []
@@ -91,7 +100,7 @@ class EpisodeRun:
         self.retired: dict[str, int] = {}
         self.drifting: set[str] = set()
         self.late_query_ms: int | None = None
-        self.skipped: list[str] = []
+        self.repeats: list[Loss] = []
         self.reader = Reader(center, [s["name"] for s in self.specs if not s["name"].endswith("late_query")])
         self._rng = np.random.default_rng(episode.seed)
 
@@ -99,11 +108,13 @@ class EpisodeRun:
         began = time.monotonic()
         try:
             self._register([s for s in self.specs if not s["name"].endswith("late_query")])
+            self.brokers.start()
             first = [edge for edge in self.edges if not edge.plan.joins_at_s]
             for edge in first:
                 self._make_inputs(edge)
                 edge.start()
             wait_until_ready(first)
+            self.brokers.wait_for_sessions([edge.plan for edge in first])
             self.reader.start()
             self._disturb(first)
             ready = self._settle()
@@ -132,6 +143,12 @@ class EpisodeRun:
             elif source.kind == "http":
                 arrow, forgets = bool(self._rng.random() < 0.5), {"lost-state", "clock", "retire"} & set(e.kinds)
                 made = PushInput(*common, edge.push_url, arrow, not forgets)
+            elif source.kind == "kafka":
+                assert self.brokers.kafka is not None
+                made = KafkaInput(*common, self.brokers.kafka, topic_of(edge.name, i))
+            elif source.kind == "mqtt":
+                assert self.brokers.mqtt is not None
+                made = MqttInput(*common, self.brokers.mqtt, topic_of(edge.name, i))
             else:
                 made = StdinInput(*common)
             self.inputs.setdefault(edge.name, []).append(made)
@@ -197,6 +214,7 @@ class EpisodeRun:
         time.sleep(1.5)
         edge.start()
         wait_until_ready([edge])
+        self.brokers.wait_for_sessions([edge.plan])
         self.joined[edge.name] = wall_ms()
         self._connect_stdin(edge)
         for made in self.inputs[edge.name]:
@@ -254,7 +272,7 @@ class EpisodeRun:
         edge.signal(signal.SIGCONT)
 
     def _lost_state(self, fault: Fault, edge: Edge) -> None:
-        self._down(edge, ("file", "http", "stdin"), before_ms=10**9)
+        self._down(edge, ALL_KINDS, before_ms=10**9)
         edge.lose_state()
         time.sleep(fault.lasts_s)
         self._up(edge)
@@ -267,16 +285,16 @@ class EpisodeRun:
             time.sleep(0.1)
         time.sleep(fault.lasts_s)
         edge.stop_twin()
-        self.losses.append(Loss(edge.name, ("file", "http", "stdin"), 0, wall_ms() + LONG_UNREAD_MS))
+        self.losses.append(Loss(edge.name, ALL_KINDS, 0, wall_ms() + LONG_UNREAD_MS))
 
     def _old_state(self, fault: Fault, edge: Edge) -> None:
         edge.copy_state()
         time.sleep(fault.lasts_s)
-        self._down(edge, ("file", "http", "stdin"), before_ms=10**9)
+        self._down(edge, ALL_KINDS, before_ms=10**9)
         edge.restore_state()
         self._up(edge)
         # What the agent accepts until the center has refused its state goes as well.
-        self.losses.append(Loss(edge.name, ("file", "http", "stdin"), wall_ms(), wall_ms() + LONG_UNREAD_MS))
+        self.losses.append(Loss(edge.name, ALL_KINDS, wall_ms(), wall_ms() + LONG_UNREAD_MS))
 
     def _clock(self, fault: Fault, edge: Edge) -> None:
         for made in self.inputs[edge.name]:
@@ -318,6 +336,24 @@ class EpisodeRun:
             time.sleep(fault.lasts_s / 2)
             edge.link.heal()
             time.sleep(0.3)
+
+    def _broker_away(self, fault: Fault, edge: Edge) -> None:
+        # Not longer: nobody can tell a broker that says nothing from a broker that has nothing to say.
+        self.brokers.pause(IDLE_MS / 3000)
+
+    def _broker_restart(self, fault: Fault, edge: Edge) -> None:
+        """Restarts mosquitto. A publisher whose acknowledgement got lost publishes again."""
+        broker = self.brokers.mqtt
+        if broker is None:
+            self.skipped.append("broker-restart: the topics of the Kafka broker are in memory")
+            return
+        for made in (made for inputs in self.inputs.values() for made in inputs if isinstance(made, MqttInput)):
+            made.capped = False
+        began = wall_ms()
+        broker.stop()
+        time.sleep(fault.lasts_s / 2)
+        broker.start()
+        self.repeats += [Loss(e.name, ("mqtt",), began - ROTATION_MS, wall_ms() + LONG_UNREAD_MS) for e in self.edges]
 
     def _kill_gateway(self, fault: Fault, edge: Edge) -> None:
         self.center.kill("gateway")
@@ -376,6 +412,12 @@ class EpisodeRun:
         for mapping in self.specs:
             spec = QuerySpec.from_mapping(mapping)
             records = [self._true_record(h, spec) for h in self.log.handed]
+            again = [
+                replace(r, fate=Fate.UNCERTAIN)
+                for r, h in zip(records, self.log.handed, strict=True)
+                if self._may_repeat(h)
+            ]
+            records += again
             truths[spec.name] = QueryTruth(spec, records, ARROW_COLUMNS)
         return truths
 
@@ -414,6 +456,26 @@ class EpisodeRun:
     def _may_be_lost(self, edge: str, kind: str, at_ms: int) -> bool:
         return any(x.edge == edge and kind in x.kinds and x.from_ms <= at_ms <= x.to_ms for x in self.losses)
 
+    def _may_repeat(self, handed: Handed) -> bool:
+        """Whether the broker may have the record twice: the answers then state `at-least-once`."""
+        kind = self._kind_of(handed.edge, handed.record.src)
+        return any(
+            x.edge == handed.edge and kind in x.kinds and x.from_ms <= handed.at_ms <= x.to_ms for x in self.repeats
+        )
+
+    def _false_deliveries(self) -> list[Falsehood]:
+        """Answers that state another delivery than the sources of their edges have."""
+        true = {edge.name: edge.plan.delivery for edge in self.edges if edge.plan.delivery}
+        always = true.keys() - self.retired.keys() - self.joined.keys()
+        false = []
+        for query in self.reader.queries:
+            for start, answer in self.reader.newest(query).items():
+                stated = answer["quality"]["completeness"].get("delivery", {})
+                if not (true.items() >= stated.items() and stated.keys() >= always):
+                    message = f"the delivery is stated as {stated}; it is {true}"
+                    false.append(Falsehood("delivery", query, start, int(answer["revision"]), message))
+        return false
+
     def _kind_of(self, name: str, src: str) -> str:
         edge = next(e for e in self.edges if e.name == name)
         return edge.plan.sources[int(src.rpartition("/")[2])].kind
@@ -439,6 +501,7 @@ class EpisodeRun:
                 findings.false += self._false_rejections(truth.spec)
         starts = {q: list(self.reader.newest(q))[:2] for q in self.reader.queries}
         findings.cells += self.reader.compare_forms(starts)
+        findings.false += self._false_deliveries()
         findings.false += self._unannounced() + (self._false_columns() if settled else [])
         findings.false += self.reader.false
         if not settled:
@@ -525,6 +588,7 @@ class EpisodeRun:
             if edge.process is not None:
                 edge.signal(signal.SIGCONT)
             edge.close()
+        self.brokers.close()
         if not self.center.is_alive():
             return
         for spec in self.specs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,13 @@ EDGE_FAULTS = (
     "join",
 )
 LINK_FAULTS = ("cut", "duplicate")
+BROKER_FAULTS = ("broker-away", "broker-restart")
 CENTER_FAULTS = ("kill-gateway", "kill-api", "kill-job", "checkpoints")
 INPUT_FAULTS = ("late", "ahead", "nan", "big", "overflow", "bad", "drift")
 QUERY_FAULTS = ("late-query",)
-FAULTS = (*FILE_FAULTS, *EDGE_FAULTS, *LINK_FAULTS, *CENTER_FAULTS, *INPUT_FAULTS, *QUERY_FAULTS)
+FAULTS = (
+    *FILE_FAULTS, *EDGE_FAULTS, *LINK_FAULTS, *BROKER_FAULTS, *CENTER_FAULTS, *INPUT_FAULTS, *QUERY_FAULTS,
+)  # fmt: skip
 
 PROFILES = {
     "late": Profile(late=0.1),
@@ -37,6 +40,11 @@ PROFILES = {
     "overflow": Profile(overflow=0.03),
 }
 
+SOURCES = {"file": 0.35, "http": 0.25, "stdin": 0.1, "kafka": 0.15, "mqtt": 0.15}
+"""Kinds of sources with their probabilities. A further kind, such as OTLP, also needs an `Input`, an entry in the
+configuration of the edge, and its delivery in `DELIVERIES`."""
+DELIVERIES = {"stdin": "at-most-once", "mqtt": "at-least-once"}
+"""Of the kinds that do not count each record exactly once."""
 IDLE_MS = 3000
 INPUT_S = 12.0
 QUERIES = ("logs", "budget", "budget_logs", "stale", "early", "sliding", "session", "sketch")
@@ -56,6 +64,16 @@ class EdgePlan:
     name: str
     sources: tuple[SourcePlan, ...]
     joins_at_s: float = 0.0
+
+    @property
+    def delivery(self) -> list[str]:
+        """What answers state of the edge; empty: each record counts exactly once."""
+        return sorted({DELIVERIES[source.kind] for source in self.sources if source.kind in DELIVERIES})
+
+    def without_mqtt(self) -> EdgePlan:
+        """The same edge with Kafka sources instead, for machines without mosquitto."""
+        sources = (replace(source, kind="kafka") if source.kind == "mqtt" else source for source in self.sources)
+        return replace(self, sources=tuple(sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +161,11 @@ def _merge(profiles: Any) -> Profile:
 def _draw_edges(number: int, chosen: set[str], profile: Profile, rng: np.random.Generator) -> tuple[EdgePlan, ...]:
     edges = []
     for i in range(int(rng.integers(2, 4))):
-        kinds = [str(k) for k in rng.choice(["file", "http", "stdin"], size=1, p=[0.5, 0.35, 0.15])]
+        kinds = [str(k) for k in rng.choice(list(SOURCES), size=1, p=list(SOURCES.values()))]
         if i == 0 and chosen & set(FILE_FAULTS):
             kinds = ["file"]  # the edge that file faults happen at
+        elif i == 0 and chosen & set(BROKER_FAULTS):
+            kinds = ["mqtt" if "broker-restart" in chosen else str(rng.choice(["kafka", "mqtt"]))]
         if rng.random() < 0.4 and "http" not in kinds:
             kinds.append("http")
         sources = tuple(SourcePlan(k, float(rng.uniform(10, 40)), profile) for k in kinds)
@@ -157,5 +177,9 @@ def _draw_edges(number: int, chosen: set[str], profile: Profile, rng: np.random.
 
 
 def _draw_fault(kind: str, edges: Sequence[EdgePlan], rng: np.random.Generator) -> Fault:
-    edge = 0 if kind in FILE_FAULTS else int(rng.choice([i for i, e in enumerate(edges) if not e.joins_at_s]))
+    edge = (
+        0
+        if kind in (*FILE_FAULTS, *BROKER_FAULTS)
+        else int(rng.choice([i for i, e in enumerate(edges) if not e.joins_at_s]))
+    )
     return Fault(kind, float(rng.uniform(2.0, 7.0)), float(rng.uniform(1.0, 4.0)), edge)

@@ -17,11 +17,16 @@ from queue import Empty, Queue
 from typing import IO
 
 import httpx
+import paho.mqtt.client as mqtt
+from confluent_kafka import Producer
+from paho.mqtt.enums import CallbackAPIVersion
 
+from sim.demo.brokers import KafkaBroker, MqttBroker
 from tests.e2e.soak.records import InputLog, Record, RecordSource, Rejected, to_arrow
 
 PERIOD_S = 0.1
 PUSH_TIMEOUT_S = 8.0
+PUBLISH_TIMEOUT_S = 10.0
 REPEAT_EVERY = 10
 """Every so many pushes, a batch is pushed again that was counted."""
 GOES_ON_S = 1.0
@@ -293,6 +298,64 @@ class PushInput(Input):
             self._unheard = content, kind, batch
         else:
             self.note(batch, _has_bad(content), certain=False)
+
+
+class BrokerInput(Input):
+    """Publishes one record per message to a topic, and waits until the broker has acknowledged it."""
+
+    def write(self, records: list[Record], with_bad: bool) -> None:
+        certain = self._published(_lines(records, with_bad).splitlines())
+        self.note(records, with_bad, certain=certain, capped=self.capped)
+
+    def _published(self, bodies: list[bytes]) -> bool:
+        """Returns whether the broker has acknowledged all messages."""
+        raise NotImplementedError
+
+
+class KafkaInput(BrokerInput):
+    def __init__(
+        self, edge: str, source: RecordSource, log: InputLog, records_per_s: float, bad: bool, broker: KafkaBroker,
+        topic: str,
+    ) -> None:  # fmt: skip
+        super().__init__(edge, source, log, records_per_s, bad)
+        self._topic = topic
+        self._producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 1, "log_level": 0})
+
+    def _published(self, bodies: list[bytes]) -> bool:
+        failures: list[object] = []
+        for body in bodies:
+            self._producer.produce(self._topic, body, on_delivery=lambda error, _: failures.append(error))
+        return self._producer.flush(PUBLISH_TIMEOUT_S) == 0 and not any(failures)
+
+
+class MqttInput(BrokerInput):
+    def __init__(
+        self, edge: str, source: RecordSource, log: InputLog, records_per_s: float, bad: bool, broker: MqttBroker,
+        topic: str,
+    ) -> None:  # fmt: skip
+        super().__init__(edge, source, log, records_per_s, bad)
+        self._topic = topic
+        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+        self._changed, self._acknowledged = threading.Condition(), set[int]()
+        self._client.on_publish = self._acknowledge
+        self._client.connect("127.0.0.1", broker.port)
+        self._client.loop_start()
+
+    def _published(self, bodies: list[bytes]) -> bool:
+        # Without a connection the client sends the messages once it has one again.
+        sent = {self._client.publish(self._topic, body, qos=1).mid for body in bodies}
+        with self._changed:
+            is_published = self._changed.wait_for(lambda: sent <= self._acknowledged, PUBLISH_TIMEOUT_S)
+            self._acknowledged -= sent
+        return is_published
+
+    def _acknowledge(self, _client: object, _userdata: object, mid: int, _reason: object, _properties: object) -> None:
+        with self._changed:
+            self._acknowledged.add(mid)
+            self._changed.notify()
+
+    def finish(self) -> None:
+        self._client.loop_stop()
 
 
 def _has_bad(content: bytes) -> bool:

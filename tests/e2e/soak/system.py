@@ -19,17 +19,69 @@ from typing import Any
 import httpx
 import yaml
 
+from sim.demo.brokers import Broker, KafkaBroker, MqttBroker
 from sim.demo.run import Demo, DemoFailed, free_port
 from tests.e2e.link import Link
 from tests.e2e.soak.plan import IDLE_MS, EdgePlan
 from tests.e2e.soak.records import COLUMNS
 
 READY_S = 60.0
+KAFKA_PARTITIONS = 2
 STATE_DISK_BYTES = 16 << 20
 
 
 class SoakFailed(Exception):
     """The soak itself could not go on; says nothing about the system's statements."""
+
+
+class Brokers:
+    """The brokers of an episode; each runs only if an edge has a source of its kind."""
+
+    def __init__(self, directory: Path, plans: Sequence[EdgePlan]) -> None:
+        kinds = {source.kind for plan in plans for source in plan.sources}
+        self.kafka = KafkaBroker(directory / "kafka") if "kafka" in kinds else None
+        self.mqtt = MqttBroker(directory / "mqtt") if "mqtt" in kinds else None
+        self._topics = [topic_of(p.name, i) for p in plans for i, s in enumerate(p.sources) if s.kind == "kafka"]
+
+    def start(self) -> None:
+        if self.kafka is not None:
+            self.kafka.start()
+            self.kafka.create(*self._topics, partitions=KAFKA_PARTITIONS)
+        if self.mqtt is not None:
+            self.mqtt.start()
+
+    def wait_for_sessions(self, plans: Sequence[EdgePlan]) -> None:
+        """Waits until the edges have subscribed: mosquitto drops what is published before."""
+        for plan in plans:
+            for number, source in enumerate(plan.sources):
+                if source.kind == "mqtt" and self.mqtt is not None:
+                    self.mqtt.wait_for_session(topic_of(plan.name, number))
+
+    def entry(self, kind: str, topic: str) -> dict[str, Any]:
+        """Returns the entry of a source in the configuration of an edge."""
+        if kind == "kafka":
+            assert self.kafka is not None
+            return {"kafka": {"brokers": [self.kafka.address], "topic": topic}}
+        assert self.mqtt is not None
+        return {"mqtt": {"broker": self.mqtt.address, "topics": [topic], "client_id": topic}}
+
+    def pause(self, seconds: float) -> None:
+        """Makes the brokers silent for a time."""
+        running: list[Broker] = [broker for broker in (self.kafka, self.mqtt) if broker is not None]
+        for broker in running:
+            broker.pause()
+        time.sleep(seconds)
+        for broker in running:
+            broker.resume()
+
+    def close(self) -> None:
+        for broker in (self.kafka, self.mqtt):
+            if broker is not None:
+                broker.kill()
+
+
+def topic_of(edge: str, number: int) -> str:
+    return f"{edge}-{number}"
 
 
 class Edge:
@@ -40,8 +92,9 @@ class Edge:
     """
 
     def __init__(
-        self, plan: EdgePlan, stream: str, gateway_port: int, directory: Path, disorder_ms: int, own_disk: bool
-    ) -> None:
+        self, plan: EdgePlan, stream: str, gateway_port: int, directory: Path, disorder_ms: int, own_disk: bool,
+        brokers: Brokers,
+    ) -> None:  # fmt: skip
         self.plan, self.name, self.stream = plan, plan.name, stream
         self.directory = directory / plan.name
         self.directory.mkdir(parents=True)
@@ -57,8 +110,10 @@ class Edge:
         self._clock.write_bytes(struct.pack("<d", 0.0))
         self._config = self.directory / "edge.yaml"
         sources: list[dict[str, Any]] = []
-        for source in plan.sources:
-            if source.kind == "file":
+        for number, source in enumerate(plan.sources):
+            if source.kind in ("kafka", "mqtt"):
+                sources.append(brokers.entry(source.kind, topic_of(plan.name, number)))
+            elif source.kind == "file":
                 sources.append({"file": {"path": str(self.log_file), "format": "ndjson", "follow": True}})
             else:
                 sources.append({"http": {}} if source.kind == "http" else {"stdin": {"format": "ndjson"}})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from pydantic import ValidationError
 
 from edge.codecs import EventTime, RecordSchema
 from edge.records import Chunk, Position
-from edge.source_kinds import SourceContext
-from edge.sources.kafka import KIND, KafkaConfig, KafkaFailed, KafkaPartition
-from tests.edge.agent_process import AgentProcess, lines
+from edge.source_kinds import SourceCheck, SourceContext
+from edge.sources.kafka import KIND, KafkaPartition
+from edge.sources.kafka_client import KafkaConfig, KafkaFailed
+from edge.utilization import ActivityMarker, no_marker
+from edgewater.errors import InvalidConfig
 from tests.edge.sources.kafka_broker import Broker
 
 AT_MS = 1_700_000_000_000
@@ -32,11 +35,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     made.kill()
 
 
-def partition(broker: Broker, topic: str, **options: Any) -> KafkaPartition:
+def partition(broker: Broker, topic: str, *, idle: ActivityMarker = no_marker, **options: Any) -> KafkaPartition:
     config = KafkaConfig.model_validate({"brokers": [broker.address], "topic": topic, **options})
-    (source,) = KIND.sources(config, SourceContext("s", SCHEMA, lambda: AT_MS))
+    (source,) = KIND.sources(config, SourceContext("s", SCHEMA, lambda: AT_MS, idle=idle))
     assert isinstance(source, KafkaPartition)
     return source
+
+
+def check(broker: Broker, topic: str, records: int = 100, **options: Any) -> SourceCheck:
+    config = KafkaConfig.model_validate({"brokers": [broker.address], "topic": topic, **options})
+    return KIND.check(config, SourceContext("s", SCHEMA, lambda: AT_MS), records)
 
 
 def read(
@@ -76,6 +84,34 @@ def test_messages_are_records_in_order_and_reading_goes_on_at_any_offset(broker:
         assert numbers(rest) == list(range(offset, 6))
 
 
+def test_the_lag_is_what_the_broker_has_and_the_agent_has_not_taken(broker: Broker) -> None:
+    broker.create("lag", 1)
+    for n in range(3):
+        broker.send("lag", 0, [record(n)], timestamp=AT_MS - 5000)
+    source = partition(broker, "lag")
+    assert (source.lag().messages, source.lag().seconds) == (None, None), "unknown before the first fetch"
+    seen = []
+
+    async def story() -> None:
+        stream = source.chunks({"offset": 1})
+        async with asyncio.timeout(60):
+            async for chunk in stream:
+                if chunk.batch.num_rows:
+                    assert chunk.end is not None
+                    assert source.lag().messages == 3 - chunk.end["offset"]
+                    break
+            reading = asyncio.ensure_future(anext(stream))
+            while source.lag().messages != 0:
+                await asyncio.sleep(0.01)
+            seen.append(source.lag())
+            reading.cancel()
+        await asyncio.wait([reading])
+
+    asyncio.run(story())
+    assert [lag.seconds for lag in seen] == [0.0]
+    assert source.lag().messages is None, "unknown while it is not read"
+
+
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_compressed_batches_are_read(broker: Broker, codec: str) -> None:
     broker.create(codec, 1)
@@ -104,6 +140,33 @@ def test_a_blank_message_is_rejected_and_counted(broker: Broker) -> None:
     assert [(r.reason, r.count) for chunk in chunks for r in chunk.rejected] == [("malformed", 1)]
 
 
+POISON = (
+    b"\0", b"\xff\xfe", b"[" * 100_000, b'{"n": {"x": 1}, "at": 1}', b'{"n": 1e400, "at": 1}', b'{"at": 1e400}', b"[]",
+    b'{"n": 1}{"n": 2}', b'{"at": 1700000000000, "n": "x"}', b"x" * (9 << 20),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [{}, {"key": "k"}], ids=["body", "with-key"])
+def test_a_poison_message_costs_only_itself_and_its_offset_is_named(
+    broker: Broker, more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = f"poison{len(more)}"
+    broker.create(topic, 2)
+    for poison in POISON:
+        broker.send(topic, 1, [record(1), poison, record(2)])
+    source = partition(broker, topic, **more)
+    read(source, lambda c: bool(c[-1].opens))
+    (second,) = source.opened_before([source.name[:-1] + "1"])
+    assert isinstance(second, KafkaPartition)
+    chunks = read(second, lambda c: len(numbers(c)) == 2 * len(POISON))
+    assert numbers(chunks) == [1, 2] * len(POISON)
+    assert sum(r.count for chunk in chunks for r in chunk.rejected) == len(POISON)
+    first = next(chunk.rejected[0] for chunk in chunks if chunk.rejected)
+    assert first.message.startswith(f"topic {topic}, partition 1, offset 1: ")
+    lines = [r.message for r in caplog.records if "offset 1" in r.message]
+    assert len(lines) == 1 and topic in lines[0]
+
+
 def test_a_key_that_does_not_fit_its_column_is_null(broker: Broker) -> None:
     broker.create("typed", 1)
     for key in ("7", "x"):
@@ -122,6 +185,126 @@ def test_the_first_partition_opens_the_others(broker: Broker) -> None:
     broker.create("three", 3)
     chunks = read(partition(broker, "three"), lambda c: bool(c[-1].opens))
     assert [source.name for source in chunks[-1].opens] == ["s:kafka:three:1", "s:kafka:three:2"]
+
+
+def test_records_of_an_open_transaction_are_read_once_it_is_committed(broker: Broker) -> None:
+    """Aborted transactions cannot be tested here: tansu does not tell clients which transactions were aborted."""
+    broker.create("transactions", 1)
+    producer = broker.producer(**{"transactional.id": "one"})
+    producer.init_transactions(60)
+    offsets = []
+    for n in range(3):
+        producer.begin_transaction()
+        producer.produce("transactions", record(n), partition=0)
+        producer.flush(60)
+        seen = read(partition(broker, "transactions"), lambda c: len(numbers(c)) == n or bool(c[-1].opens))  # noqa: B023
+        assert n not in numbers(seen), "the transaction is open"
+        producer.commit_transaction(60)
+        chunks = read(partition(broker, "transactions"), lambda c: len(numbers(c)) == n + 1)  # noqa: B023
+        assert numbers(chunks) == list(range(n + 1))
+        offsets.append(chunks[-1].end)
+    assert numbers(read(partition(broker, "transactions"), lambda c: bool(numbers(c)), offsets[1])) == [2]
+
+
+def test_a_quiet_partition_is_marked_as_idle_again_and_again(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.source_kinds.LOOK_S", 0.02)
+    broker.create("quiet", 1)
+    broker.send("quiet", 0, [record(0)])
+    marks = 0
+
+    @contextlib.contextmanager
+    def idle(_: str) -> Iterator[None]:
+        nonlocal marks
+        marks += 1
+        if marks == 5:
+            broker.send("quiet", 0, [record(1)])
+        yield
+
+    assert numbers(read(partition(broker, "quiet", idle=idle), lambda c: len(numbers(c)) == 2)) == [0, 1]
+    assert marks >= 5
+
+
+def test_a_partition_is_not_idle_while_its_broker_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.source_kinds.LOOK_S", 0.02)
+    mortal = Broker(tmp_path)
+    mortal.start()
+    mortal.create("t", 1)
+    marks: list[bool] = []
+
+    @contextlib.contextmanager
+    def idle(_: str) -> Iterator[None]:
+        if len(marks) == 5:
+            mortal.kill()
+        marks.append(True)
+        yield
+
+    with pytest.raises(KafkaFailed) as failed:
+        read(partition(mortal, "t", idle=idle), lambda c: False)
+    assert failed.value.fault.field == "brokers" and "refused" in failed.value.fault.reason
+    # About the time that the client needs to see the end of its connection, and far less than the idle rule waits.
+    assert len(marks) < 200
+
+
+def test_a_topic_with_more_partitions_than_the_limit_is_refused(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.sources.kafka_client.MAX_PARTITIONS", 3)
+    broker.create("many", 4)
+    with pytest.raises(KafkaFailed) as failed:
+        read(partition(broker, "many"), lambda c: False)
+    assert (failed.value.fault.field, failed.value.fault.value) == ("topic", "many")
+    assert "4 partitions" in failed.value.fault.reason
+    with pytest.raises(InvalidConfig):
+        check(broker, "many")
+
+
+def test_a_partition_that_the_topic_no_longer_has_fails_alone(broker: Broker) -> None:
+    broker.create("fewer", 1)
+    broker.send("fewer", 0, [record(n) for n in range(2)])
+    source = partition(broker, "fewer")
+    (gone,) = source.opened_before([source.name[:-1] + "7"])
+
+    async def both() -> list[Chunk]:
+        first, second = source.chunks(None), gone.chunks({"offset": 3})
+        async with asyncio.timeout(60):
+            failing = asyncio.ensure_future(anext(second))  # type: ignore[arg-type]
+            chunks = [chunk async for chunk in _until(first, lambda c: len(numbers(c)) == 2)]
+            with pytest.raises(KafkaFailed) as failed:
+                await failing
+        assert "partition 7" in failed.value.fault.reason
+        return chunks
+
+    assert numbers(asyncio.run(both())) == [0, 1]
+
+
+async def _until(chunks: AsyncIterator[Chunk], enough: Callable[[list[Chunk]], bool]) -> AsyncIterator[Chunk]:
+    seen: list[Chunk] = []
+    async for chunk in chunks:
+        seen.append(chunk)
+        yield chunk
+        if enough(seen):
+            break
+    await chunks.aclose()  # type: ignore[attr-defined]
+
+
+def test_a_topic_that_was_deleted_is_named(broker: Broker) -> None:
+    broker.create("deleted", 1)
+    broker.send("deleted", 0, [record(0)])
+    first = read(partition(broker, "deleted"), lambda c: bool(numbers(c)))
+    broker.delete("deleted")
+    with pytest.raises(KafkaFailed) as failed:
+        read(partition(broker, "deleted"), lambda c: True, first[-1].end)
+    assert (failed.value.fault.field, failed.value.fault.value) == ("topic", "deleted")
+
+
+def test_the_check_reads_the_newest_records_of_each_partition_and_moves_nothing(broker: Broker) -> None:
+    broker.create("checked", 2)
+    for number in range(2):
+        broker.send("checked", number, [record(100 * number + n) for n in range(50)])
+    found = check(broker, "checked", records=20)
+    assert found.facts[0] == "topic checked has 2 partition(s)" and "partition 1: oldest offset 0" in found.facts[2]
+    assert sum(sample.batch.num_rows for sample in found.samples) >= 20 and found.nbytes > 0
+    assert numbers(read(partition(broker, "checked"), lambda c: len(numbers(c)) == 50))[0] == 0
 
 
 @pytest.fixture(scope="module")
@@ -150,13 +333,26 @@ def test_offsets_that_are_gone_are_a_stated_loss_and_reading_goes_on(mock: Broke
     assert numbers(chunks) == [0, 1]
 
 
-@pytest.mark.parametrize(("topic", "address"), [("no-such-topic", None), ("plain", "127.0.0.1:1")])
-def test_what_cannot_be_read_is_a_failure_that_names_it(
-    broker: Broker, topic: str, address: str | None, monkeypatch: pytest.MonkeyPatch
+FAULTS = [
+    ({"topic": "no-such-topic"}, "topic", "no-such-topic", "Unknown topic or partition"),
+    ({"brokers": ["127.0.0.1:1"]}, "brokers", "127.0.0.1:1", "Connection refused"),
+    ({"brokers": ["no-such-host.invalid:9092"]}, "brokers", "no-such-host.invalid:9092", "resolve"),
+]
+
+
+@pytest.mark.parametrize(("options", "field", "value", "reason"), FAULTS, ids=lambda each: str(each)[:30])
+def test_what_cannot_be_read_is_a_failure_with_field_value_and_reason(
+    broker: Broker, options: dict[str, Any], field: str, value: object, reason: str
 ) -> None:
-    monkeypatch.setattr("edge.sources.kafka.REQUEST_S", 2.0)
-    with pytest.raises(KafkaFailed, match=topic):
-        read(partition(broker, topic, **({"brokers": [address]} if address else {})), lambda c: True)
+    broker.ensure("plain")
+    with pytest.raises(KafkaFailed) as failed:
+        read(partition(broker, **{"topic": "plain", **options}), lambda c: True)
+    assert (failed.value.fault.field, failed.value.fault.value) == (field, value)
+    assert reason in failed.value.fault.reason and str(value) in str(failed.value)
+    with pytest.raises(InvalidConfig) as refused:
+        check(broker, **{"topic": "plain", **options})
+    assert (refused.value.field, refused.value.value) == (field, value)
+    assert reason in refused.value.reason
 
 
 @pytest.mark.parametrize(
@@ -174,29 +370,3 @@ def test_what_cannot_be_read_is_a_failure_that_names_it(
 def test_options_that_cannot_be_right_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         KafkaConfig.model_validate({"brokers": ["127.0.0.1:1"], "topic": "t", **options})
-
-
-@pytest.mark.slow
-def test_each_record_of_three_partitions_counts_once_through_kills_of_the_agent(broker: Broker, tmp_path: Path) -> None:
-    broker.create("kills", 3)
-    agent = AgentProcess(tmp_path, [{"kafka": {"brokers": [broker.address], "topic": "kills"}}])
-    sent = 0
-    try:
-        for kill in range(6):
-            for number in range(3):
-                broker.send("kills", number, lines(sent, 4000).encode().splitlines())
-                sent += 4000
-            agent.start()
-            seen = sent - 12_000 + 1500 * kill
-            agent.until(lambda seen=seen: agent.records() > seen)  # type: ignore[misc]
-            agent.kill()
-        agent.start()
-        agent.until(lambda: agent.records() >= sent)
-        assert (agent.records(), agent.losses()) == (sent, {})
-    finally:
-        agent.close()
-    with agent.state() as state:
-        offsets = [position["offset"] for position in state.durable.positions.values()]
-    count, losses = agent.recovered()
-    assert (count, losses) == (sum(offsets), []), "a record that is not on disk is read again"
-    assert len(offsets) == 3

@@ -20,7 +20,7 @@ export function Edges({ search }) {
     <div class="scroll card flush"><table><thead><tr><th>Edge</th><th>State</th><th>Streams and watermarks</th><th class="n">Behind the first</th><th class="n">Backlog</th><th class="n">Bandwidth</th><th class="n">RTT</th><th class="n">Clock</th><th>Dropped</th><th>Rejected</th></tr></thead>
     <tbody>${edges.map((e) => html`<tr key=${e.edge} data-edge=${e.edge}><th scope="row">${e.edge}${Object.keys(e.labels).length > 0 && html`<br /><small class="muted">${f.group(e.labels)}</small>`}</th>
       <td><${State} kind=${e.state === "up" ? "ok" : e.state === "retired" ? "" : "bad"}>${e.state}<//>${e.state !== "up" && html`<br /><small>since ${f.time(e.last_seen)}</small>`}</td>
-      <td>${e.streams.map((s) => html`<div>${s.name} <b>${s.ended ? "ended" : s.watermark ? f.time(s.watermark) : "no records"}</b> <small>${f.short(s.records)} records, ${s.delivery}</small></div>`)}</td>
+      <td>${e.streams.map((s) => html`<div>${s.name} <b>${s.ended ? "ended" : s.watermark ? f.time(s.watermark) : "no records"}</b> <small>${f.short(s.records)} records, ${s.delivery.join(", ")}</small></div>`)}</td>
       <td class="n">${e.streams.map((s) => html`<div>${s.watermark && newest ? f.duration(newest - Date.parse(s.watermark)) : "–"}</div>`)}</td>
       <td class="n">${f.bytes(e.backlog_bytes)}</td><td class="n">${e.bandwidth_bytes_s ? `${f.bytes(e.bandwidth_bytes_s)}/s` : "–"}</td><td class="n">${f.duration(e.rtt_ms)}</td>
       <td class=${`n ${Math.abs(e.clock_offset_ms) > 1000 ? "late" : ""}`}>${f.duration(e.clock_offset_ms)}</td>

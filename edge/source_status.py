@@ -1,0 +1,164 @@
+"""How each source of a running agent stands: for `/metrics`, ``GET /v1/sources`` and `edgewater edge top`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edge.records import Chunk, Lag, Position, ReportsLag, Source
+from edge.utilization import BusyMeter
+from edgewater.streams import Delivery, weaker_than_exactly_once
+
+log = logging.getLogger(__name__)
+
+MAX_ENTRIES = 200
+"""Entries that are shown apart. A kind of a package may return any number of sources."""
+OTHERS = "others"
+MAX_POSITIONS = 32
+"""Sources of an entry whose positions are shown."""
+MAX_TEXT = 200
+READY, FAILING, ENDED = "ready", "failing", "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """One entry of ``sources`` in the configuration.
+
+    Attributes:
+        source: its name; of a topic with many partitions, the name without the partition.
+        parts: its sources, such as partitions.
+        state: ready, failing, or ended.
+        failing: number of its sources that cannot be read.
+        reason: why the first of them cannot be read.
+        records, rejected: since the agent started; rejected by reason.
+        behind_s: how long it has been read without being found empty; of the source that is furthest behind.
+        positions: where reading resumes after a restart, by source.
+    """
+
+    stream: str
+    source: str
+    delivery: tuple[Delivery, ...]
+    parts: int
+    state: str
+    failing: int
+    reason: str | None
+    records: int
+    rejected: Mapping[str, int]
+    lag: Lag
+    behind_s: float
+    positions: Mapping[str, Position]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Entry:
+    stream: str
+    name: str
+    sources: list[Source] = field(default_factory=list)
+    records: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+
+
+class SourceStates:
+    """Counts what each source gives. Not thread-safe."""
+
+    def __init__(self, meter: BusyMeter) -> None:
+        self._meter = meter
+        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._entry_of: dict[str, _Entry] = {}
+        self._without_lag: set[str] = set()
+
+    def add(self, source: Source, opener: Source | None = None) -> None:
+        """Called for each source before it is read.
+
+        Args:
+            opener: the source that has found it; both are shown together.
+        """
+        if opener is not None:
+            entry = self._entry_of[opener.name]
+        else:
+            key = source.stream, str(getattr(source, "entry", source.name))
+            if key not in self._entries and len(self._entries) >= MAX_ENTRIES:
+                key = source.stream, OTHERS
+            entry = self._entries.setdefault(key, _Entry(*key))
+        entry.sources.append(source)
+        self._entry_of[source.name] = entry
+
+    def count(self, source: str, chunk: Chunk) -> None:
+        """Called with each chunk that is read or pushed."""
+        entry = self._entry_of[source]
+        entry.records += chunk.batch.num_rows
+        for rejection in chunk.rejected:
+            if rejection.reason not in entry.rejected:
+                # Messages and examples may quote records, which are nobody's business but their owner's.
+                log.warning(
+                    "stream %s, source %s: records are rejected: %s; `edgewater edge check` and the log level debug "
+                    "show an example",
+                    entry.stream, source, rejection.reason,
+                )  # fmt: skip
+                log.debug("stream %s, source %s: %s (%s)", entry.stream, source, rejection.message, rejection.example)
+            entry.rejected[rejection.reason] = entry.rejected.get(rejection.reason, 0) + rejection.count
+
+    def statuses(
+        self, failures: Mapping[str, str], positions: Mapping[str, Position], is_open: Callable[[Source], bool]
+    ) -> list[SourceStatus]:
+        """Returns how each entry stands. Calls `lag` of sources that have it.
+
+        Args:
+            failures: the error message of each source that cannot be read.
+            positions: by source.
+            is_open: whether a source has not ended.
+        """
+        return [self._status(entry, failures, positions, is_open) for entry in self._entries.values()]
+
+    def _status(
+        self,
+        entry: _Entry,
+        failures: Mapping[str, str],
+        positions: Mapping[str, Position],
+        is_open: Callable[[Source], bool],
+    ) -> SourceStatus:
+        reasons = [failures[source.name] for source in entry.sources if source.name in failures]
+        running = [source for source in entry.sources if is_open(source)]
+        return SourceStatus(
+            entry.stream,
+            entry.name,
+            weaker_than_exactly_once(s.delivery for s in entry.sources) or (Delivery.EXACTLY_ONCE,),
+            len(entry.sources),
+            FAILING if reasons else READY if running else ENDED,
+            len(reasons),
+            reasons[0] if reasons else None,
+            entry.records,
+            dict(entry.rejected),
+            Lag.of_all([self._lag(source) for source in running]),
+            max((self._meter.busy_for_s(source.name) for source in running), default=0.0),
+            {
+                source.name: _shown(positions[source.name])
+                for source in entry.sources[:MAX_POSITIONS]
+                if source.name in positions
+            },
+        )
+
+    def _lag(self, source: Source) -> Lag:
+        if not isinstance(source, ReportsLag):
+            return Lag()
+        try:
+            return source.lag()
+        except Exception:  # a source costs only itself
+            if source.name not in self._without_lag:
+                self._without_lag.add(source.name)
+                log.exception("source %s cannot tell its lag", source.name)
+            return Lag()
+
+
+def _shown(position: Position) -> Position:
+    """Returns the members of a position that people can read."""
+    return {
+        name: value
+        for name, value in position.items()
+        if isinstance(value, int) or (isinstance(value, str) and len(value) <= MAX_TEXT)
+    }
