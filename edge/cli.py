@@ -102,18 +102,19 @@ async def _until_signalled(run_agent: Callable[[asyncio.Event], Awaitable[None]]
 @edge.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def check(config: Path, as_json: bool) -> None:
+@click.option("--offline", is_flag=True, help="Connect to no broker.")
+def check(config: Path, as_json: bool, offline: bool) -> None:
     """Check CONFIG against existing data, without changing anything.
 
-    Reads the beginning of every source with the agent's own decoders and reports which records would be
-    accepted, which rejected, and why. Exit status 1 if there is a problem, 2 if CONFIG is invalid.
+    Reads some records of each file and broker with the agent's own decoders and reports which records would
+    be accepted, which rejected, and why. Exit status 1 if there is a problem, 2 if CONFIG is invalid.
     """
     from edge.config import load_config
     from edge.preflight import check as run_check
     from edge.process import now_ms
 
     try:
-        report = run_check(load_config(config), now_ms)
+        report = run_check(load_config(config), now_ms, connects=not offline)
     except EdgewaterError as exc:
         _fail(exc)
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())

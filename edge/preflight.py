@@ -1,8 +1,8 @@
 """The logic of ``edgewater edge check``: validates a configuration against existing data.
 
-It reads the beginning of each source's files with the agent's own decoders and reports which records
-were accepted, which were rejected and why, and likely mistakes in the configuration: a column that is
-always empty, a disorder bound that is too small. It changes nothing.
+It reads the beginning of each source's files, and some records of each broker, with the agent's own decoders. It
+reports which records were accepted, which were rejected and why, and likely mistakes in the configuration: a column
+that is always empty, a disorder bound that is too small. It changes nothing.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import pyarrow as pa
 
 from edge.codecs import DAY_MS
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig, StreamConfig
-from edge.records import Rejection, Rejections
+from edge.records import Decoded, Rejection, Rejections
 from edge.source_kinds import SourceContext
-from edge.sources import file_opener, package_sources
-from edge.sources.files import Piece, matching_files
-from edgewater.errors import InvalidInput
+from edge.sources import check_package, file_opener, package_sources
+from edge.sources.files import matching_files
+from edgewater.errors import InvalidConfig, InvalidInput
 from edgewater.quantities import format_duration
 from edgewater.streams import TIME_COLUMN
 
 MAX_FILES = 3
 MAX_RECORDS_PER_FILE = 50_000
+MAX_RECORDS_PER_BROKER = 1_000
 OK_ADVISED = "ok, but see the advice above"
 
 
@@ -36,6 +37,7 @@ class SourceReport:
 
     Attributes:
         files: number of matching files; at most `MAX_FILES` of them are read.
+        facts: what the kind of the source has found out, one line each.
         records: number of valid records read.
         nbytes: bytes of input read, decompressed.
         first_ms, last_ms: least and greatest event time; None if there was no valid record.
@@ -55,11 +57,13 @@ class SourceReport:
     rejected: tuple[Rejection, ...] = ()
     problems: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         return {
             "source": self.source,
             "files": self.files,
+            "facts": list(self.facts),
             "records": self.records,
             "bytes": self.nbytes,
             "first_event_time": _iso(self.first_ms),
@@ -112,9 +116,11 @@ class CheckReport:
 
 def _source_lines(source: SourceReport) -> Iterator[str]:
     yield f"  {source.source}"
-    if source.files:
+    yield from (f"    {fact}" for fact in source.facts)
+    if source.files or source.nbytes:
         span = f", event time {_iso(source.first_ms)} to {_iso(source.last_ms)}" if source.records else ""
-        yield f"    {source.files} file(s); read {source.records} valid records in {source.nbytes} bytes{span}"
+        files = f"{source.files} file(s); " if source.files else ""
+        yield f"    {files}read {source.records} valid records in {source.nbytes} bytes{span}"
         if source.disorder_ms:
             yield f"    records arrive up to {format_duration(source.disorder_ms)} behind the newest"
     for rejection in source.rejected:
@@ -124,27 +130,54 @@ def _source_lines(source: SourceReport) -> Iterator[str]:
     yield from (f"    advice: {advice}" for advice in source.advice)
 
 
-def check(config: EdgeConfig, now_ms: Callable[[], int]) -> CheckReport:
-    """Checks a configuration against the files that it names. Reads files; writes nothing, opens no connection."""
+def check(config: EdgeConfig, now_ms: Callable[[], int], *, connects: bool = True) -> CheckReport:
+    """Checks a configuration against the files and the brokers that it names. Reads some records; writes nothing.
+
+    Args:
+        connects: whether kinds of sources may connect to what they read. The center is never asked.
+    """
     streams = []
     for name, stream in config.streams.items():
         reports: list[SourceReport] = []
-        for source in stream.sources:
+        for number, source in enumerate(stream.sources):
             if source.package is None:
                 reports.append(_check_source(stream, source, now_ms()))
             else:
+                path = f"streams.{name}.sources.{number}.{source.package.kind}"
                 context = SourceContext(name, stream.record_schema, now_ms)
-                reports.append(_check_package_source(source.package, context, {report.source for report in reports}))
+                taken = {report.source for report in reports}
+                reports.append(_check_package_source(path, stream, source.package, context, taken, connects))
         streams.append(StreamReport(name, tuple(reports)))
     return CheckReport(config.edge, tuple(streams), tuple(_edge_problems(config)))
 
 
-def _check_package_source(package: PackageSourceConfig, context: SourceContext, taken: set[str]) -> SourceReport:
+def _check_package_source(
+    path: str,
+    stream: StreamConfig,
+    package: PackageSourceConfig,
+    context: SourceContext,
+    taken: set[str],
+    connects: bool,
+) -> SourceReport:
+    name = package.kind
     try:
-        sources = package_sources(package, context, taken)
-    except InvalidInput as exc:
-        return SourceReport(package.kind, problems=(str(exc),))
-    return SourceReport(sources[0].name if sources else package.kind)
+        name = next((source.name for source in package_sources(package, context, taken)), name)
+        found = check_package(package, context, MAX_RECORDS_PER_BROKER) if connects else None
+    except InvalidConfig as exc:
+        field = exc.field if exc.field.startswith("streams.") else f"{path}.{exc.field}".rstrip(".")
+        return SourceReport(name, problems=(str(InvalidConfig(field, exc.value, exc.accepted, exc.reason)),))
+    except (InvalidInput, OSError) as exc:
+        return SourceReport(name, problems=(f"{path}: {exc}",))
+    except Exception as exc:  # a package's fault costs only its report; the text may quote records or credentials
+        return SourceReport(name, problems=(f"{path}: the check failed: {type(exc).__name__}",))
+    if found is None:
+        return SourceReport(name)
+    findings = _Findings(problems=[*found.problems])
+    for sample in found.samples:
+        findings.newest_ms = None  # disorder is measured within a sample
+        findings.add(sample)
+    findings.nbytes = found.nbytes
+    return _report(name, stream, findings, facts=found.facts, advice=found.advice)
 
 
 def _edge_problems(config: EdgeConfig) -> Iterator[str]:
@@ -178,10 +211,9 @@ class _Findings:
     problems: list[str] = field(default_factory=list)
     empty_columns: set[str] = field(default_factory=set)
 
-    def add(self, piece: Piece) -> None:
-        batch = piece.decoded.batch
-        self.nbytes += piece.nbytes
-        self.rejections.extend(piece.decoded.rejected)
+    def add(self, decoded: Decoded) -> None:
+        batch = decoded.batch
+        self.rejections.extend(decoded.rejected)
         if not batch.num_rows:
             return
         if self.records == 0:
@@ -212,11 +244,23 @@ def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int) -> SourceR
             _read_beginning(path, file, stream, findings, now_ms)
         except (InvalidInput, OSError) as exc:
             findings.problems.append(str(exc))
+    return _report(name, stream, findings, files=len(paths))
+
+
+def _report(
+    name: str,
+    stream: StreamConfig,
+    findings: _Findings,
+    *,
+    files: int = 0,
+    facts: tuple[str, ...] = (),
+    advice: tuple[str, ...] = (),
+) -> SourceReport:
     if findings.records == 0 and findings.rejections.count and not findings.problems:
         findings.problems.append("every record that was read is rejected")
     return SourceReport(
         name,
-        files=len(paths),
+        files=files,
         records=findings.records,
         nbytes=findings.nbytes,
         first_ms=findings.first_ms,
@@ -224,7 +268,8 @@ def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int) -> SourceR
         disorder_ms=findings.disorder_ms,
         rejected=findings.rejections.as_tuple(),
         problems=tuple(findings.problems),
-        advice=tuple(_advice(stream, findings)),
+        advice=(*advice, *_advice(stream, findings)),
+        facts=facts,
     )
 
 
@@ -234,7 +279,8 @@ def _read_beginning(path: str, file: FileConfig, stream: StreamConfig, findings:
     read = 0
     try:
         while read < MAX_RECORDS_PER_FILE and (piece := reader.next(True, now_ms)) is not None:
-            findings.add(piece)
+            findings.add(piece.decoded)
+            findings.nbytes += piece.nbytes
             read += piece.decoded.batch.num_rows + 1
     finally:
         reader.close()

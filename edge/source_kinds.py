@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from edge.codecs import RecordSchema
-from edge.records import Chunk, Position, Source
+from edge.records import Chunk, Decoded, Position, Source
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import StorageError
 from edgewater.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
@@ -66,8 +66,32 @@ class KeptSource:
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class SourceCheck:
+    """What `edgewater edge check` reports of one entry of ``sources``.
+
+    Attributes:
+        facts: one line each, such as the offsets of a partition.
+        samples: decoded records. The records of one sample are in the order in which the source delivers them.
+        nbytes: bytes of the sampled input.
+        problems: faults that stop the source.
+        advice: likely mistakes that do not stop the source.
+    """
+
+    facts: tuple[str, ...] = ()
+    samples: tuple[Decoded, ...] = ()
+    nbytes: int = 0
+    problems: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
 class SourceKind(Protocol):
     """A kind of sources.
+
+    A kind may have the method ``check(options, context, records) -> SourceCheck``, which `edgewater edge check` calls
+    in a thread without an event loop. The method connects to the system with a deadline of a few seconds, reads up to
+    `records` records, and changes nothing there. It raises InvalidConfig if an option cannot be right: the field is the
+    path below the kind's key, such as ``topic``.
 
     Attributes:
         name: the key in ``edge.yaml``: lower case, up to 63 letters, digits and underscores.

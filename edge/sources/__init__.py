@@ -4,7 +4,7 @@ Built and read by `edge.agent`; `edge.preflight` reads the beginning of files. A
 chunks with positions; it never touches the core or the journal.
 """
 
-from edge.sources.factory import build_sources, file_opener, package_sources
+from edge.sources.factory import build_sources, check_package, file_opener, package_sources
 from edge.sources.http import BearerTokens, HttpSource, Unavailable, problem, push_routes
 from edge.sources.pacing import PacedSource, replay_clock
 from edge.sources.stdin import StdinSource
@@ -16,6 +16,7 @@ __all__ = [
     "StdinSource",
     "Unavailable",
     "build_sources",
+    "check_package",
     "file_opener",
     "package_sources",
     "problem",

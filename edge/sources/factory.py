@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from edge.codecs import RecordSchema, codec_of
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig
 from edge.records import CoalesceTime, Source, shortest_wait
-from edge.source_kinds import KINDS, SourceContext
+from edge.source_kinds import KINDS, SourceCheck, SourceContext
 from edge.sources.files import FileSource, OpenReader, parquet_opener, text_opener
 from edge.sources.http import HttpSource, http_source_name
 from edge.sources.pacing import PacedSource
@@ -108,6 +108,12 @@ def package_sources(config: PackageSourceConfig, context: SourceContext, taken: 
             accepted = f"a name of its own that begins with {prefix}, and the stream {context.stream}"
             raise InvalidConfig(f"streams.{context.stream}.sources.{config.kind}", source.name, accepted)
     return sources
+
+
+def check_package(config: PackageSourceConfig, context: SourceContext, records: int) -> SourceCheck | None:
+    """Returns what the kind of an entry finds out about it, see `SourceKind`; None: the kind has no check."""
+    check = getattr(KINDS.get(config.kind), "check", None)
+    return None if check is None else check(config.options, context, records)
 
 
 def _idle_sleep(sleep: Sleep, source: str, idle: ActivityMarker) -> Sleep:

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, SecretStr
 from edge import config as edge_config
 from edge.agent import Agent, open_agent
 from edge.config import parse_config
-from edge.records import Chunk, Position, Source
-from edge.source_kinds import GROUP, KeptSource, SourceContext, SourceKinds, SourcePluginWarning
+from edge.preflight import check
+from edge.records import Chunk, Decoded, Position, Source
+from edge.source_kinds import GROUP, KeptSource, SourceCheck, SourceContext, SourceKinds, SourcePluginWarning
 from edge.sources import factory
 from edgewater.errors import InvalidConfig
 from edgewater.streams import Delivery
@@ -90,6 +91,13 @@ class Numbers:
     def sources(self, options: Options, context: SourceContext) -> Sequence[Source]:
         return [Partition(options.topic, context, 0)]
 
+    def check(self, options: Options, context: SourceContext, records: int) -> SourceCheck:
+        if BROKER.failure is not None:
+            raise BROKER.failure
+        first = Partition(options.topic, context, 0)
+        samples = [Decoded(first._batch(numbers[:records])) for numbers in BROKER.partitions.values()]
+        return SourceCheck((f"{len(samples)} partitions",), tuple(samples), nbytes=8)
+
 
 KIND = Numbers()
 
@@ -109,6 +117,7 @@ def records(agent: Agent) -> int:
 
 
 NAME = "flights:numbers:t:0"
+PATH = "streams.flights.sources.0.numbers"
 SOURCES: list[dict[str, Any]] = [{"numbers": {"topic": "t", "password": "s3cret"}}]
 
 
@@ -199,6 +208,25 @@ def test_sources_that_come_while_the_agent_runs_are_read_and_hold_the_watermark(
             assert agent.durable.core.streams["flights"].watermark_ms == START_MS + 48 * 3_600_000
 
     run(test, tmp_path)
+
+
+def test_the_check_of_a_kind_is_reported_with_its_samples(tmp_path: Path) -> None:
+    stream = {"columns": {"carrier": "string", "distance": "int64"}, "time": {"column": "at"}, "sources": SOURCES}
+    settings = parse_config({"edge": "jfk", "state_dir": str(tmp_path), "streams": {"flights": stream}}, {})
+    BROKER.add(0, 1, 2)
+    BROKER.add(1, 0)
+    (source,) = check(settings, lambda: START_MS).streams[0].sources
+    assert (source.source, source.records, source.facts, source.problems) == (NAME, 3, ("2 partitions",), ())
+    assert source.disorder_ms == 0, "disorder is measured within a sample"
+    for failure, problem in (
+        (InvalidConfig("topic", "t", "a topic"), str(InvalidConfig(f"{PATH}.topic", "t", "a topic"))),
+        (OSError("unreachable"), f"{PATH}: unreachable"),
+        (ZeroDivisionError("s3cret"), f"{PATH}: the check failed: ZeroDivisionError"),
+    ):
+        BROKER.failure = failure
+        report = check(settings, lambda: START_MS)
+        assert (report.ok, report.streams[0].sources[0].problems) == (False, (problem,))
+    assert check(settings, lambda: START_MS, connects=False).ok
 
 
 def test_options_are_checked_and_secrets_are_not_shown(tmp_path: Path, installed: Broker) -> None:
