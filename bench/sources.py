@@ -99,7 +99,8 @@ def formats(count: int, repeats: int) -> list[dict[str, Any]]:
 def kafka(count: int, repeats: int) -> list[dict[str, Any]]:
     from confluent_kafka import Consumer, TopicPartition
 
-    from edge.sources.kafka import KIND, KafkaConfig
+    from edge.sources.kafka import KIND
+    from edge.sources.kafka_client import KafkaConfig
     from tests.edge.sources.kafka_broker import Broker
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -35,6 +35,7 @@ from edge.core import EdgeCore, Ingested, InputLost, MemoryLimits, SourceEnded, 
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, load_identity
 from edge.process import now_ms
 from edge.records import Chunk, Position, Source
+from edge.source_kinds import KeptSource
 from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
@@ -63,8 +64,6 @@ BACKPRESSURE_POLL_S = 0.05
 SOURCE_RETRY_S = 5.0
 STOP_GRACE_S = 2
 """How long requests in progress may take once the agent is told to stop."""
-FAILURE_MS = 3000 * SOURCE_RETRY_S
-"""A failure of a source expires after this time: retries that have not failed since are reading."""
 UNREAD_INPUT_S = 0.1
 """A source that has not been idle for longer than this may have unread input. Input that is read sooner is late by at
 most about this much, which is within the usual lateness of records."""
@@ -86,7 +85,7 @@ class Agent:
     Attributes:
         rejected: records rejected by the decoders, by (stream, reason).
         refused: pushed requests that were refused and connections that were closed, by reason.
-        failing: per source whose last read failed, the message and the wall time of the failure.
+        failing: per source whose last read failed, the message and the monotonic time of the failure in seconds.
         backpressured: names of the sources that wait for memory or the disk.
     """
 
@@ -103,7 +102,7 @@ class Agent:
     daily_quota: DailyQuota | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
-    failing: dict[str, tuple[str, int]] = field(default_factory=dict)
+    failing: dict[str, tuple[str, float]] = field(default_factory=dict)
     backpressured: set[str] = field(default_factory=set)
     _unsynced: asyncio.Event = field(default_factory=asyncio.Event)
     _input_gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -236,8 +235,14 @@ class Agent:
 
     def _failures(self) -> dict[str, str]:
         """Returns the error message of each source that currently cannot be read, by source name."""
-        now = now_ms()
-        return {name: message for name, (message, at_ms) in self.failing.items() if now - at_ms <= FAILURE_MS}
+        for name, (_, at_s) in list(self.failing.items()):
+            if self.meter.empty_for_s(name) < time.monotonic() - at_s:  # it has found that there is nothing to read
+                self._end_failure(name)
+        return {name: message for name, (message, _) in self.failing.items()}
+
+    def _end_failure(self, source: str) -> None:
+        if self.failing.pop(source, None) is not None:
+            log.info("source %s can be read again", source)
 
     def unavailable(self) -> Unavailable | Retired | None:
         """Returns why a pushed request cannot be accepted, or None."""
@@ -324,6 +329,7 @@ class Agent:
         new = [source for source in sources if source.name not in names]
         if new and self._reading is not None:
             self.sources += new
+            self.backfills.add(new)
             self.durable.handle(sources_opened(self.sources, self.durable.core, self.config))
             for source in new:
                 log.info("stream %s: source %s is new", source.stream, source.name)
@@ -344,7 +350,7 @@ class Agent:
                         log.error("cannot read source %s: %s; retry every %.0f s", source.name, exc, SOURCE_RETRY_S)
                         if not isinstance(exc.__cause__, InvalidInput | OSError):
                             log.error("the failure of source %s", source.name, exc_info=exc.__cause__)
-                    self.failing[source.name] = str(exc), now_ms()
+                    self.failing[source.name] = str(exc), time.monotonic()
                     with self.meter.backpressured(source.name):
                         await asyncio.sleep(SOURCE_RETRY_S)
         self.durable.handle(SourceEnded(source.stream, source.name))
@@ -354,7 +360,7 @@ class Agent:
 
     async def _read_until_end(self, source: Source) -> None:
         async for chunk in _contained(source.chunks(self.durable.positions.get(source.name))):
-            self.failing.pop(source.name, None)
+            self._end_failure(source.name)
             self.tap.offer(source.stream, chunk)
             self._count_rejected(source.stream, chunk)
             rejected = chunk.rejected_records
@@ -381,7 +387,7 @@ class Agent:
             if not queued:
                 self.outbox.changed.set()
             await self._wait_for_capacity(source)
-        self.failing.pop(source.name, None)
+        self._end_failure(source.name)
 
     def _restart_idle_rule(self, *sources: Source) -> None:
         """Restarts the idle rule for these sources: their input arrived while they were not read."""
@@ -463,7 +469,7 @@ class Agent:
                         source.committed(committed[source.name])
                     except Exception as exc:  # a source costs only itself
                         log.exception("source %s cannot acknowledge its records", source.name)
-                        self.failing[source.name] = f"{type(exc).__name__}; the log says more", now_ms()
+                        self.failing[source.name] = f"{type(exc).__name__}; the log says more", time.monotonic()
 
     async def _checkpoint(self) -> None:
         interval_s = self.config.limits.checkpoint_ms / 1000
@@ -583,6 +589,13 @@ def open_agent(config: EdgeConfig) -> Agent:
         reread_backfill=reread_from(backfilled), now_ms=now_ms(),
         memory=memory,
     )  # fmt: skip
+    opened = [
+        other
+        for source in sources if isinstance(source, KeptSource)
+        for other in source.opened_before(durable.core.streams[source.stream].sources)
+    ]  # fmt: skip
+    sources += opened
+    backfilled += opened
     durable.begin_run((uuid.uuid4().int >> 66) | 1)
     if durable.core.configured:
         # Until the first queries nothing was read.

@@ -56,6 +56,10 @@ class BackfillRunner:
         self._pending_limit_bytes = pending_limit_bytes
         self._changed, self._now_ms, self._monotonic, self._sleep = changed, now_ms, monotonic, sleep
 
+    def add(self, sources: Iterable[Source]) -> None:
+        """Adds sources that came while the agent runs. Their `backfill` must not disturb their `chunks`."""
+        self._sources |= {source.name: source for source in sources}
+
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:
@@ -96,14 +100,16 @@ class BackfillRunner:
         limits = self._core.backfills[query][source]
         if limits.until is None or source not in self._sources:
             return
-        began_s = self._monotonic()
-        async with aclosing(self._sources[source].backfill(limits.position, limits.until)) as chunks:
+        backfill = self._core.core.queries[query].backfill
+        assert backfill is not None
+        began_s, since_ms = self._monotonic(), backfill.since_ms
+        async with aclosing(self._sources[source].backfill(limits.position, limits.until, since_ms)) as chunks:
             async for chunk in chunks:
                 if not self._is_running(query, source):
                     return
                 assert chunk.end is not None
                 event = BackfillIngested(query, source, chunk.batch, self._now_ms(), chunk.rejected_records)
-                self._core.ingest_backfill(event, chunk.start, chunk.end)
+                self._core.ingest_backfill(event, chunk.start, chunk.end, keep=chunk.keep)
                 self._changed()
                 await self._sleep(PAUSES * (self._monotonic() - began_s))
                 if not await self._has_room(query):

@@ -229,7 +229,7 @@ class Chunk:
     Attributes:
         source: name of the source.
         batch: as `Decoded.batch`; has no rows if there are only rejections.
-        start: position before the first record; None for a source that is not replayable.
+        start: position before the first record; None if nothing reads from it again.
         end: position after the last record, from which reading resumes after a restart; None as for `start`.
         rejected: the records of this input that were rejected, by reason.
         nbytes: bytes of input, decompressed.
@@ -324,7 +324,7 @@ class Source(Protocol):
 
     @property
     def replayable(self) -> bool:
-        """Whether chunks have positions and `reread` is supported."""
+        """Whether `backfill` can read earlier records again, and `reread` as well for chunks without `Chunk.keep`."""
 
     @property
     def delivery(self) -> Delivery:
@@ -343,12 +343,13 @@ class Source(Protocol):
     def committed(self, position: Position) -> None:
         """Called when all chunks up to a position are on disk, for chunks with `keep`. Must not block."""
 
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
         """Yields again, in any order, the records before `until` that can still be read.
 
         Args:
             position: the end of the last chunk of an earlier call; None: from the beginning.
             until: a position that `chunks` gave.
+            since_ms: records with an earlier event time are not needed.
 
         Raises:
             InvalidRecord: as `chunks`.

@@ -7,10 +7,11 @@ An entry point names a `SourceKind`. Its name is the key of the source in ``edge
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -47,8 +48,28 @@ class SourceContext:
     idle: ActivityMarker = no_marker
 
 
+Item = TypeVar("Item")
+LOOK_S = 2.0
+"""A source marks itself as idle again after this time, because the idle rule counts from the beginning of the mark."""
+
+
+async def next_item(
+    context: SourceContext, source: str, items: asyncio.Queue[Item], is_empty: Callable[[], bool] = lambda: True
+) -> Item:
+    """Returns the next item of a queue that another thread fills. Marks the source as idle while it waits.
+
+    Args:
+        is_empty: whether the system that the source reads has no more records, if `items` is empty.
+    """
+    while items.empty():
+        with context.idle(source) if is_empty() else contextlib.nullcontext(), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                return await items.get()
+    return items.get_nowait()
+
+
 class KeptSource:
-    """A base of sources whose records the journal keeps (`Chunk.keep`), so that they are never read again."""
+    """A base of sources whose records the journal keeps (`Chunk.keep`), so that a restart reads none of them again."""
 
     name: str
     replayable = False
@@ -56,7 +77,17 @@ class KeptSource:
     def committed(self, position: Position) -> None:
         """See `edge.records.Source`."""
 
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+    def opened_before(self, names: Iterable[str]) -> tuple[Source, ...]:
+        """Returns the sources that this source has opened in earlier runs of the agent (`Chunk.opens`).
+
+        Called when the agent starts, so that the watermark waits for these sources from the beginning.
+
+        Args:
+            names: names of all sources of the stream in earlier runs.
+        """
+        return ()
+
+    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
         raise StorageError(f"{self.name}: its records are not read again; they are in the journal")
 
     def reread(self, start: Position | None, end: Position) -> Chunk:

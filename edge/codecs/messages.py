@@ -10,7 +10,7 @@ import pyarrow as pa
 from edge.codecs.event_time import cast_or_null, extract_event_times
 from edge.codecs.formats import TextFormat
 from edge.codecs.schema import RecordSchema
-from edge.records import Decoded, Rejections
+from edge.records import Decoded, Rejection, Rejections
 
 
 class MessageDecoder:
@@ -44,6 +44,23 @@ class MessageDecoder:
         tables = self._tables(bodies, 0, arrays, rejections)
         table = pa.concat_tables(tables) if tables else pa.schema(list(types.items())).empty_table()
         return extract_event_times(table, self._schema, arrival_ms, rejections)
+
+    def first_rejected(
+        self, bodies: Sequence[bytes], more: Mapping[str, Sequence[object]], arrival_ms: int
+    ) -> tuple[int, Rejection]:
+        """Returns the index of the first rejected message, and why it is rejected; at least one must be.
+
+        Decodes the messages about twice.
+        """
+        begin, end = 0, len(bodies)
+        while True:
+            middle = (begin + end + 1) // 2 if end - begin > 1 else end
+            part = {name: values[begin:middle] for name, values in more.items()}
+            rejected = self.decode(bodies[begin:middle], part, arrival_ms).rejected
+            if rejected and middle - begin == 1:
+                return begin, rejected[0]
+            begin, end = (begin, middle) if rejected else (middle, end)
+            assert begin < end, "no message is rejected"
 
     def _tables(
         self, bodies: Sequence[bytes], begin: int, more: Mapping[str, pa.Array], rejections: Rejections

@@ -120,6 +120,11 @@ class StreamState:
         """Event time before which no more records are expected."""
         return self._watermark_ms
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the sources, of the earlier runs too until `set_sources` is called."""
+        return tuple(self._sources)
+
     def source_watermark_ms(self, source: str) -> int:
         """Returns the event time before which no more records of a source are expected."""
         return self._sources.get(source, MIN_TIME_MS)

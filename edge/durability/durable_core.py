@@ -314,9 +314,15 @@ class DurableCore:
         self.positions[event.source] = end
         return self._apply_batch(event)
 
-    def ingest_backfill(self, event: BackfillIngested, start: Position | None, end: Position) -> list[Effect]:
-        """Ingests a batch of a query's backfill; the journal stores only its positions."""
-        self._segment.append(_backfill_record(event, start, end))
+    def ingest_backfill(
+        self, event: BackfillIngested, start: Position | None, end: Position, *, keep: bool = False
+    ) -> list[Effect]:
+        """Ingests a batch of a query's backfill.
+
+        Args:
+            keep: as in `Chunk.keep`. Otherwise the journal stores only the positions.
+        """
+        self._segment.append(_backfill_record(event, start, end, keep))
         self._set_backfill_position(event.query, event.source, end)
         return self._apply_batch(event)
 
@@ -609,7 +615,8 @@ class DurableCore:
         if record.kind == RANGE:
             return self._reread_range(json.loads(record.payload))
         if record.kind == BACKFILL:
-            return self._reread_backfill_range(json.loads(record.payload))
+            head, _, batch = record.payload.partition(b"\n")
+            return self._reread_backfill_range(json.loads(head), batch)
         if record.kind == PAYLOAD:
             event, push, end = _read_payload(record.payload)
             if end is not None:
@@ -637,15 +644,19 @@ class DurableCore:
         batch = self._no_records(stream) if batch is None else batch
         return Ingested(stream, source, batch, arrival_ms, queued, _read_rejected(head))
 
-    def _reread_backfill_range(self, head: dict[str, Any]) -> BackfillIngested | None:
+    def _reread_backfill_range(self, head: dict[str, Any], data: bytes) -> BackfillIngested | None:
         """Returns the event of a range of a backfill, without records if they cannot be read again: the backfill then
-        states that it lacks them."""
+        states that it lacks them.
+
+        Args:
+            data: the records, if the journal has them; otherwise empty.
+        """
         query, source = QueryRef(*head["query"]), head["source"]
         self._set_backfill_position(query, source, head["end"])
         pipeline = self.core.queries.get(query)
         if pipeline is None:
             return None
-        batch = self._reread_or_none(self._reread_backfill, head)
+        batch = batch_from_bytes(data) if data else self._reread_or_none(self._reread_backfill, head)
         batch = self._no_records(pipeline.spec.stream) if batch is None else batch
         return BackfillIngested(query, source, batch, head["arrival_ms"], _read_rejected(head))
 
@@ -760,10 +771,14 @@ def _read_rejected(head: Mapping[str, Any]) -> tuple[RejectedRecords, ...]:
     return tuple(RejectedRecords(*each) for each in head.get("rejected", ()))
 
 
-def _backfill_record(event: BackfillIngested, start: Position | None, end: Position) -> Record:
+def _backfill_record(event: BackfillIngested, start: Position | None, end: Position, keep: bool) -> Record:
+    """Encodes a range of a backfill: a line of JSON, and the records if the journal keeps them."""
     head = {"query": [event.query.name, event.query.version], "source": event.source, "arrival_ms": event.arrival_ms}
     rows = event.batch.num_rows
-    return _json(BACKFILL, {**head, "rows": rows, "start": start, "end": end, **_rejected(event)})
+    line = _json(BACKFILL, {**head, "rows": rows, "start": start, "end": end, **_rejected(event)})
+    if not keep:
+        return line
+    return Record(BACKFILL, b"\n".join((line.payload, batch_to_bytes(event.batch, "zstd"))))
 
 
 def _payload_record(event: Ingested, push: PushId | None, end: Position | None) -> Record:

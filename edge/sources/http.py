@@ -101,7 +101,7 @@ class HttpSource:
     def committed(self, position: Position) -> None:
         pass
 
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
         raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
 
     def reread(self, start: Position | None, end: Position) -> Chunk:

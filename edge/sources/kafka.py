@@ -2,28 +2,28 @@
 
 Each partition is a source with a watermark of its own. The journal has the records together with the partition's
 offset. So a restart needs no record a second time, and no consumer group is used. All partitions of a topic share one
-consumer, whose thread fetches and decodes. Partition 0 also looks for new partitions.
+consumer, whose thread fetches and decodes. The thread also looks for new partitions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
-from pydantic import Field, SecretStr, field_validator, model_validator
-
-from edge.codecs import MessageDecoder, TextFormatName
-from edge.config import TextConfig, TlsConfig, secret
-from edge.records import Chunk, Position, Source
-from edge.source_kinds import KeptSource, SourceContext
-from edgewater.configuration import refusal
+from edge.codecs import MessageDecoder
+from edge.records import Chunk, Decoded, Position, Source
+from edge.source_kinds import KeptSource, SourceCheck, SourceContext, next_item
+from edge.sources.kafka_client import NO_END, OLDEST, KafkaConfig, KafkaConsumer, KafkaFailed, OffsetGone
 from edgewater.errors import InvalidConfig
-from edgewater.streams import Delivery
+from edgewater.streams import MIN_TIME_MS, Delivery
 from edgewater.wire import LossReason
 
 log = logging.getLogger(__name__)
@@ -31,111 +31,18 @@ log = logging.getLogger(__name__)
 MAX_MESSAGES = 10_000
 """Messages that are decoded together."""
 POLL_S = 0.1
-MAX_QUEUED_BYTES = 4 << 20
-"""A partition is paused when more bytes of its messages wait for the agent."""
+MAX_QUEUED_BYTES, LEAST_QUEUED_BYTES = 8 << 20, 32 << 10
+"""A partition is paused when more bytes of its messages wait for the agent than its share of the first number, or than
+the second number."""
 PARTITIONS_EVERY_S = 30.0
-REQUEST_S = 10.0
-MAX_PARTITIONS = 1000
-OLDEST = -2
-"""librdkafka's offset of the oldest message."""
-_RESERVED = (
-    "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof", "bootstrap.servers",
-    "isolation.level", "security.protocol", "sasl.username", "sasl.password", "sasl.mechanisms",
-)  # fmt: skip
-
-
-class KafkaConfig(TextConfig):
-    """The options below ``kafka:``.
-
-    Attributes:
-        brokers: host:port of one or more brokers.
-        topic: name of the topic.
-        start: where to begin in a partition that was never read: at its oldest record, or at records from now on.
-        key: the column that gets the record's key as text.
-        timestamp: the column that gets the record's timestamp in ms.
-        headers: for each header, the column that gets the header's value as text.
-        username: user of SASL. None: no SASL.
-        password: password of SASL.
-        mechanism: mechanism of SASL.
-        tls: true means TLS with the system's CAs.
-        properties: further properties of librdkafka.
-    """
-
-    brokers: list[str] = Field(min_length=1)
-    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
-    format: TextFormatName = "ndjson"
-    start: Literal["earliest", "latest"] = "earliest"
-    key: str | None = None
-    timestamp: str | None = None
-    headers: dict[str, str] = {}
-    username: str | None = None
-    password: SecretStr | None = None
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
-    tls: TlsConfig | bool = False
-    properties: dict[str, str] = {}
-
-    _password = field_validator("password", mode="before")(secret)
-
-    @field_validator("properties")
-    @classmethod
-    def _not_reserved(cls, properties: dict[str, str]) -> dict[str, str]:
-        for name in properties:
-            if name in _RESERVED:
-                raise refusal(f"properties other than {', '.join(_RESERVED)}", f"the edge sets {name} itself")
-        return properties
-
-    @model_validator(mode="after")
-    def _complete(self) -> KafkaConfig:
-        if (self.username is None) != (self.password is None):
-            raise refusal("username and password together")
-        if self.format == "csv" and self.csv.header is None:
-            raise refusal("csv: {header: […]}, as messages have no header line", "format is csv")
-        return self
-
-    @property
-    def more(self) -> list[str]:
-        """The columns that are not in the bodies of messages."""
-        return [*filter(None, (self.key, self.timestamp)), *self.headers.values()]
-
-    def column_fault(self, columns: Sequence[str]) -> tuple[str, str] | None:
-        for name in self.more:
-            if name not in columns:
-                return f"columns of the stream or its time: {', '.join(columns)}", f"{name} is none of them"
-            if self.more.count(name) > 1:
-                return "one column for each of key, timestamp and headers", f"{name} is there twice"
-        return super().column_fault([name for name in columns if name not in self.more])
-
-    def client(self) -> dict[str, Any]:
-        """Returns the properties of librdkafka's consumer."""
-        tls = self.tls if isinstance(self.tls, TlsConfig) else TlsConfig()
-        files = {"ssl.ca.location": tls.ca, "ssl.certificate.location": tls.cert, "ssl.key.location": tls.key}
-        result: dict[str, Any] = {
-            **{name: path for name, path in files.items() if path is not None},
-            "queued.max.messages.kbytes": 4_096,
-            "queued.min.messages": 10_000,
-            "fetch.max.bytes": 4_194_304,
-            **self.properties,
-            "isolation.level": "read_committed",
-            "bootstrap.servers": ",".join(self.brokers),
-            "group.id": "edgewater",  # required, and not used: partitions are assigned, and no offset is committed
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "enable.partition.eof": True,
-            "reconnect.backoff.ms": 1_000,
-        }
-        result["security.protocol"] = ("SASL_" if self.username else "") + ("SSL" if self.tls else "PLAINTEXT")
-        if self.username is not None and self.password is not None:
-            result |= {"sasl.username": self.username, "sasl.password": self.password.get_secret_value()}
-            result["sasl.mechanisms"] = self.mechanism
-        return result
-
-
-class KafkaFailed(OSError):
-    """The broker, the topic or a partition cannot be read at the moment."""
-
-
-class OffsetGone(KafkaFailed):
-    """The broker does not have, or no longer has, the messages at an offset."""
+PROBE_EVERY_S = 5.0
+"""After the failure of a connection the partitions are looked for at once, but not more often than this."""
+REJECTED_EVERY_S = 60.0
+"""Time between two log lines about rejected messages of a topic."""
+CHECKED_PARTITIONS = 10
+"""`check` reads from so many partitions."""
+BACKFILL_MESSAGES = 2_000
+"""Messages that a backfill decodes at once."""
 
 
 @dataclass(slots=True)
@@ -152,6 +59,7 @@ class _Assigned:
     """A partition that is read.
 
     Attributes:
+        offset: of the next message that the thread reads.
         queued_bytes: bytes of the messages in `arrived`; changed by both threads, under the topic's lock.
         at_end: the thread has found no further message.
     """
@@ -164,7 +72,8 @@ class _Assigned:
     at_end: bool = False
 
     def give(self, arrived: _Arrived) -> None:
-        self.loop.call_soon_threadsafe(self.arrived.put_nowait, arrived)
+        with contextlib.suppress(RuntimeError):  # the loop has ended before the thread
+            self.loop.call_soon_threadsafe(self.arrived.put_nowait, arrived)
 
 
 class KafkaTopic:
@@ -174,47 +83,30 @@ class KafkaTopic:
         self.config, self.context = config, context
         self._decoder = MessageDecoder(config.text_format(context.schema), config.more, f"topic {config.topic}")
         self._lock = threading.Lock()
-        self._requests: queue.SimpleQueue[tuple[int, _Assigned | None]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Callable[[KafkaConsumer], None]] = queue.SimpleQueue()
         self._assigned: dict[int, _Assigned] = {}
         self._thread: threading.Thread | None = None
-        self._partitions_at_s = 0.0
+        self._looked_s = self._logged_s = float("-inf")
 
     def source_name(self, partition: int) -> str:
         return f"{self.context.stream}:kafka:{self.config.topic}:{partition}"
-
-    def consumer(self) -> Any:
-        from confluent_kafka import Consumer  # an extra
-
-        return Consumer(self.config.client(), logger=log)
 
     async def range_of(self, partition: int) -> tuple[int, int]:
         """Returns the offset of the oldest message, and the offset after the newest. Raises KafkaFailed."""
 
         def ask() -> tuple[int, int]:
-            from confluent_kafka import KafkaException, TopicPartition
-
-            consumer = self.consumer()
-            try:
-                low, high = consumer.get_watermark_offsets(
-                    TopicPartition(self.config.topic, partition), timeout=REQUEST_S
-                )
-            except KafkaException as exc:
-                raise KafkaFailed(self._says(exc.args[0])) from exc
-            finally:
-                consumer.close()
-            return int(low), int(high)
+            with contextlib.closing(KafkaConsumer(self.config)) as consumer:
+                consumer.partitions()
+                return consumer.range_of(partition)
 
         return await asyncio.to_thread(ask)
-
-    def _says(self, error: Any) -> str:
-        return f"topic {self.config.topic} at {', '.join(self.config.brokers)}: {error.name()}: {error.str()}"
 
     def assign(self, partition: int, offset: int) -> _Assigned:
         """Begins to read a partition at an offset."""
         assigned = _Assigned(offset, asyncio.get_running_loop())
         with self._lock:
             self._assigned[partition] = assigned
-            self._requests.put((partition, assigned))
+            self._requests.put(partial(self._begin, partition, assigned))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"kafka-{self.config.topic}", daemon=True)
                 self._thread.start()
@@ -225,30 +117,35 @@ class KafkaTopic:
         with self._lock:
             if self._assigned.get(partition) is assigned:
                 del self._assigned[partition]
-                self._requests.put((partition, None))
+                self._requests.put(partial(self._end, partition))
 
     def taken(self, partition: int, assigned: _Assigned, size: int) -> None:
         """Called when the agent has taken a chunk of `size` bytes."""
         with self._lock:
             assigned.queued_bytes -= size
-            if assigned.is_paused and assigned.queued_bytes <= MAX_QUEUED_BYTES // 2:
-                self._requests.put((partition, assigned))
+            if assigned.is_paused and assigned.queued_bytes <= self._most_queued() // 2:
+                assigned.is_paused = False
+                self._requests.put(partial(self._resume, partition))
+
+    def _most_queued(self) -> int:
+        return max(LEAST_QUEUED_BYTES, MAX_QUEUED_BYTES // max(1, len(self._assigned)))
 
     def _run(self) -> None:
         consumer = None
         try:
-            consumer = self.consumer()
+            consumer = KafkaConsumer(self.config)
+            self._looked_s = float("-inf")
             while True:
-                self._apply_requests(consumer)
+                while not self._requests.empty():
+                    self._requests.get_nowait()(consumer)
                 with self._lock:
                     if not self._assigned:
                         self._thread = None
                         return
                 self._look_for_partitions(consumer)
-                self._dispatch(consumer, consumer.consume(MAX_MESSAGES, POLL_S))
+                self._dispatch(consumer, consumer.client.consume(MAX_MESSAGES, POLL_S))
         except Exception as exc:  # the sources raise it on their loops
             with self._lock:
-                self._partitions_at_s = 0.0
                 assigned, self._assigned, self._thread = self._assigned, {}, None
                 self._requests = queue.SimpleQueue()
             for each in assigned.values():
@@ -257,85 +154,131 @@ class KafkaTopic:
             if consumer is not None:
                 consumer.close()
 
-    def _apply_requests(self, consumer: Any) -> None:
+    def _begin(self, partition: int, assigned: _Assigned, consumer: KafkaConsumer) -> None:
         from confluent_kafka import TopicPartition
 
-        while True:
-            try:
-                partition, assigned = self._requests.get_nowait()
-            except queue.Empty:
-                return
-            at = TopicPartition(self.config.topic, partition)
-            if assigned is None:
-                consumer.incremental_unassign([at])
-            elif assigned.is_paused:
-                assigned.is_paused = False
-                consumer.resume([at])
-            else:
-                if any(each.partition == partition for each in consumer.assignment()):
-                    consumer.incremental_unassign([at])
-                consumer.incremental_assign([TopicPartition(self.config.topic, partition, assigned.offset)])
+        self._end(partition, consumer)
+        consumer.client.incremental_assign([TopicPartition(self.config.topic, partition, assigned.offset)])
 
-    def _look_for_partitions(self, consumer: Any) -> None:
-        from confluent_kafka import KafkaException
+    def _end(self, partition: int, consumer: KafkaConsumer) -> None:
+        from confluent_kafka import TopicPartition
 
-        now_s = self.context.now_ms() / 1000
-        first = self._assigned.get(0)
-        if first is None or 0 <= now_s - self._partitions_at_s < PARTITIONS_EVERY_S:
+        if any(each.partition == partition for each in consumer.client.assignment()):
+            consumer.client.incremental_unassign([TopicPartition(self.config.topic, partition)])
+
+    def _resume(self, partition: int, consumer: KafkaConsumer) -> None:
+        from confluent_kafka import TopicPartition
+
+        if any(each.partition == partition for each in consumer.client.assignment()):
+            consumer.client.resume([TopicPartition(self.config.topic, partition)])
+
+    def _look_for_partitions(self, consumer: KafkaConsumer) -> None:
+        """Looks for new partitions, and whether the brokers still answer after a connection has failed."""
+        passed_s = time.monotonic() - self._looked_s
+        if passed_s < (PROBE_EVERY_S if consumer.has_failed else PARTITIONS_EVERY_S):
             return
-        try:
-            topic = consumer.list_topics(self.config.topic, timeout=REQUEST_S).topics[self.config.topic]
-        except KafkaException as exc:
-            raise KafkaFailed(self._says(exc.args[0])) from exc
-        if topic.error is not None:
-            raise KafkaFailed(self._says(topic.error))
-        self._partitions_at_s = now_s  # only now: after a failure the next attempt must ask again
-        first.give(_Arrived(partitions=len(topic.partitions)))
+        with self._lock:
+            assigned = dict(self._assigned)
+        if consumer.has_failed:
+            consumer.has_failed = False
+            for partition, each in assigned.items():
+                # Whether it is still read to its end is unknown. The client says it again only after a new assignment.
+                each.at_end = False
+                self._begin(partition, each, consumer)
+        partitions = consumer.partitions()
+        self._looked_s = time.monotonic()  # only now: after a failure the next attempt must ask again
+        for partition, each in assigned.items():
+            if partition not in partitions:
+                accepted = "a topic that keeps its partitions; if it was created anew, delete the state of the edge"
+                reason = f"partition {partition} is gone; the topic has {len(partitions)} partitions"
+                failure: KafkaFailed | None = KafkaFailed(InvalidConfig("topic", self.config.topic, accepted, reason))
+            else:
+                failure = partitions[partition]
+            if failure is not None:
+                each.give(_Arrived(failure=failure))
+            elif partition == 0:
+                each.give(_Arrived(partitions=len(partitions)))
 
-    def _dispatch(self, consumer: Any, messages: Sequence[Any]) -> None:
-        from confluent_kafka import KafkaError, TopicPartition
+    def _dispatch(self, consumer: KafkaConsumer, messages: Sequence[Any]) -> None:
+        from confluent_kafka import KafkaError
 
         by_partition: dict[int, list[Any]] = {}
+        at_end: set[int] = set()
         for message in messages:
-            error = message.error()
+            error, partition = message.error(), message.partition()
             if error is None:
-                by_partition.setdefault(message.partition(), []).append(message)
+                by_partition.setdefault(partition, []).append(message)
+                at_end.discard(partition)
             elif error.code() == KafkaError._PARTITION_EOF:
-                with self._lock:
-                    assigned = self._assigned.get(message.partition())
-                if assigned is not None:
-                    assigned.at_end = True
-                    assigned.give(_Arrived())
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                with self._lock:
-                    assigned = self._assigned.get(message.partition())
-                if assigned is not None:
-                    assigned.give(_Arrived(failure=OffsetGone(self._says(error))))
+                at_end.add(partition)
+            elif partition is None or partition < 0:
+                raise consumer.failed(error)
             else:
-                raise KafkaFailed(self._says(error))
+                failed = consumer.failed(error)
+                is_gone = error.code() == KafkaError._AUTO_OFFSET_RESET
+                self._give(partition, _Arrived(failure=OffsetGone(failed.fault) if is_gone else failed))
         for partition, records in by_partition.items():
-            with self._lock:
-                assigned = self._assigned.get(partition)
-            if assigned is None:
-                continue
-            assigned.at_end = False
-            chunk = self._chunk(partition, records)
-            with self._lock:
-                assigned.queued_bytes += chunk.nbytes
-                assigned.is_paused = assigned.queued_bytes > MAX_QUEUED_BYTES
-                if assigned.is_paused:
-                    consumer.pause([TopicPartition(self.config.topic, partition)])
-            assigned.give(_Arrived(chunk))
+            self._give_records(consumer, partition, records)
+        for partition in at_end:
+            if (assigned := self._give(partition, _Arrived())) is not None:
+                assigned.at_end = True
 
-    def _chunk(self, partition: int, messages: Sequence[Any]) -> Chunk:
-        end = messages[-1].offset() + 1
+    def _give(self, partition: int, arrived: _Arrived) -> _Assigned | None:
+        """Gives something to a partition. Returns None if the partition is no longer read."""
+        with self._lock:
+            assigned = self._assigned.get(partition)
+        if assigned is not None:
+            assigned.give(arrived)
+        return assigned
+
+    def _give_records(self, consumer: KafkaConsumer, partition: int, records: Sequence[Any]) -> None:
+        from confluent_kafka import TopicPartition
+
+        with self._lock:
+            assigned = self._assigned.get(partition)
+        if assigned is None:
+            return
+        chunk = self.chunk(partition, records)
+        assigned.offset, assigned.at_end = records[-1].offset() + 1, False
+        with self._lock:
+            assigned.queued_bytes += chunk.nbytes
+            assigned.is_paused = assigned.queued_bytes > self._most_queued()
+            if assigned.is_paused:
+                consumer.client.pause([TopicPartition(self.config.topic, partition)])
+        assigned.give(_Arrived(chunk))
+
+    def chunk(self, partition: int, messages: Sequence[Any]) -> Chunk:
+        """Decodes messages of one partition, at least one."""
+        start, end = {"offset": messages[0].offset()}, {"offset": messages[-1].offset() + 1}
         present = [message for message in messages if message.value() is not None]  # a tombstone is no record
         bodies = [message.value() for message in present]
         more = {name: read(present) for name, read in self._readers().items()}
         decoded = self._decoder.decode(bodies, more, self.context.now_ms())
-        nbytes = sum(map(len, bodies))
-        return Chunk(
-            self.source_name(partition), decoded.batch, None, {"offset": end}, decoded.rejected, nbytes, keep=True
+        if decoded.rejected and time.monotonic() - self._logged_s >= REJECTED_EVERY_S:
+            self._logged_s = time.monotonic()
+            decoded = self._located(partition, present, bodies, more, decoded)
+        name, nbytes = self.source_name(partition), sum(map(len, bodies))
+        return Chunk(name, decoded.batch, start, end, decoded.rejected, nbytes, keep=True)
+
+    def _located(
+        self,
+        partition: int,
+        messages: Sequence[Any],
+        bodies: Sequence[bytes],
+        more: dict[str, list[Any]],
+        decoded: Decoded,
+    ) -> Decoded:
+        """Returns the records with the offset of the first rejected message in the reason, which it also logs."""
+        number, first = self._decoder.first_rejected(bodies, more, self.context.now_ms())
+        where = f"topic {self.config.topic}, partition {partition}, offset {messages[number].offset()}"
+        count = sum(rejection.count for rejection in decoded.rejected)
+        log.warning("%s: rejected: %s; so are %d of %d messages here", where, first.reason, count, len(bodies))
+        return replace(
+            decoded,
+            rejected=tuple(
+                replace(each, message=f"{where}: {each.message}") if each.reason == first.reason else each
+                for each in decoded.rejected
+            ),
         )
 
     def _readers(self) -> dict[str, Callable[[Sequence[Any]], list[Any]]]:
@@ -344,7 +287,7 @@ class KafkaTopic:
         if config.key is not None:
             result[config.key] = lambda messages: [_text(message.key()) for message in messages]
         if config.timestamp is not None:
-            result[config.timestamp] = lambda messages: [message.timestamp()[1] for message in messages]
+            result[config.timestamp] = lambda messages: [_time_ms(*message.timestamp()) for message in messages]
         for header, column in config.headers.items():
             result[column] = lambda messages, header=header: [  # type: ignore[misc]
                 _text(dict(message.headers() or ()).get(header)) for message in messages
@@ -356,10 +299,15 @@ def _text(value: bytes | str | None) -> str | None:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
+def _time_ms(kind: int, time_ms: int) -> int | None:
+    return time_ms if kind else None  # kind 0: the message has no timestamp
+
+
 class KafkaPartition(KeptSource):
     """A `Source`: one partition of a topic."""
 
     delivery = Delivery.EXACTLY_ONCE
+    replayable = True
 
     def __init__(self, topic: KafkaTopic, partition: int) -> None:
         self.name, self.stream = topic.source_name(partition), topic.context.stream
@@ -385,11 +333,11 @@ class KafkaPartition(KeptSource):
         assigned = topic.assign(self._partition, offset)
         try:
             while True:
-                arrived = await self._next(assigned)
+                arrived = await next_item(topic.context, self.name, assigned.arrived, lambda: assigned.at_end)
                 if arrived.failure is not None:
                     raise arrived.failure
                 if arrived.partitions is not None:
-                    yield self._empty(offset, opens=self._others(arrived.partitions))
+                    yield self._empty(offset, opens=self._others(range(1, arrived.partitions)))
                 if arrived.chunk is not None:
                     yield arrived.chunk
                     offset = arrived.chunk.end["offset"]  # type: ignore[index]
@@ -397,22 +345,55 @@ class KafkaPartition(KeptSource):
         finally:
             topic.release(self._partition, assigned)
 
-    async def _next(self, assigned: _Assigned) -> _Arrived:
-        if not (assigned.at_end and assigned.arrived.empty()):
-            return await assigned.arrived.get()
-        with self._topic.context.idle(self.name):
-            return await assigned.arrived.get()
+    def opened_before(self, names: Iterable[str]) -> tuple[Source, ...]:
+        if self._partition:
+            return ()
+        stem = self.name.removesuffix("0")
+        ends = [name.removeprefix(stem) for name in names if name.startswith(stem) and name != self.name]
+        return self._others(sorted(int(end) for end in ends if end.isdecimal()))
 
-    def _others(self, partitions: int) -> tuple[Source, ...]:
-        if partitions > MAX_PARTITIONS:
-            raise KafkaFailed(f"topic {self._topic.config.topic} has {partitions} partitions; at most {MAX_PARTITIONS}")
-        return tuple(KafkaPartition(self._topic, number) for number in range(1, partitions))
+    def _others(self, partitions: Iterable[int]) -> tuple[Source, ...]:
+        return tuple(KafkaPartition(self._topic, number) for number in partitions)
 
     def _empty(self, offset: int, *, losses: tuple[str, ...] = (), opens: tuple[Source, ...] = ()) -> Chunk:
         """Returns a chunk without records."""
         end = {"offset": offset} if offset >= 0 else None
         batch = self._topic.context.schema.empty()
         return Chunk(self.name, batch, None, end, (), 0, losses, keep=True, opens=opens)
+
+    async def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
+        """Reads with a consumer of its own. The broker finds the first message by its timestamp if the event time is
+        the timestamp, or cannot be later than the timestamp by more than `time.max_skew`."""
+        topic, end = self._topic, int(until["offset"])
+        consumer = await asyncio.to_thread(KafkaConsumer, topic.config)
+        try:
+            await asyncio.to_thread(consumer.partitions)
+            offset = await asyncio.to_thread(self._first_offset, consumer, position, since_ms)
+            while offset < end:
+                try:
+                    messages = await asyncio.to_thread(consumer.read, self._partition, offset, end, BACKFILL_MESSAGES)
+                except OffsetGone:
+                    low, _ = await asyncio.to_thread(consumer.range_of, self._partition)
+                    if low <= offset:
+                        raise
+                    offset = low
+                    continue
+                if not messages:
+                    return
+                chunk = await asyncio.to_thread(topic.chunk, self._partition, messages)
+                yield chunk
+                offset = messages[-1].offset() + 1
+        finally:
+            await asyncio.to_thread(consumer.close)
+
+    def _first_offset(self, consumer: KafkaConsumer, position: Position | None, since_ms: int) -> int:
+        if position is not None:
+            return int(position["offset"])
+        time = self._topic.context.schema.time
+        margin_ms = 0 if self._topic.config.timestamp == time.column else time.max_skew_ms
+        if since_ms <= MIN_TIME_MS or margin_ms is None:
+            return OLDEST
+        return consumer.offset_at(self._partition, since_ms - margin_ms)
 
 
 class Kafka:
@@ -428,6 +409,30 @@ class Kafka:
             accepted = "the package confluent-kafka: pip install 'edgewater[kafka]'"
             raise InvalidConfig(f"streams.{context.stream}.sources.kafka", options.topic, accepted, str(exc)) from exc
         return [KafkaPartition(KafkaTopic(options, context), 0)]
+
+    def check(self, options: KafkaConfig, context: SourceContext, records: int) -> SourceCheck:
+        """Reads the newest messages of some partitions. No offset is stored anywhere."""
+        topic = KafkaTopic(options, context)
+        facts, samples, nbytes = [], [], 0
+        try:
+            with contextlib.closing(KafkaConsumer(options)) as consumer:
+                partitions = consumer.partitions()
+                facts.append(f"topic {options.topic} has {len(partitions)} partition(s)")
+                problems = tuple(f"partition {n}: {failure}" for n, failure in partitions.items() if failure)
+                checked = [n for n, failure in partitions.items() if failure is None][:CHECKED_PARTITIONS]
+                for number in checked:
+                    low, high = consumer.range_of(number)
+                    first = max(low, high - max(1, records // len(checked)))
+                    messages = consumer.read(number, first, NO_END, records) if high > low else []
+                    high = max(high, messages[-1].offset() + 1 if messages else 0)
+                    facts.append(f"partition {number}: oldest offset {low}, next offset {high}")
+                    if messages:
+                        chunk = topic.chunk(number, messages)
+                        samples.append(Decoded(chunk.batch, chunk.rejected))
+                        nbytes += chunk.nbytes
+        except KafkaFailed as exc:
+            raise exc.fault from exc
+        return SourceCheck(tuple(facts), tuple(samples), nbytes, problems)
 
 
 KIND = Kafka()

@@ -61,8 +61,8 @@ class PacedSource:
     def committed(self, position: Position) -> None:
         self._source.committed(position)
 
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
-        return self._source.backfill(position, until)
+    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
+        return self._source.backfill(position, until, since_ms)
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         return self._source.reread(start, end)

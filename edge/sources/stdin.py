@@ -106,7 +106,7 @@ class StdinSource:
     def committed(self, position: Position) -> None:
         pass
 
-    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
         raise StorageError(f"{self.name}: standard input cannot be read again")
 
     def reread(self, start: Position | None, end: Position) -> Chunk:

@@ -116,7 +116,7 @@ class FollowedFile:
             yield self._chunk(row, end)
             row = end
 
-    async def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+    async def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
         row = position["row"] if position else 0
         while row < until["row"]:
             end = min(until["row"], row + self._process.rng.choice((1, 5, 1000)))

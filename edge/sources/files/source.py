@@ -172,7 +172,7 @@ class FileSource:
     def committed(self, position: Position) -> None:
         pass
 
-    async def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+    async def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
         reader = await asyncio.to_thread(self._backfill_reader, position, FilePosition.from_json(until))
         try:
             while (piece := await asyncio.to_thread(reader.next, self._now_ms())) is not None:

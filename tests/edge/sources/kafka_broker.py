@@ -48,6 +48,11 @@ class Broker:
         (future,) = admin.create_topics([NewTopic(topic, partitions, 1)]).values()
         future.result(TIMEOUT_S)
 
+    def ensure(self, topic: str) -> None:
+        """Creates a topic of one partition unless there is one."""
+        if topic not in self.admin.list_topics(timeout=TIMEOUT_S).topics:
+            self.create(topic, 1)
+
     def send(self, topic: str, partition: int, values: Sequence[bytes | None], **options: Any) -> None:
         """Sends messages, and waits until the broker has them."""
         failures: list[Any] = []

@@ -15,8 +15,10 @@ from pydantic import ValidationError
 
 from edge.codecs import EventTime, RecordSchema
 from edge.records import Chunk, Position
-from edge.source_kinds import SourceContext
-from edge.sources.kafka import KIND, KafkaConfig, KafkaFailed, KafkaPartition
+from edge.source_kinds import SourceCheck, SourceContext
+from edge.sources.kafka import KIND, KafkaPartition
+from edge.sources.kafka_client import KafkaConfig, KafkaFailed
+from edgewater.errors import InvalidConfig
 from tests.edge.agent_process import AgentProcess, lines
 from tests.edge.sources.kafka_broker import Broker
 
@@ -37,6 +39,11 @@ def partition(broker: Broker, topic: str, **options: Any) -> KafkaPartition:
     (source,) = KIND.sources(config, SourceContext("s", SCHEMA, lambda: AT_MS))
     assert isinstance(source, KafkaPartition)
     return source
+
+
+def check(broker: Broker, topic: str, records: int = 100, **options: Any) -> SourceCheck:
+    config = KafkaConfig.model_validate({"brokers": [broker.address], "topic": topic, **options})
+    return KIND.check(config, SourceContext("s", SCHEMA, lambda: AT_MS), records)
 
 
 def read(
@@ -150,13 +157,27 @@ def test_offsets_that_are_gone_are_a_stated_loss_and_reading_goes_on(mock: Broke
     assert numbers(chunks) == [0, 1]
 
 
-@pytest.mark.parametrize(("topic", "address"), [("no-such-topic", None), ("plain", "127.0.0.1:1")])
-def test_what_cannot_be_read_is_a_failure_that_names_it(
-    broker: Broker, topic: str, address: str | None, monkeypatch: pytest.MonkeyPatch
+FAULTS = [
+    ({"topic": "no-such-topic"}, "topic", "no-such-topic", "Unknown topic or partition"),
+    ({"brokers": ["127.0.0.1:1"]}, "brokers", "127.0.0.1:1", "Connection refused"),
+    ({"brokers": ["no-such-host.invalid:9092"]}, "brokers", "no-such-host.invalid:9092", "resolve"),
+    ({"tls": True}, "tls", True, "SSL handshake"),
+]
+
+
+@pytest.mark.parametrize(("options", "field", "value", "reason"), FAULTS, ids=lambda each: str(each)[:30])
+def test_what_cannot_be_read_is_a_failure_with_field_value_and_reason(
+    broker: Broker, options: dict[str, Any], field: str, value: object, reason: str
 ) -> None:
-    monkeypatch.setattr("edge.sources.kafka.REQUEST_S", 2.0)
-    with pytest.raises(KafkaFailed, match=topic):
-        read(partition(broker, topic, **({"brokers": [address]} if address else {})), lambda c: True)
+    broker.ensure("plain")
+    with pytest.raises(KafkaFailed) as failed:
+        read(partition(broker, **{"topic": "plain", **options}), lambda c: True)
+    assert (failed.value.fault.field, failed.value.fault.value) == (field, value)
+    assert reason in failed.value.fault.reason and str(value) in str(failed.value)
+    with pytest.raises(InvalidConfig) as refused:
+        check(broker, **{"topic": "plain", **options})
+    assert (refused.value.field, refused.value.value) == (field, value)
+    assert reason in refused.value.reason
 
 
 @pytest.mark.parametrize(

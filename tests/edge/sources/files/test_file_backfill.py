@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from edge.records import Chunk, Position, Source, split_rows
+from edgewater.streams import MIN_TIME_MS
 from tests.edge.conftest import record
 
 
@@ -20,7 +21,7 @@ def read_again(
     source: Source, until: Position, position: Position | None = None, limit: int | None = None
 ) -> list[Chunk]:
     async def collect() -> list[Chunk]:
-        chunks, found = source.backfill(position, until), []
+        chunks, found = source.backfill(position, until, MIN_TIME_MS), []
         async for chunk in chunks:
             found.append(chunk)
             if len(found) == limit:

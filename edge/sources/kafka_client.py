@@ -1,0 +1,278 @@
+"""The client of Kafka brokers: its options, a consumer of one topic, and what is wrong if the brokers do not answer."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from edge.codecs import TextFormatName
+from edge.config import TextConfig, TlsConfig, secret
+from edgewater.configuration import refusal
+from edgewater.errors import InvalidConfig
+
+REQUEST_S = 8.0
+SLICE_S = 1.0
+"""A request is tried again after this time. Meanwhile the client may have found out that no broker can be reached."""
+SOCKET_TIMEOUT_MS = 9_000
+"""A broker that says nothing for this long is taken for unreachable. The idle rule waits longer by default."""
+MAX_PARTITIONS = 1000
+OLDEST = -2
+"""librdkafka's offset of the oldest message."""
+NO_END = 1 << 62
+"""An offset after all messages."""
+_RESERVED = (
+    "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof", "bootstrap.servers",
+    "isolation.level", "security.protocol", "sasl.username", "sasl.password", "sasl.mechanisms", "log_level",
+)  # fmt: skip
+_AFTER = re.compile(r" \(after \d+ms.*$")
+
+
+class KafkaConfig(TextConfig):
+    """The options below ``kafka:``.
+
+    Attributes:
+        start: where to begin in a partition that was never read: at its oldest record, or at records from now on.
+        key, timestamp: columns that get the record's key as text, and its timestamp in ms.
+        headers: for each header, the column that gets the header's value as text.
+        username, password, mechanism: for SASL.
+        tls: true means TLS with the system's CAs.
+        properties: further properties of librdkafka.
+    """
+
+    brokers: list[str] = Field(min_length=1)
+    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
+    format: TextFormatName = "ndjson"
+    start: Literal["earliest", "latest"] = "earliest"
+    key: str | None = None
+    timestamp: str | None = None
+    headers: dict[str, str] = {}
+    username: str | None = None
+    password: SecretStr | None = None
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    tls: TlsConfig | bool = False
+    properties: dict[str, str] = {}
+
+    _password = field_validator("password", mode="before")(secret)
+
+    @field_validator("properties")
+    @classmethod
+    def _not_reserved(cls, properties: dict[str, str]) -> dict[str, str]:
+        for name in properties:
+            if name in _RESERVED:
+                raise refusal(f"properties other than {', '.join(_RESERVED)}", f"the edge sets {name} itself")
+        return properties
+
+    @model_validator(mode="after")
+    def _complete(self) -> KafkaConfig:
+        if (self.username is None) != (self.password is None):
+            raise refusal("username and password together")
+        if self.format == "csv" and self.csv.header is None:
+            raise refusal("csv: {header: […]}, as messages have no header line", "format is csv")
+        return self
+
+    @property
+    def more(self) -> list[str]:
+        """The columns that are not in the bodies of messages."""
+        return [*filter(None, (self.key, self.timestamp)), *self.headers.values()]
+
+    def column_fault(self, columns: Sequence[str]) -> tuple[str, str] | None:
+        for name in self.more:
+            if name not in columns:
+                return f"columns of the stream or its time: {', '.join(columns)}", f"{name} is none of them"
+            if self.more.count(name) > 1:
+                return "one column for each of key, timestamp and headers", f"{name} is there twice"
+        return super().column_fault([name for name in columns if name not in self.more])
+
+    def client(self) -> dict[str, Any]:
+        """Returns the properties of librdkafka's consumer."""
+        tls = self.tls if isinstance(self.tls, TlsConfig) else TlsConfig()
+        files = {"ssl.ca.location": tls.ca, "ssl.certificate.location": tls.cert, "ssl.key.location": tls.key}
+        result: dict[str, Any] = {
+            **{name: path for name, path in files.items() if path is not None},
+            "queued.max.messages.kbytes": 4_096,
+            "queued.min.messages": 10_000,
+            "fetch.max.bytes": 4_194_304,
+            "socket.timeout.ms": SOCKET_TIMEOUT_MS,
+            **self.properties,
+            "isolation.level": "read_committed",
+            "bootstrap.servers": ",".join(self.brokers),
+            "group.id": "edgewater",  # required, and not used: partitions are assigned, and no offset is committed
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            "reconnect.backoff.ms": 1_000,
+            "log_level": 0,  # `KafkaConsumer` gets the errors; librdkafka would log each attempt to connect
+        }
+        result["security.protocol"] = ("SASL_" if self.username else "") + ("SSL" if self.tls else "PLAINTEXT")
+        if self.username is not None and self.password is not None:
+            result |= {"sasl.username": self.username, "sasl.password": self.password.get_secret_value()}
+            result["sasl.mechanisms"] = self.mechanism
+        return result
+
+    def fault(self, code: str, reason: str) -> InvalidConfig:
+        """Returns the option that may be wrong, for a code of librdkafka such as ``_TRANSPORT``."""
+        if "AUTHENTICATION" in code or "SASL" in code:
+            accepted = f"a user and a password that the brokers accept with the mechanism {self.mechanism}"
+            return InvalidConfig("username", self.username, accepted, reason)
+        if code == "_SSL" or "SSL" in reason:
+            shown = self.tls.ca if isinstance(self.tls, TlsConfig) else self.tls
+            accepted = "true if a CA of the system has signed the certificates of the brokers, or {ca: …} with their CA"
+            return InvalidConfig("tls.ca" if isinstance(self.tls, TlsConfig) else "tls", shown, accepted, reason)
+        if "TOPIC" in code or "PARTITION" in code:
+            return InvalidConfig("topic", self.topic, "a topic of the brokers that the user may read", reason)
+        accepted = "addresses of Kafka brokers that answer, such as kafka-1:9092"
+        return InvalidConfig("brokers", ", ".join(self.brokers), accepted, reason)
+
+
+class KafkaFailed(OSError):
+    """The brokers, the topic or a partition cannot be read at the moment.
+
+    Attributes:
+        fault: names the option that may be wrong, its value, and the reason.
+    """
+
+    def __init__(self, fault: InvalidConfig) -> None:
+        super().__init__(f"{fault.field} {fault.value}: {fault.reason}")
+        self.fault = fault
+
+
+class OffsetGone(KafkaFailed):
+    """The broker does not have, or no longer has, the messages at an offset."""
+
+
+class KafkaConsumer:
+    """A consumer of one topic. One thread at a time may use it; each method blocks for at most `REQUEST_S`.
+
+    Attributes:
+        client: the consumer of confluent-kafka.
+        has_failed: a connection has failed since the attribute was last reset. What the client has said about the ends
+            of partitions may be out of date.
+    """
+
+    def __init__(self, config: KafkaConfig) -> None:
+        from confluent_kafka import Consumer, KafkaException  # an extra
+
+        self._config = config
+        self._cause: Any = None
+        self._is_unreachable = False
+        self.has_failed = False
+        try:
+            self.client = Consumer({**config.client(), "error_cb": self._note})
+        except KafkaException as exc:  # librdkafka refuses a property, a file, or a combination of them
+            accepted = "properties of librdkafka and readable PEM files"
+            fault = InvalidConfig("properties", sorted(config.properties), accepted, exc.args[0].str())
+            raise KafkaFailed(fault) from exc
+
+    def _note(self, error: Any) -> None:
+        """Called by librdkafka, within a call of this consumer, when a connection or all of them have failed."""
+        self.has_failed = True
+        if error.name() == "_ALL_BROKERS_DOWN":
+            self._is_unreachable = True
+        else:
+            self._cause = error
+
+    def failed(self, error: Any) -> KafkaFailed:
+        """Returns the exception for an error of librdkafka, with the cause that it gave before."""
+        is_topic = "TOPIC" in error.name() or "PARTITION" in error.name()
+        cause = error if is_topic or self._cause is None else self._cause
+        return KafkaFailed(self._config.fault(cause.name(), _AFTER.sub("", cause.str())))
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        from confluent_kafka import KafkaException
+
+        try:
+            yield
+        except KafkaException as exc:
+            self.client.poll(0)  # calls `_note`
+            raise self.failed(exc.args[0]) from exc
+
+    def partitions(self) -> dict[int, KafkaFailed | None]:
+        """Returns the partitions of the topic, and why one cannot be read. Raises KafkaFailed."""
+        from confluent_kafka import KafkaException
+
+        deadline_s = time.monotonic() + REQUEST_S
+        self._is_unreachable = False
+        while True:
+            try:
+                topic = self.client.list_topics(self._config.topic, timeout=SLICE_S).topics[self._config.topic]
+                break
+            except KafkaException as exc:
+                self.client.poll(0)  # calls `_note`
+                if self._is_unreachable or time.monotonic() >= deadline_s:
+                    raise self.failed(exc.args[0]) from exc
+        if topic.error is not None:
+            raise self.failed(topic.error)
+        if len(topic.partitions) > MAX_PARTITIONS:
+            accepted = f"a topic of at most {MAX_PARTITIONS} partitions"
+            reason = f"it has {len(topic.partitions)} partitions; expected at most {MAX_PARTITIONS}"
+            raise KafkaFailed(InvalidConfig("topic", self._config.topic, accepted, reason))
+        self._cause = None
+        return {
+            number: None if partition.error is None else self.failed(partition.error)
+            for number, partition in topic.partitions.items()
+        }
+
+    def range_of(self, partition: int) -> tuple[int, int]:
+        """Returns the offset of the oldest message, and the offset after the newest. Raises KafkaFailed."""
+        from confluent_kafka import TopicPartition
+
+        with self._asking():
+            low, high = self.client.get_watermark_offsets(
+                TopicPartition(self._config.topic, partition), timeout=REQUEST_S
+            )
+        return int(low), int(high)
+
+    def offset_at(self, partition: int, time_ms: int) -> int:
+        """Returns the offset of the first message that has a timestamp of at least `time_ms`.
+
+        `OLDEST` if the broker does not say. Raises KafkaFailed.
+        """
+        from confluent_kafka import KafkaException, TopicPartition
+
+        wanted = TopicPartition(self._config.topic, partition, max(time_ms, 0))
+        try:
+            (found,) = self.client.offsets_for_times([wanted], timeout=REQUEST_S)
+        except KafkaException:
+            return OLDEST
+        return OLDEST if found.error is not None or found.offset < 0 else int(found.offset)
+
+    def read(self, partition: int, offset: int, until: int, most: int) -> list[Any]:
+        """Returns the next messages of one partition, and none at its end. No other partition may be assigned.
+
+        Args:
+            until: the offset at which reading ends.
+
+        Raises:
+            OffsetGone: the broker does not have the offset.
+            KafkaFailed: the partition cannot be read.
+        """
+        from confluent_kafka import KafkaError, TopicPartition
+
+        deadline_s = time.monotonic() + REQUEST_S
+        self.client.assign([TopicPartition(self._config.topic, partition, offset)])
+        result: list[Any] = []
+        while len(result) < most:
+            for message in self.client.consume(most - len(result), SLICE_S / 10):
+                error, at = message.error(), message.offset()
+                if error is None and at is not None and at < until:
+                    result.append(message)
+                elif error is None or error.code() == KafkaError._PARTITION_EOF:
+                    return result
+                elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    raise OffsetGone(self.failed(error).fault)
+                else:
+                    raise self.failed(error)
+            if result and (result[-1].offset() + 1 >= until or time.monotonic() >= deadline_s):
+                break
+            if time.monotonic() >= deadline_s:
+                raise self.failed(KafkaError(KafkaError._TIMED_OUT))
+        return result
+
+    def close(self) -> None:
+        self.client.close()
