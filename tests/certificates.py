@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 
-def make_certificates(path: Path, names: Mapping[str, str]) -> Path:
+def make_certificates(path: Path, names: Mapping[str, str], expired: Collection[str] = ()) -> Path:
     """Writes ``ca.pem`` and, for each name, ``<name>.pem`` and ``<name>.key`` into `path`; returns it.
 
     Args:
         names: common name -> subject alternative name, such as ``DNS:localhost``.
+        expired: the names of certificates that expired yesterday.
     """
 
     def openssl(*arguments: str) -> None:
@@ -24,6 +25,6 @@ def make_certificates(path: Path, names: Mapping[str, str]) -> Path:
         openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
         openssl(
             *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
-            *("-out", f"{name}.pem", "-extfile", f"{name}.ext", "-days", "2"),
+            *("-out", f"{name}.pem", "-extfile", f"{name}.ext", "-days", "-1" if name in expired else "2"),
         )
     return path

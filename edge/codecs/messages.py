@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -10,7 +11,11 @@ import pyarrow as pa
 from edge.codecs.event_time import cast_or_null, extract_event_times
 from edge.codecs.formats import TextFormat
 from edge.codecs.schema import RecordSchema
-from edge.records import Decoded, Rejection, Rejections
+from edge.records import Decoded, Rejections
+
+log = logging.getLogger(__name__)
+
+LOCATE_EVERY_MS = 60_000
 
 
 class MessageDecoder:
@@ -27,38 +32,58 @@ class MessageDecoder:
     """
 
     def __init__(self, text: TextFormat, more: Sequence[str], where: str) -> None:
-        self._schema, self._more = text.schema, tuple(more)
+        self._schema, self._more, self._where = text.schema, tuple(more), where
+        self._located_ms = -LOCATE_EVERY_MS
         types = {name: kind for name, kind in text.schema.textual.items() if name not in self._more}
         body = _BodySchema(types, text.schema.time, text.schema.constants)
         self._lines = replace(text, schema=body).decoder(text.header, where)
 
-    def decode(self, bodies: Sequence[bytes], more: Mapping[str, Sequence[object]], arrival_ms: int) -> Decoded:
+    def decode(
+        self,
+        bodies: Sequence[bytes],
+        more: Mapping[str, Sequence[object]],
+        arrival_ms: int,
+        where: Callable[[int], str] | None = None,
+    ) -> Decoded:
         """Decodes messages to one batch.
 
         Args:
             more: by column, one value per message; None: null. They have the columns' types.
+            where: returns the place of a message in its topic. The first message that is rejected is then logged with
+                its place, at most once in `LOCATE_EVERY_MS`, and the reason of its rejection has the place.
         """
         rejections = Rejections()
         types = self._schema.textual
         arrays = {name: _typed(more[name], types[name]) for name in self._more}
         tables = self._tables(bodies, 0, arrays, rejections)
         table = pa.concat_tables(tables) if tables else pa.schema(list(types.items())).empty_table()
-        return extract_event_times(table, self._schema, arrival_ms, rejections)
+        decoded = extract_event_times(table, self._schema, arrival_ms, rejections)
+        if where is None or not decoded.rejected or 0 <= arrival_ms - self._located_ms < LOCATE_EVERY_MS:
+            return decoded
+        self._located_ms = arrival_ms
+        number, reason = self._first_rejected(bodies, more, arrival_ms)
+        place = f"{self._where}, {where(number)}"
+        log.warning("%s: the message is rejected: %s", place, reason)
+        rejected = [
+            replace(each, message=f"{place}: {each.message}") if each.reason == reason else each
+            for each in decoded.rejected
+        ]
+        return replace(decoded, rejected=tuple(rejected))
 
-    def first_rejected(
+    def _first_rejected(
         self, bodies: Sequence[bytes], more: Mapping[str, Sequence[object]], arrival_ms: int
-    ) -> tuple[int, Rejection]:
+    ) -> tuple[int, str]:
         """Returns the index of the first rejected message, and why it is rejected; at least one must be.
 
         Decodes the messages about twice.
         """
         begin, end = 0, len(bodies)
         while True:
-            middle = (begin + end + 1) // 2 if end - begin > 1 else end
+            middle = begin + max(1, (end - begin) // 2)
             part = {name: values[begin:middle] for name, values in more.items()}
             rejected = self.decode(bodies[begin:middle], part, arrival_ms).rejected
             if rejected and middle - begin == 1:
-                return begin, rejected[0]
+                return begin, rejected[0].reason
             begin, end = (begin, middle) if rejected else (middle, end)
             assert begin < end, "no message is rejected"
 

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -37,8 +37,6 @@ the second number."""
 PARTITIONS_EVERY_S = 30.0
 PROBE_EVERY_S = 5.0
 """After the failure of a connection the partitions are looked for at once, but not more often than this."""
-REJECTED_EVERY_S = 60.0
-"""Time between two log lines about rejected messages of a topic."""
 CHECKED_PARTITIONS = 10
 """`check` reads from so many partitions."""
 BACKFILL_MESSAGES = 2_000
@@ -86,7 +84,7 @@ class KafkaTopic:
         self._requests: queue.SimpleQueue[Callable[[KafkaConsumer], None]] = queue.SimpleQueue()
         self._assigned: dict[int, _Assigned] = {}
         self._thread: threading.Thread | None = None
-        self._looked_s = self._logged_s = float("-inf")
+        self._looked_s = self._probed_s = float("-inf")
 
     def source_name(self, partition: int) -> str:
         return f"{self.context.stream}:kafka:{self.config.topic}:{partition}"
@@ -134,7 +132,7 @@ class KafkaTopic:
         consumer = None
         try:
             consumer = KafkaConsumer(self.config)
-            self._looked_s = float("-inf")
+            self._looked_s = self._probed_s = float("-inf")
             while True:
                 while not self._requests.empty():
                     self._requests.get_nowait()(consumer)
@@ -174,9 +172,11 @@ class KafkaTopic:
 
     def _look_for_partitions(self, consumer: KafkaConsumer) -> None:
         """Looks for new partitions, and whether the brokers still answer after a connection has failed."""
-        passed_s = time.monotonic() - self._looked_s
-        if passed_s < (PROBE_EVERY_S if consumer.has_failed else PARTITIONS_EVERY_S):
+        now_s = time.monotonic()
+        is_due = now_s - self._looked_s >= PARTITIONS_EVERY_S
+        if not is_due and not (consumer.has_failed and now_s - self._probed_s >= PROBE_EVERY_S):
             return
+        self._probed_s = now_s
         with self._lock:
             assigned = dict(self._assigned)
         if consumer.has_failed:
@@ -253,33 +253,11 @@ class KafkaTopic:
         present = [message for message in messages if message.value() is not None]  # a tombstone is no record
         bodies = [message.value() for message in present]
         more = {name: read(present) for name, read in self._readers().items()}
-        decoded = self._decoder.decode(bodies, more, self.context.now_ms())
-        if decoded.rejected and time.monotonic() - self._logged_s >= REJECTED_EVERY_S:
-            self._logged_s = time.monotonic()
-            decoded = self._located(partition, present, bodies, more, decoded)
+        decoded = self._decoder.decode(
+            bodies, more, self.context.now_ms(), lambda n: f"partition {partition}, offset {present[n].offset()}"
+        )
         name, nbytes = self.source_name(partition), sum(map(len, bodies))
         return Chunk(name, decoded.batch, start, end, decoded.rejected, nbytes, keep=True)
-
-    def _located(
-        self,
-        partition: int,
-        messages: Sequence[Any],
-        bodies: Sequence[bytes],
-        more: dict[str, list[Any]],
-        decoded: Decoded,
-    ) -> Decoded:
-        """Returns the records with the offset of the first rejected message in the reason, which it also logs."""
-        number, first = self._decoder.first_rejected(bodies, more, self.context.now_ms())
-        where = f"topic {self.config.topic}, partition {partition}, offset {messages[number].offset()}"
-        count = sum(rejection.count for rejection in decoded.rejected)
-        log.warning("%s: rejected: %s; so are %d of %d messages here", where, first.reason, count, len(bodies))
-        return replace(
-            decoded,
-            rejected=tuple(
-                replace(each, message=f"{where}: {each.message}") if each.reason == first.reason else each
-                for each in decoded.rejected
-            ),
-        )
 
     def _readers(self) -> dict[str, Callable[[Sequence[Any]], list[Any]]]:
         config = self.config

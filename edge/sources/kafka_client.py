@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -16,8 +16,11 @@ from edgewater.configuration import refusal
 from edgewater.errors import InvalidConfig
 
 REQUEST_S = 8.0
-SLICE_S = 1.0
-"""A request is tried again after this time. Meanwhile the client may have found out that no broker can be reached."""
+FIRST_SLICE_S = 0.25
+"""A request is tried again after this time, which then doubles. Between two tries the client says whether no broker can
+be reached."""
+RECOVERY_S = 2.0
+"""A request waits at least so long for brokers that could not be reached before."""
 SOCKET_TIMEOUT_MS = 9_000
 """A broker that says nothing for this long is taken for unreachable. The idle rule waits longer by default."""
 MAX_PARTITIONS = 1000
@@ -27,9 +30,10 @@ NO_END = 1 << 62
 """An offset after all messages."""
 _RESERVED = (
     "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof", "bootstrap.servers",
-    "isolation.level", "security.protocol", "sasl.username", "sasl.password", "sasl.mechanisms", "log_level",
+    "isolation.level", "security.protocol", "sasl.username", "sasl.password", "sasl.mechanisms",
 )  # fmt: skip
 _AFTER = re.compile(r" \(after \d+ms.*$")
+_THREAD = re.compile(r"^\[thrd:[^]]*\]: |after \d+ms ")
 
 
 class KafkaConfig(TextConfig):
@@ -106,13 +110,19 @@ class KafkaConfig(TextConfig):
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
             "reconnect.backoff.ms": 1_000,
-            "log_level": 0,  # `KafkaConsumer` gets the errors; librdkafka would log each attempt to connect
         }
         result["security.protocol"] = ("SASL_" if self.username else "") + ("SSL" if self.tls else "PLAINTEXT")
         if self.username is not None and self.password is not None:
             result |= {"sasl.username": self.username, "sasl.password": self.password.get_secret_value()}
             result["sasl.mechanisms"] = self.mechanism
         return result
+
+    def refused_by_client(self, reason: str) -> InvalidConfig:
+        """Returns the option that librdkafka refuses before it connects."""
+        if "ssl." in reason or (self.tls and not self.properties):
+            shown = self.tls.model_dump() if isinstance(self.tls, TlsConfig) else self.tls
+            return InvalidConfig("tls", shown, "readable PEM files of the CA, the certificate and its key", reason)
+        return InvalidConfig("properties", sorted(self.properties), "properties of librdkafka's consumer", reason)
 
     def fault(self, code: str, reason: str) -> InvalidConfig:
         """Returns the option that may be wrong, for a code of librdkafka such as ``_TRANSPORT``."""
@@ -125,7 +135,7 @@ class KafkaConfig(TextConfig):
             return InvalidConfig("tls.ca" if isinstance(self.tls, TlsConfig) else "tls", shown, accepted, reason)
         if "TOPIC" in code or "PARTITION" in code:
             return InvalidConfig("topic", self.topic, "a topic of the brokers that the user may read", reason)
-        accepted = "addresses of Kafka brokers that answer, such as kafka-1:9092"
+        accepted = "addresses of Kafka brokers that answer, such as kafka-1:9092, with tls and username if they need it"
         return InvalidConfig("brokers", ", ".join(self.brokers), accepted, reason)
 
 
@@ -145,6 +155,17 @@ class OffsetGone(KafkaFailed):
     """The broker does not have, or no longer has, the messages at an offset."""
 
 
+class _LastLine:
+    """The logger of a client: gives a function the lines about connections that have failed."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+
+    def log(self, _level: int, _pattern: str, *details: str) -> None:
+        if details and details[0] == "FAIL":
+            self._note(details[-1])
+
+
 class KafkaConsumer:
     """A consumer of one topic. One thread at a time may use it; each method blocks for at most `REQUEST_S`.
 
@@ -159,14 +180,14 @@ class KafkaConsumer:
 
         self._config = config
         self._cause: Any = None
+        self._line = ""
         self._is_unreachable = False
         self.has_failed = False
         try:
-            self.client = Consumer({**config.client(), "error_cb": self._note})
+            # The log has a line for each attempt to connect, so only the last one is of use.
+            self.client = Consumer({**config.client(), "error_cb": self._note}, logger=_LastLine(self._note_line))
         except KafkaException as exc:  # librdkafka refuses a property, a file, or a combination of them
-            accepted = "properties of librdkafka and readable PEM files"
-            fault = InvalidConfig("properties", sorted(config.properties), accepted, exc.args[0].str())
-            raise KafkaFailed(fault) from exc
+            raise KafkaFailed(config.refused_by_client(exc.args[0].str())) from exc
 
     def _note(self, error: Any) -> None:
         """Called by librdkafka, within a call of this consumer, when a connection or all of them have failed."""
@@ -176,11 +197,16 @@ class KafkaConsumer:
         else:
             self._cause = error
 
+    def _note_line(self, line: str) -> None:
+        self._line = line
+
     def failed(self, error: Any) -> KafkaFailed:
         """Returns the exception for an error of librdkafka, with the cause that it gave before."""
-        is_topic = "TOPIC" in error.name() or "PARTITION" in error.name()
-        cause = error if is_topic or self._cause is None else self._cause
-        return KafkaFailed(self._config.fault(cause.name(), _AFTER.sub("", cause.str())))
+        if "TOPIC" in error.name() or "PARTITION" in error.name():
+            return KafkaFailed(self._config.fault(error.name(), error.str()))
+        if self._cause is not None:
+            return KafkaFailed(self._config.fault(self._cause.name(), _AFTER.sub("", self._cause.str())))
+        return KafkaFailed(self._config.fault(error.name(), _THREAD.sub("", self._line) or error.str()))
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -196,15 +222,17 @@ class KafkaConsumer:
         """Returns the partitions of the topic, and why one cannot be read. Raises KafkaFailed."""
         from confluent_kafka import KafkaException
 
-        deadline_s = time.monotonic() + REQUEST_S
-        self._is_unreachable = False
+        began_s, slice_s = time.monotonic(), FIRST_SLICE_S
+        patience_s = RECOVERY_S if self._is_unreachable else 0.0  # the brokers may have come back since
         while True:
             try:
-                topic = self.client.list_topics(self._config.topic, timeout=SLICE_S).topics[self._config.topic]
+                topic = self.client.list_topics(self._config.topic, timeout=slice_s).topics[self._config.topic]
                 break
             except KafkaException as exc:
                 self.client.poll(0)  # calls `_note`
-                if self._is_unreachable or time.monotonic() >= deadline_s:
+                passed_s = time.monotonic() - began_s
+                slice_s = min(2 * slice_s, REQUEST_S - passed_s)
+                if slice_s <= 0 or (self._is_unreachable and passed_s >= patience_s):
                     raise self.failed(exc.args[0]) from exc
         if topic.error is not None:
             raise self.failed(topic.error)
@@ -212,7 +240,7 @@ class KafkaConsumer:
             accepted = f"a topic of at most {MAX_PARTITIONS} partitions"
             reason = f"it has {len(topic.partitions)} partitions; expected at most {MAX_PARTITIONS}"
             raise KafkaFailed(InvalidConfig("topic", self._config.topic, accepted, reason))
-        self._cause = None
+        self._cause, self._line, self._is_unreachable = None, "", False
         return {
             number: None if partition.error is None else self.failed(partition.error)
             for number, partition in topic.partitions.items()
@@ -258,7 +286,7 @@ class KafkaConsumer:
         self.client.assign([TopicPartition(self._config.topic, partition, offset)])
         result: list[Any] = []
         while len(result) < most:
-            for message in self.client.consume(most - len(result), SLICE_S / 10):
+            for message in self.client.consume(most - len(result), 0.1):
                 error, at = message.error(), message.offset()
                 if error is None and at is not None and at < until:
                     result.append(message)

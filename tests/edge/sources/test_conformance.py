@@ -17,6 +17,7 @@ from edge.source_kinds import GROUP, SourceKinds
 from edge.sources import factory
 from edge.testing import CASES, SECRET, Subject
 from tests.edge.sources.kafka_broker import Broker as KafkaBroker
+from tests.edge.sources.kafka_broker import ObjectStore
 from tests.edge.sources.test_mqtt import Broker as MqttBroker
 
 pytestmark = pytest.mark.slow
@@ -67,13 +68,20 @@ class SqliteSubject(Subject):
 
 class KafkaSubject(Subject):
     def __init__(self, directory: Path) -> None:
-        self.broker = KafkaBroker(directory)
+        self.store = ObjectStore()
+        self.broker = KafkaBroker(directory, store=self.store)
         self.broker.start()
         self.broker.create("t", 1)
         self.entry = {"kafka": {"brokers": [self.broker.address], "topic": "t"}}
 
     def produce(self, records: Sequence[dict[str, Any]]) -> None:
         self.broker.send("t", 0, lines(records))
+
+    def cut(self) -> None:
+        self.broker.kill()
+
+    def mend(self) -> None:
+        self.broker.start()
 
 
 class MqttSubject(Subject):
@@ -113,6 +121,8 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]
     yield made
     if hasattr(made, "broker"):
         made.broker.kill()
+    if hasattr(made, "store"):
+        made.store.close()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

@@ -111,6 +111,33 @@ def test_a_blank_message_is_rejected_and_counted(broker: Broker) -> None:
     assert [(r.reason, r.count) for chunk in chunks for r in chunk.rejected] == [("malformed", 1)]
 
 
+POISON = (
+    b"\0", b"\xff\xfe", b"[" * 100_000, b'{"n": {"x": 1}, "at": 1}', b'{"n": 1e400, "at": 1}', b'{"at": 1e400}', b"[]",
+    b'{"n": 1}{"n": 2}', b'{"at": 1700000000000, "n": "x"}', b"x" * (9 << 20),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [{}, {"key": "k"}], ids=["body", "with-key"])
+def test_a_poison_message_costs_only_itself_and_its_offset_is_named(
+    broker: Broker, more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = f"poison{len(more)}"
+    broker.create(topic, 2)
+    for poison in POISON:
+        broker.send(topic, 1, [record(1), poison, record(2)])
+    source = partition(broker, topic, **more)
+    read(source, lambda c: bool(c[-1].opens))
+    (second,) = source.opened_before([source.name[:-1] + "1"])
+    assert isinstance(second, KafkaPartition)
+    chunks = read(second, lambda c: len(numbers(c)) == 2 * len(POISON))
+    assert numbers(chunks) == [1, 2] * len(POISON)
+    assert sum(r.count for chunk in chunks for r in chunk.rejected) == len(POISON)
+    first = next(chunk.rejected[0] for chunk in chunks if chunk.rejected)
+    assert first.message.startswith(f"topic {topic}, partition 1, offset 1: ")
+    lines = [r.message for r in caplog.records if "offset 1" in r.message]
+    assert len(lines) == 1 and topic in lines[0]
+
+
 def test_a_key_that_does_not_fit_its_column_is_null(broker: Broker) -> None:
     broker.create("typed", 1)
     for key in ("7", "x"):
@@ -161,7 +188,6 @@ FAULTS = [
     ({"topic": "no-such-topic"}, "topic", "no-such-topic", "Unknown topic or partition"),
     ({"brokers": ["127.0.0.1:1"]}, "brokers", "127.0.0.1:1", "Connection refused"),
     ({"brokers": ["no-such-host.invalid:9092"]}, "brokers", "no-such-host.invalid:9092", "resolve"),
-    ({"tls": True}, "tls", True, "SSL handshake"),
 ]
 
 
