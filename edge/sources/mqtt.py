@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
+import contextlib
 import re
 import ssl
 import struct
+import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -22,18 +24,21 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from edge.codecs import MessageDecoder, TextFormatName
 from edge.config import TextConfig, TlsConfig, secret
-from edge.records import Chunk, Position, Source
-from edge.source_kinds import KeptSource, SourceContext
+from edge.records import Chunk, Decoded, Position, Source
+from edge.source_kinds import KeptSource, SourceCheck, SourceContext, next_item
 from edgewater.configuration import Duration, RemoteAddress, refusal, split_address
 from edgewater.errors import InvalidConfig
 from edgewater.streams import Delivery
-
-log = logging.getLogger(__name__)
+from edgewater.wire import LossReason
 
 RECEIVE_MAXIMUM = 500
 """The most messages that are unacknowledged. The journal remembers as many."""
 COALESCE_S = 0.05
-KEEPALIVE_S = 30
+KEEPALIVE_S = 5
+"""Twice this time after its last packet, a broker is taken for unreachable. The idle rule waits as long by default."""
+ANSWER_S = 4.0
+"""A broker must accept the connection, the session and the subscriptions within this time each."""
+CHECK_S = 2.0
 _ENTRY = struct.Struct("<HQ")
 _LEVEL = re.compile(r"\{(\w+)\}")
 
@@ -97,6 +102,22 @@ class MqttConfig(TextConfig):
         """The columns that are levels of the topic."""
         return _LEVEL.findall(self.topics[0])
 
+    def broker_fault(self, reason: str) -> InvalidConfig:
+        return InvalidConfig("broker", self.broker, "the address of an MQTT 5 broker, with tls if it needs it", reason)
+
+    def tls_fault(self, error: Exception) -> InvalidConfig:
+        shown = self.tls.model_dump(exclude_none=True) if isinstance(self.tls, TlsConfig) else self.tls
+        accepted = "true, or {ca: …} with readable PEM files: the CA of the broker, and the edge's certificate and key"
+        return InvalidConfig("tls", shown, accepted, str(error))
+
+    def refusal_fault(self, reason: str) -> InvalidConfig:
+        """Returns the option that may be wrong, for the broker's reason to end the session."""
+        if reason in ("Bad user name or password", "Not authorized", "Bad authentication method", "Banned"):
+            return InvalidConfig("username", self.username, "a user and a password that the broker accepts", reason)
+        if reason in ("Client identifier not valid", "Session taken over"):
+            return InvalidConfig("client_id", self.client_id, "a client_id that no other client uses", reason)
+        return self.broker_fault(reason)
+
     def column_fault(self, columns: Sequence[str]) -> tuple[str, str] | None:
         for name in self.more:
             if name not in columns or self.more.count(name) > 1:
@@ -116,7 +137,15 @@ def _overlap(one: list[str], other: list[str]) -> bool:
 
 
 class MqttFailed(OSError):
-    """The broker cannot be reached, or refuses the session."""
+    """The broker cannot be reached, or refuses the session.
+
+    Attributes:
+        fault: names the option that may be wrong, its value, and the reason.
+    """
+
+    def __init__(self, fault: InvalidConfig) -> None:
+        super().__init__(f"{fault.field} {fault.value}: {fault.reason}")
+        self.fault = fault
 
 
 class Remembered:
@@ -142,6 +171,119 @@ class Remembered:
         return {"packets": base64.b64encode(b"".join(_ENTRY.pack(*each) for each in self._digests.items())).decode()}
 
 
+@dataclass(frozen=True, slots=True)
+class _Subscribed:
+    """The broker has confirmed the subscriptions.
+
+    Attributes:
+        is_new: the broker had no session of this client.
+    """
+
+    is_new: bool
+
+
+class _Connection:
+    """A connection to the broker. The thread of the client fills `arrived`; `open` and `close` block.
+
+    Attributes:
+        arrived: messages, then perhaps a `MqttFailed`; first a `_Subscribed`.
+    """
+
+    def __init__(self, config: MqttConfig) -> None:
+        import paho.mqtt.client as mqtt
+        from paho.mqtt.enums import CallbackAPIVersion
+
+        self._config, self._loop = config, asyncio.get_running_loop()
+        self._lock, self._waiting = threading.Lock(), list[Any]()
+        self.arrived = asyncio.Queue[Any]()
+        self.client = client = mqtt.Client(
+            CallbackAPIVersion.VERSION2,
+            config.client_id,
+            protocol=mqtt.MQTTv5,
+            manual_ack=True,
+            reconnect_on_failure=False,
+        )
+        client.on_connect, client.on_subscribe = self._connected, self._subscribed
+        client.on_message = lambda _client, _userdata, message: self._give(message)
+        client.on_disconnect = self._disconnected
+        self._is_new = True
+
+    def _give(self, item: Any) -> None:
+        """Puts an item into `arrived`, together with what comes within `COALESCE_S`: to wake the loop takes long."""
+        with self._lock:
+            self._waiting.append(item)
+            count = len(self._waiting)
+        with contextlib.suppress(RuntimeError):  # the loop has ended before the thread
+            if count == RECEIVE_MAXIMUM // 2:  # the broker soon waits for acknowledgements
+                self._loop.call_soon_threadsafe(self._hand_over)
+            elif count == 1:
+                self._loop.call_soon_threadsafe(self._loop.call_later, COALESCE_S, self._hand_over)
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for item in waiting:
+            self.arrived.put_nowait(item)
+
+    def open(self) -> None:
+        """Connects and begins to subscribe. Raises MqttFailed."""
+        from paho.mqtt.packettypes import PacketTypes
+        from paho.mqtt.properties import Properties
+
+        config, client = self._config, self.client
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties.SessionExpiryInterval, properties.ReceiveMaximum = config.session // 1000, RECEIVE_MAXIMUM
+        host, port = split_address(config.broker)
+        if config.username is not None:
+            client.username_pw_set(config.username, config.password.get_secret_value() if config.password else None)
+        if config.tls:
+            tls = config.tls if isinstance(config.tls, TlsConfig) else TlsConfig()
+            try:
+                client.tls_set(tls.ca, tls.cert, tls.key, cert_reqs=ssl.CERT_REQUIRED)
+            except (OSError, ValueError) as exc:
+                raise MqttFailed(config.tls_fault(exc)) from exc
+        client.connect_timeout = ANSWER_S
+        try:
+            client.connect(host, port, KEEPALIVE_S, clean_start=False, properties=properties)
+        except ssl.SSLError as exc:
+            raise MqttFailed(config.tls_fault(exc)) from exc
+        except OSError as exc:
+            raise MqttFailed(config.broker_fault(exc.strerror or str(exc) or type(exc).__name__)) from exc
+        client.loop_start()
+
+    def close(self) -> None:
+        self.client.on_disconnect = None
+        self.client.disconnect()
+        self.client.loop_stop()
+
+    def _connected(self, client: Any, _userdata: Any, flags: Any, reason: Any, _properties: Any) -> None:
+        from paho.mqtt.subscribeoptions import SubscribeOptions
+
+        config = self._config
+        if reason.is_failure:
+            self._give(MqttFailed(config.refusal_fault(str(reason))))
+            return
+        self._is_new = not flags.session_present
+        handling = SubscribeOptions.RETAIN_SEND_IF_NEW_SUB if config.retained else SubscribeOptions.RETAIN_DO_NOT_SEND
+        options = SubscribeOptions(qos=1, retainHandling=handling)
+        client.subscribe([(_LEVEL.sub("+", topic), options) for topic in config.topics])
+
+    def _subscribed(self, _client: Any, _userdata: Any, _mid: int, reasons: Any, _properties: Any) -> None:
+        for reason, topic in zip(reasons, self._config.topics, strict=False):
+            if reason.is_failure:
+                accepted = "filters that the user may subscribe to"
+                self._give(MqttFailed(InvalidConfig("topics", topic, accepted, f"the broker answers: {reason}")))
+                return
+        self._give(_Subscribed(self._is_new))
+
+    def _disconnected(self, _client: Any, _userdata: Any, flags: Any, reason: Any, _properties: Any) -> None:
+        if flags.is_disconnect_packet_from_server or str(reason) == "Keep alive timeout":
+            fault = self._config.refusal_fault(str(reason))
+        else:
+            fault = self._config.broker_fault("the connection has ended; perhaps another client has the client_id")
+        self._give(MqttFailed(fault))
+
+
 class MqttSource(KeptSource):
     """A `Source`: the messages of all topics of one entry of ``sources``."""
 
@@ -151,83 +293,63 @@ class MqttSource(KeptSource):
         self.stream = context.stream
         self.name = f"{context.stream}:mqtt:{config.broker}/{config.client_id}"
         self._config, self._context = config, context
-        self._decoder = MessageDecoder(config.text_format(context.schema), config.more, f"topics {config.topics}")
+        self._decoder = MessageDecoder(config.text_format(context.schema), config.more, f"broker {config.broker}")
         self._levels = [_pattern(topic) for topic in config.topics]
         self._client: Any = None
         self._unacknowledged: list[tuple[int, Any]] = []  # (number of the chunk, message)
         self._chunk = self._committed = 0
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
-        remembered, arrived = Remembered(position), asyncio.Queue[Any]()
-        self._unacknowledged, client = [], self._connect(arrived)
-        self._client = client
+        remembered, self._unacknowledged = Remembered(position), []
+        connection = _Connection(self._config)
+        self._client, arrived = connection.client, connection.arrived
         try:
+            await asyncio.to_thread(connection.open)
+            early = list[Any]()  # messages of an old session, which come before the answer to SUBSCRIBE
             while True:
-                with self._context.idle(self.name):
-                    message = await arrived.get()
-                    await self._context.sleep(COALESCE_S)
-                messages = [message]
-                while not arrived.empty():
-                    messages.append(arrived.get_nowait())
-                failure = next((m for m in messages if isinstance(m, Exception)), None)
-                new = [m for m in messages if not isinstance(m, Exception) and self._is_new(remembered, m)]
-                if new:
-                    yield self._decoded(new, remembered)
-                if failure is not None:
-                    raise failure
+                subscribed = await self._answer(arrived)
+                if isinstance(subscribed, _Subscribed):
+                    break
+                early.append(subscribed)
+            if subscribed.is_new:
+                remembered, is_lost = Remembered(None), position is not None
+                yield self._empty(remembered, (str(LossReason.INPUT_GONE),) if is_lost else ())
+            for message in early:
+                arrived.put_nowait(message)
+            async for chunk in self._messages(arrived, remembered):
+                yield chunk
         finally:
             self._client = None
-            await asyncio.to_thread(_stop, client)
+            await asyncio.to_thread(connection.close)
 
-    def _connect(self, arrived: asyncio.Queue[Any]) -> Any:
-        import paho.mqtt.client as mqtt
-        from paho.mqtt.enums import CallbackAPIVersion
-        from paho.mqtt.packettypes import PacketTypes
-        from paho.mqtt.properties import Properties
-        from paho.mqtt.subscribeoptions import SubscribeOptions
+    async def _answer(self, arrived: asyncio.Queue[Any]) -> Any:
+        """Returns the next item. Raises MqttFailed: the broker says nothing, or refuses the session."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                item = await arrived.get()
+        except TimeoutError:
+            raise MqttFailed(self._config.broker_fault(f"no answer within {ANSWER_S:g} s")) from None
+        if isinstance(item, MqttFailed):
+            raise item
+        return item
 
-        config, loop = self._config, asyncio.get_running_loop()
+    async def _messages(self, arrived: asyncio.Queue[Any], remembered: Remembered) -> AsyncIterator[Chunk]:
+        while True:
+            messages = [await next_item(self._context, self.name, arrived)]
+            while not arrived.empty():
+                messages.append(arrived.get_nowait())
+            failure = next((m for m in messages if isinstance(m, MqttFailed)), None)
+            new = [m for m in messages if not isinstance(m, MqttFailed) and self._is_new(remembered, m)]
+            if new:
+                yield self._decoded(new, remembered)
+            if failure is not None:
+                raise failure
 
-        def give(item: Any) -> None:
-            loop.call_soon_threadsafe(arrived.put_nowait, item)
-
-        def connected(client: Any, _userdata: Any, _flags: Any, reason: Any, _properties: Any) -> None:
-            if reason.is_failure:
-                give(MqttFailed(f"{config.broker} refuses the session: {reason}"))
-            else:
-                handling = (
-                    SubscribeOptions.RETAIN_SEND_IF_NEW_SUB if config.retained else SubscribeOptions.RETAIN_DO_NOT_SEND
-                )
-                options = SubscribeOptions(qos=1, retainHandling=handling)
-                client.subscribe([(_LEVEL.sub("+", topic), options) for topic in config.topics])
-
-        def subscribed(_client: Any, _userdata: Any, _mid: int, reasons: Any, _properties: Any) -> None:
-            for reason, topic in zip(reasons, config.topics, strict=False):
-                if reason.is_failure:
-                    give(MqttFailed(f"{config.broker} refuses the topic {topic}: {reason}"))
-
-        client = mqtt.Client(
-            CallbackAPIVersion.VERSION2,
-            config.client_id,
-            protocol=mqtt.MQTTv5,
-            manual_ack=True,
-            reconnect_on_failure=False,
-        )
-        client.on_connect, client.on_subscribe = connected, subscribed
-        client.on_message = lambda _client, _userdata, message: give(message)
-        client.on_disconnect = lambda *_: give(MqttFailed(f"{config.broker}: the connection has ended"))
-        if config.username is not None:
-            client.username_pw_set(config.username, config.password.get_secret_value() if config.password else None)
-        if config.tls:
-            tls = config.tls if isinstance(config.tls, TlsConfig) else TlsConfig()
-            client.tls_set(tls.ca, tls.cert, tls.key, cert_reqs=ssl.CERT_REQUIRED)
-        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        properties.SessionExpiryInterval, properties.ReceiveMaximum = config.session // 1000, RECEIVE_MAXIMUM
-        host, port = split_address(config.broker)
-        client.connect_async(host, port, KEEPALIVE_S, clean_start=False, properties=properties)
-        client.on_connect_fail = lambda *_: give(MqttFailed(f"{config.broker} cannot be reached"))
-        client.loop_start()
-        return client
+    def _empty(self, remembered: Remembered, losses: tuple[str, ...]) -> Chunk:
+        """Returns a chunk without records: after a restart, its position says that there was a session."""
+        self._chunk += 1
+        end = remembered.to_position() | {"chunk": self._chunk}
+        return Chunk(self.name, self._context.schema.empty(), None, end, (), 0, losses, keep=True)
 
     def _is_new(self, remembered: Remembered, message: Any) -> bool:
         """Returns whether a message counts. A repetition is acknowledged once the newest chunk is on disk."""
@@ -243,7 +365,7 @@ class MqttSource(KeptSource):
         bodies = [message.payload for message in messages]
         topics = [message.topic for message in messages]
         more = {name: [self._level(topic, name) for topic in topics] for name in self._config.more}
-        decoded = self._decoder.decode(bodies, more, self._context.now_ms())
+        decoded = self._decoder.decode(bodies, more, self._context.now_ms(), lambda n: f"topic {topics[n]}")
         end = remembered.to_position() | {"chunk": self._chunk}
         return Chunk(self.name, decoded.batch, None, end, decoded.rejected, sum(map(len, bodies)), keep=True)
 
@@ -274,12 +396,6 @@ def _pattern(topic: str) -> re.Pattern[str]:
     ))  # fmt: skip
 
 
-def _stop(client: Any) -> None:
-    client.on_disconnect = None
-    client.disconnect()
-    client.loop_stop()
-
-
 class Mqtt:
     """The kind ``mqtt``."""
 
@@ -293,6 +409,33 @@ class Mqtt:
             accepted = "the package paho-mqtt: pip install 'edgewater[mqtt]'"
             raise InvalidConfig(f"streams.{context.stream}.sources.mqtt", options.broker, accepted, str(exc)) from exc
         return [MqttSource(options, context)]
+
+    def check(self, options: MqttConfig, context: SourceContext, records: int) -> SourceCheck:
+        """Subscribes in a session of its own, which ends with the connection, and decodes what comes meanwhile."""
+        checked = options.model_copy(update={"client_id": f"{options.client_id}-check"[-64:], "session": 0})
+
+        async def look() -> SourceCheck:
+            source, samples, nbytes = MqttSource(checked, context), list[Decoded](), 0
+            chunks = source.chunks(None)
+            try:
+                async with asyncio.timeout(CHECK_S):
+                    async for chunk in chunks:
+                        samples.append(Decoded(chunk.batch, chunk.rejected))
+                        nbytes += chunk.nbytes
+                        if sum(sample.batch.num_rows for sample in samples) >= records:
+                            break
+            except TimeoutError:
+                pass
+            finally:
+                await chunks.aclose()  # type: ignore[attr-defined]
+            count = sum(s.batch.num_rows + sum(r.count for r in s.rejected) for s in samples)
+            facts = f"{options.broker} accepts the subscriptions; {count} message(s) came within {CHECK_S:g} s"
+            return SourceCheck((facts,), tuple(samples), nbytes)
+
+        try:
+            return asyncio.run(look())
+        except MqttFailed as exc:
+            raise exc.fault from exc
 
 
 KIND = Mqtt()

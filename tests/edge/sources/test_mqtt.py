@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -20,8 +21,10 @@ from pydantic import ValidationError
 
 from edge.codecs import EventTime, RecordSchema
 from edge.records import Chunk, Position
-from edge.source_kinds import SourceContext
-from edge.sources.mqtt import KIND, MqttConfig, MqttFailed, MqttSource
+from edge.source_kinds import SourceCheck, SourceContext
+from edge.sources.mqtt import ANSWER_S, KIND, MqttConfig, MqttFailed, MqttSource
+from edgewater.errors import InvalidConfig
+from tests.certificates import make_certificates
 from tests.edge.agent_process import AgentProcess, lines
 
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
@@ -31,12 +34,18 @@ if MOSQUITTO is None and not os.environ.get("CI"):
 AT_MS = 1_700_000_000_000
 SCHEMA = RecordSchema({"n": pa.int64(), "device": pa.string()}, EventTime("at", max_skew_ms=None))
 TIMEOUT_S = 60.0
+PASSWORD = "s3cret-of-the-test"
 
 
 class Broker:
-    """mosquitto, which keeps its sessions in a file."""
+    """mosquitto.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        saves: it writes its sessions to a file after each change, so that a kill loses nothing.
+        lines: further lines of its configuration.
+    """
+
+    def __init__(self, directory: Path, *lines: str, saves: bool = True) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
@@ -44,10 +53,11 @@ class Broker:
         self.log.touch()
         self._config = directory / "mosquitto.conf"
         self._config.write_text(
-            f"listener {self.port} 127.0.0.1\nallow_anonymous true\nuser root\n"
-            f"persistence true\npersistence_location {directory}/\n"
+            f"listener {self.port} 127.0.0.1\nuser root\n"
+            f"persistence {str(saves).lower()}\npersistence_location {directory}/\n"
             f"log_dest file {self.log}\nlog_type subscribe\n"
             "autosave_interval 1\nautosave_on_changes true\nmax_queued_messages 0\n"
+            + "".join(f"{line}\n" for line in lines or ("allow_anonymous true",))
         )
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -119,28 +129,30 @@ def read(
     """Reads until there is enough.
 
     Args:
-        connected: called in a thread once the session is there.
+        connected: called in a thread once the session, which must be new, has its subscriptions.
     """
 
     async def collect() -> list[Chunk]:
         chunks: list[Chunk] = []
         stream = made.chunks(position)
         async with asyncio.timeout(TIMEOUT_S):
-            first = asyncio.ensure_future(anext(stream))
-            while made._client is None or not made._client.is_connected():
-                await asyncio.sleep(0.01)
-            await asyncio.to_thread(connected)
-            chunks.append(await first)
-            while True:
+            async for chunk in stream:
+                if not chunks:
+                    await asyncio.to_thread(connected)
+                chunks.append(chunk)
                 if commits:
-                    made.committed(chunks[-1].end or {})
+                    made.committed(chunk.end or {})
                 if enough(chunks):
                     break
-                chunks.append(await anext(stream))
         await stream.aclose()  # type: ignore[attr-defined]
         return chunks
 
     return asyncio.run(collect())
+
+
+def check(made: Broker, *topics: str, **options: Any) -> SourceCheck:
+    given = {"broker": made.address, "topics": list(topics), "client_id": "edge-1", **options}
+    return KIND.check(MqttConfig.model_validate(given), SourceContext("s", SCHEMA, lambda: AT_MS), 1)
 
 
 def numbers(chunks: list[Chunk]) -> list[int]:
@@ -189,11 +201,177 @@ def test_retained_messages_count_only_if_asked_for(broker: Broker, retained: boo
     assert numbers(chunks) == ([1, 2] if retained else [2])
 
 
+def failure(made: MqttSource) -> MqttFailed:
+    """Returns how reading fails."""
+    with pytest.raises(MqttFailed) as failed:
+        read(made, lambda c: False)
+    return failed.value
+
+
 def test_a_broker_that_is_away_is_a_failure_that_names_it(broker: Broker) -> None:
     broker.kill()
-    made = source(broker, "t")
-    with pytest.raises(MqttFailed, match=broker.address):
-        asyncio.run(asyncio.wait_for(anext(made.chunks(None)), TIMEOUT_S))  # type: ignore[arg-type]
+    fault = failure(source(broker, "t")).fault
+    assert (fault.field, fault.value, fault.reason) == ("broker", broker.address, "Connection refused")
+    with pytest.raises(InvalidConfig) as refused:
+        check(broker, "t")
+    assert (refused.value.field, refused.value.reason) == ("broker", "Connection refused")
+
+
+def test_a_broker_that_accepts_and_says_nothing_is_named_within_5_s_and_is_not_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ANSWER_S < 5
+    monkeypatch.setattr("edge.sources.mqtt.ANSWER_S", 0.3)
+    marked: list[str] = []
+
+    @contextlib.contextmanager
+    def idle(name: str) -> Iterator[None]:
+        marked.append(name)
+        yield
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        config = MqttConfig.model_validate({"broker": address, "topics": ["t"], "client_id": "e"})
+        fault = failure(MqttSource(config, SourceContext("s", SCHEMA, lambda: AT_MS, idle=idle))).fault
+    assert (fault.field, fault.value, marked) == ("broker", address, [])
+
+
+def test_a_quiet_session_is_marked_as_idle_again_and_again(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.source_kinds.LOOK_S", 0.02)
+    marks = 0
+
+    @contextlib.contextmanager
+    def idle(_: str) -> Iterator[None]:
+        nonlocal marks
+        marks += 1
+        if marks == 5:
+            broker.send("t", bodies(1))
+        yield
+
+    config = MqttConfig.model_validate({"broker": broker.address, "topics": ["t"], "client_id": "e"})
+    made = MqttSource(config, SourceContext("s", SCHEMA, lambda: AT_MS, idle=idle))
+    assert numbers(read(made, lambda c: bool(numbers(c)))) == [1]
+    assert marks >= 5
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Broker]:
+    """A broker with one user."""
+    passwords = tmp_path / "passwords"
+    tool = shutil.which("mosquitto_passwd")
+    assert tool is not None, "the package mosquitto has it"
+    subprocess.run([tool, "-c", "-b", str(passwords), "edge", PASSWORD], check=True, capture_output=True)
+    made = Broker(tmp_path, f"password_file {passwords}", "allow_anonymous false")
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        ({"password": "wrong"}, "username", "edge"),
+        ({"username": "other"}, "username", "other"),
+        ({"username": None, "password": None}, "username", None),
+    ],
+)
+def test_what_the_broker_refuses_is_named_and_the_password_is_not(
+    guarded: Broker, options: dict[str, Any], field: str, value: str
+) -> None:
+    given = {"username": "edge", "password": PASSWORD, **options}
+    assert check(guarded, "t", username="edge", password=PASSWORD).problems == ()
+    failed = failure(source(guarded, "t", **given))
+    assert (failed.fault.field, failed.fault.value) == (field, value)
+    assert "authorized" in failed.fault.reason and PASSWORD not in str(failed) and "wrong" not in str(failed)
+    with pytest.raises(InvalidConfig) as refused:
+        check(guarded, "t", **given)
+    assert (refused.value.field, refused.value.value) == (field, value)
+
+
+def test_a_session_that_the_broker_no_longer_has_is_a_stated_loss(tmp_path: Path) -> None:
+    forgetful = Broker(tmp_path, saves=False)
+    forgetful.start()
+    try:
+        first = read(source(forgetful, "t"), lambda c: bool(c))
+        assert (first[0].losses, first[0].keep, first[0].end is not None) == ((), True, True)
+        forgetful.send("t", bodies(1))
+        same = read(source(forgetful, "t"), lambda c: bool(numbers(c)), first[-1].end)
+        assert (numbers(same), same[0].losses) == ([1], ())
+        forgetful.kill()
+        forgetful.start()
+        publish = lambda: forgetful.send("t", bodies(2))  # noqa: E731
+        after = read(source(forgetful, "t"), lambda c: bool(numbers(c)), same[-1].end, connected=publish)
+        assert (after[0].losses, numbers(after)) == (("input-gone",), [2])
+    finally:
+        forgetful.kill()
+
+
+def test_another_client_with_the_same_client_id_is_named(broker: Broker) -> None:
+    def take_over() -> None:
+        other = mqtt.Client(CallbackAPIVersion.VERSION2, "edge-1", protocol=mqtt.MQTTv5)
+        other.connect("127.0.0.1", broker.port)
+        other.loop_start()
+        time.sleep(0.2)
+        other.loop_stop()
+
+    with pytest.raises(MqttFailed) as failed:
+        read(source(broker, "t"), lambda c: False, connected=take_over)
+    fault = failed.value.fault  # mosquitto 2.0 gives no reason
+    assert (fault.field, "another client" in fault.reason) == ("broker", True)
+    config = MqttConfig.model_validate({"broker": broker.address, "topics": ["t"], "client_id": "edge-1"})
+    assert config.refusal_fault("Session taken over").field == "client_id"
+
+
+def test_the_check_subscribes_in_a_session_of_its_own_and_takes_no_message_from_the_edge(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = read(source(broker, "t"), lambda c: bool(c))
+    broker.send("t", bodies(1))
+    broker.send("t", bodies(2), retain=True)
+    found = check(broker, "t", retained=True)
+    assert [n for sample in found.samples for n in sample.batch.column("n").to_pylist()] == [2]
+    assert numbers(read(source(broker, "t"), lambda c: len(numbers(c)) == 2, first[-1].end)) == [1, 2]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = {"good": "DNS:localhost", "expired": "DNS:localhost", "other": "DNS:other.example", "edge": "DNS:edge"}
+    return make_certificates(tmp_path_factory.mktemp("tls"), names, expired=["expired"])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # paho leaves the socket to the collector
+@pytest.mark.parametrize(
+    ("server", "files", "reason"),
+    [
+        ("good", {"ca": "ca", "cert": "edge", "key": "edge"}, None),
+        ("expired", {"ca": "ca", "cert": "edge", "key": "edge"}, "expired"),
+        ("other", {"ca": "ca", "cert": "edge", "key": "edge"}, "Hostname mismatch"),
+        ("good", {"ca": "edge", "cert": "edge", "key": "edge"}, "certificate verify failed"),
+        ("good", {}, "certificate verify failed"),
+        ("good", {"ca": "no-such"}, "No such file"),
+        ("good", {"ca": "ca", "cert": "edge", "key": "good"}, "KEY_VALUES_MISMATCH"),
+        ("good", {"ca": "ca"}, ""),
+    ],
+)
+def test_tls_needs_the_ca_of_the_broker_its_host_name_and_a_client_certificate_if_asked_for(
+    tmp_path: Path, certificates: Path, server: str, files: dict[str, str], reason: str | None
+) -> None:
+    made = Broker(
+        tmp_path, f"cafile {certificates / 'ca.pem'}", f"certfile {certificates / server}.pem",
+        f"keyfile {certificates / server}.key", "require_certificate true", "allow_anonymous true",
+    )  # fmt: skip
+    made.start()
+    tls = {key: str(certificates / f"{name}.{'key' if key == 'key' else 'pem'}") for key, name in files.items()}
+    try:
+        if reason is None:
+            assert check(made, "t", broker=f"localhost:{made.port}", tls=tls).problems == ()
+            return
+        with pytest.raises(InvalidConfig) as refused:
+            check(made, "t", broker=f"localhost:{made.port}", tls=tls)
+        assert refused.value.field == ("tls" if reason else "broker")
+        assert reason in refused.value.reason
+    finally:
+        made.kill()
 
 
 @pytest.mark.parametrize(
