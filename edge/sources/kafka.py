@@ -39,7 +39,7 @@ PROBE_EVERY_S = 5.0
 """After the failure of a connection the partitions are looked for at once, but not more often than this."""
 CHECKED_PARTITIONS = 10
 """`check` reads from so many partitions."""
-BACKFILL_MESSAGES = 2_000
+BACKFILL_MESSAGES = 4_000
 """Messages that a backfill decodes at once."""
 
 

@@ -181,6 +181,7 @@ class KafkaConsumer:
         self._config = config
         self._cause: Any = None
         self._line = ""
+        self._next: tuple[int, int] | None = None  # what `read` has assigned, and where it stands
         self._is_unreachable = False
         self.has_failed = False
         try:
@@ -283,9 +284,10 @@ class KafkaConsumer:
         from confluent_kafka import KafkaError, TopicPartition
 
         deadline_s = time.monotonic() + REQUEST_S
-        self.client.assign([TopicPartition(self._config.topic, partition, offset)])
-        result: list[Any] = []
-        while len(result) < most:
+        if self._next != (partition, offset):
+            self.client.assign([TopicPartition(self._config.topic, partition, offset)])
+        self._next, result = None, list[Any]()
+        while True:
             for message in self.client.consume(most - len(result), 0.1):
                 error, at = message.error(), message.offset()
                 if error is None and at is not None and at < until:
@@ -296,10 +298,11 @@ class KafkaConsumer:
                     raise OffsetGone(self.failed(error).fault)
                 else:
                     raise self.failed(error)
-            if result and (result[-1].offset() + 1 >= until or time.monotonic() >= deadline_s):
+            if result and (len(result) == most or result[-1].offset() + 1 >= until or time.monotonic() >= deadline_s):
                 break
             if time.monotonic() >= deadline_s:
                 raise self.failed(KafkaError(KafkaError._TIMED_OUT))
+        self._next = partition, result[-1].offset() + 1
         return result
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -34,7 +34,8 @@ class Broker:
         self.partitions: dict[int, list[int]] = {0: []}
         self.committed: dict[int, int] = {}
         self.failure: Exception | None = None
-        self.changed = asyncio.Event()
+        self.changed, self.answers, self.attempts = asyncio.Event(), asyncio.Event(), 0
+        self.answers.set()
 
     def add(self, partition: int, *numbers: int) -> None:
         self.partitions.setdefault(partition, []).extend(numbers)
@@ -59,11 +60,17 @@ class Partition(KeptSource):
         self.name, self.stream = f"{context.stream}:numbers:{topic}:{number}", context.stream
         self._topic, self._context, self._number = topic, context, number
 
+    def opened_before(self, names: Iterable[str]) -> tuple[Source, ...]:
+        numbers = [int(name.rsplit(":", 1)[1]) for name in names if name != self.name]
+        return tuple(Partition(self._topic, self._context, n) for n in numbers) if self._number == 0 else ()
+
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         at = 0 if position is None else position["offset"]
         while True:
+            BROKER.attempts += 1
             if BROKER.failure is not None:
                 raise BROKER.failure
+            await BROKER.answers.wait()
             numbers = BROKER.partitions[self._number][at : at + 5]
             at += len(numbers)
             opens: tuple[Source, ...] = ()
@@ -207,6 +214,50 @@ def test_sources_that_come_while_the_agent_runs_are_read_and_hold_the_watermark(
             # The first partition is at 72 h. The second one is at 26 h, and holds what was reached before it came.
             assert agent.durable.core.streams["flights"].watermark_ms == START_MS + 48 * 3_600_000
 
+    run(test, tmp_path)
+
+
+def test_a_source_that_an_earlier_run_has_opened_holds_the_watermark_from_the_start(tmp_path: Path) -> None:
+    async def test(center: Center) -> None:
+        settings = config(tmp_path, center, SOURCES)
+        BROKER.add(0, 0)
+        BROKER.add(1, 26)
+        agent = open_agent(settings)
+        async with running(agent) as task:
+            await until(lambda: BROKER.committed == {0: 1, 1: 1}, "both partitions", task)
+            BROKER.add(0, 72)
+            await until(lambda: BROKER.committed == {0: 2, 1: 1}, "the first partition", task)
+        agent = open_agent(settings)
+        try:
+            assert [source.name for source in agent.sources] == [NAME, NAME[:-1] + "1"]
+            assert agent.durable.core.streams["flights"].watermark_ms == START_MS + 26 * 3_600_000
+        finally:
+            agent.durable.close()
+
+    run(test, tmp_path)
+
+
+def test_a_source_is_failing_until_it_reads_or_finds_that_there_is_nothing_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edge.agent.SOURCE_RETRY_S", 0.02)
+
+    async def test(center: Center) -> None:
+        agent = open_agent(config(tmp_path, center, SOURCES))
+        async with running(agent) as task:
+            BROKER.failure, BROKER.attempts = OSError("unreachable"), 0
+            await until(lambda: NAME in agent.failing, "the failure", task)
+            BROKER.failure = None
+            BROKER.answers.clear()  # the next attempt neither fails nor reads: it waits for the broker
+            before = BROKER.attempts
+            await until(lambda: BROKER.attempts > before, "an attempt that waits", task)
+            assert any(NAME in reason for reason in agent.missing())
+            BROKER.answers.set()
+            await until(lambda: not agent.missing(), "the end of the failure", task)
+        lines = [record.message for record in caplog.records if NAME in record.message]
+        assert len(lines) == 2, "one line for each change"
+
+    caplog.set_level("INFO", "edge.agent")
     run(test, tmp_path)
 
 
