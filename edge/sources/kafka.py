@@ -36,7 +36,7 @@ MAX_QUEUED_BYTES, LEAST_QUEUED_BYTES = 8 << 20, 32 << 10
 the second number."""
 PARTITIONS_EVERY_S = 30.0
 PROBE_EVERY_S = 5.0
-"""After the failure of a connection the partitions are looked for at once, but not more often than this."""
+"""After the failure of a connection the partitions are looked for at once, but not again before this time."""
 CHECKED_PARTITIONS = 10
 """`check` reads from so many partitions."""
 BACKFILL_MESSAGES = 4_000
@@ -176,7 +176,8 @@ class KafkaTopic:
         is_due = now_s - self._looked_s >= PARTITIONS_EVERY_S
         if not is_due and not (consumer.has_failed and now_s - self._probed_s >= PROBE_EVERY_S):
             return
-        self._probed_s = now_s
+        if consumer.has_failed:
+            self._probed_s = now_s
         with self._lock:
             assigned = dict(self._assigned)
         if consumer.has_failed:

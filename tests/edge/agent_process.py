@@ -29,12 +29,15 @@ COUNT = QuerySpec.from_mapping(
 )
 QUERY = QueryRef("n", 1)
 TIMEOUT_S = 60.0
+SETTLED_S = 15.0
 
 
 class AgentProcess:
     """`edgewater edge run` over a directory, with one query, which it has learned before."""
 
-    def __init__(self, directory: Path, sources: list[dict[str, Any]], **limits: Any) -> None:
+    def __init__(
+        self, directory: Path, sources: list[dict[str, Any]], *, query: QuerySpec = COUNT, **limits: Any
+    ) -> None:
         self.directory = directory
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -60,7 +63,7 @@ class AgentProcess:
         with self.state() as agent:  # creates the identity, and syncs nothing
             state_dir, make_core = agent.durable.directory, agent.durable._make_core
         prepared = DurableCore(state_dir, make_core, agent.durable._reread, "")
-        prepared.handle(Configured(((QUERY, COUNT),)))
+        prepared.handle(Configured(((QUERY, query),)))
         prepared.sync()
         prepared.close()
 
@@ -119,6 +122,11 @@ class AgentProcess:
         self._http.close()
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return (self.directory / "edge.log").read_text()
 
@@ -147,6 +155,19 @@ class AgentProcess:
         while not condition():
             assert time.monotonic() < deadline, self.log
             time.sleep(0.02)
+
+    def settle(self, records: int) -> None:
+        """Waits until so many records are counted, or no more come for a while, and then until they are on disk."""
+        seen, since = -1, time.monotonic()
+        while seen < records and time.monotonic() - since < SETTLED_S:
+            if (now := self.records()) != seen:
+                seen, since = now, time.monotonic()
+            time.sleep(0.1)
+        assert self._process is not None and self._process.stdin is not None
+        self._process.terminate()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process = None
 
     @contextlib.contextmanager
     def state(self) -> Iterator[Agent]:

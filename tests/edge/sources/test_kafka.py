@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -18,8 +18,8 @@ from edge.records import Chunk, Position
 from edge.source_kinds import SourceCheck, SourceContext
 from edge.sources.kafka import KIND, KafkaPartition
 from edge.sources.kafka_client import KafkaConfig, KafkaFailed
+from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import InvalidConfig
-from tests.edge.agent_process import AgentProcess, lines
 from tests.edge.sources.kafka_broker import Broker
 
 AT_MS = 1_700_000_000_000
@@ -34,9 +34,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     made.kill()
 
 
-def partition(broker: Broker, topic: str, **options: Any) -> KafkaPartition:
+def partition(broker: Broker, topic: str, *, idle: ActivityMarker = no_marker, **options: Any) -> KafkaPartition:
     config = KafkaConfig.model_validate({"brokers": [broker.address], "topic": topic, **options})
-    (source,) = KIND.sources(config, SourceContext("s", SCHEMA, lambda: AT_MS))
+    (source,) = KIND.sources(config, SourceContext("s", SCHEMA, lambda: AT_MS, idle=idle))
     assert isinstance(source, KafkaPartition)
     return source
 
@@ -158,6 +158,126 @@ def test_the_first_partition_opens_the_others(broker: Broker) -> None:
     assert [source.name for source in chunks[-1].opens] == ["s:kafka:three:1", "s:kafka:three:2"]
 
 
+def test_records_of_an_open_transaction_are_read_once_it_is_committed(broker: Broker) -> None:
+    """Aborted transactions cannot be tested here: tansu does not tell clients which transactions were aborted."""
+    broker.create("transactions", 1)
+    producer = broker.producer(**{"transactional.id": "one"})
+    producer.init_transactions(60)
+    offsets = []
+    for n in range(3):
+        producer.begin_transaction()
+        producer.produce("transactions", record(n), partition=0)
+        producer.flush(60)
+        seen = read(partition(broker, "transactions"), lambda c: len(numbers(c)) == n or bool(c[-1].opens))  # noqa: B023
+        assert n not in numbers(seen), "the transaction is open"
+        producer.commit_transaction(60)
+        chunks = read(partition(broker, "transactions"), lambda c: len(numbers(c)) == n + 1)  # noqa: B023
+        assert numbers(chunks) == list(range(n + 1))
+        offsets.append(chunks[-1].end)
+    assert numbers(read(partition(broker, "transactions"), lambda c: bool(numbers(c)), offsets[1])) == [2]
+
+
+def test_a_quiet_partition_is_marked_as_idle_again_and_again(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.source_kinds.LOOK_S", 0.02)
+    broker.create("quiet", 1)
+    broker.send("quiet", 0, [record(0)])
+    marks = 0
+
+    @contextlib.contextmanager
+    def idle(_: str) -> Iterator[None]:
+        nonlocal marks
+        marks += 1
+        if marks == 5:
+            broker.send("quiet", 0, [record(1)])
+        yield
+
+    assert numbers(read(partition(broker, "quiet", idle=idle), lambda c: len(numbers(c)) == 2)) == [0, 1]
+    assert marks >= 5
+
+
+def test_a_partition_is_not_idle_while_its_broker_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.source_kinds.LOOK_S", 0.02)
+    mortal = Broker(tmp_path)
+    mortal.start()
+    mortal.create("t", 1)
+    marks: list[bool] = []
+
+    @contextlib.contextmanager
+    def idle(_: str) -> Iterator[None]:
+        if len(marks) == 5:
+            mortal.kill()
+        marks.append(True)
+        yield
+
+    with pytest.raises(KafkaFailed) as failed:
+        read(partition(mortal, "t", idle=idle), lambda c: False)
+    assert failed.value.fault.field == "brokers" and "refused" in failed.value.fault.reason
+    # About the time that the client needs to see the end of its connection, and far less than the idle rule waits.
+    assert len(marks) < 200
+
+
+def test_a_topic_with_more_partitions_than_the_limit_is_refused(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.sources.kafka_client.MAX_PARTITIONS", 3)
+    broker.create("many", 4)
+    with pytest.raises(KafkaFailed) as failed:
+        read(partition(broker, "many"), lambda c: False)
+    assert (failed.value.fault.field, failed.value.fault.value) == ("topic", "many")
+    assert "4 partitions" in failed.value.fault.reason
+    with pytest.raises(InvalidConfig):
+        check(broker, "many")
+
+
+def test_a_partition_that_the_topic_no_longer_has_fails_alone(broker: Broker) -> None:
+    broker.create("fewer", 1)
+    broker.send("fewer", 0, [record(n) for n in range(2)])
+    source = partition(broker, "fewer")
+    (gone,) = source.opened_before([source.name[:-1] + "7"])
+
+    async def both() -> list[Chunk]:
+        first, second = source.chunks(None), gone.chunks({"offset": 3})
+        async with asyncio.timeout(60):
+            failing = asyncio.ensure_future(anext(second))  # type: ignore[arg-type]
+            chunks = [chunk async for chunk in _until(first, lambda c: len(numbers(c)) == 2)]
+            with pytest.raises(KafkaFailed) as failed:
+                await failing
+        assert "partition 7" in failed.value.fault.reason
+        return chunks
+
+    assert numbers(asyncio.run(both())) == [0, 1]
+
+
+async def _until(chunks: AsyncIterator[Chunk], enough: Callable[[list[Chunk]], bool]) -> AsyncIterator[Chunk]:
+    seen: list[Chunk] = []
+    async for chunk in chunks:
+        seen.append(chunk)
+        yield chunk
+        if enough(seen):
+            break
+    await chunks.aclose()  # type: ignore[attr-defined]
+
+
+def test_a_topic_that_was_deleted_is_named(broker: Broker) -> None:
+    broker.create("deleted", 1)
+    broker.send("deleted", 0, [record(0)])
+    first = read(partition(broker, "deleted"), lambda c: bool(numbers(c)))
+    broker.delete("deleted")
+    with pytest.raises(KafkaFailed) as failed:
+        read(partition(broker, "deleted"), lambda c: True, first[-1].end)
+    assert (failed.value.fault.field, failed.value.fault.value) == ("topic", "deleted")
+
+
+def test_the_check_reads_the_newest_records_of_each_partition_and_moves_nothing(broker: Broker) -> None:
+    broker.create("checked", 2)
+    for number in range(2):
+        broker.send("checked", number, [record(100 * number + n) for n in range(50)])
+    found = check(broker, "checked", records=20)
+    assert found.facts[0] == "topic checked has 2 partition(s)" and "partition 1: oldest offset 0" in found.facts[2]
+    assert sum(sample.batch.num_rows for sample in found.samples) >= 20 and found.nbytes > 0
+    assert numbers(read(partition(broker, "checked"), lambda c: len(numbers(c)) == 50))[0] == 0
+
+
 @pytest.fixture(scope="module")
 def mock() -> Iterator[Broker]:
     """librdkafka's own broker. Unlike tansu it refuses offsets out of range, and knows the newest one."""
@@ -221,29 +341,3 @@ def test_what_cannot_be_read_is_a_failure_with_field_value_and_reason(
 def test_options_that_cannot_be_right_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         KafkaConfig.model_validate({"brokers": ["127.0.0.1:1"], "topic": "t", **options})
-
-
-@pytest.mark.slow
-def test_each_record_of_three_partitions_counts_once_through_kills_of_the_agent(broker: Broker, tmp_path: Path) -> None:
-    broker.create("kills", 3)
-    agent = AgentProcess(tmp_path, [{"kafka": {"brokers": [broker.address], "topic": "kills"}}])
-    sent = 0
-    try:
-        for kill in range(6):
-            for number in range(3):
-                broker.send("kills", number, lines(sent, 4000).encode().splitlines())
-                sent += 4000
-            agent.start()
-            seen = sent - 12_000 + 1500 * kill
-            agent.until(lambda seen=seen: agent.records() > seen)  # type: ignore[misc]
-            agent.kill()
-        agent.start()
-        agent.until(lambda: agent.records() >= sent)
-        assert (agent.records(), agent.losses()) == (sent, {})
-    finally:
-        agent.close()
-    with agent.state() as state:
-        offsets = [position["offset"] for position in state.durable.positions.values()]
-    count, losses = agent.recovered()
-    assert (count, losses) == (sum(offsets), []), "a record that is not on disk is read again"
-    assert len(offsets) == 3

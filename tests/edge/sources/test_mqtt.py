@@ -25,7 +25,6 @@ from edge.source_kinds import SourceCheck, SourceContext
 from edge.sources.mqtt import ANSWER_S, KIND, MqttConfig, MqttFailed, MqttSource
 from edgewater.errors import InvalidConfig
 from tests.certificates import make_certificates
-from tests.edge.agent_process import AgentProcess, lines
 
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
 if MOSQUITTO is None and not os.environ.get("CI"):
@@ -395,25 +394,3 @@ def test_tls_needs_the_ca_of_the_broker_its_host_name_and_a_client_certificate_i
 def test_options_that_cannot_be_right_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         MqttConfig.model_validate({"broker": "127.0.0.1:1883", "topics": ["t"], "client_id": "e", **options})
-
-
-@pytest.mark.slow
-def test_each_message_counts_once_through_kills_of_the_agent(broker: Broker, tmp_path: Path) -> None:
-    options = {"broker": broker.address, "topics": ["t"], "client_id": "edge-1"}
-    agent = AgentProcess(tmp_path, [{"mqtt": options}])
-    sent = 0
-    try:
-        agent.start()
-        read_once = agent.records
-        for kill in range(5):
-            broker.send("t", lines(sent, 600).encode().splitlines())
-            sent += 600
-            seen = sent - 600 + 100 * kill
-            agent.until(lambda seen=seen: read_once() > seen)  # type: ignore[misc]
-            agent.kill()
-            agent.start()
-        agent.until(lambda: agent.records() >= sent)
-        broker.send("t", lines(sent, 1).encode().splitlines())
-        agent.until(lambda: agent.records() == sent + 1)
-    finally:
-        agent.close()
