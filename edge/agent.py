@@ -215,6 +215,7 @@ class Agent:
                 "Costs of queries that the center has stated and that cannot be right: the last one stays.",
                 self.outbox.refused_costs,
             ),
+            "failing_sources": ("Sources that cannot be read at the moment; /readyz says why.", len(self._failures())),
             "busy_share": ("Fraction of time the busiest source is busy.", self.meter.recent_busy_share),
         }
 

@@ -252,8 +252,10 @@ def test_a_source_is_failing_until_it_reads_or_finds_that_there_is_nothing_to_re
             before = BROKER.attempts
             await until(lambda: BROKER.attempts > before, "an attempt that waits", task)
             assert any(NAME in reason for reason in agent.missing())
+            assert agent._gauges()["failing_sources"][1] == 1
             BROKER.answers.set()
             await until(lambda: not agent.missing(), "the end of the failure", task)
+            assert agent._gauges()["failing_sources"][1] == 0
         lines = [record.message for record in caplog.records if NAME in record.message]
         assert len(lines) == 2, "one line for each change"
 
