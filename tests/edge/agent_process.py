@@ -29,7 +29,7 @@ COUNT = QuerySpec.from_mapping(
 )
 QUERY = QueryRef("n", 1)
 TIMEOUT_S = 60.0
-SETTLED_S = 15.0
+SETTLED_S, QUIET_S = 15.0, 1.0
 
 
 class AgentProcess:
@@ -157,9 +157,9 @@ class AgentProcess:
             time.sleep(0.02)
 
     def settle(self, records: int) -> None:
-        """Waits until so many records are counted, or no more come for a while, and then until they are on disk."""
+        """Waits until so many records are counted and no more come for a while. Then stops the agent."""
         seen, since = -1, time.monotonic()
-        while seen < records and time.monotonic() - since < SETTLED_S:
+        while time.monotonic() - since < (QUIET_S if seen >= records else SETTLED_S):
             if (now := self.records()) != seen:
                 seen, since = now, time.monotonic()
             time.sleep(0.1)
