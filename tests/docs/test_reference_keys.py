@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from center.config import CenterConfig
 from edge.config import EdgeConfig
-from edge.sources.kafka import KafkaConfig
+from edge.sources.kafka_client import KafkaConfig
 from edge.sources.mqtt import MqttConfig
 from edgewater import accuracy, query
 from edgewater.caching import ESTIMATES, EVICTIONS, SIZINGS
