@@ -35,7 +35,7 @@ from edge.core import EdgeCore, Ingested, InputLost, MemoryLimits, SourceEnded, 
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, load_identity
 from edge.process import now_ms
 from edge.records import Chunk, Position, Source
-from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
+from edge.sources import Unavailable, build_sources, package_receivers, problem, push_endpoint, replay_clock
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
@@ -181,11 +181,11 @@ class Agent:
         return health_routes(registry, self.missing)
 
     def _push_routes(self) -> list[Route]:
-        push = push_routes(
+        push = push_endpoint(
             self.config, self.accept, self.unavailable, now_ms,
-            self.meter.busy, self.meter.on_refused, self._count_refused,
+            self.meter.busy, self.meter.on_refused, self._count_refused, package_receivers(self.config, now_ms),
         )  # fmt: skip
-        return push + tap_routes(self.config, self.tap)
+        return push.routes + tap_routes(self.config, self.tap)
 
     def _misdirected(self, _: Scope, detail: str) -> Response:
         self._count_refused("host")

@@ -420,6 +420,11 @@ class SourceConfig(Model):
             return {kind: options} if kind in BUILT_IN else {"package": {"kind": str(kind), "options": options}}
         raise refusal("one of file: {path: …}, stdin: {format: …}, http: {}")
 
+    @property
+    def is_pushed(self) -> bool:
+        """Whether its records arrive in requests to this edge."""
+        return self.http is not None or (self.package is not None and KINDS.receivers(self.package.kind) is not None)
+
 
 class StreamConfig(Model):
     """A stream that this edge serves."""
@@ -578,7 +583,7 @@ class EdgeConfig(Model):
 
     @model_validator(mode="after")
     def _pushes_are_authenticated(self) -> EdgeConfig:
-        pushed = any(source.http for stream in self.streams.values() for source in stream.sources)
+        pushed = any(source.is_pushed for stream in self.streams.values() for source in stream.sources)
         if pushed and not self.http.authenticates and not is_loopback(self.http.listen):
             raise InvalidConfig(
                 "http.listen",
