@@ -183,7 +183,8 @@ class Agent:
     def _push_routes(self) -> list[Route]:
         push = push_endpoint(
             self.config, self.accept, self.unavailable, now_ms,
-            self.meter.busy, self.meter.on_refused, self._count_refused, package_receivers(self.config, now_ms),
+            self.meter.busy, self.meter.on_refused, self._count_refused, self.durable.series_of,
+            package_receivers(self.config, now_ms),
         )  # fmt: skip
         return push.routes + tap_routes(self.config, self.tap)
 
@@ -205,6 +206,10 @@ class Agent:
             "limited_queries": (
                 "Queries of which open windows take no more records, for lack of memory.",
                 sum(bool(p.full) for p in core.queries.values()),
+            ),
+            "cumulative_series": (
+                "Cumulative series whose last point is remembered.",
+                sum(map(len, self.durable.series.values())),
             ),
             "retired": ("1 once the center has retired this edge.", float(self.uplink.retired.is_set())),
             "backfill_records": (
@@ -273,10 +278,11 @@ class Agent:
             return counted
         self.tap.offer(stream, chunk)
         self._count_rejected(stream, chunk)
-        if chunk.batch.num_rows or chunk.rejected:
+        if chunk.batch.num_rows or chunk.rejected or chunk.series is not None:
             with self.meter.busy(chunk.source):
                 event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
-                queued = self.worker.ingest(event, partial(durable.ingest_payload, push=chunk.push))
+                append = partial(durable.ingest_payload, push=chunk.push, series=chunk.series)
+                queued = self.worker.ingest(event, append)
             if not queued:
                 self.outbox.changed.set()
             await self.commit.durable()

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from edge.codecs import RecordSchema
 from edge.records import Chunk, Decoded, Position, Rejection
+from edge.series import SeriesMemory, SeriesUpdate
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import StorageError
 from edgewater.streams import Delivery
@@ -146,12 +147,23 @@ class PushedSource:
         return ()
 
 
+Conversion = Callable[[SeriesMemory], tuple[Decoded, SeriesUpdate]]
+"""Computes records from points of cumulative series. Called on the event loop; must take no longer than some ms."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The records of one source in a request."""
+    """The records of one source in a request.
+
+    Attributes:
+        decoded: the records, and those that were rejected.
+        convert: returns the records to count instead, with the rejections of `decoded` and its own; None: `decoded`
+            counts. It is called just before the ingestion, so that requests with the same series follow each other.
+    """
 
     source: PushedSource
     decoded: Decoded
+    convert: Conversion | None = None
 
 
 @dataclass(frozen=True, slots=True)

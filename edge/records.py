@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from edge.series import SeriesUpdate
 from edgewater.errors import StorageError
 from edgewater.streams import Delivery
 
@@ -236,6 +237,7 @@ class Chunk:
         losses: a `LossReason` for each loss of input that was found before `end`; only if there are no rows.
         input_gone: the input of earlier chunks can no longer be read again, so they should leave the journal.
         push: identity of a pushed batch; None: it is not pushed, or its repetitions are not recognised.
+        series: the last points of the cumulative series that the records were computed from; None: there are none.
         keep: the journal stores the records beside `end`, because the source may not be able to give them again.
         opens: sources of the same stream that the agent reads from now on, such as new partitions of a topic. Sources
             that it reads already are ignored.
@@ -250,6 +252,7 @@ class Chunk:
     losses: tuple[str, ...] = ()
     input_gone: bool = False
     push: PushId | None = None
+    series: SeriesUpdate | None = None
     keep: bool = False
     opens: tuple[Source, ...] = ()
 

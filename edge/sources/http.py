@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from edge.codecs import TextFormat
 from edge.config import EdgeConfig
 from edge.receivers import Body, Counted, Part, PushedSource, Receiver, Refused, Request
+from edge.series import SeriesMemory
 from edge.sources.http_body import ENCODINGS, MEDIA_TYPES, BodyLimits, decode_body, media_kind
 from edge.sources.receiving import Accept, BearerTokens, PushEndpoint, PushLimits, Unavailable
 from edge.utilization import ActivityMarker, no_marker
@@ -96,6 +97,7 @@ def push_endpoint(
     busy: ActivityMarker = no_marker,
     on_refused: Callable[[str], None] = lambda _: None,
     count_refused: Callable[[str], None] = lambda _: None,
+    series_of: Callable[[str], SeriesMemory] = lambda _: SeriesMemory(0),
     more: Sequence[Receiver] = (),
 ) -> PushEndpoint:
     """Returns the endpoint of the records that are pushed to an edge.
@@ -108,7 +110,9 @@ def push_endpoint(
     limits = PushLimits(body, config.limits.push_timeout_ms / 1000)
     tokens = BearerTokens(token.get_secret_value() for token in config.http.tokens)
     receivers: list[Receiver] = [StreamReceiver.of(config), *more]
-    return PushEndpoint(receivers, limits, tokens, accept, unavailable, now_ms, busy, on_refused, count_refused)
+    return PushEndpoint(
+        receivers, limits, tokens, accept, unavailable, now_ms, busy, on_refused, count_refused, series_of
+    )  # fmt: skip
 
 
 def http_source_name(stream: str) -> str:

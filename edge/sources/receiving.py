@@ -26,6 +26,7 @@ from starlette.routing import Route
 
 from edge.receivers import BodyTooCostly, BodyTooLarge, Counted, Part, PushedSource, Receiver, Refused, Request
 from edge.records import Chunk, PushId
+from edge.series import SeriesMemory
 from edge.sources.http_body import BodyLimits
 from edge.sources.push_shares import DecodingThreads, PushMemory, Reservation, TooManyBytes
 from edge.utilization import ActivityMarker, no_marker
@@ -108,6 +109,7 @@ class PushEndpoint:
         busy: marks the decoding of a body.
         on_refused: called with the name of a source when a request is refused and its client will retry.
         count_refused: called with the code of each refused request.
+        series_of: returns the memory of a source's cumulative series.
     """
 
     def __init__(
@@ -121,8 +123,10 @@ class PushEndpoint:
         busy: ActivityMarker = no_marker,
         on_refused: Callable[[str], None] = lambda _: None,
         count_refused: Callable[[str], None] = lambda _: None,
+        series_of: Callable[[str], SeriesMemory] = lambda _: SeriesMemory(0),
     ) -> None:
         self.receivers = receivers
+        self._series_of = series_of
         self._limits = limits
         self._tokens = tokens
         self._accept = accept
@@ -247,10 +251,15 @@ class PushEndpoint:
         return [result for result in results if isinstance(result, Counted)]
 
     async def _accept_part(self, part: Part, push: PushId | None, nbytes: int) -> Counted:
-        batch, rejected = part.decoded.batch, part.decoded.rejected
-        chunk = Chunk(part.source.name, batch, None, None, rejected, nbytes, push=push)
+        decoded, series = part.decoded, None
+        if part.convert is not None:
+            # No other request may change the series before `accept` ingests the records, so nothing is awaited here.
+            decoded, series = part.convert(self._series_of(part.source.name))
+        chunk = Chunk(part.source.name, decoded.batch, None, None, decoded.rejected, nbytes, push=push, series=series)
         counted = await self._accept(chunk, part.source.stream)
-        return Counted(part.source, batch.num_rows if counted is None else counted, rejected, counted is not None)
+        if counted is not None:  # the series have gone on since the request was counted
+            return Counted(part.source, counted, part.decoded.rejected, already_counted=True)
+        return Counted(part.source, decoded.batch.num_rows, decoded.rejected, already_counted=False)
 
     def _decode(
         self, receiver: Receiver, request: Request, body: bytes, arrival_ms: int
