@@ -19,6 +19,7 @@ from edgewater.synopses.encoding.state import State
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
 
 KEY_BYTES = 16
 FORGET_NS = 86_400 * 10**9
@@ -36,6 +37,7 @@ class Totals:
         time_ns: time of the point.
         bits: the total, not negative: an integer, or the bits of a float64.
         is_int: whether `bits` is an integer.
+        extra: a second total, which may also fall, such as the sum of a histogram. None: zeros.
     """
 
     keys: Sequence[bytes]
@@ -43,12 +45,17 @@ class Totals:
     time_ns: IntArray
     bits: IntArray
     is_int: BoolArray
+    extra: FloatArray = None  # type: ignore[assignment]  # see `__post_init__`
+
+    def __post_init__(self) -> None:
+        if self.extra is None:
+            object.__setattr__(self, "extra", np.zeros(len(self.bits)))  # type: ignore[unreachable]
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @property
-    def floats(self) -> npt.NDArray[np.float64]:
+    def floats(self) -> FloatArray:
         return np.where(self.is_int, self.bits.astype(np.float64), self.bits.view(np.float64))
 
 
@@ -81,7 +88,7 @@ class Increments:
     Attributes:
         counts: whether the point has an increment. A point without one is a first point whose total began before the
             memory did, a repetition, or rejected.
-        bits, is_int: the increment, as `Totals`.
+        bits, is_int, extra: the increments, as `Totals`.
         out_of_order: rejected: the point is older than the last point of its series, or its start is.
         too_many: rejected: the memory is full, and the series is new.
         update: to be applied to the memory with the ingestion of the increments.
@@ -90,12 +97,13 @@ class Increments:
     counts: BoolArray
     bits: IntArray
     is_int: BoolArray
+    extra: FloatArray
     out_of_order: BoolArray
     too_many: BoolArray
     update: SeriesUpdate
 
     @property
-    def floats(self) -> npt.NDArray[np.float64]:
+    def floats(self) -> FloatArray:
         return np.where(self.is_int, self.bits.astype(np.float64), self.bits.view(np.float64))
 
 
@@ -118,6 +126,7 @@ class SeriesMemory:
     _time_ns: IntArray = field(default_factory=_none)
     _bits: IntArray = field(default_factory=_none)
     _is_int: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
+    _extra: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -142,12 +151,10 @@ class SeriesMemory:
         in_memory = ids < known
         since_ns = max(self.since_ns, forget_before_ns)
         order, previous, has_previous, out_of_order = self._ordered(points, ids, in_memory, too_many)
-        counts = np.zeros(len(points), np.bool_)
-        bits, is_int = np.zeros(len(points), np.int64), points.is_int.copy()
-        _add(points, order, previous, has_previous, since_ns, counts, bits, is_int)
+        counts, added = _added(points, order, previous, has_previous, since_ns)
         last = order[np.append(ids[order][1:] != ids[order][:-1], True)[: len(order)]]
         update = SeriesUpdate(_take(points, last), since_ns, forget_before_ns)
-        return Increments(counts, bits, is_int, out_of_order, too_many, update)
+        return Increments(counts, added.bits, added.is_int, added.extra, out_of_order, too_many, update)
 
     def _numbered(self, keys: Sequence[bytes]) -> tuple[IntArray, dict[bytes, int]]:
         """Returns a number for each point's series: its row, or for a new series a number after all rows."""
@@ -191,6 +198,7 @@ class SeriesMemory:
             np.where(follows, points.time_ns[shifted], before.time_ns[order]),
             np.where(follows, points.bits[shifted], before.bits[order]),
             np.where(follows, points.is_int[shifted], before.is_int[order]),
+            np.where(follows, points.extra[shifted], before.extra[order]),
         )
         return order, previous, follows | in_memory[order], out_of_order
 
@@ -200,7 +208,7 @@ class SeriesMemory:
         def of(column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
             return np.append(column[: len(self)], np.zeros(1, column.dtype))[rows]
 
-        columns = (self._start_ns, self._time_ns, self._bits, self._is_int)
+        columns = (self._start_ns, self._time_ns, self._bits, self._is_int, self._extra)
         return Totals((), *map(of, columns))  # type: ignore[arg-type]
 
     def apply(self, update: SeriesUpdate) -> None:
@@ -215,11 +223,12 @@ class SeriesMemory:
                 np.append(column, np.zeros(more, np.int64)) for column in (self._start_ns, self._time_ns, self._bits)
             )
             self._is_int = np.append(self._is_int, np.zeros(more, np.bool_))
+            self._extra = np.append(self._extra, np.zeros(more))
         # A point without a start does not hide the start that is known.
         start_ns = update.last.start_ns
         self._start_ns[at] = np.where(start_ns != 0, start_ns, self._start_ns[at])
         self._time_ns[at], self._bits[at] = update.last.time_ns, update.last.bits
-        self._is_int[at] = update.last.is_int
+        self._is_int[at], self._extra[at] = update.last.is_int, update.last.extra
 
     def _forget(self, before_ns: int, but: Sequence[bytes]) -> None:
         stays = self._time_ns[: len(self)] >= before_ns
@@ -227,14 +236,13 @@ class SeriesMemory:
         left = np.flatnonzero(stays)
         keys = list(self._rows)
         self._rows = {keys[row]: at for at, row in enumerate(left.tolist())}
-        self._start_ns, self._time_ns, self._bits, self._is_int = (
-            self._start_ns[left], self._time_ns[left], self._bits[left], self._is_int[left],
-        )  # fmt: skip
+        self._start_ns, self._time_ns, self._bits = self._start_ns[left], self._time_ns[left], self._bits[left]
+        self._is_int, self._extra = self._is_int[left], self._extra[left]
 
     def to_bytes(self) -> bytes:
         """Returns all series. O(n)."""
         every = self._points(np.arange(len(self)))
-        last = Totals(list(self._rows), every.start_ns, every.time_ns, every.bits, every.is_int)
+        last = Totals(list(self._rows), every.start_ns, every.time_ns, every.bits, every.is_int, every.extra)
         return _pack(last, {"since_ns": self.since_ns})
 
     @classmethod
@@ -245,11 +253,10 @@ class SeriesMemory:
         return result
 
 
-def _add(
-    points: Totals, order: IntArray, previous: Totals, has_previous: BoolArray, since_ns: int,
-    counts: BoolArray, bits: IntArray, is_int: BoolArray,
-) -> None:  # fmt: skip
-    """Writes the increments of the points in `order` to `counts`, `bits` and `is_int`."""
+def _added(
+    points: Totals, order: IntArray, previous: Totals, has_previous: BoolArray, since_ns: int
+) -> tuple[BoolArray, Totals]:
+    """Returns which points have an increment, and the increments. Both have the length of `points`."""
     now = _take(points, order)
     both_int = now.is_int & previous.is_int
     smaller = np.where(both_int, now.bits < previous.bits, now.floats < previous.floats)
@@ -257,24 +264,35 @@ def _add(
     # A start that equals the point's time says that the true start is unknown.
     has_start = (now.start_ns != 0) & (now.start_ns < now.time_ns)
     anew = np.where(begins, has_start, smaller)
+    counts = np.zeros(len(points), np.bool_)
     counts[order] = np.where(has_previous, anew | ~begins, has_start & (now.start_ns >= since_ns))
     difference = np.where(both_int, now.bits - previous.bits, (now.floats - previous.floats).view(np.int64))
-    is_difference = has_previous & ~begins & ~smaller
-    bits[order] = np.where(is_difference, difference, now.bits)
-    is_int[order] = np.where(is_difference, both_int, now.is_int)
+    differs = has_previous & ~begins & ~smaller
+    bits, is_int, extra = points.bits.copy(), points.is_int.copy(), points.extra.copy()
+    bits[order] = np.where(differs, difference, now.bits)
+    is_int[order] = np.where(differs, both_int, now.is_int)
+    extra[order] = np.where(differs, now.extra - previous.extra, now.extra)
+    return counts, Totals(points.keys, points.start_ns, points.time_ns, bits, is_int, extra)
 
 
 def _take(points: Totals, at: IntArray) -> Totals:
     keys = [points.keys[each] for each in at.tolist()]
-    return Totals(keys, points.start_ns[at], points.time_ns[at], points.bits[at], points.is_int[at])
+    columns = (points.start_ns, points.time_ns, points.bits, points.is_int, points.extra)
+    return Totals(keys, *(column[at] for column in columns))  # type: ignore[arg-type]
 
 
 def _pack(last: Totals, numbers: dict[str, int]) -> bytes:
-    arrays = {"start": last.start_ns, "time": last.time_ns, "bits": last.bits, "is_int": last.is_int}
+    arrays = {
+        "start": last.start_ns,
+        "time": last.time_ns,
+        "bits": last.bits,
+        "is_int": last.is_int,
+        "extra": last.extra,
+    }
     return State({**numbers, "count": len(last)}, {"keys": b"".join(last.keys), **arrays}).pack(_KIND)
 
 
 def _unpack(data: bytes) -> tuple[Totals, dict[str, int]]:
     state = State.unpack(data, _KIND)
     keys = [state.arrays["keys"][at : at + KEY_BYTES] for at in range(0, state.numbers["count"] * KEY_BYTES, KEY_BYTES)]
-    return Totals(keys, *(state.arrays[name] for name in ("start", "time", "bits", "is_int"))), state.numbers
+    return Totals(keys, *(state.arrays[name] for name in ("start", "time", "bits", "is_int", "extra"))), state.numbers

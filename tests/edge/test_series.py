@@ -125,6 +125,20 @@ def test_integers_keep_all_their_digits_and_mix_with_floats() -> None:
     assert add(memory, [Point(2, 150, 200, 3), Point(2, 150, 201, 3.5)]) == [3, 0.5]
 
 
+def test_a_second_total_may_fall_and_begins_anew_with_the_first() -> None:
+    memory = SeriesMemory(SINCE_NS)
+    given = [(200, 1, -5.0), (210, 3, -9.0), (220, 2, 4.0)]
+    found_extra = []
+    for time_ns, total, extra in given:
+        one = totals([Point(1, 150, time_ns, total)])
+        result = memory.increments(
+            Totals(one.keys, one.start_ns, one.time_ns, one.bits, one.is_int, np.array([extra])), 0, MANY
+        )
+        memory.apply(SeriesUpdate.from_bytes(result.update.to_bytes()))
+        found_extra += result.extra.tolist()
+    assert found_extra == [-5.0, -4.0, 4.0]
+
+
 def test_a_full_memory_rejects_new_series_and_forgets_silent_ones() -> None:
     memory, late = SeriesMemory(SINCE_NS), 2 * FORGET_NS
     assert add(memory, [Point(n, 150, 200, n) for n in range(4)], most=3) == [0, 1, 2, "many"]
