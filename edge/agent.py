@@ -35,7 +35,16 @@ from edge.core import EdgeCore, Ingested, InputLost, MemoryLimits, SourceEnded, 
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, load_identity
 from edge.process import now_ms
 from edge.records import Chunk, Position, Source
-from edge.sources import Unavailable, build_sources, package_receivers, problem, push_endpoint, replay_clock
+from edge.sources import (
+    GrpcReceivers,
+    PushEndpoint,
+    Unavailable,
+    build_sources,
+    package_receivers,
+    problem,
+    push_endpoint,
+    replay_clock,
+)
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
@@ -114,12 +123,12 @@ class Agent:
         """Runs until `stop` is set or a task fails; then writes a checkpoint.
 
         Raises:
-            InvalidConfig: the agent cannot listen on `http.listen` or `http.metrics`, or `http.tls` cannot be used.
+            InvalidConfig: the agent cannot listen on an address of `http`, or `http.tls` cannot be used.
             OutdatedState: the center knows a newer version of the state, or another one: see `begin_anew`.
         """
         http = self.config.http
-        health = self._health_routes()
-        push = self._push_routes() + ([] if http.metrics else health)
+        health, endpoint = self._health_routes(), self._endpoint()
+        push = endpoint.routes + tap_routes(self.config, self.tap) + ([] if http.metrics else health)
         guard = Middleware(LocalHosts, hosts=http.hosts, key="http.hosts", refuse=self._misdirected)
         apps = [(http.listen, "http.listen", Starlette(False, push, [] if http.authenticates else [guard]), http.tls)]
         if http.metrics is not None:
@@ -130,9 +139,18 @@ class Agent:
             serving = [
                 asyncio.create_task(server.serve([socket])) for server, socket in zip(servers, listening, strict=True)
             ]
-            await self._run(servers, serving, stop)
+            rpc = [GrpcReceivers(endpoint, http.grpc, http.tls)] if http.grpc is not None else []
+            await self._run(servers, serving, rpc, stop)
 
-    async def _run(self, servers: list[EmbeddedServer], serving: list[asyncio.Task[None]], stop: asyncio.Event) -> None:
+    async def _run(
+        self,
+        servers: list[EmbeddedServer],
+        serving: list[asyncio.Task[None]],
+        rpc: list[GrpcReceivers],
+        stop: asyncio.Event,
+    ) -> None:
+        for each in rpc:
+            await each.start()
         tasks = [asyncio.create_task(loop) for loop in self.loops()]
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -141,7 +159,8 @@ class Agent:
             # A push whose records have been ingested must be answered, or its client sends them again.
             for server in servers:
                 server.should_exit = True
-            await asyncio.wait(serving, timeout=2 * STOP_GRACE_S)
+            stopped = [each.stop(STOP_GRACE_S) for each in rpc]
+            await asyncio.gather(asyncio.wait(serving, timeout=2 * STOP_GRACE_S), *stopped)
             for server in servers:
                 server.force_exit = True
             for task in [*tasks, stopping]:
@@ -180,13 +199,12 @@ class Agent:
         )
         return health_routes(registry, self.missing)
 
-    def _push_routes(self) -> list[Route]:
-        push = push_endpoint(
+    def _endpoint(self) -> PushEndpoint:
+        return push_endpoint(
             self.config, self.accept, self.unavailable, now_ms,
             self.meter.busy, self.meter.on_refused, self._count_refused, self.durable.series_of,
             package_receivers(self.config, now_ms),
         )  # fmt: skip
-        return push.routes + tap_routes(self.config, self.tap)
 
     def _misdirected(self, _: Scope, detail: str) -> Response:
         self._count_refused("host")

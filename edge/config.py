@@ -159,6 +159,8 @@ class HttpConfig(Model):
     """TLS of the server. None: no TLS."""
     metrics: Address | None = None
     """Address of /livez, /readyz and /metrics without TLS and token. None: they are at `listen`."""
+    grpc: Address | None = None
+    """Address of the gRPC services of sources such as otlp, with the same tokens and TLS. None: they are not served."""
 
     @field_validator("tokens", mode="before")
     @classmethod
@@ -584,13 +586,14 @@ class EdgeConfig(Model):
     @model_validator(mode="after")
     def _pushes_are_authenticated(self) -> EdgeConfig:
         pushed = any(source.is_pushed for stream in self.streams.values() for source in stream.sources)
-        if pushed and not self.http.authenticates and not is_loopback(self.http.listen):
-            raise InvalidConfig(
-                "http.listen",
-                self.http.listen,
-                "a loopback address, or http.tokens or http.tls.client_ca",
-                "other machines could push records without credentials",
-            )
+        for key, address in (("http.listen", self.http.listen), ("http.grpc", self.http.grpc)):
+            if pushed and address is not None and not self.http.authenticates and not is_loopback(address):
+                raise InvalidConfig(
+                    key,
+                    address,
+                    "a loopback address, or http.tokens or http.tls.client_ca",
+                    "other machines could push records without credentials",
+                )
         return self
 
 

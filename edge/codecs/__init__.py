@@ -7,7 +7,7 @@ clock and no configuration.
 from edge.codecs.columnar import check_schema, concat, convert, is_text, needed_columns
 from edge.codecs.csv_codec import CsvDialect, read_header
 from edge.codecs.decompression import CODECS, HEAD_BYTES, TAIL_BYTES, Input, codec_of
-from edge.codecs.event_time import cast_or_null, is_time_pattern, read_times, time_values
+from edge.codecs.event_time import cast_or_null, extract_event_times, is_time_pattern, read_times, time_values
 from edge.codecs.fields_codec import COMBINED_FIELDS, COMBINED_TIME, LinePattern
 from edge.codecs.formats import EXTENSIONS, Format, TextFormat, TextFormatName
 from edge.codecs.framing import Block, BlockReader, ByteStream
@@ -47,6 +47,7 @@ __all__ = [
     "codec_of",
     "concat",
     "convert",
+    "extract_event_times",
     "is_text",
     "is_time_pattern",
     "needed_columns",

@@ -5,6 +5,7 @@ chunks with positions; it never touches the core or the journal.
 """
 
 from edge.sources.factory import build_sources, file_opener, package_receivers, package_sources
+from edge.sources.grpc_receiving import GrpcReceivers
 from edge.sources.http import problem, push_endpoint
 from edge.sources.pacing import PacedSource, replay_clock
 from edge.sources.receiving import BearerTokens, PushEndpoint, Unavailable
@@ -12,6 +13,7 @@ from edge.sources.stdin import StdinSource
 
 __all__ = [
     "BearerTokens",
+    "GrpcReceivers",
     "PacedSource",
     "PushEndpoint",
     "StdinSource",

@@ -127,7 +127,7 @@ class PushEndpoint:
     ) -> None:
         self.receivers = receivers
         self._series_of = series_of
-        self._limits = limits
+        self.limits = limits
         self._tokens = tokens
         self._accept = accept
         self._unavailable = unavailable
@@ -147,8 +147,27 @@ class PushEndpoint:
     async def _post(self, receiver: Receiver, http: HttpRequest) -> Response:
         media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
         request = Request(media, http.headers, http.path_params)
+        host = http.client.host if http.client is not None else ""
+        response, _ = await self.handle(receiver, request, host, lambda _: http.stream())
+        return response
+
+    async def handle(
+        self,
+        receiver: Receiver,
+        request: Request,
+        host: str,
+        stream: Callable[[bytes | str], AsyncIterator[bytes]],
+    ) -> tuple[Response, Refused | None]:
+        """Handles one request.
+
+        Args:
+            host: the client's address.
+            stream: takes the client and returns the parts of the body. Called once the client is authorized.
+
+        Returns: the reply, and why the request was refused; None: it was not.
+        """
         try:
-            principal = self._tokens.principal(http)
+            principal = self._tokens.holder(request.headers.get("authorization"), host)
             if principal is None:
                 raise Refused(
                     401,
@@ -156,12 +175,12 @@ class PushEndpoint:
                     "a bearer token of http.tokens is required: Authorization: Bearer <token>",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-            return receiver.reply(request, await self._receive(receiver, request, principal, http.stream()))
+            return receiver.reply(request, await self._receive(receiver, request, principal, stream(principal))), None
         except Refused as refused:
             self._count_refused(refused.code)
             response = receiver.refusal(request, refused)
             response.headers.update(refused.headers)
-            return response
+            return response, refused
 
     async def _receive(
         self, receiver: Receiver, request: Request, principal: bytes | str, stream: AsyncIterator[bytes]
@@ -169,7 +188,7 @@ class PushEndpoint:
         """Reads a request to its end. Returns what counts, for each source, once it is durable. Raises Refused."""
         sources = receiver.sources(request)
         announced = request.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > self._limits.body.size_bytes:
+        if announced.isdecimal() and int(announced) > self.limits.body.size_bytes:
             raise self._too_large()
         try:
             self._require_available()
@@ -188,7 +207,7 @@ class PushEndpoint:
 
     async def _read(self, stream: AsyncIterator[bytes], reserved: Reservation) -> bytes:
         """Raises Refused."""
-        limits, received = self._limits, list[bytes]()
+        limits, received = self.limits, list[bytes]()
         try:
             async with asyncio.timeout(limits.timeout_s) as reserved.deadline:
                 async for data in stream:
@@ -238,7 +257,7 @@ class PushEndpoint:
             raise Refused(
                 422,
                 "too-costly",
-                f"decoding the body takes more than {self._limits.body.cpu_s:g} s of CPU time (limits.push_cpu); "
+                f"decoding the body takes more than {self.limits.body.cpu_s:g} s of CPU time (limits.push_cpu); "
                 "nothing was accepted; expected several smaller requests with fewer invalid records",
             ) from None
         except InvalidInput as exc:
@@ -271,13 +290,13 @@ class PushEndpoint:
             BodyTooLarge, BodyTooCostly, InvalidInput: as `Receiver.decode`.
         """
         encoding = request.headers.get("content-encoding", "identity")[:100]
-        check, limit = self._limits.body.timer(), self._limits.body.size_bytes
+        check, limit = self.limits.body.timer(), self.limits.body.size_bytes
         decompress = receiver.encodings.get(encoding.lower())
         if decompress is None:
             raise InvalidRecord("Content-Encoding", encoding, " or ".join(receiver.encodings))
         plain = decompress(body, limit)
         digest = _digest(request.media.encode(), plain)
-        return receiver.decode(request, self._limits.body.of(plain, arrival_ms, check)), digest
+        return receiver.decode(request, self.limits.body.of(plain, arrival_ms, check)), digest
 
     def _too_many(self) -> Refused:
         """Returns the refusal of a request whose body finds no memory, or was refused for another client's body."""
@@ -286,7 +305,7 @@ class PushEndpoint:
         return Refused(429, "too-many-requests", detail, retry_after_s=RETRY_AFTER_S)
 
     def _too_large(self) -> Refused:
-        limit = self._limits.body.size_bytes
+        limit = self.limits.body.size_bytes
         detail = f"the body is longer than {limit} bytes, as sent or decompressed; expected several smaller requests"
         return Refused(413, "too-large", detail)
 
