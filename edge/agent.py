@@ -136,10 +136,10 @@ class Agent:
         with contextlib.ExitStack() as sockets:
             listening = [sockets.enter_context(listen(address, field)) for address, field, _, _ in apps]
             servers = [_server(app, tls, self._count_refused) for _, _, app, tls in apps]
+            rpc = [GrpcReceivers(endpoint, http.grpc, http.tls)] if http.grpc is not None else []
             serving = [
                 asyncio.create_task(server.serve([socket])) for server, socket in zip(servers, listening, strict=True)
             ]
-            rpc = [GrpcReceivers(endpoint, http.grpc, http.tls)] if http.grpc is not None else []
             await self._run(servers, serving, rpc, stop)
 
     async def _run(

@@ -425,7 +425,12 @@ class SourceConfig(Model):
     @property
     def is_pushed(self) -> bool:
         """Whether its records arrive in requests to this edge."""
-        return self.http is not None or (self.package is not None and KINDS.receivers(self.package.kind) is not None)
+        return self.http is not None or self.has_receivers
+
+    @property
+    def has_receivers(self) -> bool:
+        """Whether the kind of a package receives its records in requests."""
+        return self.package is not None and KINDS.receivers(self.package.kind) is not None
 
 
 class StreamConfig(Model):
@@ -586,6 +591,8 @@ class EdgeConfig(Model):
     @model_validator(mode="after")
     def _pushes_are_authenticated(self) -> EdgeConfig:
         pushed = any(source.is_pushed for stream in self.streams.values() for source in stream.sources)
+        if self.http.grpc is not None and not any(s.has_receivers for st in self.streams.values() for s in st.sources):
+            raise InvalidConfig("http.grpc", self.http.grpc, "a source that is received over gRPC, such as otlp")
         for key, address in (("http.listen", self.http.listen), ("http.grpc", self.http.grpc)):
             if pushed and address is not None and not self.http.authenticates and not is_loopback(address):
                 raise InvalidConfig(
@@ -610,6 +617,10 @@ def _shown(error: InvalidConfig) -> object:
         "client_id",
         "session",
         "start",
+        "signal",
+        "columns",
+        "metrics",
+        "max_series",
     )
     return error.value if is_missing or (is_plain and known) else "(not shown)"
 

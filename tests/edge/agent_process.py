@@ -34,8 +34,17 @@ TIMEOUT_S = 60.0
 class AgentProcess:
     """`edgewater edge run` over a directory, with one query, which it has learned before."""
 
-    def __init__(self, directory: Path, sources: list[dict[str, Any]], **limits: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        sources: list[dict[str, Any]],
+        *,
+        columns: dict[str, str] | None = None,
+        http: dict[str, Any] | None = None,
+        **limits: Any,
+    ) -> None:
         self.directory = directory
+        self.columns = columns or {"x": "int64"}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = int(probe.getsockname()[1])
@@ -43,10 +52,10 @@ class AgentProcess:
             "edge": "a",
             "center": {"address": "127.0.0.1:1"},
             "state_dir": str(directory / "state"),
-            "http": {"listen": f"127.0.0.1:{self._port}"},
+            "http": {"listen": f"127.0.0.1:{self._port}", **(http or {})},
             "streams": {
                 "events": {
-                    "columns": {"x": "int64"},
+                    "columns": self.columns,
                     "time": {"column": "at", "unit": "ms"},
                     "sources": sources,
                 }
@@ -63,6 +72,10 @@ class AgentProcess:
         prepared.handle(Configured(((QUERY, COUNT),)))
         prepared.sync()
         prepared.close()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
 
     @property
     def config(self) -> EdgeConfig:

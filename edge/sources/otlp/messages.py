@@ -87,13 +87,15 @@ class Records:
     Attributes:
         messages: the records.
         group_of: index of each record's group.
-        resources, scopes: by group.
+        resources, scopes, sizes: by group; the last is its number of records.
+        check: as `Body.check`.
     """
 
     messages: list[Any] = field(default_factory=list)
     resources: list[Any] = field(default_factory=list)
     scopes: list[Any] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    check: Callable[[], None] = lambda: None
 
     @property
     def group_of(self) -> IntArray:
@@ -133,7 +135,7 @@ def read_request(body: bytes, signal: str, budget: Budget) -> Records:
 
 
 def _read(body: bytes, signal: str, budget: Budget) -> Records:
-    records = Records()
+    records = Records(check=budget.check)
     read_group, read_scope = message_class("levels.Group").FromString, message_class("levels.Scope").FromString
     read_resource = message_class("resource.v1.Resource").FromString
     read_name = message_class("common.v1.InstrumentationScope").FromString
@@ -169,6 +171,8 @@ def json_to_protobuf(body: bytes, signal: str) -> bytes:
 
     def convert() -> bytes:
         document = json.loads(body, object_hook=_base64_ids)
+        if not isinstance(document, dict):
+            raise ValueError("it is no object")
         message = json_format.ParseDict(document, _REQUESTS[signal](), ignore_unknown_fields=True)
         return bytes(message.SerializeToString())
 

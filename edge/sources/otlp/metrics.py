@@ -74,7 +74,8 @@ class _Builder:
         self.part: list[int] = []
         self.bits: list[float | int | None] = []  # the value or, for histograms and summaries, the count
         self.extra: dict[str, list[float | None]] = {name: [] for name in NUMBERS[2:]}
-        self.malformed: dict[int, str] = {}
+        self.malformed: list[int] = []  # points
+        self.fault = ""  # of the first of them
 
     def add_metric(self, metric: Any, group: int) -> None:
         kind = metric.WhichOneof("data")
@@ -95,6 +96,11 @@ class _Builder:
                 self.points.append(point)
                 self.metric_of.append(len(self.metrics) - 1)
                 add(point)
+
+    def _reject(self, why: str) -> None:
+        """Rejects the newest point."""
+        self.malformed.append(len(self.points) - 1)
+        self.fault = self.fault or f"{self.metrics[-1].name}: {why}"
 
     def _row(self, part: int, value: float | int | None, **extra: float | None) -> None:
         self.point_of.append(len(self.points) - 1)
@@ -121,7 +127,7 @@ class _Builder:
         self._total(point)
         bounds, counts = list(point.explicit_bounds), point.bucket_counts
         if counts and len(counts) != len(bounds) + 1:
-            self.malformed[len(self.points) - 1] = f"{len(counts)} bucket counts and {len(bounds)} bounds"
+            self._reject(f"{len(counts)} bucket counts and {len(bounds)} bounds")
         elif counts:
             self._buckets(counts, [None, *bounds], [*bounds, None])
 
@@ -129,10 +135,10 @@ class _Builder:
         self._total(point)
         if self.metrics[-1].temporality == _CUMULATIVE:
             # The buckets of two points differ when the scale does, so that their difference is not known.
-            self.malformed[len(self.points) - 1] = "a cumulative exponential histogram; expected delta temporality"
+            self._reject("a cumulative exponential histogram; expected delta temporality")
             return
         if not MIN_SCALE <= point.scale <= MAX_SCALE:
-            self.malformed[len(self.points) - 1] = f"scale {point.scale}; expected {MIN_SCALE} to {MAX_SCALE}"
+            self._reject(f"scale {point.scale}; expected {MIN_SCALE} to {MAX_SCALE}")
             return
         self.budget.take(len(point.positive.bucket_counts) + len(point.negative.bucket_counts))
         for sign, side in ((1.0, point.positive), (-1.0, point.negative)):
@@ -176,11 +182,11 @@ class MetricRows(Rows):
             if chosen[name]:
                 refusing(lambda metric=metric, group=group: builder.add_metric(metric, group), "points of metrics")  # type: ignore[misc]
         self._build(builder)
-        super().__init__(Records(builder.points, records.resources, records.scopes))
+        super().__init__(Records(builder.points, records.resources, records.scopes, check=records.check))
 
     def _build(self, builder: _Builder) -> None:
         self.metrics = builder.metrics
-        self.malformed = builder.malformed
+        self.malformed, self.fault = np.array(builder.malformed, np.int64), builder.fault
         self.metric_of_point = np.array(builder.metric_of, np.int64)
         self.point_of = np.array(builder.point_of, np.int64)
         self.part = np.array(builder.part, np.int64)
@@ -266,10 +272,8 @@ class MetricStream:
     ) -> tuple[Decoded, Callable[[SeriesMemory], tuple[Decoded, SeriesUpdate]] | None]:
         """Returns the records; or, if there are totals, no records and a function that computes them."""
         prepared = prepare(rows, self._others, self._rest)
-        for point, why in rows.malformed.items():
-            name = rows.metrics[rows.metric_of_point[point]].name
-            bad = rows.point_of == point
-            prepared.reject(RejectionReason.MALFORMED, bad, rows.time_ns, name, f"{name}: {why}")
+        malformed = np.isin(rows.point_of, rows.malformed)
+        prepared.reject(RejectionReason.MALFORMED, malformed, rows.time_ns, rows.fault.partition(":")[0], rows.fault)
         missing = ~rows.has_number
         prepared.reject(RejectionReason.MALFORMED, missing, rows.time_ns, "value", "a point without a value")
         floats = np.where(rows.is_int, 0.0, rows.bits.view(np.float64))
@@ -279,19 +283,22 @@ class MetricStream:
         if not rows.is_total.any():
             keep = (rows.part != _BUCKET) | (rows.bits != 0)
             return self._finish(rows, prepared, arrival_ms, keep, rows.bits, rows.is_int, rows.extra["sum"]), None
+        at, points = self._totals(rows, prepared, arrival_ms)
         rejected = Decoded(self._schema.empty(), prepared.rejections.as_tuple())
-        return rejected, lambda memory: self._convert(rows, prepared, arrival_ms, memory)
+        return rejected, lambda memory: self._convert(rows, prepared, arrival_ms, at, points, memory)
 
-    def _convert(
-        self, rows: MetricRows, prepared: Prepared, arrival_ms: int, memory: SeriesMemory
-    ) -> tuple[Decoded, SeriesUpdate]:
-        time = self._schema.time
-        time_ms = rows.time_ns // 1_000_000
+    def _totals(self, rows: MetricRows, prepared: Prepared, arrival_ms: int) -> tuple[IntArray, Totals]:
+        """Returns the rows of totals that are not rejected, and their points."""
+        time, time_ms = self._schema.time, rows.time_ns // 1_000_000
+        # A point in the far future is rejected for its time, and must not make the next points of its series late.
         plausible = (time_ms >= time.min_ms) & (time_ms <= time.latest_ms(arrival_ms))
-        # The point of a series in the far future would make all others late, and is rejected for its time.
         at = np.flatnonzero(rows.is_total & prepared.keep & plausible)
         sums = np.nan_to_num(rows.extra["sum"][at])
-        points = Totals(rows.keys(at), rows.start_ns[at], rows.time_ns[at], rows.bits[at], rows.is_int[at], sums)
+        return at, Totals(rows.keys(at), rows.start_ns[at], rows.time_ns[at], rows.bits[at], rows.is_int[at], sums)
+
+    def _convert(
+        self, rows: MetricRows, prepared: Prepared, arrival_ms: int, at: IntArray, points: Totals, memory: SeriesMemory
+    ) -> tuple[Decoded, SeriesUpdate]:
         added = memory.increments(points, arrival_ms * 1_000_000, self._max_series)
         bits, is_int, total = rows.bits.copy(), rows.is_int.copy(), rows.extra["sum"].copy()
         bits[at], is_int[at] = added.bits, added.is_int
