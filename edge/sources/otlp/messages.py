@@ -27,14 +27,16 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from edge.receivers import Body, BodyTooLarge
+from edge.receivers import Body
 from edgewater.errors import InvalidRecord
 
 IntArray = npt.NDArray[np.int64]
 T = TypeVar("T")
 
-MIN_RECORD_BYTES = 16
-"""A body may have one record for each so many bytes that it may have; any real record is larger."""
+UNIT_BYTES = 16
+RECORD_UNITS = 4
+"""A body may have one unit for each `UNIT_BYTES` bytes that it may have. A record or a point takes `RECORD_UNITS`, as
+its messages take a kilobyte; a bucket or a token of JSON takes one."""
 _PACKAGE = "opentelemetry.proto."
 _OPAQUE = (
     "common.v1.KeyValue", "common.v1.AnyValue", "metrics.v1.Exemplar", "trace.v1.Span.Event", "trace.v1.Span.Link",
@@ -80,6 +82,22 @@ def message_class(name: str) -> Any:
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(full))
 
 
+class Budget:
+    """Counts what a body consists of, before it takes memory."""
+
+    def __init__(self, body: Body) -> None:
+        self._most = self._left = max(body.limit_bytes // UNIT_BYTES, RECORD_UNITS)
+        self.check = body.check
+
+    def take(self, records: int, unit: int = RECORD_UNITS) -> None:
+        """Raises InvalidRecord: there are too many; and BodyTooCostly, as `Body.check`."""
+        self._left -= records * unit
+        if self._left < 0:
+            accepted = f"several smaller requests, with at most {self._most // RECORD_UNITS} records each"
+            raise InvalidRecord("body", None, accepted, "it has too many records, buckets or members")
+        self.check()
+
+
 @dataclass(slots=True)
 class Records:
     """The records of a request, by resource and scope.
@@ -88,32 +106,17 @@ class Records:
         messages: the records.
         group_of: index of each record's group.
         resources, scopes, sizes: by group; the last is its number of records.
-        check: as `Body.check`.
     """
 
+    budget: Budget
     messages: list[Any] = field(default_factory=list)
     resources: list[Any] = field(default_factory=list)
     scopes: list[Any] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    check: Callable[[], None] = lambda: None
 
     @property
     def group_of(self) -> IntArray:
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
-
-
-class Budget:
-    """Counts the records of a body. Raises BodyTooLarge."""
-
-    def __init__(self, body: Body) -> None:
-        self._left = max(body.limit_bytes // MIN_RECORD_BYTES, 1)
-        self.check = body.check
-
-    def take(self, records: int) -> None:
-        self._left -= records
-        if self._left < 0:
-            raise BodyTooLarge
-        self.check()
 
 
 def refusing(read: Callable[[], T], accepted: str) -> T:
@@ -129,13 +132,13 @@ def read_request(body: bytes, signal: str, budget: Budget) -> Records:
 
     Raises:
         InvalidRecord: it is none.
-        BodyTooLarge, BodyTooCostly: see `edge.receivers.Body`.
+        BodyTooCostly: see `edge.receivers.Body`.
     """
     return refusing(lambda: _read(body, signal, budget), f"an OTLP request with {signal} in protobuf")
 
 
 def _read(body: bytes, signal: str, budget: Budget) -> Records:
-    records = Records(check=budget.check)
+    records = Records(budget)
     read_group, read_scope = message_class("levels.Group").FromString, message_class("levels.Scope").FromString
     read_resource = message_class("resource.v1.Resource").FromString
     read_name = message_class("common.v1.InstrumentationScope").FromString
@@ -162,12 +165,14 @@ def _read(body: bytes, signal: str, budget: Budget) -> Records:
     return records
 
 
-def json_to_protobuf(body: bytes, signal: str) -> bytes:
+def json_to_protobuf(body: bytes, signal: str, budget: Budget) -> bytes:
     """Converts the JSON encoding of an export request. In it, identities of traces and spans are hexadecimal.
 
     Raises:
         InvalidRecord: it is none.
+        BodyTooCostly: see `edge.receivers.Body`.
     """
+    budget.take(sum(map(body.count, (b"{", b"[", b","))), unit=1)
 
     def convert() -> bytes:
         document = json.loads(body, object_hook=_base64_ids)
@@ -225,10 +230,14 @@ class Attributes:
 
     Args:
         owners: for each owner its serialized attributes.
+
+    Raises:
+        InvalidRecord: they are more than `budget` allows.
     """
 
-    def __init__(self, owners: Sequence[Sequence[bytes]]) -> None:
+    def __init__(self, owners: Sequence[Sequence[bytes]], budget: Budget) -> None:
         sizes = np.fromiter(map(len, owners), np.int64, len(owners))
+        budget.take(int(sizes.sum()), unit=1)
         numbers: dict[bytes, int] = {}
         flat = [numbers.setdefault(each, len(numbers)) for attributes in owners for each in attributes]
         self._number_of = np.array(flat, np.int64)

@@ -119,7 +119,7 @@ class _Builder:
         })  # fmt: skip
 
     def _buckets(self, counts: Sequence[int], lower: Iterable[float | None], upper: Iterable[float | None]) -> None:
-        self.budget.take(len(counts))
+        self.budget.take(len(counts), unit=1)
         for count, begin, end in zip(counts, lower, upper, strict=True):
             self._row(_BUCKET, count, lower=begin, upper=end)
 
@@ -140,7 +140,7 @@ class _Builder:
         if not MIN_SCALE <= point.scale <= MAX_SCALE:
             self._reject(f"scale {point.scale}; expected {MIN_SCALE} to {MAX_SCALE}")
             return
-        self.budget.take(len(point.positive.bucket_counts) + len(point.negative.bucket_counts))
+        self.budget.take(len(point.positive.bucket_counts) + len(point.negative.bucket_counts), unit=1)
         for sign, side in ((1.0, point.positive), (-1.0, point.negative)):
             with np.errstate(over="ignore"):
                 indexes = side.offset + np.arange(len(side.bucket_counts) + 1, dtype=np.float64)
@@ -153,7 +153,7 @@ class _Builder:
 
     def _summary(self, point: Any) -> None:
         self._row(_TOTAL, point.count, sum=point.sum)
-        self.budget.take(len(point.quantile_values))
+        self.budget.take(len(point.quantile_values), unit=1)
         for each in point.quantile_values:
             self._row(_QUANTILE, each.value, quantile=each.quantile)
 
@@ -182,7 +182,7 @@ class MetricRows(Rows):
             if chosen[name]:
                 refusing(lambda metric=metric, group=group: builder.add_metric(metric, group), "points of metrics")  # type: ignore[misc]
         self._build(builder)
-        super().__init__(Records(builder.points, records.resources, records.scopes, check=records.check))
+        super().__init__(Records(builder.budget, builder.points, records.resources, records.scopes))
 
     def _build(self, builder: _Builder) -> None:
         self.metrics = builder.metrics

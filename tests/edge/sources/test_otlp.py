@@ -253,8 +253,9 @@ def test_records_of_two_bytes_are_refused_before_they_take_memory() -> None:
         group = b"\x12" + varint(len(scope)) + scope
         return b"\x0a" + varint(len(group)) + group
 
-    assert edge.post(nested(40_000)).status_code == 413
-    assert edge.post(b"\x0a\x00" * 40_000).status_code == 413
+    assert edge.post(nested(40_000)).status_code == 422
+    assert edge.post(b"\x0a\x00" * 40_000).status_code == 422
+    assert edge.post(b'{"a":[' + b"1," * 40_000 + b"1]}", headers=JSON).status_code == 422
     assert edge.post(nested(10)).status_code == 200
 
 
