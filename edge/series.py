@@ -86,10 +86,11 @@ class Increments:
     """What points add to their series. All arrays have the length of the points.
 
     Attributes:
-        counts: whether the point has an increment. A point without one is a first point whose total began before the
-            memory did, a repetition, or rejected.
+        counts: whether the point has an increment. A point without an increment is a first point whose total began
+            before the memory did, a late point or a repetition, or rejected.
         bits, is_int, extra: the increments, as `Totals`.
-        out_of_order: rejected: the point is older than the last point of its series, or its start is.
+        out_of_order: rejected: the start of the point is older than the start of its series, or another point has the
+            same time and another total. Two processes may send the same series.
         too_many: rejected: the memory is full, and the series is new.
         update: to be applied to the memory with the ingestion of the increments.
     """
@@ -173,8 +174,10 @@ class SeriesMemory:
         n = len(points)
         before = self._points(np.where(in_memory, ids, -1))
         earlier = in_memory & (points.time_ns <= before.time_ns)
-        same = earlier & (points.time_ns == before.time_ns) & (points.floats == before.floats)
-        out_of_order = earlier & ~same
+        # What a late point adds is in the increment of the later point of the same process.
+        is_process = (points.start_ns == before.start_ns) | (points.start_ns == 0) | (before.start_ns == 0)
+        is_known = (points.time_ns < before.time_ns) | (points.floats == before.floats)
+        out_of_order = earlier & ~(is_process & is_known)
         order = np.lexsort((np.arange(n), points.time_ns, ids))
         order = order[~(earlier | too_many)[order]]
         # A start that goes back belongs to another process with the same identity.

@@ -12,7 +12,7 @@ import grpc
 from edge.config import HttpTlsConfig
 from edge.receivers import Receiver, Refused, Request
 from edge.sources.push_shares import PushMemory, TooManyBytes
-from edge.sources.receiving import PushEndpoint
+from edge.sources.receiving import RETRY_AFTER_S, PushEndpoint
 from edgewater.errors import InvalidConfig
 
 MEDIA = "application/grpc"
@@ -78,8 +78,7 @@ class GrpcReceivers:
 
     def _handler(self, receiver: Receiver, method: str) -> Any:
         async def serve(messages: AsyncIterator[bytes], context: Any) -> bytes:
-            # A client that goes away cancels this coroutine; the records of its request are ingested all the same.
-            return await asyncio.shield(asyncio.ensure_future(self._serve(receiver, messages, context)))
+            return await self._serve(receiver, messages, context)
 
         service, _, name = method.strip("/").partition("/")
         # To the client it is a method with one message. As a stream, the message is not read before it is asked for.
@@ -89,25 +88,30 @@ class GrpcReceivers:
         metadata = {key.lower(): value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         request = Request(MEDIA, {"authorization": metadata.get("authorization", "")})
         host = context.peer().rpartition(":")[0]
-        response, refused = await self._endpoint.handle(
-            receiver, request, host, lambda principal: self._message(messages, principal)
+        handled = asyncio.ensure_future(
+            self._endpoint.handle(receiver, request, host, lambda principal: self._message(messages, principal))
         )
-        if refused is None:
-            return bytes(response.body)
-        details = ((DETAILS, bytes(response.body)),)
-        await context.abort(STATUS.get(refused.status, grpc.StatusCode.INTERNAL), refused.detail, details)
-        raise AssertionError("abort raises")
+        # A client that goes away cancels this coroutine. Its records are then ingested as a whole, or not at all.
+        response, refused = await asyncio.shield(handled)
+        if refused is not None:
+            details = ((DETAILS, bytes(response.body)),)
+            await context.abort(STATUS.get(refused.status, grpc.StatusCode.INTERNAL), refused.detail, details)
+        return bytes(response.body)
 
     async def _message(self, messages: AsyncIterator[bytes], principal: bytes | str) -> AsyncIterator[bytes]:
-        """Yields the only message. Raises TooManyBytes, TimeoutError, Refused."""
+        """Yields the only message. Raises TimeoutError, Refused."""
+        detail = f"{MAX_MESSAGES_ARRIVING} messages arrive already; nothing was accepted"
+        refused = Refused(429, "too-many-requests", detail, retry_after_s=RETRY_AFTER_S)
         with self._memory.reservation(principal) as reserved:
             try:
                 async with asyncio.timeout(self._endpoint.limits.timeout_s) as reserved.deadline:
                     self._memory.add(reserved, self._most_bytes)
                     message = await anext(messages)
+            except TooManyBytes:
+                raise refused from None
             except TimeoutError:
                 if reserved.is_refused:
-                    raise TooManyBytes from None
+                    raise refused from None
                 raise
             except StopAsyncIteration:
                 raise Refused(400, "incomplete-body", "the call has no message; nothing was accepted") from None

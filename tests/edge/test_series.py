@@ -57,8 +57,9 @@ def one_by_one(last: dict[int, Point], batch: list[Point]) -> list[int | float |
         if before is None:
             results[at] = point.total if has_start and point.start_ns >= SINCE_NS else None
         elif point.time_ns < before.time_ns or (point.start_ns and point.start_ns < newest_start):
-            if not (point.time_ns == before.time_ns and point.total == before.total):
-                results[at] = "old"
+            is_process = point.start_ns in (0, before.start_ns) or not before.start_ns
+            is_known = point.time_ns < before.time_ns or point.total == before.total
+            results[at] = None if is_process and is_known and point.start_ns >= newest_start else "old"
             continue
         elif point.time_ns == before.time_ns:
             results[at] = None if point.total == before.total else "old"
@@ -111,10 +112,10 @@ def test_a_later_start_or_a_smaller_total_begins_a_series_anew() -> None:
     assert add(memory, [Point(1, 400, 410, 53)]) == [3]
 
 
-def test_an_older_point_or_an_older_start_is_rejected_and_a_repetition_adds_nothing() -> None:
+def test_a_late_point_and_a_repetition_add_nothing_and_an_older_start_is_rejected() -> None:
     memory = SeriesMemory(SINCE_NS)
     add(memory, [Point(1, 250, 300, 9)])
-    assert add(memory, [Point(1, 250, 299, 8), Point(1, 250, 300, 9), Point(1, 250, 300, 10)]) == ["old", None, "old"]
+    assert add(memory, [Point(1, 250, 299, 8), Point(1, 250, 300, 9), Point(1, 250, 300, 10)]) == [None, None, "old"]
     assert add(memory, [Point(1, 200, 310, 100), Point(1, 250, 320, 12)]) == ["old", 3]
     assert add(memory, [Point(1, 0, 330, 13), Point(1, 240, 340, 14)]) == [1, "old"]
 

@@ -304,7 +304,10 @@ class MetricStream:
         bits[at], is_int[at] = added.bits, added.is_int
         total[at] = np.where(np.isnan(total[at]), np.nan, added.extra)
         for which, why in (
-            (added.out_of_order, "the point is older than the last point of its series, or has another process' start"),
+            (
+                added.out_of_order,
+                "another process sends the series, too; expected an attribute such as service.instance.id",
+            ),
             (added.too_many, f"a new series beyond max_series ({self._max_series}); expected fewer attributes"),
         ):
             bad = np.zeros(len(rows), np.bool_)

@@ -6,11 +6,13 @@ import asyncio
 import json
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+import yaml
 from google.protobuf import json_format
 from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter as GrpcLogExporter
@@ -362,14 +364,41 @@ def test_a_repeated_request_of_totals_adds_nothing_and_rejects_nothing() -> None
                for reply in replies)  # fmt: skip
 
 
-def test_points_out_of_order_in_the_far_future_and_negative_totals_are_rejected_and_spoil_no_series() -> None:
+def test_a_late_total_adds_nothing_and_points_of_another_process_in_the_future_or_negative_are_rejected() -> None:
     edge = metric_edge()
     edge.post(metrics(counter("hits", 5, at_s=10)), "metrics")
-    reply = edge.post(metrics(counter("hits", 4, at_s=5), counter("hits", 9, at_s=86_400), counter("h", -1)), "metrics")
-    answer = ExportMetricsServiceResponse.FromString(reply.content).partial_success
-    assert answer.rejected_data_points == 3 and "older than the last point" in answer.error_message
+    reply = edge.post(metrics(counter("hits", 4, at_s=5)), "metrics")
+    assert not ExportMetricsServiceResponse.FromString(reply.content).partial_success.rejected_data_points
+    other, future = counter("hits", 9, at_s=15, start_s=-90), counter("hits", 9, at_s=86_400)
+    answer = ExportMetricsServiceResponse.FromString(
+        edge.post(metrics(other, future, counter("h", -1)), "metrics").content
+    ).partial_success
+    assert answer.rejected_data_points == 3 and "another process" in answer.error_message
     edge.post(metrics(counter("hits", 6, at_s=20)), "metrics")
     assert values(edge, "value") == [5, 1]
+
+
+def test_the_configuration_of_the_how_to_is_accepted() -> None:
+    page = (Path(__file__).parents[3] / "docs/how-to/receive-otlp.md").read_text()
+    document = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    config = parse_config({"edge": "e", "state_dir": "s", **document}, {"OTLP_TOKEN": "t"})
+    assert len(package_receivers(config, lambda: AT_MS)) == 3
+
+
+def test_grpc_needs_a_source_that_is_received_over_it_and_a_free_address() -> None:
+    files = {"columns": {"x": "int64"}, "time": {"column": "at"}, "sources": [{"stdin": {}}]}
+    with pytest.raises(InvalidConfig) as refused:
+        parse_config({"edge": "e", "state_dir": "s", "http": {"grpc": "127.0.0.1:1"}, "streams": {"s": files}}, {})
+    assert refused.value.field == "http.grpc"
+    edge = Edge({"s": stream({"body": "string"}, {"signal": "logs"})})
+
+    async def run(address: str) -> None:
+        with pytest.raises(InvalidConfig) as taken:
+            GrpcReceivers(edge.endpoint, address, None)
+        assert taken.value.field == "http.grpc"
+
+    with listen("127.0.0.1:0", "x") as socket:
+        asyncio.run(run(f"127.0.0.1:{socket.getsockname()[1]}"))
 
 
 def test_histograms_have_a_row_of_totals_and_one_for_each_bucket_that_grew() -> None:
