@@ -44,6 +44,7 @@ class OtlpConfig(Model):
     """The options below ``otlp:``.
 
     Attributes:
+        signal: what the stream gets.
         columns: by column, the field or attribute that it gets, such as ``resource.service.name``. A column with the
             name of a field gets that field.
         metrics: only metrics of these names; a name may end in ``*``.
