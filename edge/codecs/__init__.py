@@ -13,8 +13,10 @@ from edge.codecs.formats import EXTENSIONS, Format, TextFormat, TextFormatName
 from edge.codecs.framing import Block, BlockReader, ByteStream
 from edge.codecs.line_decoder import LineDecoder
 from edge.codecs.line_stream import BOM, LineStream, split_header, too_long
-from edge.codecs.messages import MessageDecoder
+from edge.codecs.messages import ColumnsSchema, MessageDecoder, joined
 from edge.codecs.schema import DAY_MS, TIME_UNITS, YEAR_2000_MS, YEAR_2200_MS, EventTime, RecordSchema
+from edge.codecs.syslog import FIELDS as SYSLOG_FIELDS
+from edge.codecs.syslog import SyslogFormat, is_field, is_zone
 
 __all__ = [
     "BOM",
@@ -24,6 +26,7 @@ __all__ = [
     "DAY_MS",
     "EXTENSIONS",
     "HEAD_BYTES",
+    "SYSLOG_FIELDS",
     "TAIL_BYTES",
     "TIME_UNITS",
     "YEAR_2000_MS",
@@ -31,6 +34,7 @@ __all__ = [
     "Block",
     "BlockReader",
     "ByteStream",
+    "ColumnsSchema",
     "CsvDialect",
     "EventTime",
     "Format",
@@ -40,6 +44,7 @@ __all__ = [
     "LineStream",
     "MessageDecoder",
     "RecordSchema",
+    "SyslogFormat",
     "TextFormat",
     "TextFormatName",
     "cast_or_null",
@@ -48,8 +53,11 @@ __all__ = [
     "concat",
     "convert",
     "extract_event_times",
+    "is_field",
     "is_text",
     "is_time_pattern",
+    "is_zone",
+    "joined",
     "needed_columns",
     "read_header",
     "read_times",
