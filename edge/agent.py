@@ -13,7 +13,7 @@ import math
 import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -94,6 +94,7 @@ class Agent:
 
     Attributes:
         rejected: records rejected by the decoders, by (stream, reason).
+        skipped: values that are no records although nothing is wrong with them, by (stream, reason).
         refused: pushed requests that were refused and connections that were closed, by reason.
         failing: per source whose last read failed, the message and the wall time of the failure.
         backpressured: names of the sources that wait for memory or the disk.
@@ -111,6 +112,7 @@ class Agent:
     worker: Worker
     daily_quota: DailyQuota | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
+    skipped: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     failing: dict[str, tuple[str, int]] = field(default_factory=dict)
     backpressured: set[str] = field(default_factory=set)
@@ -194,7 +196,13 @@ class Agent:
         registry = CollectorRegistry()
         registry.register(
             metrics.EdgeCollector(
-                self.durable, self._gauges, self.rejected, self.outbox.refused_frames, self.refused, self.worker.loads
+                self.durable,
+                self._gauges,
+                self.rejected,
+                self.outbox.refused_frames,
+                self.refused,
+                self.worker.loads,
+                self.skipped,
             )
         )
         return health_routes(registry, self.missing)
@@ -202,7 +210,7 @@ class Agent:
     def _endpoint(self) -> PushEndpoint:
         return push_endpoint(
             self.config, self.accept, self.unavailable, now_ms,
-            self.meter.busy, self.meter.on_refused, self._count_refused, self.durable.series_of,
+            self.meter.busy, self.meter.on_refused, self._count_refused, self.durable.series_of, self._count_skipped,
             package_receivers(self.config, now_ms),
         )  # fmt: skip
 
@@ -308,6 +316,10 @@ class Agent:
 
     def _count_refused(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def _count_skipped(self, stream: str, skipped: Mapping[str, int]) -> None:
+        for reason, count in skipped.items():
+            self.skipped[stream, reason] = self.skipped.get((stream, reason), 0) + count
 
     def _count_rejected(self, stream: str, chunk: Chunk) -> None:
         for rejection in chunk.rejected:

@@ -7,7 +7,7 @@ content of a batch depends on, including the arrival time, against which event t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -57,6 +57,8 @@ class RejectionReason(StrEnum):
     TIME_OUT_OF_RANGE = "time-out-of-range"
     TOO_LONG = "too-long"
     OTHER_CONSTANT = "other-constant"
+    TOO_MANY_SERIES = "too-many-series"
+    UNSUPPORTED = "unsupported"
     # The rest are about whole files: the number of lost records is unknown, so each counts as 1.
     TRUNCATED = "truncated"
     CORRUPT = "corrupt"
@@ -194,10 +196,12 @@ class Decoded:
     Attributes:
         batch: the stream's columns in their declared types, then int64 `event_time_ms` without nulls.
         rejected: the records that could not be decoded, by reason.
+        skipped: numbers of values that are no records although nothing is wrong with them, by reason.
     """
 
     batch: pa.RecordBatch
     rejected: tuple[Rejection, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,9 @@ class SeriesMemory:
         """Returns the last points of series by row; of row -1 a point without start and with time 0."""
 
         def of(column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-            return np.append(column[: len(self)], np.zeros(1, column.dtype))[rows]
+            if not len(column):
+                return np.zeros(len(rows), column.dtype)
+            return np.where(rows < 0, np.zeros(1, column.dtype), column[rows])
 
         columns = (self._start_ns, self._time_ns, self._bits, self._is_int, self._extra)
         return Totals((), *map(of, columns))  # type: ignore[arg-type]

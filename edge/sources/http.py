@@ -98,6 +98,7 @@ def push_endpoint(
     on_refused: Callable[[str], None] = lambda _: None,
     count_refused: Callable[[str], None] = lambda _: None,
     series_of: Callable[[str], SeriesMemory] = lambda _: SeriesMemory(0),
+    count_skipped: Callable[[str, Mapping[str, int]], None] = lambda _stream, _skipped: None,
     more: Sequence[Receiver] = (),
 ) -> PushEndpoint:
     """Returns the endpoint of the records that are pushed to an edge.
@@ -111,7 +112,8 @@ def push_endpoint(
     tokens = BearerTokens(token.get_secret_value() for token in config.http.tokens)
     receivers: list[Receiver] = [StreamReceiver.of(config), *more]
     return PushEndpoint(
-        receivers, limits, tokens, accept, unavailable, now_ms, busy, on_refused, count_refused, series_of
+        receivers, limits, tokens, accept, unavailable, now_ms, busy, on_refused, count_refused, series_of,
+        count_skipped,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -110,6 +110,7 @@ class PushEndpoint:
         on_refused: called with the name of a source when a request is refused and its client will retry.
         count_refused: called with the code of each refused request.
         series_of: returns the memory of a source's cumulative series.
+        count_skipped: called with the name of a stream and `Decoded.skipped` once a request counts.
     """
 
     def __init__(
@@ -124,9 +125,11 @@ class PushEndpoint:
         on_refused: Callable[[str], None] = lambda _: None,
         count_refused: Callable[[str], None] = lambda _: None,
         series_of: Callable[[str], SeriesMemory] = lambda _: SeriesMemory(0),
+        count_skipped: Callable[[str, Mapping[str, int]], None] = lambda _stream, _skipped: None,
     ) -> None:
         self.receivers = receivers
         self._series_of = series_of
+        self._count_skipped = count_skipped
         self.limits = limits
         self._tokens = tokens
         self._accept = accept
@@ -278,6 +281,7 @@ class PushEndpoint:
         counted = await self._accept(chunk, part.source.stream)
         if counted is not None:  # the series have gone on since the request was counted
             return Counted(part.source, counted, part.decoded.rejected, already_counted=True)
+        self._count_skipped(part.source.stream, decoded.skipped)
         return Counted(part.source, decoded.batch.num_rows, decoded.rejected, already_counted=False)
 
     def _decode(

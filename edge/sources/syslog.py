@@ -56,16 +56,16 @@ class SyslogConfig(TextConfig):
 
     Attributes:
         listen: the address at which messages arrive.
-        protocol: tcp takes both framings of RFC 6587; with `tls`, it is TLS (RFC 5425).
+        protocol: with tcp, both framings of RFC 6587 are accepted; with tcp and `tls`, it is TLS (RFC 5425).
         tls: the server's certificate; with `client_ca`, senders present a certificate.
         peers: networks whose machines may send; None: all machines that can reach the address.
         columns: by column, the field of the message. Without `format`, a column named as a field needs no entry.
         format: the format of the text of each message, which has the other columns; None: the text is one column.
         zone: IANA name of the zone of times without a zone, which RFC 3164 has.
         max_message: bytes of a message. Longer messages are rejected.
-        max_connections: a sender beyond them takes the place of the connection that has been idle the longest.
+        max_connections: a further sender takes the place of the connection that has been idle the longest.
         idle: a connection without a message for this time is closed.
-        receive_buffer: of the kernel, for UDP.
+        receive_buffer: size of the kernel's buffer, for UDP.
     """
 
     listen: Address
