@@ -41,6 +41,10 @@ NAME_LABEL = "__name__"
 COUNTERS = [".*_(total|count|sum|bucket)"]
 MAX_LABEL_BYTES = 64 << 10
 """Size of all labels of a series. Samples of other series are rejected."""
+MAX_SERIES_BYTES = 256 << 10
+"""Size of a series in a request, so that parsing it takes little memory, whatever it consists of."""
+MIN_SAMPLE_BYTES = 16
+"""A body may have one sample, native histogram or series for each so many bytes that it may have."""
 MAX_CACHE_BYTES = 32 << 20
 """Size of the label sets that are remembered in their encoded form."""
 CHECK_EVERY = 4096
@@ -262,6 +266,7 @@ class _Mapping:
         return convert
 
 
+_BODY_ACCEPTED = f"smaller requests, with series of at most {MAX_SERIES_BYTES} bytes"
 _LABELS_ACCEPTED = f"a series; expected distinct labels in UTF-8 with {NAME_LABEL}, at most {MAX_LABEL_BYTES} bytes"
 
 
@@ -305,7 +310,7 @@ class RemoteWriteReceiver:
     def decode(self, request: Request, body: Body) -> Sequence[Part]:
         try:
             raw = pb.WriteRequest.FromString(body.plain).timeseries
-            samples, sets = self._samples(raw, body.check)
+            samples, sets = self._samples(raw, body)
         except DecodeError as exc:
             raise InvalidRecord("body", body.plain[:20], "a prometheus.WriteRequest", str(exc)) from exc
         parts = [
@@ -313,16 +318,20 @@ class RemoteWriteReceiver:
         ]
         return [part for part in parts if part is not None]
 
-    def _samples(self, raw: Sequence[bytes], check: Callable[[], None]) -> tuple[_Samples, _LabelSets]:
-        """Decodes series. Raises DecodeError."""
+    def _samples(self, raw: Sequence[bytes], body: Body) -> tuple[_Samples, _LabelSets]:
+        """Decodes series. Raises DecodeError, InvalidRecord and BodyTooCostly."""
+        check, left = body.check, body.limit_bytes // MIN_SAMPLE_BYTES - len(raw)
         keys, counts, histograms = list[bytes](), list[int](), list[int]()
         values, times, new = list[float](), list[int](), dict[bytes, Sequence[bytes]]()
         parse, join, known = pb.TimeSeries.FromString, b"\0".join, self._sets.numbers
         for begin in range(0, len(raw), CHECK_EVERY):
             check()
             for each in raw[begin : begin + CHECK_EVERY]:
+                if len(each) > MAX_SERIES_BYTES or left < 0:
+                    raise InvalidRecord("body", None, _BODY_ACCEPTED, "it has too many samples")
                 series = parse(each)
                 labels, samples = series.labels, series.samples
+                left -= len(samples) + len(series.histograms)
                 key = join(labels)
                 keys.append(key)
                 if key not in known:
@@ -405,7 +414,7 @@ class RemoteWriteReceiver:
 
 def _decoded(labels: Sequence[bytes]) -> dict[str, str]:
     """Returns the labels of a series; empty: they are invalid. A label with an empty value is no label."""
-    if sum(map(len, labels)) > MAX_LABEL_BYTES:
+    if len(labels) + sum(map(len, labels)) > MAX_LABEL_BYTES:
         return {}
     try:
         pairs = [(label.name, label.value) for label in map(pb.Label.FromString, labels)]

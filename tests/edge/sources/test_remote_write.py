@@ -305,6 +305,21 @@ def test_a_hundred_thousand_metrics_and_empty_series_take_bounded_memory(
     assert edge.post(bytes(snappy.compress_raw(b"\x0a\x00" * 100_000))).status_code == 204
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x0a\x00" * 1_000_000,
+        (b"\x0a\xa0\x8d\x06" + b"\x12\x00" * 50_000) * 12,
+        b"\x0a\xc0\x96\xb1\x02" + b"\x12\x00" * 2_500_000,
+        (b"\x0a\xa0\x8d\x06" + b"\x22\x00" * 50_000) * 12,
+    ],
+    ids=["empty series", "empty samples", "one series", "empty histograms"],
+)
+def test_bodies_of_empty_messages_are_refused_before_they_take_memory(edge: Edge, body: bytes) -> None:
+    assert edge.post(bytes(snappy.compress_raw(body))).status_code == 400
+    assert edge.agent.durable.core.streams["events"].records == 0
+
+
 def test_refusals_that_should_come_again_are_503(edge: Edge) -> None:
     edge.agent.outbox.configured.clear()
     reply = edge.send((named("up"), [(1.0, 0)]))
