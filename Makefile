@@ -84,7 +84,7 @@ OUT ?= .
 proto: $(STAMP)dev ## generate edgewater/wire from proto/
 	@mkdir -p $(OUT)
 	@$(PY) -m grpc_tools.protoc $(PROTOC_FLAGS) --python_out=$(OUT) --mypy_out=quiet:$(OUT) \
-		edgewater/wire/synopsis.proto edgewater/wire/uplink.proto
+		edgewater/wire/synopsis.proto edgewater/wire/uplink.proto edgewater/wire/remote_write.proto
 	@$(PY) -m grpc_tools.protoc $(PROTOC_FLAGS) --grpc_python_out=$(OUT) edgewater/wire/uplink.proto
 
 reference: $(STAMP)dev ## write the pages of docs/reference that follow from the code: commands, metrics, configuration

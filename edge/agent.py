@@ -13,7 +13,7 @@ import math
 import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,16 @@ from edge.process import now_ms
 from edge.records import Chunk, Position, Source
 from edge.source_kinds import KeptSource
 from edge.source_status import SourceStates, SourceStatus
-from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
+from edge.sources import (
+    GrpcReceivers,
+    PushEndpoint,
+    Unavailable,
+    build_sources,
+    package_receivers,
+    problem,
+    push_endpoint,
+    replay_clock,
+)
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
@@ -85,6 +94,7 @@ class Agent:
     """An edge agent. Build it with `open_agent`, then `await run(stop)`.
 
     Attributes:
+        skipped: values that are no records although nothing is wrong with them, by (stream, reason).
         refused: pushed requests that were refused and connections that were closed, by reason.
         failing: per source whose last read failed, the message and the monotonic time of the failure in seconds.
         backpressured: names of the sources that wait for memory or the disk.
@@ -102,6 +112,7 @@ class Agent:
     worker: Worker
     states: SourceStates
     daily_quota: DailyQuota | None = None
+    skipped: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     failing: dict[str, tuple[str, float]] = field(default_factory=dict)
     backpressured: set[str] = field(default_factory=set)
@@ -114,12 +125,12 @@ class Agent:
         """Runs until `stop` is set or a task fails; then writes a checkpoint.
 
         Raises:
-            InvalidConfig: the agent cannot listen on `http.listen` or `http.metrics`, or `http.tls` cannot be used.
+            InvalidConfig: the agent cannot listen on an address of `http`, or `http.tls` cannot be used.
             OutdatedState: the center knows a newer version of the state, or another one: see `begin_anew`.
         """
         http = self.config.http
-        health = self._health_routes()
-        push = self._push_routes() + ([] if http.metrics else health)
+        health, endpoint = self._health_routes(), self._endpoint()
+        push = endpoint.routes + tap_routes(self.config, self.tap) + ([] if http.metrics else health)
         guard = Middleware(LocalHosts, hosts=http.hosts, key="http.hosts", refuse=self._misdirected)
         apps = [(http.listen, "http.listen", Starlette(False, push, [] if http.authenticates else [guard]), http.tls)]
         if http.metrics is not None:
@@ -127,12 +138,21 @@ class Agent:
         with contextlib.ExitStack() as sockets:
             listening = [sockets.enter_context(listen(address, field)) for address, field, _, _ in apps]
             servers = [_server(app, tls, self._count_refused) for _, _, app, tls in apps]
+            rpc = [GrpcReceivers(endpoint, http.grpc, http.tls)] if http.grpc is not None else []
             serving = [
                 asyncio.create_task(server.serve([socket])) for server, socket in zip(servers, listening, strict=True)
             ]
-            await self._run(servers, serving, stop)
+            await self._run(servers, serving, rpc, stop)
 
-    async def _run(self, servers: list[EmbeddedServer], serving: list[asyncio.Task[None]], stop: asyncio.Event) -> None:
+    async def _run(
+        self,
+        servers: list[EmbeddedServer],
+        serving: list[asyncio.Task[None]],
+        rpc: list[GrpcReceivers],
+        stop: asyncio.Event,
+    ) -> None:
+        for each in rpc:
+            await each.start()
         tasks = [asyncio.create_task(loop) for loop in self.loops()]
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -141,7 +161,8 @@ class Agent:
             # A push whose records have been ingested must be answered, or its client sends them again.
             for server in servers:
                 server.should_exit = True
-            await asyncio.wait(serving, timeout=2 * STOP_GRACE_S)
+            stopped = [each.stop(STOP_GRACE_S) for each in rpc]
+            await asyncio.gather(asyncio.wait(serving, timeout=2 * STOP_GRACE_S), *stopped)
             for server in servers:
                 server.force_exit = True
             for task in [*tasks, stopping]:
@@ -176,7 +197,7 @@ class Agent:
         registry.register(
             metrics.EdgeCollector(
                 self.durable, self._gauges, self.source_statuses, self.outbox.refused_frames, self.refused,
-                self.worker.loads,
+                self.worker.loads, self.skipped,
             )
         )  # fmt: skip
 
@@ -192,12 +213,12 @@ class Agent:
             self._failures(), self.durable.positions, lambda source: streams[source.stream].is_open(source.name)
         )
 
-    def _push_routes(self) -> list[Route]:
-        push = push_routes(
+    def _endpoint(self) -> PushEndpoint:
+        return push_endpoint(
             self.config, self.accept, self.unavailable, now_ms,
-            self.meter.busy, self.meter.on_refused, self._count_refused,
+            self.meter.busy, self.meter.on_refused, self._count_refused, self.durable.series_of, self._count_skipped,
+            package_receivers(self.config, now_ms),
         )  # fmt: skip
-        return push + tap_routes(self.config, self.tap)
 
     def _misdirected(self, _: Scope, detail: str) -> Response:
         self._count_refused("host")
@@ -217,6 +238,10 @@ class Agent:
             "limited_queries": (
                 "Queries of which open windows take no more records, for lack of memory.",
                 sum(bool(p.full) for p in core.queries.values()),
+            ),
+            "cumulative_series": (
+                "Cumulative series whose last point is remembered.",
+                sum(map(len, self.durable.series.values())),
             ),
             "retired": ("1 once the center has retired this edge.", float(self.uplink.retired.is_set())),
             "backfill_records": (
@@ -292,10 +317,11 @@ class Agent:
             return counted
         self.tap.offer(stream, chunk)
         self.states.count(chunk.source, chunk)
-        if chunk.batch.num_rows or chunk.rejected:
+        if chunk.batch.num_rows or chunk.rejected or chunk.series is not None:
             with self.meter.busy(chunk.source):
                 event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
-                queued = self.worker.ingest(event, partial(durable.ingest_payload, push=chunk.push))
+                append = partial(durable.ingest_payload, push=chunk.push, series=chunk.series)
+                queued = self.worker.ingest(event, append)
             if not queued:
                 self.outbox.changed.set()
             await self.commit.durable()
@@ -303,6 +329,10 @@ class Agent:
 
     def _count_refused(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def _count_skipped(self, stream: str, skipped: Mapping[str, int]) -> None:
+        for reason, count in skipped.items():
+            self.skipped[stream, reason] = self.skipped.get((stream, reason), 0) + count
 
     async def _read_all(self) -> None:
         # Records that are read before the first queries are known would count in no query.

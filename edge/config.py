@@ -160,6 +160,8 @@ class HttpConfig(Model):
     """TLS of the server. None: no TLS."""
     metrics: Address | None = None
     """Address of /livez, /readyz and /metrics without TLS and token. None: they are at `listen`."""
+    grpc: Address | None = None
+    """Address of the gRPC services of sources such as otlp, with the same tokens and TLS. None: they are not served."""
 
     @field_validator("tokens", mode="before")
     @classmethod
@@ -424,6 +426,16 @@ class SourceConfig(Model):
         )
         raise refusal(accepted, "the entry has several keys" if isinstance(source, dict) and len(source) > 1 else "")
 
+    @property
+    def is_pushed(self) -> bool:
+        """Whether its records arrive in requests to this edge."""
+        return self.http is not None or self.has_receivers
+
+    @property
+    def has_receivers(self) -> bool:
+        """Whether the kind of a package receives its records in requests."""
+        return self.package is not None and KINDS.receivers(self.package.kind) is not None
+
 
 class StreamConfig(Model):
     """A stream that this edge serves."""
@@ -582,18 +594,24 @@ class EdgeConfig(Model):
 
     @model_validator(mode="after")
     def _pushes_are_authenticated(self) -> EdgeConfig:
-        pushed = any(source.http for stream in self.streams.values() for source in stream.sources)
-        if pushed and not self.http.authenticates and not is_loopback(self.http.listen):
-            raise InvalidConfig(
-                "http.listen",
-                self.http.listen,
-                "a loopback address, or http.tokens or http.tls.client_ca",
-                "other machines could push records without credentials",
-            )
+        pushed = any(source.is_pushed for stream in self.streams.values() for source in stream.sources)
+        if self.http.grpc is not None and not any(s.has_receivers for st in self.streams.values() for s in st.sources):
+            raise InvalidConfig("http.grpc", self.http.grpc, "a source that is received over gRPC, such as otlp")
+        for key, address in (("http.listen", self.http.listen), ("http.grpc", self.http.grpc)):
+            if pushed and address is not None and not self.http.authenticates and not is_loopback(address):
+                raise InvalidConfig(
+                    key,
+                    address,
+                    "a loopback address, or http.tokens or http.tls.client_ca",
+                    "other machines could push records without credentials",
+                )
         return self
 
 
-_NEVER_SECRET = ("topic", "topics", "brokers", "broker", "format", "client_id", "session", "start")
+_NEVER_SECRET = (
+    "topic", "topics", "brokers", "broker", "format", "client_id", "session", "start", "signal", "columns", "metrics",
+    "max_series",
+)  # fmt: skip
 
 
 def _without_secrets(path: str, options: object, error: InvalidConfig) -> InvalidConfig:

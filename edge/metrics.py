@@ -23,6 +23,7 @@ class EdgeCollector:
         refused_frames: frames refused by the center, by reason.
         refused: pushed requests that were refused and connections that were closed, by reason.
         loads: returns how each query stands.
+        skipped: values that are no records although nothing is wrong with them, by (stream, reason).
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class EdgeCollector:
         refused_frames: Mapping[str, int],
         refused: Mapping[str, int],
         loads: Callable[[], Mapping[QueryRef, QueryLoad]],
+        skipped: Mapping[tuple[str, str], int],
     ) -> None:
-        self._durable, self._gauges, self._sources = durable, gauges, sources
+        self._durable, self._gauges, self._sources, self._skipped = durable, gauges, sources, skipped
         self._refused_frames, self._refused, self._loads = refused_frames, refused, loads
 
     def collect(self) -> Iterable[Metric]:
@@ -60,6 +62,12 @@ class EdgeCollector:
             durable.function_failures,
         )
         yield from self._source_metrics()
+        yield _counter(
+            "skipped_values",
+            "Values that are no records although nothing is wrong with them.",
+            ["stream", "reason"],
+            self._skipped,
+        )
         yield _counter(
             "refused",
             "Pushed requests that were refused and connections that were closed, by reason.",

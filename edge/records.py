@@ -7,7 +7,7 @@ content of a batch depends on, including the arrival time, against which event t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from edge.series import SeriesUpdate
 from edgewater.errors import StorageError
 from edgewater.streams import Delivery
 
@@ -56,6 +57,8 @@ class RejectionReason(StrEnum):
     TIME_OUT_OF_RANGE = "time-out-of-range"
     TOO_LONG = "too-long"
     OTHER_CONSTANT = "other-constant"
+    TOO_MANY_SERIES = "too-many-series"
+    UNSUPPORTED = "unsupported"
     # The rest are about whole files: the number of lost records is unknown, so each counts as 1.
     TRUNCATED = "truncated"
     CORRUPT = "corrupt"
@@ -193,10 +196,12 @@ class Decoded:
     Attributes:
         batch: the stream's columns in their declared types, then int64 `event_time_ms` without nulls.
         rejected: the records that could not be decoded, by reason.
+        skipped: numbers of values that are no records although nothing is wrong with them, by reason.
     """
 
     batch: pa.RecordBatch
     rejected: tuple[Rejection, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +241,7 @@ class Chunk:
         losses: a `LossReason` for each loss of input that was found before `end`; only if there are no rows.
         input_gone: the input of earlier chunks can no longer be read again, so they should leave the journal.
         push: identity of a pushed batch; None: it is not pushed, or its repetitions are not recognised.
+        series: the last points of the cumulative series that the records were computed from; None: there are none.
         keep: the journal stores the records beside `end`, because the source may not be able to give them again.
         opens: sources of the same stream that the agent reads from now on, such as new partitions of a topic. Sources
             that it reads already are ignored.
@@ -250,6 +256,7 @@ class Chunk:
     losses: tuple[str, ...] = ()
     input_gone: bool = False
     push: PushId | None = None
+    series: SeriesUpdate | None = None
     keep: bool = False
     opens: tuple[Source, ...] = ()
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel
 
 from edge.codecs import RecordSchema
+from edge.receivers import Receiver
 from edge.records import Chunk, Decoded, Position, Source
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import StorageError
@@ -146,6 +147,14 @@ class SourceKind(Protocol):
         """
 
 
+ReceiverFactory = Callable[[Sequence[tuple[Any, SourceContext]]], Sequence[Receiver]]
+"""The optional method `receivers` of a `SourceKind`, for a kind whose records arrive in requests.
+
+Called once, with the options and the context of each entry of ``sources``, over all streams: one path may feed several
+streams. The sources of such a kind are `PushedSource` instances, with the same names as in `SourceKind.sources`.
+"""
+
+
 class SourceKinds(PluginLoader):
     """The kinds of sources that are installed."""
 
@@ -161,6 +170,10 @@ class SourceKinds(PluginLoader):
         """Returns the kind of this name; None: no package provides it. Loads all packages at the first call."""
         self.load()
         return self._kinds.get(name)
+
+    def receivers(self, name: str) -> ReceiverFactory | None:
+        """Returns the function that builds the receivers of a kind; None: the kind has none."""
+        return getattr(self.get(name), "receivers", None)
 
     @property
     def names(self) -> list[str]:

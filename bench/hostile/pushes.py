@@ -11,7 +11,8 @@ import pyarrow as pa
 from bench.hostile.mutate import Rng, mutated_bytes, pick
 from bench.hostile.targets import Target, register
 from edge.codecs import EventTime, LinePattern, RecordSchema, TextFormat
-from edge.sources.http_body import MAX_EXPANSION, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body
+from edge.receivers import MAX_EXPANSION, BodyTooCostly, BodyTooLarge
+from edge.sources.http_body import ENCODINGS, BodyLimits, decode_body
 from edgewater.errors import EdgewaterError
 
 NOW_MS = 1_700_000_000_000
@@ -73,7 +74,8 @@ def _mutated_text(data: bytes, rng: Rng) -> bytes:
 
 def _decode(media: str, encoding: str, data: bytes) -> None:
     text = TEXTS.get(media)
-    decode_body(data, "text" if text else media, encoding, SCHEMA, NOW_MS, LIMITS, "fuzz", text=text)
+    plain = ENCODINGS[encoding](data, LIMITS.size_bytes)
+    decode_body(LIMITS.of(plain, NOW_MS), "text" if text else media, SCHEMA, "fuzz", text)
 
 
 def _memory(_: bytes) -> int:

@@ -7,14 +7,16 @@ clock and no configuration.
 from edge.codecs.columnar import check_schema, concat, convert, is_text, needed_columns
 from edge.codecs.csv_codec import CsvDialect, read_header
 from edge.codecs.decompression import CODECS, HEAD_BYTES, TAIL_BYTES, Input, codec_of
-from edge.codecs.event_time import cast_or_null, is_time_pattern, read_times, time_values
+from edge.codecs.event_time import cast_or_null, extract_event_times, is_time_pattern, read_times, time_values
 from edge.codecs.fields_codec import COMBINED_FIELDS, COMBINED_TIME, LinePattern
 from edge.codecs.formats import EXTENSIONS, Format, TextFormat, TextFormatName
 from edge.codecs.framing import Block, BlockReader, ByteStream
 from edge.codecs.line_decoder import LineDecoder
 from edge.codecs.line_stream import BOM, LineStream, split_header, too_long
-from edge.codecs.messages import MessageDecoder
+from edge.codecs.messages import ColumnsSchema, MessageDecoder, joined
 from edge.codecs.schema import DAY_MS, TIME_UNITS, YEAR_2000_MS, YEAR_2200_MS, EventTime, RecordSchema
+from edge.codecs.syslog import FIELDS as SYSLOG_FIELDS
+from edge.codecs.syslog import SyslogFormat, is_field, is_zone
 
 __all__ = [
     "BOM",
@@ -24,6 +26,7 @@ __all__ = [
     "DAY_MS",
     "EXTENSIONS",
     "HEAD_BYTES",
+    "SYSLOG_FIELDS",
     "TAIL_BYTES",
     "TIME_UNITS",
     "YEAR_2000_MS",
@@ -31,6 +34,7 @@ __all__ = [
     "Block",
     "BlockReader",
     "ByteStream",
+    "ColumnsSchema",
     "CsvDialect",
     "EventTime",
     "Format",
@@ -40,6 +44,7 @@ __all__ = [
     "LineStream",
     "MessageDecoder",
     "RecordSchema",
+    "SyslogFormat",
     "TextFormat",
     "TextFormatName",
     "cast_or_null",
@@ -47,8 +52,12 @@ __all__ = [
     "codec_of",
     "concat",
     "convert",
+    "extract_event_times",
+    "is_field",
     "is_text",
     "is_time_pattern",
+    "is_zone",
+    "joined",
     "needed_columns",
     "read_header",
     "read_times",

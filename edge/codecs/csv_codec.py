@@ -140,7 +140,7 @@ class CsvCodec:
         for row, (reason, message) in sorted(bad.items()):
             rejections.add(reason, rows[row][0], message)
         wrong = [rows[row][1] for row, (reason, _) in bad.items() if reason is RejectionReason.WRONG_TYPE]
-        if wrong:
+        if wrong and self.schema.has_time:
             rejections.add_times(RejectionReason.WRONG_TYPE, self._times(wrong))
         return [line for row, (line, _) in enumerate(rows) if row not in bad]
 

@@ -211,7 +211,7 @@ def _explain(
 ) -> None:
     def add(reason: RejectionReason, mask: BoolArray, message: str) -> None:
         if mask.any():
-            first = raw[int(np.argmax(mask))].as_py()
+            first = _value(raw, int(np.argmax(mask)))
             rejections.add(reason, f"{field} = {first}", message, int(mask.sum()))
 
     field = " ".join(time.columns)
@@ -224,8 +224,16 @@ def _explain(
     )
     if implausible.any():
         first = int(np.argmax(implausible))
-        message = _why_implausible(raw[first].as_py(), int(times.millis[first]), time, arrival_ms)
+        message = _why_implausible(_value(raw, first), int(times.millis[first]), time, arrival_ms)
         add(RejectionReason.TIME_OUT_OF_RANGE, implausible, f"{field}: {message}")
+
+
+def _value(raw: pa.Array, row: int) -> object:
+    """Returns a raw time; of a timestamp beyond the range of Python's times, its number."""
+    try:
+        return raw[row].as_py()
+    except (OverflowError, ValueError):
+        return raw[row].value
 
 
 def time_accepted(unit: str) -> str:

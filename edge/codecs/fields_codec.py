@@ -125,7 +125,7 @@ class FieldsCodec:
                 wrong |= bad & (name not in self.schema.time.columns)
                 keep &= ~bad
         table = pa.table(columns)
-        if wrong.any():
+        if wrong.any() and self.schema.has_time:
             times = [table.column(name).combine_chunks().filter(pa.array(wrong)) for name in self.schema.time.columns]
             rejections.add_times(RejectionReason.WRONG_TYPE, readable_times(times, self.schema.time.unit))
         return table if keep.all() else table.filter(pa.array(keep))

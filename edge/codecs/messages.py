@@ -11,7 +11,7 @@ import pyarrow as pa
 from edge.codecs.event_time import cast_or_null, extract_event_times
 from edge.codecs.formats import TextFormat
 from edge.codecs.schema import RecordSchema
-from edge.records import Decoded, Rejections
+from edge.records import Decoded, Rejection, Rejections
 
 log = logging.getLogger(__name__)
 
@@ -35,24 +35,26 @@ class MessageDecoder:
         self._schema, self._more, self._where = text.schema, tuple(more), where
         self._located_ms = -LOCATE_EVERY_MS
         types = {name: kind for name, kind in text.schema.textual.items() if name not in self._more}
-        body = _BodySchema(types, text.schema.time, text.schema.constants)
+        body = ColumnsSchema(types, text.schema.time, text.schema.constants)
         self._lines = replace(text, schema=body).decoder(text.header, where)
 
     def decode(
         self,
         bodies: Sequence[bytes],
-        more: Mapping[str, Sequence[object]],
+        more: Mapping[str, Sequence[object] | pa.Array],
         arrival_ms: int,
         where: Callable[[int], str] | None = None,
+        rejected: Sequence[Rejection] = (),
     ) -> Decoded:
         """Decodes messages to one batch.
 
         Args:
-            more: by column, one value per message; None: null. They have the columns' types.
+            more: by column, one value per message; None: null. They have the columns' types, or are texts.
             where: returns the place of a message in its topic. The first message that is rejected is then logged with
                 its place, at most once in `LOCATE_EVERY_MS`, and the reason of its rejection has the place.
+            rejected: messages that are rejected already, for the result.
         """
-        rejections = Rejections()
+        rejections = Rejections(rejected)
         types = self._schema.textual
         arrays = {name: _typed(more[name], types[name]) for name in self._more}
         tables = self._tables(bodies, 0, arrays, rejections)
@@ -64,14 +66,14 @@ class MessageDecoder:
         number, reason = self._first_rejected(bodies, more, arrival_ms)
         place = f"{self._where}, {where(number)}"
         log.warning("%s: the message is rejected: %s", place, reason)
-        rejected = [
+        located = (
             replace(each, message=f"{place}: {each.message}") if each.reason == reason else each
             for each in decoded.rejected
-        ]
-        return replace(decoded, rejected=tuple(rejected))
+        )
+        return replace(decoded, rejected=tuple(located))
 
     def _first_rejected(
-        self, bodies: Sequence[bytes], more: Mapping[str, Sequence[object]], arrival_ms: int
+        self, bodies: Sequence[bytes], more: Mapping[str, Sequence[object] | pa.Array], arrival_ms: int
     ) -> tuple[int, str]:
         """Returns the index of the first rejected message, and why it is rejected; at least one must be.
 
@@ -93,7 +95,7 @@ class MessageDecoder:
         """Returns the tables of the valid messages. A block with rejected messages is halved, so that the other columns
         are joined with the right messages."""
         here = Rejections()
-        table = self._lines.parse(_joined(bodies), here)
+        table = self._lines.parse(joined(bodies), here)
         if table.num_rows == len(bodies) or (not self._more) or len(bodies) == 1:
             rejections.extend(here.as_tuple())
             for name in self._more:
@@ -106,20 +108,20 @@ class MessageDecoder:
         ]
 
 
-def _typed(values: Sequence[object], declared: pa.DataType) -> pa.Array:
-    found = pa.array(values)
+def _typed(values: Sequence[object] | pa.Array, declared: pa.DataType) -> pa.Array:
+    found = values if isinstance(values, pa.Array) else pa.array(values)
     return cast_or_null(found, declared) if pa.types.is_string(found.type) else found.cast(declared)
 
 
-class _BodySchema(RecordSchema):
-    """The columns of bodies; the event time need not be one of them."""
+class ColumnsSchema(RecordSchema):
+    """The columns of a part of each record, such as its body; the event time need not be one of them."""
 
     @property
     def textual(self) -> dict[str, pa.DataType]:
         return dict(self.columns)
 
 
-def _joined(bodies: Sequence[bytes]) -> bytes:
+def joined(bodies: Sequence[bytes]) -> bytes:
     """Returns the bodies as lines. A line feed inside a body becomes a space: no text format has one inside a value.
 
     A blank body becomes a line that is rejected, because blank lines are skipped without a count.

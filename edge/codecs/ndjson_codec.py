@@ -67,7 +67,7 @@ class NdjsonCodec:
             rejections.add(reason, line, message)
             if reason is RejectionReason.WRONG_TYPE:
                 wrong.append(values)
-        if wrong:
+        if wrong and self.schema.has_time:
             kinds = {name: self._textual[name] for name in self.schema.time.columns}
             columns = [pa.array([_fitting(v.get(n), kind) for v in wrong], kind) for n, kind in kinds.items()]
             rejections.add_times(RejectionReason.WRONG_TYPE, readable_times(columns, self.schema.time.unit))

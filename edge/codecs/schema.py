@@ -80,6 +80,11 @@ class RecordSchema:
         undeclared = [name for name in self.time.columns if name not in self.columns]
         return {**self.columns, **dict.fromkeys(undeclared, kind)}
 
+    @property
+    def has_time(self) -> bool:
+        """Whether `textual` has the event time. The bodies of messages may lack it."""
+        return all(name in self.textual for name in self.time.columns)
+
     def empty(self) -> pa.RecordBatch:
         schema = self.output
         return pa.RecordBatch.from_arrays([pa.nulls(0, t) for t in schema.types], schema=schema)

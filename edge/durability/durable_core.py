@@ -68,6 +68,7 @@ from edge.durability import journal
 from edge.durability.journal import Record, Segment
 from edge.durability.pushes import CountedPushes
 from edge.records import InputGone, Position, PushId, RejectedRecords
+from edge.series import SeriesMemory, SeriesUpdate
 from edgewater.errors import CorruptSynopsis, IncompatibleState, StorageError, SynopsisError
 from edgewater.query import QuerySpec
 from edgewater.state_release import RELEASE, require_format
@@ -82,6 +83,8 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 """(source, start, end) -> the batch that was read between two positions."""
 
 _CHECKPOINT = "edge-checkpoint"
+_SERIES = "series:"
+"""Begins the names of the parts of a checkpoint with the series of a source."""
 STATE_FORMAT = 1
 """The format of checkpoints and journals. Increment it with each change after which an older release cannot read new
 data, or this release cannot read old data."""
@@ -199,6 +202,7 @@ class DurableCore:
     Attributes:
         positions: by source, the position after the last ingested record.
         pushes: the pushed batches that were counted lately.
+        series: by source, the last points of the cumulative series that its records were computed from.
         backfills: by query and source, what has to be read.
         drops: numbers of records that were not counted in a query, by reason.
         function_failures: numbers of failed calls of user-defined functions, by function.
@@ -224,6 +228,7 @@ class DurableCore:
         self.directory = directory
         self.positions: dict[str, Position] = {}
         self.pushes = CountedPushes()
+        self.series: dict[str, SeriesMemory] = {}
         self.backfills: dict[QueryRef, dict[str, BackfillRange]] = {}
         self.drops: dict[str, int] = {}
         self.function_failures: dict[str, int] = {}
@@ -286,7 +291,7 @@ class DurableCore:
         numbers = {"positions": self.positions, "drops": {}, "function_failures": {}, "losses": {}}
         path = self.directory / f"checkpoint-{number}.ckpt"
         # Pushes stay known: a batch that is stated as lost is better than one that counts in both incarnations.
-        parts = {"core": core.to_state(), "pushes": self.pushes.to_bytes()}
+        parts = {"core": core.to_state(), **self._sources_state()}
         journal.write_durably(path, State(numbers, parts).pack(_CHECKPOINT))
         # Only then the incarnation: with the old state it would be taken for one whose records are in no frame yet.
         identity = load_identity(self.directory, dict) | {"incarnation": incarnation}
@@ -326,19 +331,38 @@ class DurableCore:
         self._set_backfill_position(event.query, event.source, end)
         return self._apply_batch(event)
 
-    def ingest_payload(self, event: Ingested, push: PushId | None = None, end: Position | None = None) -> list[Effect]:
+    def ingest_payload(
+        self,
+        event: Ingested,
+        push: PushId | None = None,
+        end: Position | None = None,
+        series: SeriesUpdate | None = None,
+    ) -> list[Effect]:
         """Ingests a batch of a source that is not replayable; the journal stores its records.
 
         Args:
             push: identity of a pushed batch, which is remembered with the batch; None: it need not be.
             end: the source's position after the batch; None: the source has no positions.
+            series: the last points of the cumulative series that the records were computed from; None: there are none.
         """
-        self._segment.append(_payload_record(event, push, end))
+        self._segment.append(_payload_record(event, push, end, series))
+        self._note_payload(event, push, end, series)
+        return self._apply_batch(event)
+
+    def _note_payload(
+        self, event: Ingested, push: PushId | None, end: Position | None, series: SeriesUpdate | None
+    ) -> None:
         if end is not None:
             self.positions[event.source] = end
         if push is not None:
             self.pushes.add(push, event.arrival_ms, event.batch.num_rows)
-        return self._apply_batch(event)
+        if series is not None:
+            self.series.setdefault(event.source, SeriesMemory(series.since_ns)).apply(series)
+
+    def series_of(self, source: str) -> SeriesMemory:
+        """Returns the cumulative series of a source. A source without any begins with this process."""
+        memory = self.series.get(source)
+        return memory if memory is not None else SeriesMemory(self._now_ms * 1_000_000)
 
     def run(self, event: Ran) -> list[Effect]:
         """Lets queries process records of their queues."""
@@ -470,7 +494,7 @@ class DurableCore:
         number = self._number + 1
         path = self.directory / f"checkpoint-{number}.ckpt"
         try:
-            parts = {"core": self.core.to_state(), "pushes": self.pushes.to_bytes()}
+            parts = {"core": self.core.to_state(), **self._sources_state()}
             journal.write_durably(path, State(counters, parts).pack(_CHECKPOINT))
             segment = self._open(number)
         except StorageError:
@@ -485,6 +509,11 @@ class DurableCore:
             if old < number - 1:  # one generation is kept, in case the new checkpoint gets damaged on disk
                 path.unlink(missing_ok=True)
         journal.sync_directory(self.directory)
+
+    def _sources_state(self) -> dict[str, bytes]:
+        """Returns the parts of a checkpoint that do not belong to the core."""
+        series = {_SERIES + source: memory.to_bytes() for source, memory in self.series.items()}
+        return {"pushes": self.pushes.to_bytes(), **series}
 
     def _open(self, number: int) -> Segment:
         return Segment(self.directory / f"journal-{number}.log")
@@ -581,6 +610,11 @@ class DurableCore:
         for *ref, source, until, position in counters.get("backfills", ()):
             self.backfills.setdefault(QueryRef(*ref), {})[source] = BackfillRange(until, position)
         self.pushes = CountedPushes.from_bytes(checkpoint.arrays.get("pushes", b""))
+        self.series = {
+            name.removeprefix(_SERIES): SeriesMemory.from_bytes(data)
+            for name, data in checkpoint.arrays.items()
+            if name.startswith(_SERIES)
+        }
         self.core.restore(checkpoint.arrays["core"])
 
     def _replay(self, records: list[Record]) -> None:
@@ -618,11 +652,8 @@ class DurableCore:
             head, _, batch = record.payload.partition(b"\n")
             return self._reread_backfill_range(json.loads(head), batch)
         if record.kind == PAYLOAD:
-            event, push, end = _read_payload(record.payload)
-            if end is not None:
-                self.positions[event.source] = end
-            if push is not None:
-                self.pushes.add(push, event.arrival_ms, event.batch.num_rows)
+            event, push, end, series = _read_payload(record.payload)
+            self._note_payload(event, push, end, series)
             return event
         try:
             return _decode_plain(record.kind, json.loads(record.payload))
@@ -781,21 +812,26 @@ def _backfill_record(event: BackfillIngested, start: Position | None, end: Posit
     return Record(BACKFILL, b"\n".join((line.payload, batch_to_bytes(event.batch, "zstd"))))
 
 
-def _payload_record(event: Ingested, push: PushId | None, end: Position | None) -> Record:
+def _payload_record(event: Ingested, push: PushId | None, end: Position | None, series: SeriesUpdate | None) -> Record:
+    """Encodes a batch: the length of the head in 4 bytes, the head in JSON, the series, and the records."""
     fields = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
     identity = {} if push is None else {"push": push.to_hex()}
     position = {} if end is None else {"end": end}
-    head = json.dumps({**fields, **_queued(event), **_rejected(event), **identity, **position}).encode()
-    return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + batch_to_bytes(event.batch, "zstd"))
+    totals = b"" if series is None else series.to_bytes()
+    length = {"series": len(totals)} if totals else {}
+    head = json.dumps({**fields, **_queued(event), **_rejected(event), **identity, **position, **length}).encode()
+    return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + totals + batch_to_bytes(event.batch, "zstd"))
 
 
-def _read_payload(payload: bytes) -> tuple[Ingested, PushId | None, Position | None]:
+def _read_payload(payload: bytes) -> tuple[Ingested, PushId | None, Position | None, SeriesUpdate | None]:
     length = int.from_bytes(payload[:4], "little")
     head = json.loads(payload[4 : 4 + length])
-    batch = batch_from_bytes(payload[4 + length :])
+    begin = 4 + length + head.get("series", 0)
+    series = SeriesUpdate.from_bytes(payload[4 + length : begin]) if "series" in head else None
+    batch = batch_from_bytes(payload[begin:])
     queued = head.get("queued", False)
     event = Ingested(head["stream"], head["source"], batch, head["arrival_ms"], queued, _read_rejected(head))
-    return event, PushId.from_hex(head["push"]) if "push" in head else None, head.get("end")
+    return event, PushId.from_hex(head["push"]) if "push" in head else None, head.get("end"), series
 
 
 def _pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:

@@ -4,23 +4,34 @@ Built and read by `edge.agent`; `edge.preflight` reads the beginning of files. A
 chunks with positions; it never touches the core or the journal.
 """
 
-from edge.sources.factory import build_source, build_sources, check_package, file_opener, package_sources
-from edge.sources.http import BearerTokens, HttpSource, Unavailable, problem, push_routes
+from edge.sources.factory import (
+    build_source,
+    build_sources,
+    check_package,
+    file_opener,
+    package_receivers,
+    package_sources,
+)
+from edge.sources.grpc_receiving import GrpcReceivers
+from edge.sources.http import problem, push_endpoint
 from edge.sources.pacing import PacedSource, replay_clock
+from edge.sources.receiving import BearerTokens, PushEndpoint, Unavailable
 from edge.sources.stdin import StdinSource
 
 __all__ = [
     "BearerTokens",
-    "HttpSource",
+    "GrpcReceivers",
     "PacedSource",
+    "PushEndpoint",
     "StdinSource",
     "Unavailable",
     "build_source",
     "build_sources",
     "check_package",
     "file_opener",
+    "package_receivers",
     "package_sources",
     "problem",
-    "push_routes",
+    "push_endpoint",
     "replay_clock",
 ]

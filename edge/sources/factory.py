@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any
 
 from edge.codecs import RecordSchema, codec_of
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig
+from edge.receivers import PushedSource, Receiver
 from edge.records import CoalesceTime, Source, shortest_wait
 from edge.source_kinds import KINDS, SourceCheck, SourceContext
 from edge.sources.files import FileSource, OpenReader, parquet_opener, text_opener
-from edge.sources.http import HttpSource, http_source_name
+from edge.sources.http import http_source_name
 from edge.sources.pacing import PacedSource
 from edge.sources.stdin import StdinSource
 from edge.utilization import ActivityMarker, no_marker
@@ -51,7 +53,7 @@ def build_sources(
                 name, config_source, stream.record_schema,
                 now_ms=now_ms, sleep=sleep, idle=idle, coalesce_s=coalesce_s,
             )  # fmt: skip
-            if clock is None or isinstance(source, HttpSource):
+            if clock is None or isinstance(source, PushedSource):
                 sources.append(source)
             else:
                 paced_sleep = _idle_sleep(sleep, source.name, idle)
@@ -68,7 +70,7 @@ def build_source(
     sleep: Sleep,
     idle: ActivityMarker = no_marker,
     coalesce_s: CoalesceTime = shortest_wait,
-) -> FileSource | StdinSource | HttpSource:
+) -> FileSource | StdinSource | PushedSource:
     """Builds one source, without pacing.
 
     Its name consists of its stream, kind and path, so that it stays the same when sources are reordered.
@@ -87,7 +89,7 @@ def build_source(
             f"{stream}:stdin", stream, config.stdin.text_format(schema), now_ms=now_ms, sleep=sleep, idle=idle
         )
     knows_bodies = config.http is None or config.http.dedupe == "body"
-    return HttpSource(http_source_name(stream), stream, schema, idle, knows_bodies=knows_bodies)
+    return PushedSource(http_source_name(stream), stream, schema, idle, knows_bodies=knows_bodies)
 
 
 def package_sources(config: PackageSourceConfig, context: SourceContext, taken: Collection[str] = ()) -> list[Source]:
@@ -119,6 +121,28 @@ def check_package(config: PackageSourceConfig, context: SourceContext, records: 
     """Returns what the kind of an entry finds out about it, see `SourceKind`; None: the kind has no check."""
     check = getattr(KINDS.get(config.kind), "check", None)
     return None if check is None else check(config.options, context, records)
+
+
+def package_receivers(config: EdgeConfig, now_ms: Callable[[], int]) -> list[Receiver]:
+    """Builds the receivers of all kinds that packages provide.
+
+    Raises:
+        InvalidConfig: a kind refuses its options, or two receivers have one path.
+    """
+    entries: dict[str, list[tuple[Any, SourceContext]]] = {}
+    for name, stream in config.streams.items():
+        for source in stream.sources:
+            if source.package is not None:
+                context = SourceContext(name, stream.record_schema, now_ms)
+                entries.setdefault(source.package.kind, []).append((source.package.options, context))
+    result: list[Receiver] = []
+    for kind, given in entries.items():
+        build = KINDS.receivers(kind)
+        for receiver in build(given) if build is not None else ():
+            if any(receiver.path == other.path for other in result):
+                raise InvalidConfig(f"streams.{given[0][1].stream}.sources.{kind}", receiver.path, "a path of its own")
+            result.append(receiver)
+    return result
 
 
 def _idle_sleep(sleep: Sleep, source: str, idle: ActivityMarker) -> Sleep:

@@ -10,7 +10,7 @@ import io
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import flatbuffers
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge.codecs import LineStream, RecordSchema, TextFormat, check_schema, concat, convert, is_text
+from edge.receivers import MAX_EXPANSION, Body, BodyTooCostly, BodyTooLarge, Decompress
 from edge.records import Decoded
 from edgewater.errors import InvalidRecord
 
@@ -35,20 +36,10 @@ _MEDIA = {
     "application/vnd.apache.arrow.stream": "arrow",
 }
 MEDIA_TYPES = "application/x-ndjson, text/csv, text/plain or application/vnd.apache.arrow.stream"
-MAX_EXPANSION = 16
-"""Decoded columns may take this many times the bytes that a body may have."""
 MAX_GZIP_MEMBERS = 1024
 _GZIP_PIECE_BYTES = 64 << 10
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
 """Types of Arrow IPC messages (`MessageHeader` in Message.fbs)."""
-
-
-class BodyTooLarge(Exception):
-    """The body exceeds the size limit, as sent or decompressed."""
-
-
-class BodyTooCostly(Exception):
-    """Decoding the body took more CPU time than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,59 +66,47 @@ class BodyLimits:
 
         return check
 
+    def of(self, plain: bytes, arrival_ms: int, check: Callable[[], None] | None = None) -> Body:
+        """Returns a decompressed body with these limits; its time begins now, or began with `check`."""
+        return Body(plain, arrival_ms, self.size_bytes, check or self.timer())
 
-def media_type(header: str) -> str | None:
-    """Returns ndjson, csv, text or arrow for a Content-Type; None for others."""
-    return _MEDIA.get(header.partition(";")[0].strip().lower())
+
+def media_kind(media: str) -> str | None:
+    """Returns ndjson, csv, text or arrow for a media type; None for others."""
+    return _MEDIA.get(media)
 
 
-def decode_body(
-    body: bytes,
-    media: str,
-    encoding: str,
-    schema: RecordSchema,
-    arrival_ms: int,
-    limits: BodyLimits,
-    where: str,
-    on_plain: Callable[[bytes], object] = lambda _: None,
-    text: TextFormat | None = None,
-) -> Decoded:
+def decode_body(body: Body, kind: str, schema: RecordSchema, where: str, text: TextFormat | None = None) -> Decoded:
     """Decodes all valid records of a body as one batch.
 
     Args:
-        on_plain: called with the decompressed body.
-        text: the format of a body of the media type `text`.
+        kind: a result of `media_kind`.
+        text: the format of a body of the kind `text`.
 
     Raises:
         InvalidRecord: the body as a whole is invalid; the message says why and what is accepted.
-        BodyTooLarge: the decompressed body, or its records, take more memory than `limits` allow.
+        BodyTooLarge: the records take more memory than a body may take.
         BodyTooCostly: see `BodyLimits`.
     """
-    check = limits.timer()
-    if encoding.lower() == "gzip":
-        body = _gunzip(body, limits.size_bytes)
-    elif encoding.lower() != "identity":
-        raise InvalidRecord("Content-Encoding", encoding, "gzip or identity")
-    on_plain(body)
-    if media == "arrow":
-        return _decode_arrow(body, schema, arrival_ms, limits.size_bytes, where, check)
-    if media != "text" or text is None:
-        text = TextFormat("csv" if media == "csv" else "ndjson", schema)
-    lines = LineStream(io.BytesIO(body), text, where, check)
+    if kind == "arrow":
+        return _decode_arrow(body, schema, where)
+    if kind != "text" or text is None:
+        text = TextFormat("csv" if kind == "csv" else "ndjson", schema)
+    lines = LineStream(io.BytesIO(body.plain), text, where, body.check)
     blocks: list[Decoded] = []
     size = 0
-    while (block := lines.next(True, arrival_ms)) is not None:
+    while (block := lines.next(True, body.arrival_ms)) is not None:
         blocks.append(block[0])
         size += block[0].batch.nbytes
-        if size > MAX_EXPANSION * limits.size_bytes:
+        if size > MAX_EXPANSION * body.limit_bytes:
             raise BodyTooLarge
     if not blocks:
         raise InvalidRecord("body", "", "at least one record", "the body is empty")
     return concat(blocks, schema)
 
 
-def _gunzip(body: bytes, limit_bytes: int) -> bytes:
-    """Raises BodyTooLarge before more than `limit_bytes` are in memory."""
+def gunzip(body: bytes, limit_bytes: int) -> bytes:
+    """Decompresses gzip data. Raises BodyTooLarge before more than `limit_bytes` are in memory."""
     accepted = "gzip data, as Content-Encoding says"
     source, pieces, left, rest = io.BytesIO(body), list[bytes](), limit_bytes + 1, b""
     for _ in range(MAX_GZIP_MEMBERS):
@@ -148,6 +127,16 @@ def _gunzip(body: bytes, limit_bytes: int) -> bytes:
         if not rest:
             return b"".join(pieces)
     raise InvalidRecord("body", body[:20], f"at most {MAX_GZIP_MEMBERS} gzip members", "there are more")
+
+
+def _identity(body: bytes, limit_bytes: int) -> bytes:
+    if len(body) > limit_bytes:
+        raise BodyTooLarge
+    return body
+
+
+ENCODINGS: Mapping[str, Decompress] = {"gzip": gunzip, "identity": _identity}
+"""The values of ``Content-Encoding`` that receivers usually accept."""
 
 
 def _plain_bytes(message: pa.Message) -> int:
@@ -213,21 +202,19 @@ def _text_lengths(texts: pa.Array) -> pa.Array:
     return pa.array(views.astype(np.int64))
 
 
-def _decode_arrow(
-    body: bytes, schema: RecordSchema, arrival_ms: int, limit_bytes: int, where: str, check: Callable[[], None]
-) -> Decoded:
+def _decode_arrow(body: Body, schema: RecordSchema, where: str) -> Decoded:
     batches, size = [], 0
     try:
-        _check_sizes(body, limit_bytes, check)
-        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+        _check_sizes(body.plain, body.limit_bytes, body.check)
+        with pa.ipc.open_stream(pa.py_buffer(body.plain)) as reader:
             check_schema(reader.schema, schema, where)
             for batch in reader:
-                check()
+                body.check()
                 batch.validate(full=True)  # checks offsets and UTF-8: the body is untrusted
                 size += batch.nbytes + sum(_expanded_bytes(column) for column in batch.columns)
-                if size > MAX_EXPANSION * limit_bytes:
+                if size > MAX_EXPANSION * body.limit_bytes:
                     raise BodyTooLarge
-                batches.append(convert(batch, schema, arrival_ms))
+                batches.append(convert(batch, schema, body.arrival_ms))
     except (pa.ArrowException, ValueError, TypeError, IndexError, OSError, struct.error, MemoryError) as exc:
-        raise InvalidRecord("body", body[:20], "an Arrow IPC stream", str(exc)) from exc
+        raise InvalidRecord("body", body.plain[:20], "an Arrow IPC stream", str(exc)) from exc
     return concat(batches, schema) if batches else Decoded(schema.empty())

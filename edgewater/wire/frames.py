@@ -178,8 +178,11 @@ class DropReason(IntEnum):
         return cls(number) if number in cls._value2member_map_ else cls.TOO_LATE
 
 
-REJECTIONS = {reason.label: reason for reason in DropReason if reason.is_rejection}
-"""The reasons of sources, by label."""
+REJECTIONS = {reason.label: reason for reason in DropReason if reason.is_rejection} | {
+    "too-many-series": DropReason.MALFORMED,
+    "unsupported": DropReason.MALFORMED,
+}
+"""The reasons of sources, by label. Some reasons have no number of their own on the wire."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def exported() -> dict[str, list[Exported]]:
             "streams": {"flights": STREAM},
         }  # fmt: skip
         agent = open_agent(parse_config(edge))
-        collector = EdgeCollector(agent.durable, agent._gauges, agent.source_statuses, {}, {}, agent.worker.loads)
+        collector = EdgeCollector(agent.durable, agent._gauges, agent.source_statuses, {}, {}, agent.worker.loads, {})
         found = {
             "the API": of_registry(ApiMetrics().registry) + of_families(center.collect()),
             "the gateway": of_registry(GatewayMetrics().registry),

@@ -14,6 +14,8 @@ from center.config import CenterConfig
 from edge.config import EdgeConfig
 from edge.sources.kafka_client import KafkaConfig
 from edge.sources.mqtt import MqttConfig
+from edge.sources.remote_write import RemoteWriteConfig
+from edge.sources.syslog import SyslogConfig
 from edgewater import accuracy, query
 from edgewater.caching import ESTIMATES, EVICTIONS, SIZINGS
 from edgewater.query import QuerySpec
@@ -46,7 +48,15 @@ def test_the_page_of_a_configuration_has_every_key(page: str, model: type[BaseMo
     assert sorted(key for key in keys_of(model) if not re.search(rf"\b{key}\b", text)) == []
 
 
-@pytest.mark.parametrize(("page", "model"), [("read-kafka.md", KafkaConfig), ("read-mqtt.md", MqttConfig)])
+@pytest.mark.parametrize(
+    ("page", "model"),
+    [
+        ("read-kafka.md", KafkaConfig),
+        ("read-mqtt.md", MqttConfig),
+        ("receive-prometheus.md", RemoteWriteConfig),
+        ("receive-syslog.md", SyslogConfig),
+    ],
+)
 def test_the_page_of_a_kind_of_sources_has_every_key(page: str, model: type[BaseModel]) -> None:
     text = (REFERENCE.parent / "how-to" / page).read_text() + (REFERENCE / "edge.md").read_text()
     assert sorted(key for key in keys_of(model) if not re.search(rf"\b{key}\b", text)) == []

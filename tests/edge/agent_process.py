@@ -33,23 +33,38 @@ SETTLED_S, QUIET_S = 15.0, 1.0
 
 
 class AgentProcess:
-    """`edgewater edge run` over a directory, with one query, which it has learned before."""
+    """`edgewater edge run` over a directory, with one query, which it has learned before.
+
+    Args:
+        query: None: the agent knows no query, so it refuses records.
+        port: of HTTP; 0: a free one.
+    """
 
     def __init__(
-        self, directory: Path, sources: list[dict[str, Any]], *, query: QuerySpec = COUNT, **limits: Any
+        self,
+        directory: Path,
+        sources: list[dict[str, Any]],
+        *,
+        columns: dict[str, str] | None = None,
+        http: dict[str, Any] | None = None,
+        query: QuerySpec | None = COUNT,
+        port: int = 0,
+        **limits: Any,
     ) -> None:
         self.directory = directory
+        self.columns = columns or {"x": "int64"}
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = int(probe.getsockname()[1])
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            self.port = int(probe.getsockname()[1])
         self._document = {
             "edge": "a",
             "center": {"address": "127.0.0.1:1"},
             "state_dir": str(directory / "state"),
-            "http": {"listen": f"127.0.0.1:{self._port}"},
+            "http": {"listen": f"127.0.0.1:{self.port}", **(http or {})},
             "streams": {
                 "events": {
-                    "columns": {"x": "int64"},
+                    "columns": self.columns,
                     "time": {"column": "at", "unit": "ms"},
                     "sources": sources,
                 }
@@ -59,13 +74,19 @@ class AgentProcess:
         }
         self._process: subprocess.Popen[bytes] | None = None
         # One client: a new one reads the certificates of all authorities, which takes more CPU time than the requests.
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=TIMEOUT_S)
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT_S)
+        if query is None:
+            return
         with self.state() as agent:  # creates the identity, and syncs nothing
             state_dir, make_core = agent.durable.directory, agent.durable._make_core
         prepared = DurableCore(state_dir, make_core, agent.durable._reread, "")
         prepared.handle(Configured(((QUERY, query),)))
         prepared.sync()
         prepared.close()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
     @property
     def config(self) -> EdgeConfig:
@@ -99,9 +120,9 @@ class AgentProcess:
 
     def push_unheard(self, data: str, key: str | None = None) -> socket.socket:
         """Sends a push and reads no reply, as a client whose time is out; the connection is the caller's to close."""
-        connection = socket.create_connection(("127.0.0.1", self._port), TIMEOUT_S)
+        connection = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
         named = f"Idempotency-Key: {key}\r\n" if key else ""
-        head = (f"POST /v1/streams/events HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n{named}"
+        head = (f"POST /v1/streams/events HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n{named}"
                 f"Content-Type: application/x-ndjson\r\nContent-Length: {len(data)}\r\n\r\n")  # fmt: skip
         connection.sendall((head + data).encode())
         return connection

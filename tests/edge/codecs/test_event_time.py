@@ -139,3 +139,10 @@ def test_a_record_that_contradicts_a_constant_is_rejected_and_one_without_the_va
     assert decoded.batch.select(["site", "rack"]).to_pylist() == [{"site": "north", "rack": 7}] * 2
     assert sum(r.count for r in decoded.rejected) == 3
     assert {r.reason: r.count for r in decoded.rejected} == {"other-constant": 2, "time-missing": 1}
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_a_timestamp_beyond_the_range_of_dates_is_rejected(unit: str) -> None:
+    raw = pa.table({"t": pa.array([1 << 40 if unit == "s" else 1 << 60], pa.timestamp(unit))})
+    decoded = extract_event_times(raw, RecordSchema({}, EventTime("t")), 1_700_000_000_000, Rejections())
+    assert [(r.reason, r.count) for r in decoded.rejected] == [("time-out-of-range", 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -12,6 +13,7 @@ from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.durability.pushes import MAX_REMEMBERED, REMEMBERED_MS, CountedPushes
 from edge.records import PushId
+from edge.series import SeriesMemory, Totals
 from edgewater.errors import InvalidRequest
 from edgewater.streams import TIME_COLUMN
 
@@ -89,3 +91,35 @@ def test_a_crash_forgets_exactly_the_batches_that_it_has_not_counted(tmp_path: P
     assert (known(again), again.core.streams["events"].records) == ([0, 1, 2], 3)
     assert again.pushes.to_bytes() == opened(tmp_path).pushes.to_bytes(), "a replay is deterministic"
     again.close()
+
+
+@pytest.mark.parametrize("crash", ["before the checkpoint", "after it", "with a damaged checkpoint"])
+def test_a_crash_leaves_the_last_point_of_a_series_and_its_increment_or_neither(tmp_path: Path, crash: str) -> None:
+    def count(total: int) -> int:
+        """Ingests the increment of a total; returns the increment."""
+        point = (np.array([n], np.int64) for n in (150, 200 + total, total))
+        given = Totals([b"s" * 16], *point, np.array([True]))
+        result = core.series_of("events:otlp").increments(given, 0, 10)
+        batch = pa.RecordBatch.from_pydict({"x": result.bits[:1], TIME_COLUMN: pa.array([AT_MS], pa.int64())})
+        core.ingest_payload(Ingested("events", "events:otlp", batch, AT_MS), series=result.update)
+        return int(result.bits[0])
+
+    core = opened(tmp_path)
+    core.handle(Configured(()))
+    core.handle(SourcesOpened((("events", "events:otlp"),)))
+    core.series["events:otlp"] = SeriesMemory(100)
+    assert count(5) == 5
+    core.checkpoint()
+    assert count(7) == 2
+    if crash != "before the checkpoint":
+        core.checkpoint()
+        assert count(8) == 1
+    core.sync()
+    assert count(20) > 0, "it is not on disk, so it is sent again"
+    core.close()
+    if crash == "with a damaged checkpoint":
+        newest = max(tmp_path.glob("checkpoint-*.ckpt"))
+        newest.write_bytes(newest.read_bytes()[:-1])
+    core = opened(tmp_path)
+    assert count(20) == (13 if crash == "before the checkpoint" else 12)
+    core.close()

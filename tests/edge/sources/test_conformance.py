@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from edge.testing import CASES, SECRET, Subject
 from tests.edge.sources.kafka_broker import Broker as KafkaBroker
 from tests.edge.sources.kafka_broker import ObjectStore
 from tests.edge.sources.test_mqtt import Broker as MqttBroker
+from tests.edge.sources.test_syslog import free_port, until_open
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -28,6 +30,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 def example_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
     points = {"sqlite": "sqlite_source:KIND", "kafka": "edge.sources.kafka:KIND", "mqtt": "edge.sources.mqtt:KIND"}
+    points["syslog"] = "edge.sources.syslog:KIND"
     kinds = SourceKinds(lambda: [EntryPoint(name, value, GROUP) for name, value in points.items()])
     monkeypatch.setattr(edge_config, "KINDS", kinds)
     monkeypatch.setattr(factory, "KINDS", kinds)
@@ -112,7 +115,20 @@ class MqttSubject(Subject):
         self.broker.start()
 
 
-SUBJECTS: tuple[type[Subject], ...] = (FileSubject, SqliteSubject, KafkaSubject, MqttSubject)
+class SyslogSubject(Subject):
+    survives_kills = False
+
+    def __init__(self, directory: Path) -> None:
+        self._port = free_port()
+        self.entry = {"syslog": {"listen": f"127.0.0.1:{self._port}", "format": "ndjson", "columns": {}}}
+
+    def produce(self, records: Sequence[dict[str, Any]]) -> None:
+        until_open(self._port)
+        with socket.create_connection(("127.0.0.1", self._port)) as sender:
+            sender.sendall(b"".join(b"<13>Oct 11 22:14:15 h a: %s\n" % line for line in lines(records)))
+
+
+SUBJECTS: tuple[type[Subject], ...] = (FileSubject, SqliteSubject, KafkaSubject, MqttSubject, SyslogSubject)
 
 
 @pytest.fixture(params=SUBJECTS, ids=lambda subject: subject.__name__)

@@ -20,9 +20,10 @@ from starlette.applications import Starlette
 
 from edge.codecs import EventTime, RecordSchema
 from edge.config import parse_config
+from edge.receivers import BodyTooCostly, BodyTooLarge
 from edge.records import Chunk
-from edge.sources import push_routes
-from edge.sources.http_body import MAX_GZIP_MEMBERS, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body
+from edge.sources import push_endpoint
+from edge.sources.http_body import ENCODINGS, MAX_GZIP_MEMBERS, BodyLimits, decode_body
 from edge.sources.push_shares import DecodingThreads
 from edgewater.connections import SMALL_CHUNKS, ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig, InvalidRecord
@@ -38,7 +39,8 @@ PATH = "/v1/streams/s"
 def decode(
     body: bytes, media: str = "ndjson", encoding: str = "identity", size: int = 1 << 20, cpu_s: float = 60.0
 ) -> Any:
-    return decode_body(body, media, encoding, SCHEMA, NOW_MS, BodyLimits(size, cpu_s), "s")
+    limits = BodyLimits(size, cpu_s)
+    return decode_body(limits.of(ENCODINGS[encoding](body, size), NOW_MS), media, SCHEMA, "s")
 
 
 def stream(*batches: pa.RecordBatch, compression: str | None = None) -> bytes:
@@ -120,7 +122,7 @@ def test_short_records_with_many_columns_are_measured_by_what_they_become() -> N
     wide = RecordSchema({f"c{i}": pa.float64() for i in range(200)}, EventTime("t"))
     body = b'{"t":%d}\n' % NOW_MS * 10_000
     with pytest.raises(BodyTooLarge):
-        decode_body(body, "ndjson", "identity", wide, NOW_MS, BodyLimits(len(body), 60.0), "s")
+        decode_body(BodyLimits(len(body), 60.0).of(body, NOW_MS), "ndjson", wide, "s")
 
 
 @pytest.mark.parametrize(
@@ -138,9 +140,9 @@ def test_decoding_ends_once_its_cpu_time_is_used_up(media: str, body: bytes) -> 
     def limits(cpu_s: float) -> BodyLimits:
         return BodyLimits(1 << 20, cpu_s, lambda: float(next(seconds)))
 
-    decode_body(body, media, "identity", SCHEMA, NOW_MS, limits(1e6), "s")
+    decode_body(limits(1e6).of(body, NOW_MS), media, SCHEMA, "s")
     with pytest.raises(BodyTooCostly):
-        decode_body(body, media, "identity", SCHEMA, NOW_MS, limits(20.0), "s")
+        decode_body(limits(20.0).of(body, NOW_MS), media, SCHEMA, "s")
 
 
 class Edge:
@@ -152,9 +154,9 @@ class Edge:
         columns = {"k": "string", "x": "int64"}
         served = {"columns": columns, "time": {"column": "t"}, "sources": [{"http": None}]}
         document = {"edge": "e", "state_dir": "state", "streams": {"s": served}, "http": http or {}, "limits": limits}
-        routes = push_routes(
+        routes = push_endpoint(
             parse_config(document), self.accept, lambda: None, lambda: NOW_MS, count_refused=self._count
-        )
+        ).routes
         self.app = Starlette(routes=routes)
 
     def _count(self, reason: str) -> None:

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 
 from edge.config import EdgeConfig, parse_config
 from edge.records import Chunk
-from edge.sources import Unavailable, push_routes
+from edge.sources import Unavailable, push_endpoint
 from edgewater.errors import StorageError
 
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -44,7 +44,7 @@ class Agent:
         self.unavailable: Unavailable | None = None
         self.failure: Exception | None = None
         self.counted: int | None = None
-        routes = push_routes(config(**settings), self.accept, lambda: self.unavailable, lambda: arrival_ms)
+        routes = push_endpoint(config(**settings), self.accept, lambda: self.unavailable, lambda: arrival_ms).routes
         self.transport = httpx.ASGITransport(app=Starlette(routes=routes))
 
     async def accept(self, chunk: Chunk, stream: str) -> int | None:

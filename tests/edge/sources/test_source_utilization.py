@@ -17,8 +17,9 @@ from edge.codecs import EventTime, RecordSchema, TextFormat
 from edge.config import EdgeConfig, parse_config
 from edge.core import StreamSpec
 from edge.core.streams import StreamState
+from edge.receivers import PushedSource
 from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk
-from edge.sources import HttpSource, StdinSource, Unavailable, push_routes
+from edge.sources import StdinSource, Unavailable, push_endpoint
 from edge.sources.files.reader import FileReader
 from edge.sources.files.source import FileSource, text_opener
 from edge.sources.pacing import paced
@@ -183,7 +184,7 @@ def test_decoding_a_push_is_busy_time_and_waiting_for_the_disk_is_not(ndjson: An
     async def accept(chunk: Chunk, stream: str) -> None:
         happened.append(f"accept {chunk.source}")
 
-    routes = push_routes(pushed(), accept, lambda: None, lambda: arrival_ms, lambda name: _marked(happened))
+    routes = push_endpoint(pushed(), accept, lambda: None, lambda: arrival_ms, lambda name: _marked(happened)).routes
     assert asyncio.run(push(routes, ndjson(0, 3))) == 200
     assert happened == ["begin", "end", "accept flights:http"]
 
@@ -195,7 +196,9 @@ def test_a_refused_push_counts_as_unread_input(ndjson: Any, arrival_ms: int) -> 
         pass
 
     def routes(unavailable: Unavailable | None) -> list[Route]:
-        return push_routes(pushed(), accept, lambda: unavailable, lambda: arrival_ms, on_refused=wall.meter.on_refused)
+        return push_endpoint(
+            pushed(), accept, lambda: unavailable, lambda: arrival_ms, on_refused=wall.meter.on_refused
+        ).routes
 
     with wall.meter.busy("flights:http"), wall.meter.idle("flights:http"):
         assert asyncio.run(push(routes(None), ndjson(0, 3))) == 200
@@ -233,7 +236,7 @@ async def push(routes: list[Route], body: bytes) -> int:
 
 def test_an_http_source_is_idle_without_pushes(schema: Any) -> None:
     wall = Wall()
-    source = HttpSource("s", "flights", schema, wall.meter.idle)
+    source = PushedSource("s", "flights", schema, wall.meter.idle)
 
     async def run() -> None:
         with wall.meter.busy("s"):

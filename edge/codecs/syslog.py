@@ -1,0 +1,187 @@
+"""Messages of syslog, RFC 5424 and RFC 3164, one a line, all messages of a block at once.
+
+RFC 3164 has a time without year and zone. The year is the year that brings the time nearest to the arrival. The zone is
+an option. An hour that a zone has twice is the hour that is nearer to the arrival. Messages that follow RFC 3164 but
+for a time in ISO 8601 are accepted, because rsyslog sends them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from edge.codecs.event_time import parse_times
+from edge.codecs.fields_codec import FieldsCodec, lines_of
+from edge.codecs.schema import RecordSchema
+from edgewater.synopses import BoolArray
+
+FIELDS = ("facility", "severity", "time", "arrival", "host", "app", "procid", "msgid", "message")
+"""The fields of a message, besides ``sd.ID.PARAMETER`` for a parameter of the structured data."""
+FACILITIES = (
+    "kern", "user", "mail", "daemon", "auth", "syslog", "lpr", "news", "uucp", "cron", "authpriv", "ftp", "ntp",
+    "security", "console", "solaris-cron", "local0", "local1", "local2", "local3", "local4", "local5", "local6",
+    "local7",
+)  # fmt: skip
+SEVERITIES = ("emerg", "alert", "crit", "err", "warning", "notice", "info", "debug")
+SD_FIELD = re.compile(r'sd\.([^=\]"\s]{1,32})\.([^=\]"\s.]{1,32})')
+_VALUE = r'"(?:[^"\\]|\\.)*"'
+_PRIORITY = r"<(?P<priority>\d|[1-9]\d|1[0-8]\d|19[01])>"
+_NEW = (
+    rf"(?s)^{_PRIORITY}1 (?P<time>\S+) (?P<host>\S+) (?P<app>\S+) (?P<procid>\S+) (?P<msgid>\S+) "
+    rf'(?P<sd>-|(?:\[[^ =\]"]+(?: +[^ =\]"]+={_VALUE})* *\])+)(?: (?:\x{{FEFF}})?(?P<message>.*))?$'
+)
+_OLD = (
+    rf"(?s)^{_PRIORITY}(?P<time>[A-Z][a-z][a-z] [ \d]\d \d\d:\d\d:\d\d|\d{{4}}-\d\d-\d\dT\S+) (?P<host>\S+) "
+    r"(?:(?P<app>[^ :\[]+)(?:\[(?P<procid>[^\]]*)\])?: ?)?(?P<message>.*)$"
+)
+_NAMED = re.compile(r"\(\?P<(\w+)>")
+_HALF_YEAR_S = 183 * 86_400
+_NIL = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class SyslogFormat:
+    """How messages become records.
+
+    Attributes:
+        schema: columns and event time. The event time is ISO 8601 text.
+        fields: by column of `schema.textual`, a field of `FIELDS` or one that `SD_FIELD` matches. Facility and severity
+            are numbers in columns of type int64, and names in columns of type string.
+        zone: IANA name of the zone of times without one.
+    """
+
+    schema: RecordSchema
+    fields: Mapping[str, str]
+    zone: str = "UTC"
+
+    def codec(self, arrival_ms: int) -> FieldsCodec:
+        """Returns the codec of messages that arrive at a time."""
+
+        def split(data: bytes, columns: Sequence[str]) -> tuple[pa.Array, BoolArray, dict[str, pa.Array]]:
+            lines = lines_of(data)
+            fields = _parse(lines, {_group_of(self.fields[name]) for name in columns})
+            valid: BoolArray = fields.column("priority").combine_chunks().is_valid().to_numpy(zero_copy_only=False)
+            return lines, valid, {name: self._text(name, fields, arrival_ms) for name in columns}
+
+        return FieldsCodec(self.schema, split, "a syslog message, such as <13>1 2023-10-11T22:14:15Z host app - - -")
+
+    def _text(self, column: str, fields: pa.Table, arrival_ms: int) -> pa.Array:
+        field = self.fields[column]
+        if field == "arrival":
+            at = dt.datetime.fromtimestamp(arrival_ms / 1000, dt.UTC).isoformat()
+            return pa.repeat(pa.scalar(at), fields.num_rows)
+        text = fields.column(_group_of(field)).combine_chunks()
+        if field in ("facility", "severity"):
+            number = text.cast(pa.uint8())
+            number = pc.shift_right(number, 3) if field == "facility" else pc.bit_wise_and(number, 7)
+            names = FACILITIES if field == "facility" else SEVERITIES
+            is_named = pa.types.is_string(self.schema.textual[column])
+            return pc.take(pa.array(names), number) if is_named else number.cast(pa.string())
+        if field == "time":
+            return _with_year_and_zone(text, arrival_ms, self.zone)
+        if (found := SD_FIELD.fullmatch(field)) is not None:
+            return _parameter(text, *found.groups())
+        return text if field == "message" else pc.if_else(pc.equal(text, _NIL), None, text)
+
+
+def is_field(name: str) -> bool:
+    """Returns whether a name is a field of a message."""
+    return name in FIELDS or SD_FIELD.fullmatch(name) is not None
+
+
+def is_zone(name: str) -> bool:
+    """Returns whether a name is an IANA zone."""
+    try:
+        pc.assume_timezone(pa.array([0], pa.timestamp("us")), name)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _group_of(field: str) -> str:
+    """Returns the part of a message that has a field."""
+    if field in ("facility", "severity"):
+        return "priority"
+    return "sd" if field.startswith("sd.") else field
+
+
+def _parse(lines: pa.Array, groups: set[str]) -> pa.Table:
+    """Returns the texts of groups by line; null: the line lacks the part. `priority` is null for an invalid line."""
+    is_new = pc.match_substring_regex(lines, r"^<\d{1,3}>1 ")
+    if pc.all(is_new).as_py():
+        return _extract(lines, _NEW, groups)
+    mask = is_new.to_numpy(zero_copy_only=False)
+    if not mask.any():
+        return _extract(lines, _OLD, groups)
+    parts = [_extract(lines.filter(is_new), _NEW, groups), _extract(lines.filter(pc.invert(is_new)), _OLD, groups)]
+    order = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
+    return pa.concat_tables(parts).combine_chunks().take(pa.array(np.argsort(order)))
+
+
+def _extract(lines: pa.Array, pattern: str, groups: set[str]) -> pa.Table:
+    """Extracts only the groups that are needed: other groups cost time."""
+    needed = {*groups, "priority"} - {"arrival"}
+    texts = pc.extract_regex(lines, _NAMED.sub(lambda m: m[0] if m[1] in needed else "(?:", pattern))
+    columns = {name: pc.struct_field(texts, name) for name in _NAMED.findall(pattern) if name in needed}
+    nothing = {name: pa.nulls(len(lines), pa.string()) for name in sorted(needed - set(columns))}
+    return pa.table({name: (columns | nothing)[name] for name in sorted(needed)})
+
+
+def _with_year_and_zone(texts: pa.Array, arrival_ms: int, zone: str) -> pa.Array:
+    """Returns times as ISO 8601 texts."""
+    is_old = pc.fill_null(pc.match_substring_regex(texts, "^[A-Z]"), False)
+    texts = pc.if_else(pc.equal(texts, _NIL), None, texts)
+    if not pc.any(is_old).as_py():
+        return texts
+    arrival = pa.scalar(arrival_ms * 1000, pa.timestamp("us"))
+    old = texts.filter(is_old)
+    times = _nearest(old, arrival, zone)
+    read = pc.coalesce(pc.binary_join_element_wise(times.cast(pa.string()), "Z", ""), old)
+    return read if len(old) == len(texts) else pc.replace_with_mask(texts, is_old, read)
+
+
+def _nearest(texts: pa.Array, arrival: pa.Scalar, zone: str) -> pa.Array:
+    """Returns times such as ``Oct 11 22:14:15`` as timestamps in UTC; null where a text is no time."""
+    distinct = pc.dictionary_encode(texts)
+    this_year = arrival.as_py().year
+    best = pa.nulls(len(distinct.dictionary), pa.timestamp("us"))
+    for year in (this_year, this_year - 1, this_year + 1):
+        local = parse_times(pc.binary_join_element_wise(str(year), distinct.dictionary, " "), "%Y %b %d %H:%M:%S")
+        for ambiguous in ("latest", "earliest"):
+            times = _utc(local, zone, ambiguous)
+            is_nearer = pc.fill_null(pc.less(_distance(times, arrival), _distance(best, arrival)), True)
+            best = pc.if_else(pc.and_(is_nearer, times.is_valid()), times, best)
+        if pc.all(pc.fill_null(pc.less(_distance(best, arrival), _HALF_YEAR_S * 1_000_000), False)).as_py():
+            break
+    return pc.take(best, distinct.indices)
+
+
+def _utc(local: pa.Array, zone: str, ambiguous: str) -> pa.Array:
+    if zone == "UTC":
+        return local
+    return pc.assume_timezone(local, zone, ambiguous=ambiguous, nonexistent="latest").cast(pa.timestamp("us"))
+
+
+def _distance(times: pa.Array, other: pa.Scalar) -> pa.Array:
+    return pc.abs(pc.subtract(times, other).cast(pa.int64()))
+
+
+def _parameter(data: pa.Array, element: str, name: str) -> pa.Array:
+    """Returns the value of a parameter in structured data. A quote inside a value has a backslash, so the text of a
+    value is never taken for a parameter."""
+    pairs = rf' +[^ =\]"]+={_VALUE}'
+    pattern = rf'\[{_literal(element)}(?:{pairs})*? +{_literal(name)}="(?P<value>(?:[^"\\]|\\.)*)"'
+    values = pc.struct_field(pc.extract_regex(data, pattern), "value")
+    if pc.any(pc.fill_null(pc.match_substring(values, "\\"), False)).as_py():
+        values = pc.replace_substring_regex(values, r'\\(["\\\]])', r"\1")
+    return values
+
+
+def _literal(text: str) -> str:
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)

@@ -1,0 +1,220 @@
+"""The interface of receivers: what a kind of source implements to take requests with records.
+
+`edge.sources.receiving` authorises a request, reserves memory, reads, decompresses and counts the body. A receiver says
+which sources the request feeds, decodes the body, and renders the replies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from starlette.responses import Response
+
+from edge.codecs import RecordSchema
+from edge.records import Chunk, Decoded, Position, Rejection
+from edge.series import SeriesMemory, SeriesUpdate
+from edge.utilization import ActivityMarker, no_marker
+from edgewater.errors import StorageError
+from edgewater.streams import Delivery
+
+LOOK_S = 0.25
+"""Interval at which a source without requests is recorded as having nothing to read."""
+
+Decompress = Callable[[bytes, int], bytes]
+"""(body, limit) -> the decompressed body. Raises BodyTooLarge before more than `limit` bytes are in memory, and
+InvalidRecord for data that cannot be decompressed."""
+
+
+class BodyTooLarge(Exception):
+    """The body exceeds the size limit, as sent or decompressed."""
+
+
+class BodyTooCostly(Exception):
+    """Decoding the body took more CPU time than allowed."""
+
+
+class Refused(Exception):
+    """A request is refused.
+
+    Args:
+        status: the HTTP status.
+        code: a stable label of the reason.
+        retry_after_s: time after which the client should send the request again; None: the client should not.
+        headers: further headers of the reply.
+        members: further members of the reply's body, where the body is JSON.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        members: Mapping[str, object] | None = None,
+    ) -> None:
+        self.status, self.code, self.detail, self.retry_after_s = status, code, detail, retry_after_s
+        self.headers, self.members = dict(headers or {}), dict(members or {})
+        if retry_after_s is not None:
+            self.headers["Retry-After"] = str(retry_after_s)
+        super().__init__(detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request without its body.
+
+    Attributes:
+        media: the media type in lower case, without parameters; empty: the client sent none.
+        headers: the headers, by name in lower case.
+        parameters: the parameters of the path.
+    """
+
+    media: str
+    headers: Mapping[str, str]
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A decompressed body, and what decoding it may cost.
+
+    Attributes:
+        arrival_ms: wall time at which the body arrived.
+        limit_bytes: size that a body may have; the records may take `MAX_EXPANSION` times as much.
+        check: raises BodyTooCostly once the CPU time is used up. To be called between pieces of bounded work.
+    """
+
+    plain: bytes
+    arrival_ms: int
+    limit_bytes: int
+    check: Callable[[], None]
+
+
+MAX_EXPANSION = 16
+"""Decoded columns may take this many times the bytes that a body may have."""
+
+
+class PushedSource:
+    """A `Source` whose records arrive in requests; `chunks` yields nothing and never ends.
+
+    A request is acknowledged once the journal has its records. Each record therefore counts exactly once, as long as
+    the client sends an unacknowledged request again, unchanged.
+
+    Attributes:
+        knows_bodies: whether a body without an `Idempotency-Key` that its client sends again is a repetition.
+        delivery: at least once, if a body without a key that is sent again counts twice.
+    """
+
+    replayable = False
+
+    def __init__(
+        self,
+        name: str,
+        stream: str,
+        schema: RecordSchema,
+        idle: ActivityMarker = no_marker,
+        *,
+        knows_bodies: bool = True,
+    ) -> None:
+        self.name = name
+        self.stream = stream
+        self.schema = schema
+        self.knows_bodies = knows_bodies
+        self.delivery = Delivery.EXACTLY_ONCE if knows_bodies else Delivery.AT_LEAST_ONCE
+        self._idle = idle
+
+    async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
+        while True:
+            with self._idle(self.name):
+                await asyncio.sleep(LOOK_S)  # after it, requests that came meanwhile have begun
+            for chunk in list[Chunk]():  # makes this a generator
+                yield chunk
+
+    def committed(self, position: Position) -> None:
+        pass
+
+    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
+        raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
+
+    def reread(self, start: Position | None, end: Position) -> Chunk:
+        raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
+
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        return ()
+
+
+Conversion = Callable[[SeriesMemory], tuple[Decoded, SeriesUpdate]]
+"""Computes records from points of cumulative series. Called on the event loop; must take no longer than some ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The records of one source in a request.
+
+    Attributes:
+        decoded: the records, and those that were rejected.
+        convert: returns the records to count instead, with the rejections of `decoded` and its own; None: `decoded`
+            counts. It is called just before the ingestion, so that requests with the same series follow each other.
+    """
+
+    source: PushedSource
+    decoded: Decoded
+    convert: Conversion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The records of one source in a request, once the journal has them.
+
+    Attributes:
+        records: number of records that count.
+        rejected: the records that do not count, by reason.
+        already_counted: the request is a repetition; nothing of it was counted again.
+    """
+
+    source: PushedSource
+    records: int
+    rejected: tuple[Rejection, ...]
+    already_counted: bool
+
+
+class Receiver(Protocol):
+    """Takes the requests of one path. All methods but `decode` are called on the event loop and must not block.
+
+    Attributes:
+        path: the path of the route, such as ``/v1/logs``; may have parameters, such as ``/v1/streams/{stream}``.
+        encodings: by value of ``Content-Encoding`` (``identity`` without one), how a body is decompressed.
+        grpc_method: the method of a gRPC service whose messages are bodies, such as ``/package.Service/Method``; None:
+            HTTP only.
+    """
+
+    path: str
+    encodings: Mapping[str, Decompress]
+    grpc_method: str | None
+
+    def sources(self, request: Request) -> Sequence[PushedSource]:
+        """Returns the sources that the request may feed.
+
+        Raises:
+            Refused: the path or the media type is not accepted.
+        """
+
+    def decode(self, request: Request, body: Body) -> Sequence[Part]:
+        """Decodes a body, in a thread: at most one part for each source. Records that are invalid are rejected.
+
+        Raises:
+            InvalidRecord: the body as a whole is invalid.
+            BodyTooLarge: the records take too much memory.
+            BodyTooCostly: see `Body.check`.
+        """
+
+    def reply(self, request: Request, counted: Sequence[Counted]) -> Response:
+        """Renders the positive reply. Raises Refused: all records were rejected, and the client should know."""
+
+    def refusal(self, request: Request, refused: Refused) -> Response:
+        """Renders the reply to a refused request. The caller adds `Refused.headers`."""

@@ -1,0 +1,303 @@
+"""Increments of cumulative series, such as counters that clients send as totals since their start.
+
+Increments can be added, totals cannot. The last total of each series is in the same journal record as the increments
+that were computed with it, and in the checkpoint. A crash therefore leaves both or neither, and no increment is lost or
+counts twice.
+
+Pure: takes times as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from edgewater.synopses.encoding.state import State
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+
+KEY_BYTES = 16
+FORGET_NS = 86_400 * 10**9
+"""A series without a point for this time is forgotten once the memory is full."""
+_KIND = "series"
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Points of cumulative series, in any order. All arrays have the length of `keys`.
+
+    Attributes:
+        keys: `KEY_BYTES` that identify the series of each point, such as a digest of its attributes.
+        start_ns: time since which the point's total is counted; 0: unknown.
+        time_ns: time of the point.
+        bits: the total, not negative: an integer, or the bits of a float64.
+        is_int: whether `bits` is an integer.
+        extra: a second total, which may also fall, such as the sum of a histogram. None: zeros.
+    """
+
+    keys: Sequence[bytes]
+    start_ns: IntArray
+    time_ns: IntArray
+    bits: IntArray
+    is_int: BoolArray
+    extra: FloatArray = None  # type: ignore[assignment]  # see `__post_init__`
+
+    def __post_init__(self) -> None:
+        if self.extra is None:
+            object.__setattr__(self, "extra", np.zeros(len(self.bits)))  # type: ignore[unreachable]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def floats(self) -> FloatArray:
+        return np.where(self.is_int, self.bits.astype(np.float64), self.bits.view(np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesUpdate:
+    """A change of a `SeriesMemory`: the last point of each series of a batch.
+
+    Attributes:
+        since_ns: as `SeriesMemory.since_ns`.
+        forget_before_ns: other series whose last point is earlier are forgotten.
+    """
+
+    last: Totals
+    since_ns: int
+    forget_before_ns: int = 0
+
+    def to_bytes(self) -> bytes:
+        return _pack(self.last, {"since_ns": self.since_ns, "forget_before_ns": self.forget_before_ns})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SeriesUpdate:
+        last, numbers = _unpack(data)
+        return cls(last, numbers["since_ns"], numbers["forget_before_ns"])
+
+
+@dataclass(frozen=True, slots=True)
+class Increments:
+    """What points add to their series. All arrays have the length of the points.
+
+    Attributes:
+        counts: whether the point has an increment. A point without an increment is a first point whose total began
+            before the memory did, a late point or a repetition, or rejected.
+        bits, is_int, extra: the increments, as `Totals`.
+        out_of_order: rejected: the start of the point is older than the start of its series, or another point has the
+            same time and another total. Two processes may send the same series.
+        too_many: rejected: the memory is full, and the series is new.
+        update: to be applied to the memory with the ingestion of the increments.
+    """
+
+    counts: BoolArray
+    bits: IntArray
+    is_int: BoolArray
+    extra: FloatArray
+    out_of_order: BoolArray
+    too_many: BoolArray
+    update: SeriesUpdate
+
+    @property
+    def floats(self) -> FloatArray:
+        return np.where(self.is_int, self.bits.astype(np.float64), self.bits.view(np.float64))
+
+
+def _none() -> IntArray:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class SeriesMemory:
+    """The last point of each series of a source.
+
+    Attributes:
+        since_ns: every series with a point after this time is in the memory. The first total of an unknown series is
+            an increment only if the series has begun later: otherwise the total may have been counted before.
+    """
+
+    since_ns: int
+    _rows: dict[bytes, int] = field(default_factory=dict)
+    _start_ns: IntArray = field(default_factory=_none)
+    _time_ns: IntArray = field(default_factory=_none)
+    _bits: IntArray = field(default_factory=_none)
+    _is_int: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
+    _extra: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def increments(self, points: Totals, now_ns: int, max_series: int) -> Increments:
+        """Returns what points add to their series; changes nothing.
+
+        A series begins anew when its start is later, or its total smaller. The total is then the increment. O(n log n).
+
+        Args:
+            now_ns: wall time, for series that can be forgotten.
+            max_series: most series in the memory.
+        """
+        ids, first_of = self._numbered(points.keys)
+        known, forget_before_ns = len(self), 0
+        stale = np.zeros(known, np.bool_)
+        if known + len(first_of) > max_series:
+            forget_before_ns = now_ns - FORGET_NS
+            stale = self._time_ns[:known] < forget_before_ns
+            stale[ids[ids < known]] = False
+        too_many = ids >= known + max(max_series - known + int(stale.sum()), 0)
+        in_memory = ids < known
+        since_ns = max(self.since_ns, forget_before_ns)
+        order, previous, has_previous, out_of_order = self._ordered(points, ids, in_memory, too_many)
+        counts, added = _added(points, order, previous, has_previous, since_ns)
+        last = order[np.append(ids[order][1:] != ids[order][:-1], True)[: len(order)]]
+        update = SeriesUpdate(_take(points, last), since_ns, forget_before_ns)
+        return Increments(counts, added.bits, added.is_int, added.extra, out_of_order, too_many, update)
+
+    def _numbered(self, keys: Sequence[bytes]) -> tuple[IntArray, dict[bytes, int]]:
+        """Returns a number for each point's series: its row, or for a new series a number after all rows."""
+        rows, new, known = self._rows, dict[bytes, int](), len(self._rows)
+        ids = [rows.get(key, -1) for key in keys]
+        for at, row in enumerate(ids):
+            if row < 0:
+                ids[at] = new.setdefault(keys[at], known + len(new))
+        return np.array(ids, np.int64), new
+
+    def _ordered(
+        self, points: Totals, ids: IntArray, in_memory: BoolArray, too_many: BoolArray
+    ) -> tuple[IntArray, Totals, BoolArray, BoolArray]:
+        """Returns the numbers of the points that may count, ordered by series and time; the point before each of them
+        and whether there is one; and which of all points are out of order."""
+        n = len(points)
+        before = self._points(np.where(in_memory, ids, -1))
+        earlier = in_memory & (points.time_ns <= before.time_ns)
+        # What a late point adds is in the increment of the later point of the same process.
+        is_process = (points.start_ns == before.start_ns) | (points.start_ns == 0) | (before.start_ns == 0)
+        is_known = (points.time_ns < before.time_ns) | (points.floats == before.floats)
+        out_of_order = earlier & ~(is_process & is_known)
+        order = np.lexsort((np.arange(n), points.time_ns, ids))
+        order = order[~(earlier | too_many)[order]]
+        # A start that goes back belongs to another process with the same identity.
+        starts = np.concatenate((points.start_ns, before.start_ns))
+        rank = np.unique(starts, return_inverse=True)[1].astype(np.int64)
+        highest = np.maximum(rank[:n], rank[n:])[order]
+        base = np.unique(ids[order], return_inverse=True)[1].astype(np.int64) * (len(starts) + 1)
+        highest = np.maximum.accumulate(base + highest) - base if len(order) else highest
+        back = (points.start_ns[order] != 0) & (rank[:n][order] < highest)
+        out_of_order[order[back]] = True
+        order = order[~back]
+        follows = np.append(False, ids[order][1:] == ids[order][:-1])[: len(order)]
+        repeated = follows & (np.append(0, points.time_ns[order][:-1])[: len(order)] == points.time_ns[order])
+        first = np.maximum.accumulate(np.where(repeated, 0, np.arange(len(order))))
+        out_of_order[order[repeated & (points.floats[order] != points.floats[order][first])]] = True
+        order, follows = order[~repeated], follows[~repeated]
+        shifted = np.append(order[:1], order[:-1])
+        previous = Totals(
+            (),
+            np.where(follows, points.start_ns[shifted], before.start_ns[order]),
+            np.where(follows, points.time_ns[shifted], before.time_ns[order]),
+            np.where(follows, points.bits[shifted], before.bits[order]),
+            np.where(follows, points.is_int[shifted], before.is_int[order]),
+            np.where(follows, points.extra[shifted], before.extra[order]),
+        )
+        return order, previous, follows | in_memory[order], out_of_order
+
+    def _points(self, rows: IntArray) -> Totals:
+        """Returns the last points of series by row; of row -1 a point without start and with time 0."""
+
+        def of(column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+            if not len(column):
+                return np.zeros(len(rows), column.dtype)
+            return np.where(rows < 0, np.zeros(1, column.dtype), column[rows])
+
+        columns = (self._start_ns, self._time_ns, self._bits, self._is_int, self._extra)
+        return Totals((), *map(of, columns))  # type: ignore[arg-type]
+
+    def apply(self, update: SeriesUpdate) -> None:
+        self.since_ns = update.since_ns
+        if update.forget_before_ns:
+            self._forget(update.forget_before_ns, update.last.keys)
+        rows = self._rows
+        at = np.array([rows.setdefault(key, len(rows)) for key in update.last.keys], np.int64)
+        if len(rows) > len(self._start_ns):
+            more = len(rows) + len(rows) // 4 - len(self._start_ns)
+            self._start_ns, self._time_ns, self._bits = (
+                np.append(column, np.zeros(more, np.int64)) for column in (self._start_ns, self._time_ns, self._bits)
+            )
+            self._is_int = np.append(self._is_int, np.zeros(more, np.bool_))
+            self._extra = np.append(self._extra, np.zeros(more))
+        # A point without a start does not hide the start that is known.
+        start_ns = update.last.start_ns
+        self._start_ns[at] = np.where(start_ns != 0, start_ns, self._start_ns[at])
+        self._time_ns[at], self._bits[at] = update.last.time_ns, update.last.bits
+        self._is_int[at], self._extra[at] = update.last.is_int, update.last.extra
+
+    def _forget(self, before_ns: int, but: Sequence[bytes]) -> None:
+        stays = self._time_ns[: len(self)] >= before_ns
+        stays[[self._rows[key] for key in but if key in self._rows]] = True
+        left = np.flatnonzero(stays)
+        keys = list(self._rows)
+        self._rows = {keys[row]: at for at, row in enumerate(left.tolist())}
+        self._start_ns, self._time_ns, self._bits = self._start_ns[left], self._time_ns[left], self._bits[left]
+        self._is_int, self._extra = self._is_int[left], self._extra[left]
+
+    def to_bytes(self) -> bytes:
+        """Returns all series. O(n)."""
+        every = self._points(np.arange(len(self)))
+        last = Totals(list(self._rows), every.start_ns, every.time_ns, every.bits, every.is_int, every.extra)
+        return _pack(last, {"since_ns": self.since_ns})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SeriesMemory:
+        last, numbers = _unpack(data)
+        result = cls(numbers["since_ns"])
+        result.apply(SeriesUpdate(last, numbers["since_ns"]))
+        return result
+
+
+def _added(
+    points: Totals, order: IntArray, previous: Totals, has_previous: BoolArray, since_ns: int
+) -> tuple[BoolArray, Totals]:
+    """Returns which points have an increment, and the increments. Both have the length of `points`."""
+    now = _take(points, order)
+    both_int = now.is_int & previous.is_int
+    smaller = np.where(both_int, now.bits < previous.bits, now.floats < previous.floats)
+    begins = (previous.start_ns != 0) & (now.start_ns > previous.start_ns)
+    # A start that equals the point's time says that the true start is unknown.
+    has_start = (now.start_ns != 0) & (now.start_ns < now.time_ns)
+    anew = np.where(begins, has_start, smaller)
+    counts = np.zeros(len(points), np.bool_)
+    counts[order] = np.where(has_previous, anew | ~begins, has_start & (now.start_ns >= since_ns))
+    difference = np.where(both_int, now.bits - previous.bits, (now.floats - previous.floats).view(np.int64))
+    differs = has_previous & ~begins & ~smaller
+    bits, is_int, extra = points.bits.copy(), points.is_int.copy(), points.extra.copy()
+    bits[order] = np.where(differs, difference, now.bits)
+    is_int[order] = np.where(differs, both_int, now.is_int)
+    extra[order] = np.where(differs, now.extra - previous.extra, now.extra)
+    return counts, Totals(points.keys, points.start_ns, points.time_ns, bits, is_int, extra)
+
+
+def _take(points: Totals, at: IntArray) -> Totals:
+    keys = [points.keys[each] for each in at.tolist()]
+    columns = (points.start_ns, points.time_ns, points.bits, points.is_int, points.extra)
+    return Totals(keys, *(column[at] for column in columns))  # type: ignore[arg-type]
+
+
+def _pack(last: Totals, numbers: dict[str, int]) -> bytes:
+    arrays = {
+        "start": last.start_ns,
+        "time": last.time_ns,
+        "bits": last.bits,
+        "is_int": last.is_int,
+        "extra": last.extra,
+    }
+    return State({**numbers, "count": len(last)}, {"keys": b"".join(last.keys), **arrays}).pack(_KIND)
+
+
+def _unpack(data: bytes) -> tuple[Totals, dict[str, int]]:
+    state = State.unpack(data, _KIND)
+    keys = [state.arrays["keys"][at : at + KEY_BYTES] for at in range(0, state.numbers["count"] * KEY_BYTES, KEY_BYTES)]
+    return Totals(keys, *(state.arrays[name] for name in ("start", "time", "bits", "is_int", "extra"))), state.numbers

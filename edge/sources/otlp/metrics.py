@@ -1,0 +1,360 @@
+"""Rows of OTLP metrics, and increments of cumulative points.
+
+A gauge or a sum gives one row for each point. A histogram gives a row with its count, sum, least and greatest value,
+and a row for each bucket that is not empty. A summary gives a row with its count and sum, and a row for each quantile.
+
+Totals of monotonic sums, histograms and summaries become increments (`edge.series`), because increments can be added
+over windows and edges. Each bucket is a series of its own, also while it is empty: otherwise its first value could not
+be told from a value that was counted before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from edge.codecs import RecordSchema
+from edge.records import Decoded, RejectionReason
+from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
+from edge.sources.otlp.columns import IntArray, Prepared, Rows, Values, nanoseconds, prepare
+from edge.sources.otlp.messages import Budget, Records, message_class, refusing
+from edgewater.streams import type_name
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+
+KINDS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
+_CLASSES = ("Gauge", "Sum", "Histogram", "ExponentialHistogram", "Summary")
+_GAUGE, _SUM, _HISTOGRAM, _EXPONENTIAL, _SUMMARY = range(5)
+PARTS = ("value", "total", "bucket", "quantile")
+_VALUE, _TOTAL, _BUCKET, _QUANTILE = range(4)
+_DELTA, _CUMULATIVE = 1, 2
+_NO_VALUE = 1
+"""The flag of a point without a recorded value."""
+MIN_SCALE, MAX_SCALE = -10, 20
+"""Scales of exponential histograms: bucket `i` begins at 2^(i · 2^-scale)."""
+NUMBERS = ("value", "count", "sum", "min", "max", "lower", "upper", "quantile")
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """A metric of a request, without its points."""
+
+    name: str
+    unit: str
+    description: str
+    kind: int
+    temporality: int
+    is_monotonic: bool
+    group: int
+
+    @property
+    def is_total(self) -> bool:
+        """Whether its points are totals, of which increments are counted."""
+        cumulative = self.temporality == _CUMULATIVE
+        return self.kind == _SUMMARY or (cumulative and (self.kind == _HISTOGRAM or self.is_monotonic))
+
+
+class _Builder:
+    """Collects rows. Lists have one entry per row; `points` and `metrics` have one per point."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.metrics: list[_Metric] = []
+        self.points: list[Any] = []
+        self.metric_of: list[int] = []
+        self.point_of: list[int] = []
+        self.part: list[int] = []
+        self.bits: list[float | int | None] = []  # the value or, for histograms and summaries, the count
+        self.extra: dict[str, list[float | None]] = {name: [] for name in NUMBERS[2:]}
+        self.malformed: list[int] = []  # points
+        self.fault = ""  # of the first of them
+
+    def add_metric(self, metric: Any, group: int) -> None:
+        kind = metric.WhichOneof("data")
+        if kind is None:
+            return
+        number = KINDS.index(kind)
+        serialized = getattr(metric, kind)
+        self.budget.take(len(message_class("levels.Request").FromString(serialized).groups))
+        data = message_class(f"metrics.v1.{_CLASSES[number]}").FromString(serialized)
+        described = _Metric(
+            metric.name, metric.unit, metric.description, number,
+            getattr(data, "aggregation_temporality", 0), getattr(data, "is_monotonic", False), group,
+        )  # fmt: skip
+        self.metrics.append(described)
+        add = (self._numbers, self._numbers, self._histogram, self._exponential, self._summary)[number]
+        for point in data.data_points:
+            if not point.flags & _NO_VALUE:
+                self.points.append(point)
+                self.metric_of.append(len(self.metrics) - 1)
+                add(point)
+
+    def _reject(self, why: str) -> None:
+        """Rejects the newest point."""
+        self.malformed.append(len(self.points) - 1)
+        self.fault = self.fault or f"{self.metrics[-1].name}: {why}"
+
+    def _row(self, part: int, value: float | int | None, **extra: float | None) -> None:
+        self.point_of.append(len(self.points) - 1)
+        self.part.append(part)
+        self.bits.append(value)
+        for name, column in self.extra.items():
+            column.append(extra.get(name))
+
+    def _numbers(self, point: Any) -> None:
+        kind = point.WhichOneof("value")
+        self._row(_VALUE, None if kind is None else getattr(point, kind))
+
+    def _total(self, point: Any) -> None:
+        self._row(_TOTAL, point.count, **{
+            name: getattr(point, name) if point.HasField(name) else None for name in ("sum", "min", "max")
+        })  # fmt: skip
+
+    def _buckets(self, counts: Sequence[int], lower: Iterable[float | None], upper: Iterable[float | None]) -> None:
+        self.budget.take(len(counts), unit=1)
+        for count, begin, end in zip(counts, lower, upper, strict=True):
+            self._row(_BUCKET, count, lower=begin, upper=end)
+
+    def _histogram(self, point: Any) -> None:
+        self._total(point)
+        bounds, counts = list(point.explicit_bounds), point.bucket_counts
+        if counts and len(counts) != len(bounds) + 1:
+            self._reject(f"{len(counts)} bucket counts and {len(bounds)} bounds")
+        elif counts:
+            self._buckets(counts, [None, *bounds], [*bounds, None])
+
+    def _exponential(self, point: Any) -> None:
+        self._total(point)
+        if self.metrics[-1].temporality == _CUMULATIVE:
+            # The buckets of two points differ when the scale does, so that their difference is not known.
+            self._reject("a cumulative exponential histogram; expected delta temporality")
+            return
+        if not MIN_SCALE <= point.scale <= MAX_SCALE:
+            self._reject(f"scale {point.scale}; expected {MIN_SCALE} to {MAX_SCALE}")
+            return
+        self.budget.take(len(point.positive.bucket_counts) + len(point.negative.bucket_counts), unit=1)
+        for sign, side in ((1.0, point.positive), (-1.0, point.negative)):
+            with np.errstate(over="ignore"):
+                indexes = side.offset + np.arange(len(side.bucket_counts) + 1, dtype=np.float64)
+                bounds = sign * np.exp2(indexes * 2.0**-point.scale)
+            for count, one, other in zip(side.bucket_counts, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+                if count:
+                    self._row(_BUCKET, count, lower=min(one, other), upper=max(one, other))
+        if point.zero_count:
+            self._row(_BUCKET, point.zero_count, lower=-point.zero_threshold, upper=point.zero_threshold)
+
+    def _summary(self, point: Any) -> None:
+        self._row(_TOTAL, point.count, sum=point.sum)
+        self.budget.take(len(point.quantile_values), unit=1)
+        for each in point.quantile_values:
+            self._row(_QUANTILE, each.value, quantile=each.quantile)
+
+
+class MetricRows(Rows):
+    """The rows of the metrics of a request.
+
+    Args:
+        names: only these metrics; a name may end in ``*``. None: all.
+    """
+
+    signal = "metrics"
+    fields = {
+        "name": "string", "unit": "string", "description": "string", "type": "string", "temporality": "string",
+        "monotonic": "bool", "part": "string", "value": "number", "count": "number", "sum": "float64",
+        "min": "float64", "max": "float64", "lower": "float64", "upper": "float64", "quantile": "float64",
+    }  # fmt: skip
+
+    def __init__(self, records: Records, names: Sequence[str] | None, budget: Budget) -> None:
+        builder = _Builder(budget)
+        chosen: dict[str, bool] = {}
+        for metric, group in zip(records.messages, records.group_of.tolist(), strict=True):
+            name = metric.name
+            if name not in chosen:
+                chosen[name] = names is None or any(fnmatchcase(name, pattern) for pattern in names)
+            if chosen[name]:
+                refusing(lambda metric=metric, group=group: builder.add_metric(metric, group), "points of metrics")  # type: ignore[misc]
+        self._build(builder)
+        super().__init__(Records(builder.budget, builder.points, records.resources, records.scopes))
+
+    def _build(self, builder: _Builder) -> None:
+        self.metrics = builder.metrics
+        self.malformed, self.fault = np.array(builder.malformed, np.int64), builder.fault
+        self.metric_of_point = np.array(builder.metric_of, np.int64)
+        self.point_of = np.array(builder.point_of, np.int64)
+        self.part = np.array(builder.part, np.int64)
+        given = builder.bits
+        self.has_number = np.array([each is not None for each in given], np.bool_)
+        self.is_int = np.array([isinstance(each, int) for each in given], np.bool_)
+        ints = np.array([min(e, (1 << 63) - 1) if isinstance(e, int) else 0 for e in given], np.int64)
+        floats = np.array([e if isinstance(e, float) else 0.0 for e in given], np.float64)
+        self.bits = np.where(self.is_int, ints, floats.view(np.int64))
+        self.extra = {name: np.array(column, np.float64) for name, column in builder.extra.items()}
+        self.metric_of = self.metric_of_point[self.point_of]
+        self.is_total = np.array([metric.is_total for metric in self.metrics], np.bool_)[self.metric_of]
+        self.is_total &= self.part != _QUANTILE
+
+    def _times(self) -> IntArray:
+        return nanoseconds(self.records.messages, "time_unix_nano")[self.point_of]
+
+    @property
+    def start_ns(self) -> IntArray:
+        return nanoseconds(self.records.messages, "start_time_unix_nano")[self.point_of]
+
+    def group_of(self) -> IntArray:
+        return np.array([metric.group for metric in self.metrics], np.int64)[self.metric_of]
+
+    def _own_attribute(self, key: str) -> Values:
+        return super()._own_attribute(key).at(self.point_of)
+
+    def _field(self, path: str) -> Values:
+        read: Mapping[str, Callable[[_Metric], Any]] = {
+            "type": lambda metric: KINDS[metric.kind],
+            "temporality": lambda metric: {_DELTA: "delta", _CUMULATIVE: "cumulative"}.get(metric.temporality),
+            "monotonic": lambda metric: metric.is_monotonic if metric.kind == _SUM else None,
+        }
+        if path == "part":
+            return Values(PARTS, self.part)
+        if path in read:
+            return Values(list(map(read[path], self.metrics)), self.metric_of)
+        return Values([getattr(metric, path) or None for metric in self.metrics], self.metric_of)
+
+    def keys(self, rows: IntArray) -> list[bytes]:
+        """Returns the identity of each row's series: its metric and attributes, and its bucket."""
+        of_metric = [self._metric_digest(metric) for metric in self.metrics]
+        points, of_point = self.records.messages, dict[int, bytes]()
+        upper, result = self.extra["upper"], list[bytes]()
+        for row, point, part in zip(rows.tolist(), self.point_of[rows].tolist(), self.part[rows].tolist(), strict=True):
+            if point not in of_point:
+                digest = of_metric[self.metric_of_point[point]].copy()
+                digest.update(b"".join(sorted(points[point].attributes)))
+                of_point[point] = digest.digest()
+            key = of_point[point]
+            if part != _VALUE:
+                bound = upper[row].tobytes() if part == _BUCKET else b""
+                key = hashlib.blake2b(key + bytes([part]) + bound, digest_size=KEY_BYTES).digest()
+            result.append(key)
+        return result
+
+    def _metric_digest(self, metric: _Metric) -> Any:
+        resource, scope = self.records.resources[metric.group], self.records.scopes[metric.group]
+        identity = (
+            sorted(resource.attributes), scope.name, scope.version, sorted(scope.attributes), metric.name, metric.unit,
+            metric.kind,
+        )  # fmt: skip
+        return hashlib.blake2b(repr(identity).encode(), digest_size=KEY_BYTES)
+
+
+class MetricStream:
+    """Converts rows to the records of one stream.
+
+    Args:
+        paths: by column, the path of a field or an attribute.
+        max_series: most cumulative series that are remembered.
+    """
+
+    def __init__(self, schema: RecordSchema, paths: Mapping[str, str], max_series: int) -> None:
+        self._schema, self._max_series = schema, max_series
+        self._numbers = {name: path for name, path in paths.items() if path in NUMBERS}
+        self._others = {name: path for name, path in paths.items() if path not in NUMBERS}
+        others = {name: kind for name, kind in schema.columns.items() if name not in self._numbers}
+        self._rest = RecordSchema(others, schema.time, {})
+
+    def decode(
+        self, rows: MetricRows, arrival_ms: int
+    ) -> tuple[Decoded, Callable[[SeriesMemory], tuple[Decoded, SeriesUpdate]] | None]:
+        """Returns the records; or, if there are totals, no records and a function that computes them."""
+        prepared = prepare(rows, self._others, self._rest)
+        malformed = np.isin(rows.point_of, rows.malformed)
+        prepared.reject(RejectionReason.MALFORMED, malformed, rows.time_ns, rows.fault.partition(":")[0], rows.fault)
+        missing = ~rows.has_number
+        prepared.reject(RejectionReason.MALFORMED, missing, rows.time_ns, "value", "a point without a value")
+        floats = np.where(rows.is_int, 0.0, rows.bits.view(np.float64))
+        negative = np.where(rows.is_int, rows.bits < 0, ~(floats >= 0) | np.isinf(floats)) & rows.is_total
+        message = "the value of a monotonic cumulative sum; expected a finite number of at least 0"
+        prepared.reject(RejectionReason.WRONG_TYPE, negative, rows.time_ns, "value", message)
+        if not rows.is_total.any():
+            keep = (rows.part != _BUCKET) | (rows.bits != 0)
+            return self._finish(rows, prepared, arrival_ms, keep, rows.bits, rows.is_int, rows.extra["sum"]), None
+        at, points = self._totals(rows, prepared, arrival_ms)
+        rejected = Decoded(self._schema.empty(), prepared.rejections.as_tuple())
+        return rejected, lambda memory: self._convert(rows, prepared, arrival_ms, at, points, memory)
+
+    def _totals(self, rows: MetricRows, prepared: Prepared, arrival_ms: int) -> tuple[IntArray, Totals]:
+        """Returns the rows of totals that are not rejected, and their points."""
+        time, time_ms = self._schema.time, rows.time_ns // 1_000_000
+        # A point in the far future is rejected for its time, and must not make the next points of its series late.
+        plausible = (time_ms >= time.min_ms) & (time_ms <= time.latest_ms(arrival_ms))
+        at = np.flatnonzero(rows.is_total & prepared.keep & plausible)
+        sums = np.nan_to_num(rows.extra["sum"][at])
+        return at, Totals(rows.keys(at), rows.start_ns[at], rows.time_ns[at], rows.bits[at], rows.is_int[at], sums)
+
+    def _convert(
+        self, rows: MetricRows, prepared: Prepared, arrival_ms: int, at: IntArray, points: Totals, memory: SeriesMemory
+    ) -> tuple[Decoded, SeriesUpdate]:
+        added = memory.increments(points, arrival_ms * 1_000_000, self._max_series)
+        bits, is_int, total = rows.bits.copy(), rows.is_int.copy(), rows.extra["sum"].copy()
+        bits[at], is_int[at] = added.bits, added.is_int
+        total[at] = np.where(np.isnan(total[at]), np.nan, added.extra)
+        for which, why in (
+            (
+                added.out_of_order,
+                "another process sends the series, too; expected an attribute such as service.instance.id",
+            ),
+            (added.too_many, f"a new series beyond max_series ({self._max_series}); expected fewer attributes"),
+        ):
+            bad = np.zeros(len(rows), np.bool_)
+            bad[at[which]] = True
+            name = rows.metrics[rows.metric_of[int(np.argmax(bad))]].name
+            prepared.reject(RejectionReason.MALFORMED, bad, rows.time_ns, name, f"{name}: {why}")
+        keep = np.ones(len(rows), np.bool_)
+        keep[at] = added.counts | added.out_of_order | added.too_many
+        keep &= (rows.part != _BUCKET) | (bits != 0)
+        return self._finish(rows, prepared, arrival_ms, keep, bits, is_int, total), added.update
+
+    def _finish(
+        self, rows: MetricRows, prepared: Prepared, arrival_ms: int, counts: BoolArray,
+        bits: IntArray, is_int: BoolArray, total: FloatArray,
+    ) -> Decoded:  # fmt: skip
+        """Adds the numeric columns, and drops the rows without an increment."""
+        has_value = (rows.part == _VALUE) | (rows.part == _QUANTILE)
+        is_absolute = ~rows.is_total
+        for name, path in self._numbers.items():
+            kind = self._schema.columns[name]
+            if path in ("value", "count"):
+                has = has_value if path == "value" else ~has_value
+                prepared.columns[name], bad = _numeric(bits, is_int, has, kind)
+                first = int(np.argmax(bad))
+                message = f"{name}: {path} is {bits.view(np.float64)[first]}; expected {type_name(kind)}"
+                prepared.reject(RejectionReason.WRONG_TYPE, bad, rows.time_ns, name, message)
+                continue
+            column = total if path == "sum" else rows.extra[path]
+            null = np.isnan(column)
+            if path in ("min", "max"):  # of all time for totals, and so of no increment
+                null = null | ~is_absolute
+            prepared.columns[name] = pa.array(column, pa.float64(), mask=null)
+        prepared.columns = {name: prepared.columns[name] for name in self._schema.textual}
+        if not counts.all():
+            prepared.columns = {
+                name: column.filter(pa.array(counts)) for name, column in prepared.columns.items()
+            }  # fmt: skip
+            prepared.keep = prepared.keep[counts]
+        return prepared.decoded(self._schema, arrival_ms)
+
+
+def _numeric(bits: IntArray, is_int: BoolArray, has: BoolArray, kind: pa.DataType) -> tuple[pa.Array, BoolArray]:
+    """Returns numbers in a type, null where `has` is false, and which of them cannot be converted."""
+    floats = np.where(is_int, 0.0, bits.view(np.float64))
+    if kind == pa.float64():
+        floats = np.where(is_int, bits.astype(np.float64), floats)
+        return pa.array(floats, kind, mask=~has), np.zeros(len(has), np.bool_)
+    whole = is_int | ((np.floor(floats) == floats) & (np.abs(floats) < 2.0**63))
+    ints = np.where(is_int, bits, np.where(whole, floats, 0.0).astype(np.int64))
+    return pa.array(ints, kind, mask=~(has & whole)), has & ~whole

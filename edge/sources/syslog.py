@@ -1,0 +1,460 @@
+"""Messages of syslog, which this edge receives over TCP, TLS or UDP.
+
+The protocol has no acknowledgements. Messages that the edge has read, and the journal does not have yet, are lost with
+the process, and so are messages in the kernel's buffers. Each message therefore counts at most once. Over TCP the edge
+holds senders back while it cannot take more. Over UDP the kernel then drops messages, and nobody sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import pyarrow as pa
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from edge.codecs import (
+    SYSLOG_FIELDS,
+    ColumnsSchema,
+    LineDecoder,
+    MessageDecoder,
+    SyslogFormat,
+    TextFormatName,
+    is_field,
+    is_zone,
+    joined,
+)
+from edge.config import HttpTlsConfig, TextConfig
+from edge.records import BLOCK_BYTES, Chunk, Decoded, Position, RejectionReason, Rejections, Source, split_rows
+from edge.source_kinds import KeptSource, SourceContext
+from edge.sources.syslog_framing import BadFrame, Framing
+from edgewater.configuration import Address, Duration, Size, is_loopback, refusal, split_address
+from edgewater.errors import InvalidConfig
+from edgewater.streams import Delivery, type_name
+
+log = logging.getLogger(__name__)
+
+COALESCE_S = 0.05
+MAX_WAITING_BYTES = BLOCK_BYTES
+"""Senders are held back while more bytes wait to be decoded."""
+MAX_DATAGRAM = 65_535
+DATAGRAMS_AT_ONCE = 256
+HANDSHAKE_S = 10.0
+BACKLOG = 128
+
+
+class SyslogConfig(TextConfig):
+    """The options below ``syslog:``.
+
+    Attributes:
+        listen: the address at which messages arrive.
+        protocol: with tcp, both framings of RFC 6587 are accepted; with tcp and `tls`, it is TLS (RFC 5425).
+        tls: the server's certificate; with `client_ca`, senders present a certificate.
+        peers: networks whose machines may send; None: all machines that can reach the address.
+        columns: by column, the field of the message. Without `format`, a column named as a field needs no entry.
+        format: the format of the text of each message, which has the other columns; None: the text is one column.
+        zone: IANA name of the zone of times without a zone, which RFC 3164 has.
+        max_message: bytes of a message. Longer messages are rejected.
+        max_connections: a further sender takes the place of the connection that has been idle the longest.
+        idle: a connection without a message for this time is closed.
+        receive_buffer: size of the kernel's buffer, for UDP.
+    """
+
+    listen: Address
+    protocol: Literal["tcp", "udp"] = "tcp"
+    tls: HttpTlsConfig | None = None
+    peers: list[str] | None = None
+    columns: dict[str, str] = {}
+    format: TextFormatName | None = None  # type: ignore[assignment]
+    zone: str = "UTC"
+    max_message: Size = Field(default=64 << 10, ge=480, le=1 << 20)
+    max_connections: int = Field(default=256, ge=1, le=10_000)
+    idle: Duration = Field(default=3_600_000, ge=1_000)
+    receive_buffer: Size | None = Field(default=None, ge=4 << 10, le=1 << 30)
+
+    @field_validator("zone")
+    @classmethod
+    def _zone(cls, zone: str) -> str:
+        if not is_zone(zone):
+            raise refusal("the IANA name of a time zone, such as Europe/Berlin", f"got {zone!r}")
+        return zone
+
+    @field_validator("peers")
+    @classmethod
+    def _networks(cls, peers: list[str] | None) -> list[str] | None:
+        for peer in peers or ():
+            try:
+                ipaddress.ip_network(peer)
+            except ValueError as exc:
+                raise refusal("networks such as 10.1.0.0/16", str(exc)) from exc
+        return peers
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SyslogConfig:
+        if self.protocol == "udp" and self.tls is not None:
+            raise refusal("tls with protocol: tcp", "protocol is udp")
+        if self.protocol == "tcp" and self.receive_buffer is not None:
+            raise refusal("receive_buffer with protocol: udp", "TCP holds senders back")
+        if self.peers is None and not is_loopback(self.listen) and (self.tls is None or self.tls.client_ca is None):
+            raise refusal(
+                "peers: the networks whose machines may send, tls.client_ca, or a loopback address in listen",
+                "other machines could send messages without credentials",
+            )
+        if self.format == "csv" and self.csv.header is None:
+            raise refusal("csv: {header: […]}, as messages have no header line", "format is csv")
+        for column, field in self.columns.items():
+            if not is_field(field):
+                accepted = f"one of the fields {', '.join(SYSLOG_FIELDS)}, or sd.ID.PARAMETER of structured data"
+                raise refusal(accepted, f"columns.{column} is {field!r}")
+        return self
+
+    def column_fault(self, columns: Sequence[str]) -> tuple[str, str] | None:
+        if self.format is None:
+            return None
+        return super().column_fault([name for name in columns if name not in self.columns])
+
+    def fields(self, columns: Mapping[str, pa.DataType], time: str) -> dict[str, str]:
+        """Returns the field of each column that is not in the text of a message.
+
+        Args:
+            time: the column of the event time.
+
+        Raises:
+            PydanticCustomError: the fields do not fit the columns.
+        """
+        fields = dict(self.columns)
+        if self.format is None:
+            fields = {time: "time"} | {name: name for name in columns} | fields
+        for name, field in fields.items():
+            if not is_field(field):
+                raise refusal(f"columns: {{{name}: FIELD}}, with a field such as host", f"{name} is no field")
+            if name not in columns and name != time:
+                raise refusal(f"one of the columns {', '.join((*columns, time))}", f"columns.{name} is none of them")
+            declared = type_name(columns[name]) if name in columns else ""
+            if field in ("facility", "severity") and declared not in ("string", "int64"):
+                raise refusal("the type string for names, or int64 for numbers", f"column {name} is {declared}")
+            if (name == time) != (field in ("time", "arrival")) or (name == time and name in columns):
+                raise refusal(
+                    f"time or arrival for the event time {time}, which is none of the columns, and for nothing else",
+                    f"columns.{name} is {field}",
+                )
+        return fields
+
+
+class _Decoder:
+    """Decodes blocks of messages."""
+
+    def __init__(self, config: SyslogConfig, context: SourceContext) -> None:
+        schema, time = context.schema, context.schema.time
+        self._fields = config.fields(schema.columns, time.column)
+        if time.column in self._fields:
+            schema = replace(schema, time=replace(time, unit="iso8601", time_of_day=None))
+        self._zone, self._columns = config.zone, schema
+        self._body: MessageDecoder | None = None
+        if config.format is not None:
+            more = list(self._fields)
+            self._body = MessageDecoder(config.text_format(schema), more, f"messages at {config.listen}")
+            types = {name: schema.textual[name] for name in more} | {_TEXT: pa.string()}
+            self._columns = ColumnsSchema(types, schema.time)
+            self._fields[_TEXT] = "message"
+
+    def decode(self, messages: bytes, arrival_ms: int) -> Decoded:
+        decoder = LineDecoder(SyslogFormat(self._columns, self._fields, self._zone).codec(arrival_ms))
+        if self._body is None:
+            return decoder.decode(messages, arrival_ms)
+        rejections = Rejections()
+        table = decoder.parse(messages, rejections).combine_chunks()
+        more = {name: _array(table, name) for name in table.column_names if name != _TEXT}
+        bodies = _array(table, _TEXT).cast(pa.binary()).fill_null(b"").to_pylist()
+        return self._body.decode(bodies, more, arrival_ms, rejected=rejections.as_tuple())
+
+
+_TEXT = "\0text"
+
+
+def _array(table: pa.Table, name: str) -> pa.Array:
+    chunks = table.column(name)
+    return chunks.chunk(0) if chunks.num_chunks else pa.nulls(0, chunks.type)
+
+
+class _Intake:
+    """The messages that have arrived and are not decoded yet, and the open connections of a listener."""
+
+    def __init__(self, config: SyslogConfig, now_s: Callable[[], float]) -> None:
+        self.config, self.now_s = config, now_s
+        self.filled = asyncio.Event()
+        self.connections: dict[_Connection, None] = {}  # the one that has been idle the longest first
+        self.sockets: list[_Datagrams] = []
+        self.is_full = False
+        self.tls = None if config.tls is None else _tls(config.tls)
+        self._networks = None if config.peers is None else [ipaddress.ip_network(peer) for peer in config.peers]
+        self._blocks: list[bytes] = []
+        self._nbytes = 0
+        self._rejections = Rejections()
+
+    def allows(self, host: str) -> bool:
+        """Returns whether a machine may send."""
+        if self._networks is None:
+            return True
+        address = ipaddress.ip_address(host.partition("%")[0])
+        mapped = getattr(address, "ipv4_mapped", None) or address
+        return any(mapped in network for network in self._networks)
+
+    def add(self, messages: bytes) -> None:
+        """Takes messages, each with a line feed at its end."""
+        if messages:
+            self._blocks.append(messages)
+            self._nbytes += len(messages)
+            self.filled.set()
+            self._hold(self._nbytes > MAX_WAITING_BYTES)
+
+    def reject(self, reason: RejectionReason, example: bytes, message: str) -> None:
+        self._rejections.add(reason, example, message)
+        self.filled.set()
+
+    def take(self) -> tuple[bytes, Rejections]:
+        """Returns all messages that wait, and lets senders continue."""
+        messages, rejections = b"".join(self._blocks), self._rejections
+        self._blocks, self._nbytes, self._rejections = [], 0, Rejections()
+        self.filled.clear()
+        self._hold(False)
+        return messages, rejections
+
+    def _hold(self, is_full: bool) -> None:
+        if is_full != self.is_full:
+            self.is_full = is_full
+            for connection in self.connections:
+                connection.hold(is_full)
+            for datagrams in self.sockets:
+                datagrams.hold(is_full)
+
+
+class _Connection(asyncio.Protocol):
+    """One sender over TCP or TLS. The handshake of TLS is in it, so that it counts among the connections."""
+
+    def __init__(self, intake: _Intake) -> None:
+        self.idle_since_s = intake.now_s()
+        self._intake = intake
+        self._framing = Framing(intake.config.max_message)
+        self._transport: asyncio.Transport | None = None
+        self._handshake: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        intake, self._transport = self._intake, transport
+        host = transport.get_extra_info("peername")[0]
+        if not intake.allows(host):
+            log.warning("syslog at %s: %s is in none of the networks in peers", intake.config.listen, host)
+            transport.abort()
+            return
+        if len(intake.connections) >= intake.config.max_connections:
+            oldest = next(iter(intake.connections))
+            log.warning("syslog at %s: max_connections is reached; an idle connection ends", intake.config.listen)
+            oldest.close()
+        intake.connections[self] = None
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if intake.tls is not None:
+            transport.pause_reading()
+            self._handshake = asyncio.create_task(self._start_tls(transport, intake.tls))
+        else:
+            self.hold(intake.is_full)
+
+    async def _start_tls(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        try:
+            secured = await asyncio.get_running_loop().start_tls(
+                transport, self, tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+            )
+            assert secured is not None
+            self._transport = secured
+            if self._intake.is_full:
+                secured.pause_reading()
+        except OSError as exc:  # ssl.SSLError and time-outs are among them
+            log.warning("syslog at %s: a TLS handshake has failed: %s", self._intake.config.listen, exc)
+            self._intake.connections.pop(self, None)
+            transport.abort()
+
+    def hold(self, is_held: bool) -> None:
+        """Stops or continues reading."""
+        is_in_handshake = self._handshake is not None and not self._handshake.done()
+        if self._transport is not None and not self._transport.is_closing() and not is_in_handshake:
+            (self._transport.pause_reading if is_held else self._transport.resume_reading)()
+
+    def data_received(self, data: bytes) -> None:
+        intake = self._intake
+        self.idle_since_s = intake.now_s()
+        if self in intake.connections:
+            del intake.connections[self]
+            intake.connections[self] = None
+        try:
+            messages = self._framing.feed(data)
+        except BadFrame as exc:
+            intake.reject(RejectionReason.MALFORMED, exc.example, str(exc))
+            messages = exc.before
+            self.close()
+        self._take(messages)
+
+    def _take(self, messages: bytes) -> None:
+        for example in self._framing.take_too_long():
+            expected = f"expected at most {self._intake.config.max_message} bytes (max_message)"
+            self._intake.reject(RejectionReason.TOO_LONG, example, f"a message that is too long; {expected}")
+        self._intake.add(messages)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._intake.connections.pop(self, None)
+        self._take(self._framing.end())
+
+    def close(self) -> None:
+        self._intake.connections.pop(self, None)
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Datagrams:
+    """The socket of UDP. asyncio's own protocol cannot be paused."""
+
+    def __init__(self, intake: _Intake, udp: socket.socket) -> None:
+        self._intake, self._socket = intake, udp
+        self._loop = asyncio.get_running_loop()
+        self.hold(False)
+        intake.sockets.append(self)
+
+    def hold(self, is_held: bool) -> None:
+        if is_held:
+            self._loop.remove_reader(self._socket)
+        else:
+            self._loop.add_reader(self._socket, self._read)
+
+    def _read(self) -> None:
+        intake, received = self._intake, list[bytes]()
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(DATAGRAMS_AT_ONCE):
+                data, (host, *_) = self._socket.recvfrom(MAX_DATAGRAM)
+                if not intake.allows(host):
+                    continue
+                if len(data) > intake.config.max_message:
+                    intake.reject(RejectionReason.TOO_LONG, data, f"{len(data)} bytes; see max_message")
+                else:
+                    received.append(data)
+        if received:
+            intake.add(joined(received) + b"\n")
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+
+
+class SyslogSource(KeptSource):
+    """A `Source`: the messages that arrive at one address.
+
+    Attributes:
+        address: host and port, while it listens.
+    """
+
+    delivery = Delivery.AT_MOST_ONCE
+
+    def __init__(self, config: SyslogConfig, context: SourceContext) -> None:
+        self.stream = context.stream
+        self.name = f"{context.stream}:syslog:{config.protocol}:{config.listen}"
+        self.address: tuple[str, int] | None = None
+        self._config, self._context = config, context
+        self._decoder = _Decoder(config, context)
+
+    async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
+        intake = _Intake(self._config, asyncio.get_running_loop().time)
+        async with self._listening(intake):
+            while True:
+                with self._context.idle(self.name):
+                    await intake.filled.wait()
+                    await self._context.sleep(COALESCE_S)
+                messages, rejections = intake.take()
+                for chunk in split_rows(await asyncio.to_thread(self._decoded, messages, rejections)):
+                    yield chunk
+
+    def _decoded(self, messages: bytes, rejections: Rejections) -> Chunk:
+        decoded = self._decoder.decode(messages, self._context.now_ms())
+        rejections.extend(decoded.rejected)
+        return Chunk(self.name, decoded.batch, None, None, rejections.as_tuple(), len(messages))
+
+    @contextlib.asynccontextmanager
+    async def _listening(self, intake: _Intake) -> AsyncIterator[None]:
+        """Raises OSError: the address cannot be used."""
+        host, port = split_address(self._config.listen)
+        loop = asyncio.get_running_loop()
+        if self._config.protocol == "udp":
+            (family, kind, number, _, address), *_ = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+            udp = socket.socket(family, kind, number)
+            udp.setblocking(False)
+            if self._config.receive_buffer is not None:
+                udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._config.receive_buffer)
+            try:
+                udp.bind(address)
+            except OSError:
+                udp.close()
+                raise
+            self.address = udp.getsockname()[:2]
+            datagrams = _Datagrams(intake, udp)
+            try:
+                yield
+            finally:
+                self.address = None
+                datagrams.close()
+            return
+        server = await loop.create_server(lambda: _Connection(intake), host, port, backlog=BACKLOG)
+        self.address = server.sockets[0].getsockname()[:2]
+        closing = asyncio.create_task(self._close_idle(intake))
+        try:
+            yield
+        finally:
+            self.address = None
+            closing.cancel()
+            server.close()
+            for connection in list(intake.connections):
+                connection.close()
+
+    async def _close_idle(self, intake: _Intake) -> None:
+        idle_s = self._config.idle / 1000
+        while True:
+            await asyncio.sleep(idle_s / 4)
+            for connection in list(intake.connections):
+                if not intake.is_full and intake.now_s() - connection.idle_since_s > idle_s:
+                    connection.close()
+
+
+def _tls(files: HttpTlsConfig) -> ssl.SSLContext:
+    """Raises OSError: a file cannot be used."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.client_ca)
+    context.load_cert_chain(files.cert, files.key)
+    context.verify_mode = ssl.CERT_NONE if files.client_ca is None else ssl.CERT_REQUIRED
+    return context
+
+
+class Syslog:
+    """The kind ``syslog``."""
+
+    name = "syslog"
+    config = SyslogConfig
+
+    def sources(self, options: SyslogConfig, context: SourceContext) -> Sequence[Source]:
+        path = f"streams.{context.stream}.sources.syslog"
+        try:
+            if options.tls is not None:
+                _tls(options.tls)
+            return [SyslogSource(options, context)]
+        except PydanticCustomError as exc:
+            given = exc.context or {}
+            raise InvalidConfig(f"{path}.columns", options.columns, given["accepted"], given["reason"]) from None
+        except OSError as exc:  # ssl.SSLError is one
+            assert options.tls is not None
+            accepted = "PEM files of a certificate, its key and the CA of clients"
+            raise InvalidConfig(f"{path}.tls", options.tls.cert, accepted, str(exc)) from exc
+
+
+KIND = Syslog()

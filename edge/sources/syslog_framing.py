@@ -1,0 +1,120 @@
+"""Splits the bytes of a TCP connection into syslog messages: both framings of RFC 6587.
+
+With octet counting, each message follows its length and a space. Otherwise a line feed ends each message. The first
+byte of a connection tells which, because each message begins with ``<``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.codecs import joined
+
+MAX_DIGITS = 10
+MAX_EXAMPLE = 200
+"""Bytes of a rejected message that are kept."""
+
+
+class BadFrame(Exception):
+    """The bytes have no valid length, so that nothing that follows can be split.
+
+    Attributes:
+        before: the messages before it, each with a line feed at its end.
+    """
+
+    def __init__(self, example: bytes, before: bytes) -> None:
+        self.example, self.before = example[:MAX_EXAMPLE], before
+        super().__init__("no length of a message; expected a decimal number and a space, or a message such as <13>…")
+
+
+class Framing:
+    """The state of one connection. It holds at most one incomplete message.
+
+    Args:
+        max_bytes: size of a message. Longer messages are skipped.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._counts_octets: bool | None = None
+        self._rest = b""
+        self._skips = 0  # with octet counting: bytes of a message that is too long
+        self._skips_line = False
+        self._too_long: list[bytes] = []
+
+    def feed(self, data: bytes) -> bytes:
+        """Returns the messages that are complete with these bytes, each with a line feed at its end.
+
+        A line feed inside a message becomes a space.
+
+        Raises:
+            BadFrame: the connection is of no use any more.
+        """
+        data = self._rest + data
+        if self._counts_octets is None and data:
+            self._counts_octets = data[:1].isdigit()
+        return self._counted(data) if self._counts_octets else self._lines(data)
+
+    def end(self) -> bytes:
+        """Returns the rest of a connection that has ended: without octet counting it is the last message."""
+        rest, self._rest = self._rest, b""
+        return b"" if self._counts_octets or self._skips_line or not rest.strip() else rest + b"\n"
+
+    def take_too_long(self) -> list[bytes]:
+        """Returns the beginnings of the messages that were too long since the last call."""
+        found, self._too_long = self._too_long, []
+        return found
+
+    def _lines(self, data: bytes) -> bytes:
+        cut = data.rfind(b"\n") + 1
+        lines, self._rest = data[:cut], data[cut:]
+        if cut and self._skips_line:
+            lines, self._skips_line = lines[lines.find(b"\n") + 1 :], False
+        if len(self._rest) > self._max_bytes:
+            if not self._skips_line:
+                self._too_long.append(self._rest[:MAX_EXAMPLE])
+            self._skips_line = True
+        if self._skips_line:
+            self._rest = b""
+        return self._without_long(lines) if len(lines) > self._max_bytes else lines
+
+    def _without_long(self, lines: bytes) -> bytes:
+        ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
+        if np.diff(ends, prepend=-1).max() <= self._max_bytes + 1:
+            return lines
+        each = lines.splitlines(keepends=True)
+        self._too_long += [line[:MAX_EXAMPLE] for line in each if len(line) > self._max_bytes + 1]
+        return b"".join(line for line in each if len(line) <= self._max_bytes + 1)
+
+    def _counted(self, data: bytes) -> bytes:
+        at, messages = 0, list[bytes]()
+        while True:
+            skipped = min(self._skips, len(data) - at)
+            at, self._skips = at + skipped, self._skips - skipped
+            space = data.find(b" ", at, at + MAX_DIGITS + 1)
+            digits = data[at:space] if space >= 0 else data[at : at + MAX_DIGITS + 1]
+            if digits and (not digits.isdigit() or len(digits) > MAX_DIGITS):
+                self._rest = b""
+                raise BadFrame(data[at:], _as_lines(messages))
+            if space < 0:
+                break
+            if not digits:
+                self._rest = b""
+                raise BadFrame(data[at:], _as_lines(messages))
+            length, begin = int(digits), space + 1
+            if length > self._max_bytes:
+                if len(data) - begin < min(length, MAX_EXAMPLE):
+                    break
+                self._too_long.append(data[begin : begin + MAX_EXAMPLE])
+                at, self._skips = begin, length
+            elif begin + length > len(data):
+                break
+            else:
+                messages.append(data[begin : begin + length])
+                at = begin + length
+        self._rest = data[at:]
+        return _as_lines(messages)
+
+
+def _as_lines(messages: list[bytes]) -> bytes:
+    return joined(messages) + b"\n" if messages else b""

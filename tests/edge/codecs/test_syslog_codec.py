@@ -1,0 +1,162 @@
+"""Syslog messages as records: RFC 5424, RFC 3164, structured data, years and zones, and messages that are neither."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.codecs import ColumnsSchema, EventTime, LineDecoder, RecordSchema, SyslogFormat, TextFormat
+from edge.codecs.messages import MessageDecoder
+from edge.records import Decoded
+from edgewater.streams import TIME_COLUMN
+from tests.examples import examples
+
+ARRIVAL = dt.datetime(2023, 10, 11, 22, 20, tzinfo=dt.UTC)
+COLUMNS = {
+    "facility": pa.string(),
+    "severity": pa.int64(),
+    "host": pa.string(),
+    "app": pa.string(),
+    "procid": pa.int64(),
+    "message": pa.string(),
+}
+SD = '[exampleSDID@32473 iut="3" eventSource="App \\"x\\" [other iut=\\"9\\"] \\\\" eventID="1011"][other a="b"]'
+
+
+def decode(
+    *messages: str | bytes, arrival: dt.datetime = ARRIVAL, zone: str = "UTC", more: dict[str, str] | None = None
+) -> Decoded:
+    columns = {**COLUMNS, **dict.fromkeys(more or {}, pa.string())}
+    schema = RecordSchema(columns, EventTime("at", "iso8601", max_skew_ms=None))
+    fields = {"at": "time", **{name: name for name in COLUMNS}, **(more or {})}
+    arrival_ms = int(arrival.timestamp() * 1000)
+    data = b"\n".join(each.encode() if isinstance(each, str) else each for each in messages)
+    return LineDecoder(SyslogFormat(schema, fields, zone).codec(arrival_ms)).decode(data, arrival_ms)
+
+
+def times(decoded: Decoded) -> list[str]:
+    millis = decoded.batch.column(TIME_COLUMN).to_pylist()
+    return [dt.datetime.fromtimestamp(ms / 1000, dt.UTC).replace(tzinfo=None).isoformat() for ms in millis]
+
+
+def row(message: str | bytes, **options: Any) -> dict[str, Any]:
+    decoded = decode(message, **options)
+    assert not decoded.rejected, decoded.rejected
+    (found,) = decoded.batch.to_pylist()
+    return dict(found)
+
+
+def test_a_message_of_rfc_5424_has_all_fields() -> None:
+    found = row(
+        f"<165>1 2023-10-11T22:14:15.003Z web-1 nginx 4711 ID47 {SD} \ufeffhello: world",
+        more={"iut": "sd.exampleSDID@32473.iut", "source": "sd.exampleSDID@32473.eventSource", "none": "sd.other.iut"},
+    )
+    assert found == {
+        "facility": "local4", "severity": 5, "host": "web-1", "app": "nginx", "procid": 4711,
+        "message": "hello: world", "iut": "3", "source": 'App "x" [other iut="9"] \\', "none": None,
+        TIME_COLUMN: 1_697_062_455_003,
+    }  # fmt: skip
+
+
+def test_nil_values_are_null_and_the_text_of_a_message_stays() -> None:
+    found = row("<0>1 2023-10-11T22:14:15Z - - - - - -")
+    assert (found["facility"], found["severity"], found["message"]) == ("kern", 0, "-")
+    assert found["host"] is found["app"] is found["procid"] is None
+    assert row("<191>1 2023-10-11T22:14:15Z h a 1 - -")["message"] is None
+
+
+def test_a_message_of_rfc_3164_has_a_host_and_a_tag() -> None:
+    found = row("<34>Oct 11 22:14:15 web-1 su[12]: 'su root' failed")
+    assert (found["facility"], found["severity"], found["host"]) == ("auth", 2, "web-1")
+    assert (found["app"], found["procid"], found["message"]) == ("su", 12, "'su root' failed")
+    assert row("<13>Oct  1 22:14:15 h no tag here")["message"] == "no tag here"
+    assert times(decode("<13>2023-10-11T23:14:15.5+02:00 h app: x")) == ["2023-10-11T21:14:15.500000"]
+
+
+@pytest.mark.parametrize(
+    ("arrival", "written", "read"),
+    [
+        (dt.datetime(2024, 1, 1, 0, 0, 5, tzinfo=dt.UTC), "Dec 31 23:59:58", "2023-12-31T23:59:58"),
+        (dt.datetime(2023, 12, 31, 23, 59, 59, tzinfo=dt.UTC), "Jan  1 00:00:02", "2024-01-01T00:00:02"),
+        (dt.datetime(2024, 3, 1, tzinfo=dt.UTC), "Feb 29 12:00:00", "2024-02-29T12:00:00"),
+        (dt.datetime(2025, 1, 5, tzinfo=dt.UTC), "Feb 29 12:00:00", "2024-02-29T12:00:00"),
+    ],
+)
+def test_the_year_is_the_one_nearest_to_the_arrival(arrival: dt.datetime, written: str, read: str) -> None:
+    assert times(decode(f"<13>{written} h a: m", arrival=arrival)) == [read]
+
+
+@pytest.mark.parametrize(
+    ("arrival", "read"),
+    [
+        (dt.datetime(2023, 10, 29, 0, 31, tzinfo=dt.UTC), "2023-10-29T00:30:00"),
+        (dt.datetime(2023, 10, 29, 1, 31, tzinfo=dt.UTC), "2023-10-29T01:30:00"),
+    ],
+)
+def test_an_hour_that_a_zone_has_twice_is_the_one_nearer_to_the_arrival(arrival: dt.datetime, read: str) -> None:
+    assert times(decode("<13>Oct 29 02:30:00 h a: m", arrival=arrival, zone="Europe/Berlin")) == [read]
+
+
+def test_messages_of_both_kinds_keep_their_order() -> None:
+    decoded = decode(
+        "<13>Oct 11 22:14:01 h a: first",
+        "<13>1 2023-10-11T22:14:02Z h a - - - second",
+        "<13>Oct 11 22:14:03 h a: third",
+    )
+    assert decoded.batch.column("message").to_pylist() == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("no priority", "malformed"),
+        ("<192>1 2023-10-11T22:14:15Z h a 1 - - x", "malformed"),
+        ("<13>1 2023-10-11T22:14:15Z h a 1 - [open x", "malformed"),
+        ("<13>1 2023-10-11T22:14:15Z h a", "malformed"),
+        ("<13>hello", "malformed"),
+        (b"<13>1 2023-10-11T22:14:15Z h a 1 - - \xff", "malformed"),
+        ("<13>1 2023-10-11T22:14:15Z h a twelve - - x", "wrong-type"),
+        ("<13>1 - h a 1 - - x", "time-missing"),
+        ("<13>Foo 11 22:14:15 h a: x", "time-unparseable"),
+        ("<13>Feb 30 22:14:15 h a: x", "time-unparseable"),
+    ],
+)
+def test_a_message_that_cannot_be_read_costs_only_itself(message: str | bytes, reason: str) -> None:
+    decoded = decode("<13>Oct 11 22:14:15 h a: m", message, "<13>1 2023-10-11T22:14:15Z h a 1 - - m")
+    assert decoded.batch.num_rows == 2
+    assert [(r.reason, r.count) for r in decoded.rejected] == [(reason, 1)]
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=60), max_size=20))
+@examples(200)
+def test_any_text_is_read_or_rejected(texts: list[str]) -> None:
+    messages = [*(f"<13>1 {text}" for text in texts), *(f"<13>{text}" for text in texts)]
+    decoded = decode(*messages)
+    assert decoded.batch.num_rows + sum(r.count for r in decoded.rejected) == len(messages)
+
+
+@pytest.mark.parametrize(
+    ("text", "body"),
+    [
+        (TextFormat("ndjson", RecordSchema({}, EventTime("at"))), b'{"n": "x"}'),
+        (TextFormat("logfmt", RecordSchema({}, EventTime("at"))), b"n=x"),
+        (TextFormat("csv", RecordSchema({}, EventTime("at")), header=("n",)), b"x"),
+    ],
+    ids=["ndjson", "logfmt", "csv"],
+)
+def test_a_wrong_type_in_a_body_without_a_time_is_rejected(text: TextFormat, body: bytes) -> None:
+    """The time is a property of the message, such as a timestamp of Kafka."""
+    schema = RecordSchema({"n": pa.int64()}, EventTime("at", max_skew_ms=None))
+    decoder = MessageDecoder(TextFormat(text.format, schema, header=text.header), ["at"], "t")
+    decoded = decoder.decode([body], {"at": [1_700_000_000_000]}, 0)
+    assert (decoded.batch.num_rows, [r.reason for r in decoded.rejected]) == (0, ["wrong-type"])
+
+
+def test_columns_of_a_part_need_no_time() -> None:
+    assert not ColumnsSchema({"n": pa.int64()}, EventTime("at")).has_time
+    assert RecordSchema({"n": pa.int64()}, EventTime("at")).has_time
