@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from edge.agent import Agent, open_agent
 from edge.config import parse_config
 from edge.core import Configured
 from edge.process import now_ms
+from edge.receivers import Body, Request
+from edge.source_kinds import SourceContext
 from edge.sources import remote_write
 from edgewater.errors import InvalidConfig
 from edgewater.query import QuerySpec
@@ -347,34 +350,42 @@ def test_options_that_cannot_be_right_are_refused(tmp_path: Path, options: dict[
     assert refused.value.field.startswith("streams.events.sources.")
 
 
-def test_columns_that_are_numbers_are_read_from_labels(tmp_path: Path) -> None:
-    document = {
-        "edge": "e",
-        "state_dir": str(tmp_path),
-        "streams": {
-            "s": {
-                "columns": {"v": "float64", "le": "float64", "code": "int64"},
-                "time": {"column": "at"},
-                "sources": [{"remote_write": {"columns": {"v": "value"}, "counters": []}}],
-            }
-        },
-    }
-    config = parse_config(document)
-    source = config.streams["s"].sources[0].package
-    assert source is not None
-    from edge.receivers import Body, Request
-    from edge.source_kinds import SourceContext
-
+def receiver(columns: dict[str, str], **options: Any) -> remote_write.RemoteWriteReceiver:
+    source = {"remote_write": {"columns": {"v": "value"}, "counters": [], **options}}
+    stream = {"columns": columns, "time": {"column": "at"}, "sources": [source]}
+    config = parse_config({"edge": "e", "state_dir": "state", "streams": {"s": stream}})
+    package = config.streams["s"].sources[0].package
+    assert package is not None
     context = SourceContext("s", config.streams["s"].record_schema, now_ms)
-    (receiver,) = remote_write.KIND.receivers([(source.options, context)])
-    body = request(
-        [(named("b", le="+Inf", code="200"), [(1.0, 0)]), (named("b", le="0.5", code="x"), [(2.0, 0)])], now_ms()
-    )
-    (part,) = receiver.decode(Request("", {}), Body(body, now_ms(), 1 << 20, lambda: None))
-    batch = part.decoded.batch
+    (made,) = remote_write.KIND.receivers([(package.options, context)])
+    return made
+
+
+def decoded(made: remote_write.RemoteWriteReceiver, *series: Series) -> pa.RecordBatch:
+    body = Body(request(series, now_ms()), now_ms(), 1 << 20, lambda: None)
+    (part,) = made.decode(Request("", {}), body)
+    return part.decoded.batch
+
+
+def test_columns_that_are_numbers_are_read_from_labels() -> None:
+    made = receiver({"v": "float64", "le": "float64", "code": "int64"})
+    series = (named("b", le="+Inf", code="200"), [(1.0, 0)]), (named("b", le="0.5", code="x"), [(2.0, 0)])
+    batch = decoded(made, *series)
     assert batch.column("le").to_pylist() == [math.inf, 0.5]
     assert batch.column("code").to_pylist() == [200, None]
-    assert batch.schema.field("v").type == pa.float64()
+
+
+def test_requests_at_once_get_their_own_labels_while_the_cache_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_write, "MAX_CACHE_BYTES", 2000)
+    made = receiver({"v": "float64", "n": "float64"})
+
+    def one(number: int) -> bool:
+        series: list[Series] = [(named("x", n=str(n)), [(float(n), 0)]) for n in range(number, number + 30)]
+        batch = decoded(made, *series)
+        return bool(batch.column("v").to_pylist() == batch.column("n").to_pylist())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(one, [n * 7 % 300 for n in range(200)]))
 
 
 # --- a real Prometheus and a real agent ------------------------------------------------------------------------------
