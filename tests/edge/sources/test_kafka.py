@@ -344,13 +344,13 @@ FAULTS = [
 def test_what_cannot_be_read_is_a_failure_with_field_value_and_reason(
     broker: Broker, options: dict[str, Any], field: str, value: object, reason: str
 ) -> None:
-    broker.ensure("plain")
+    broker.ensure("present")
     with pytest.raises(KafkaFailed) as failed:
-        read(partition(broker, **{"topic": "plain", **options}), lambda c: True)
+        read(partition(broker, **{"topic": "present", **options}), lambda c: True)
     assert (failed.value.fault.field, failed.value.fault.value) == (field, value)
     assert reason in failed.value.fault.reason and str(value) in str(failed.value)
     with pytest.raises(InvalidConfig) as refused:
-        check(broker, **{"topic": "plain", **options})
+        check(broker, **{"topic": "present", **options})
     assert (refused.value.field, refused.value.value) == (field, value)
     assert reason in refused.value.reason
 
