@@ -8,6 +8,7 @@ import struct
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -127,7 +128,10 @@ class Edge:
         return [row["value"] for row in self.records]
 
     def reasons(self) -> dict[str, int]:
-        return {reason: count for (_, reason), count in self.agent.rejected.items()}
+        counts = Counter[str]()
+        for status in self.agent.source_statuses():
+            counts.update(status.rejected)
+        return dict(counts)
 
     def skipped(self) -> dict[str, int]:
         return {reason: count for (_, reason), count in self.agent.skipped.items() if count}
