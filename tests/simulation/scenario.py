@@ -16,6 +16,7 @@ from tests.simulation.virtual import EPOCH_MS
 STREAM = "events"
 WRONG_TYPE, MALFORMED = RejectionReason.WRONG_TYPE, RejectionReason.MALFORMED
 COLUMNS = {"id": pa.int64(), "k": pa.string(), "x": pa.int64(), "f": pa.float64()}
+COMPUTED_KEYS = 0.25
 COMBINED = 0.3
 """Of queries with an error budget, those that have a staleness budget too."""
 CONSTANTS = 0.4
@@ -289,7 +290,9 @@ class _Draw:
         else:
             mapping["window"] = {"session": rng.choice(("200ms", "1s")), "max": rng.choice(("4s", "10s"))}
         if self.chance(0.6):
-            mapping["group_by"] = ["k"]
+            # Drawn apart, so that the other draws of a seed stay. Groups merge: a and b are one key.
+            is_computed = random.Random(f"{name} {size_ms} key").random() < COMPUTED_KEYS
+            mapping["group_by"] = [{"k": "replace(k, 'b', 'a')"}] if is_computed else ["k"]
         if self.chance(0.2):
             mapping["where"] = "x > 2"
         if self.chance(0.5):
