@@ -36,6 +36,7 @@ from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, 
 from edge.process import now_ms
 from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, problem, push_routes, replay_clock
+from edge.sources.lookups import JoinedSource, Lookup, StreamLookups
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
@@ -88,6 +89,7 @@ class Agent:
         refused: pushed requests that were refused and connections that were closed, by reason.
         failing: per source whose last read failed, the message and the wall time of the failure.
         backpressured: names of the sources that wait for memory or the disk.
+        lookups: by stream, for streams that have any.
     """
 
     config: EdgeConfig
@@ -101,6 +103,7 @@ class Agent:
     tap: StreamTap
     worker: Worker
     daily_quota: DailyQuota | None = None
+    lookups: dict[str, StreamLookups] = field(default_factory=dict)
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     failing: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -158,6 +161,7 @@ class Agent:
         return [
             self.commit.run(), self._connect(), self._tick(), self._sync(), self._checkpoint(), self._read_all(),
             self.backfills.run(), self.worker.run(), self._fingerprint_inputs(),
+            *(lookups.run() for lookups in self.lookups.values()),
         ]  # fmt: skip
 
     async def _connect(self) -> None:
@@ -178,6 +182,7 @@ class Agent:
                 self.durable, self._gauges, self.rejected, self.outbox.refused_frames, self.refused, self.worker.loads
             )
         )
+        registry.register(metrics.LookupCollector(self.lookups.values()))
         return health_routes(registry, self.missing)
 
     def _push_routes(self) -> list[Route]:
@@ -262,6 +267,7 @@ class Agent:
         Raises:
             Retired: the edge has been retired.
             InvalidRequest: the client has used its idempotency key for another body.
+            StorageError: the journal cannot be written, or a lookup of the stream is not loaded yet.
         """
         if self.uplink.retired.is_set():
             raise Retired(RETIRED)
@@ -271,6 +277,8 @@ class Agent:
             durable.pushes.repeated += 1
             await self.commit.durable()  # the batch's first push may still wait for the journal
             return counted
+        if stream in self.lookups:
+            chunk = self.lookups[stream].joined(chunk)
         self.tap.offer(stream, chunk)
         self._count_rejected(stream, chunk)
         if chunk.batch.num_rows or chunk.rejected:
@@ -540,7 +548,12 @@ def open_agent(config: EdgeConfig) -> Agent:
     def coalesce_s(stream: str, source: str) -> float:
         return worker.wait_s(stream, source)
 
-    sources = build_sources(config, clocks, now_ms=now_ms, idle=meter.idle, coalesce_s=coalesce_s)
+    lookups = open_lookups(config)
+
+    def joined(sources: Sequence[Source]) -> list[Source]:
+        return [JoinedSource(s, lookups[s.stream]) if s.stream in lookups else s for s in sources]
+
+    sources = joined(build_sources(config, clocks, now_ms=now_ms, idle=meter.idle, coalesce_s=coalesce_s))
     delivery = {
         name: max((s.delivery for s in sources if s.stream == name), key=lambda d: d is Delivery.AT_MOST_ONCE)
         for name in config.streams
@@ -550,7 +563,7 @@ def open_agent(config: EdgeConfig) -> Agent:
         return EdgeCore(
             {
                 name: StreamSpec(
-                    stream.arrow_columns,
+                    stream.stream_columns,
                     clocks[name],
                     stream.disorder_ms,
                     stream.idle_ms,
@@ -577,7 +590,7 @@ def open_agent(config: EdgeConfig) -> Agent:
 
     memory = MemoryLimits.of(config.limits.max_pending_bytes, config.limits.max_query_bytes)
     # Backfills read the same files at other positions, so they have sources of their own.
-    backfilled = build_sources(config, clocks, now_ms=now_ms)
+    backfilled = joined(build_sources(config, clocks, now_ms=now_ms))
     durable = DurableCore(
         directory, make_core, reread_from(sources), identity["incarnation"],
         reread_backfill=reread_from(backfilled), now_ms=now_ms(),
@@ -626,7 +639,20 @@ def open_agent(config: EdgeConfig) -> Agent:
     if config.limits.scheduling != OFF:
         outbox.delays = worker.delays
     tap = StreamTap(config.streams)
-    return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, daily_quota)
+    return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, daily_quota, lookups)
+
+
+def open_lookups(config: EdgeConfig) -> dict[str, StreamLookups]:
+    """Returns the lookups of the streams that have any, with their files loaded as far as that is possible."""
+    result = {}
+    for name, stream in config.streams.items():
+        types = stream.stream_columns
+        lookups = [Lookup(name, lookup, types[lookup.stream_key], now_ms) for lookup in stream.lookups]
+        for lookup in lookups:
+            lookup.refresh()
+        if lookups:
+            result[name] = StreamLookups(lookups, list(types))
+    return result
 
 
 def begin_anew(agent: Agent) -> None:

@@ -21,7 +21,8 @@ from edge.records import Rejection, Rejections
 from edge.source_kinds import SourceContext
 from edge.sources import file_opener, package_sources
 from edge.sources.files import Piece, matching_files
-from edgewater.errors import InvalidInput
+from edge.sources.lookups import load_table
+from edgewater.errors import InvalidConfig, InvalidInput
 from edgewater.quantities import format_duration
 from edgewater.streams import TIME_COLUMN
 
@@ -126,8 +127,9 @@ def _source_lines(source: SourceReport) -> Iterator[str]:
 
 def check(config: EdgeConfig, now_ms: Callable[[], int]) -> CheckReport:
     """Checks a configuration against the files that it names. Reads files; writes nothing, opens no connection."""
-    streams = []
+    streams, problems = [], list(_edge_problems(config))
     for name, stream in config.streams.items():
+        problems += _lookup_problems(name, stream)
         reports: list[SourceReport] = []
         for source in stream.sources:
             if source.package is None:
@@ -136,7 +138,15 @@ def check(config: EdgeConfig, now_ms: Callable[[], int]) -> CheckReport:
                 context = SourceContext(name, stream.record_schema, now_ms)
                 reports.append(_check_package_source(source.package, context, {report.source for report in reports}))
         streams.append(StreamReport(name, tuple(reports)))
-    return CheckReport(config.edge, tuple(streams), tuple(_edge_problems(config)))
+    return CheckReport(config.edge, tuple(streams), tuple(problems))
+
+
+def _lookup_problems(name: str, stream: StreamConfig) -> Iterator[str]:
+    for number, lookup in enumerate(stream.lookups):
+        try:
+            load_table(lookup, stream.stream_columns[lookup.stream_key])
+        except InvalidConfig as exc:
+            yield f"streams.{name}.lookups.{number}.{exc}"
 
 
 def _check_package_source(package: PackageSourceConfig, context: SourceContext, taken: set[str]) -> SourceReport:

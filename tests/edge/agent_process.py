@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,15 @@ TIMEOUT_S = 60.0
 class AgentProcess:
     """`edgewater edge run` over a directory, with one query, which it has learned before."""
 
-    def __init__(self, directory: Path, sources: list[dict[str, Any]], **limits: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        sources: list[dict[str, Any]],
+        *,
+        stream: Mapping[str, Any] | None = None,
+        query: QuerySpec = COUNT,
+        **limits: Any,
+    ) -> None:
         self.directory = directory
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -49,6 +58,7 @@ class AgentProcess:
                     "columns": {"x": "int64"},
                     "time": {"column": "at", "unit": "ms"},
                     "sources": sources,
+                    **(stream or {}),
                 }
             },
             # Nothing is synced by the way: no center pulls frames, and no checkpoint is due.
@@ -60,7 +70,7 @@ class AgentProcess:
         with self.state() as agent:  # creates the identity, and syncs nothing
             state_dir, make_core = agent.durable.directory, agent.durable._make_core
         prepared = DurableCore(state_dir, make_core, agent.durable._reread, "")
-        prepared.handle(Configured(((QUERY, COUNT),)))
+        prepared.handle(Configured(((QUERY, query),)))
         prepared.sync()
         prepared.close()
 
@@ -156,6 +166,19 @@ class AgentProcess:
             yield agent
         finally:
             agent.durable.close()
+
+    def recovered_groups(self) -> Counter[Any]:
+        """The records that are counted after a recovery, by the first column of the key."""
+        groups: Counter[Any] = Counter()
+        with self.state() as agent:
+            for source in agent.sources:
+                agent.durable.handle(SourceEnded(source.stream, source.name))
+            for body in pull(agent):
+                for part in (GroupedAggregate.from_bytes(p.synopsis) for p in body.partials):
+                    counts = part.query("n").value.astype(int).tolist()
+                    for key, count in zip(part.rows()[0].to_pylist(), counts, strict=True):
+                        groups[key] += count
+        return groups
 
     def recovered(self) -> tuple[float, list[InputLoss]]:
         """The records that are counted after a recovery, over all windows, and the stated losses."""
