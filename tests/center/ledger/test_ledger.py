@@ -117,7 +117,7 @@ def close(slice_start_ms: int, observed: int, late: int = 0, *withheld: Withheld
 
 
 def withheld(measure: str, above: float, below: float = 0.0) -> Withheld:
-    return Withheld(measure, above, below, above, below, 1)
+    return Withheld(measure, above, below, 1)
 
 
 def told(emissions: list[Emission]) -> list[tuple[int, int, str]]:
