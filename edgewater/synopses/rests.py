@@ -1,7 +1,7 @@
 """What edges withhold of a measure, over all groups together, as a few numbers (`Rest`).
 
-The rest of a count, sum, extremum, mean or variance is exact, so the total over all groups is, whatever the groups lack.
-Of any other measure the rest is the number of its records, which bounds the total (`missing_records`).
+The rest of a count, sum, extremum, mean or variance is exact, and so is the total over all groups then. The rest of any
+other measure is the number of its records, which bounds the total (`missing_records`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from typing import Any
 import numpy as np
 
 from edgewater.synopses.base import IntArray, Stack
-from edgewater.synopses.exact import (
+from edgewater.synopses.exact.aggregates import (
     CountStack,
     ExtremumStack,
     FloatSumStack,
+    IntegerMaxStack,
+    IntegerMinStack,
     IntegerSumStack,
+    MaxStack,
     MeanStack,
+    MinStack,
     VarianceStack,
 )
 from edgewater.synopses.exact.float_sums import FloatSums
@@ -32,9 +36,17 @@ MAX_VALUES = 1 << 62
 _MAX_INTEGER = 1 << 120
 """Larger sums of integers are unknown: those of all edges have to fit into 128 bits."""
 _BY_FUNCTION = {"sum": FloatSumStack, "mean": MeanStack, "var": VarianceStack}
-_EXACT = CountStack, IntegerSumStack, FloatSumStack, ExtremumStack, MeanStack, VarianceStack
+_EXACT = frozenset(
+    {CountStack, IntegerSumStack, FloatSumStack, MeanStack, VarianceStack,
+     MinStack, MaxStack, IntegerMinStack, IntegerMaxStack}
+)  # fmt: skip
 FUNCTIONS = ("count", "sum", "min", "max", "mean", "var")
 """The functions whose rests are exact."""
+
+
+def has_exact_rest(stack: Stack) -> bool:
+    """Returns whether the rests of a measure are exact; not of a subclass, whose values may be others."""
+    return type(stack) in _EXACT
 
 
 def rest_of(stack: Stack, groups: IntArray, records: int) -> Rest | None:
@@ -45,7 +57,7 @@ def rest_of(stack: Stack, groups: IntArray, records: int) -> Rest | None:
         groups: the groups with such values.
         records: number of records of these groups that were not sent.
     """
-    if not isinstance(stack, _EXACT):
+    if not has_exact_rest(stack):
         return Rest(records)
     return _as_numbers(merge_groups(stack.take(groups))) if len(groups) else NOTHING
 
@@ -162,8 +174,10 @@ def _number(parts: Sequence[float], *, is_float: bool) -> Any:
 
 
 def _extreme(rests: Sequence[Rest], better: Any) -> Rest:
-    """Returns the better one of extrema, NaN if any is. The first part is the rounded number, so tuples compare like the
-    numbers."""
+    """Returns the better one of extrema, NaN if any is.
+
+    The first part of a number is the number rounded to float64. So tuples of parts compare like the numbers.
+    """
     known = [rest for rest in rests if rest.values]
     odd = next((rest for rest in known if any(map(math.isnan, rest.parts))), None)
     padded = [rest.parts + (0.0,) * (MAX_PARTS - len(rest.parts)) for rest in known]

@@ -66,9 +66,7 @@ def altered(change: Callable[[codec.SynopsisMessage], object]) -> bytes:
 
 
 def test_what_an_edge_ships_is_kept_byte_for_byte() -> None:
-    budgets = SliceClose(
-        0, 5, 5, (Withheld("miles", INF, -0.0, 2), Withheld("farthest", 0.0, 0.0, 0, INF))
-    )
+    budgets = SliceClose(0, 5, 5, (Withheld("miles", INF, -0.0, 2), Withheld("farthest", 0.0, 0.0, 0, INF)))
     for body in (
         BODY,
         FrameBody(MAX_TIME_MS, (), (budgets,), since_ms=MIN_TIME_MS),
