@@ -34,6 +34,7 @@ from edgewater.wire import (
     FrameBody,
     InputLoss,
     Partial,
+    Rest,
     SliceClose,
     Withheld,
 )
@@ -93,6 +94,55 @@ def test_the_work_of_a_frame_is_its_slices_and_the_windows_that_they_belong_to(
     closes = tuple(SliceClose(60_000 * n, 1, 0) for n in range(slices))
     found = checked(FrameBody(0, (), closes), spec(window=window))
     assert found.reason is None and found.work == work
+
+
+def close_with(measure: str, *rest: Any, observed: int = 9, lowest: float = 0.0) -> SliceClose:
+    return SliceClose(60_000, observed, 0, (Withheld(measure, 1.0, lowest, 1, rest=Rest(*rest)),))
+
+
+KINDS = {"n": "count()", "s": "sum(distance)", "f": "sum(delay)", "lo": "min(delay)", "hi": "max(distance)",
+         "a": "mean(delay)", "v": "var(delay)", "d": "distinct(distance)"}  # fmt: skip
+COLUMNS = {"carrier": pa.string(), "distance": pa.int64(), "delay": pa.float64()}
+
+
+def fault_of(close: SliceClose, **query: object) -> str:
+    """What the check of a close of the query `KINDS` says; empty: it is accepted."""
+    budgeted = spec(**{"measures": KINDS, "budget": {"error": {"n": 9}}, **query})
+    frame = Frame.pack(3, MILES, FrameBody(120_000, (), (close,)))
+    return FrameCheck(budgeted, COLUMNS).check(frame, NOW_MS).message
+
+
+@pytest.mark.parametrize(
+    "close",
+    [
+        close_with("n", 9), close_with("s", 9, (2.0**70, -1.0)), close_with("s", 0, (64.0,)),
+        close_with("f", 2, (NAN,)),
+        close_with("f", 2, (0.5, 1e-18)), close_with("lo", 1, (-INF,)), close_with("hi", 1, (2.0**63, -1.0)),
+        close_with("a", 3, (1.5,)), close_with("v", 3, (1.5,), 0.5), close_with("v", 1, (INF,), NAN),
+        close_with("d", 4),
+    ],
+)  # fmt: skip
+def test_rests_that_an_edge_may_have_are_accepted(close: SliceClose) -> None:
+    assert fault_of(close) == ""
+
+
+@pytest.mark.parametrize(
+    "close",
+    [
+        close_with("n", 10), close_with("n", 1, (1.0,)), close_with("s", 1, (0.5,)), close_with("s", 1, (NAN,)),
+        close_with("s", 1, (INF,)), close_with("s", 1, (1.0,), 2.0), close_with("f", 1, (1.0,) * 9),
+        close_with("lo", 1), close_with("lo", 0, (1.0,)), close_with("lo", 2, (1.0,)), close_with("lo", 1, (1.0, 0.5)),
+        close_with("hi", 1, (2.0**63,)), close_with("hi", 1, (NAN,)), close_with("v", 2, (1.0,), -1.0),
+        close_with("a", 2, (1.0,), NAN), close_with("d", 2, (1.0,)),
+    ],
+)  # fmt: skip
+def test_a_rest_that_cannot_be_right_costs_its_edge_the_slice(close: SliceClose) -> None:
+    measure = close.withheld[0].measure
+    assert f"slice 60000: the rest of {measure}" in fault_of(close)
+
+
+def test_an_edge_of_a_query_without_a_budget_has_no_rest() -> None:
+    assert "no budget" in fault_of(close_with("n", 1), budget=None)
 
 
 WITHHELD = Withheld("miles", 1.0, 0.0, 1)
