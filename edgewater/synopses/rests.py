@@ -32,11 +32,11 @@ from edgewater.wire import Rest
 MAX_PARTS = 8
 """Numbers of a rest that a reader accepts. Sums of floats of usual sizes have one to three."""
 NOTHING = Rest()
-MAX_VALUES = 1 << 62
+_MAX_VALUES = 1 << 62
 _MAX_INTEGER = 1 << 120
 """Larger sums of integers are unknown: those of all edges have to fit into 128 bits."""
 _BY_FUNCTION = {"sum": FloatSumStack, "mean": MeanStack, "var": VarianceStack}
-_EXACT = frozenset(
+_EXACT: frozenset[Any] = frozenset(
     {CountStack, IntegerSumStack, FloatSumStack, MeanStack, VarianceStack,
      MinStack, MaxStack, IntegerMinStack, IntegerMaxStack}
 )  # fmt: skip
@@ -69,15 +69,19 @@ def union_of_rests(function: str, rests: Sequence[Rest | None]) -> Rest | None:
         function: of the measure.
     """
     known = [rest for rest in rests if rest is not None]
-    if len(known) < len(rests) or sum(rest.values for rest in known) > MAX_VALUES:
+    if len(known) < len(rests) or sum(rest.values for rest in known) > _MAX_VALUES:
         return None
     if len(known) == 1:
         return known[0]
     if function in ("min", "max"):
         return _extreme(known, max if function == "max" else min)
     kind = _BY_FUNCTION.get(function)
+    values, parts = sum(rest.values for rest in known), [part for rest in known for part in rest.parts]
     if kind is None:
-        return Rest(sum(rest.values for rest in known))
+        return Rest(values)
+    if kind is not VarianceStack and all(part.is_integer() and abs(part) < _MAX_INTEGER for part in parts):
+        number = sum(map(int, parts))
+        return Rest(values, _parts_of_number(number) if number else ())  # takes a hundredth of the time
     return _as_numbers(merge_groups(_from_numbers(kind(), known)))
 
 
@@ -101,7 +105,8 @@ def _as_numbers(stack: Any) -> Rest | None:
         return Rest(1, _parts_of_number(stack._view("best")[0].item())) if values else NOTHING
     if isinstance(stack, IntegerSumStack):
         low, carry = stack._wide()
-        return Rest(values, _parts_of_number((int(carry[0]) << 64) + int(low[0])))
+        number = (int(carry[0]) << 64) + int(low[0])
+        return Rest(values, _parts_of_number(number) if number else ())
     parts = _parts_of_sum(stack._totals)
     if parts is None:
         return None
