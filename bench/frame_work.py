@@ -36,7 +36,7 @@ from edgewater.frame_work import MAX_FRAME_WORK
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire import Frame, FrameBody, Partial, SliceClose, Withheld
+from edgewater.wire import Frame, FrameBody, Partial, Rest, SliceClose, Withheld
 
 NOW_MS = 1_790_000_000_000
 COLUMNS = {"key": pa.string(), "x": pa.int64()}
@@ -85,7 +85,7 @@ def partials(measures: Mapping[str, str], count: int, every_ms: int, groups: int
 
 def closes(count: int, every_ms: int, *, withheld: int = 0, session: bool = False) -> Callable[..., FrameBody]:
     def body(query: QuerySpec) -> FrameBody:
-        report = tuple(Withheld(f"m{i}", 1.0, 0.0, 1.0, 0.0, 1) for i in range(withheld))
+        report = tuple(Withheld(f"m{i}", 1.0, 0.0, 1, rest=Rest(1, (1.0,))) for i in range(withheld))
         starts = [NOW_MS - every_ms * i for i in range(1, count + 1)]
         return FrameBody(0, (), tuple(SliceClose(s, 1, 0, report, *((s, s) if session else ())) for s in starts))
 

@@ -19,6 +19,7 @@ from edgewater.wire import (
     InputLoss,
     Partial,
     QueryRef,
+    Rest,
     SliceClose,
     Withheld,
 )
@@ -30,7 +31,7 @@ QUERY = QueryRef("bytes_by_url", 3)
 
 def honest_frames() -> list[bytes]:
     rng = np.random.default_rng(5)
-    withheld = Withheld("m", 1.5, 0.0, 3.0, 0.0, 2, 7.0)
+    withheld = Withheld("m", 1.5, 0.0, 2, 7.0, rest=Rest(3, (3.0,)))
     bodies = [
         FrameBody(0),
         FrameBody(1 << 41, (Partial(1_700_000_000_000, 0, rng.bytes(200)), Partial(1_700_000_010_000, 1, bytes(9999)))),

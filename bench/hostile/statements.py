@@ -30,6 +30,7 @@ from edgewater.wire import (
     FrameBody,
     InputLoss,
     QueryRef,
+    Rest,
     SliceClose,
     Withheld,
 )
@@ -42,7 +43,7 @@ SPEC = QuerySpec.from_mapping({
 })  # fmt: skip
 NOW_MS = 1_700_000_000_000
 HONEST, EVIL = EdgeId("honest"), EdgeId("evil")
-OVER = SliceClose(NOW_MS, 9, 0, (Withheld("s", 1e6, 0.0, 1e6, 0.0, 1), Withheld("m", 1e6, 0.0, 1e6, 0.0, 1)))
+OVER = SliceClose(NOW_MS, 9, 0, (Withheld("s", 1e6, 0.0, 1), Withheld("m", 1e6, 0.0, 1)))
 """Honest, and more than the budget."""
 
 
@@ -76,7 +77,7 @@ def _set_number(message: Any, rng: Rng) -> None:
 
 
 def honest_bodies() -> list[bytes]:
-    withheld = Withheld("s", 1.5, 0.0, 3.0, 0.0, 2), Withheld("m", 0.0, 0.0, 0.0, 0.0, 0, 7.0)
+    withheld = Withheld("s", 1.5, 0.0, 2, rest=Rest(3, (3.0,))), Withheld("m", 0.0, 0.0, 0, 7.0)
     body = FrameBody(
         NOW_MS, (), (SliceClose(NOW_MS - 1_000, 5, 1, withheld), SliceClose(NOW_MS, 3, 0, withheld[:1])), None, None,
         (InputLoss("s", "file-gone", 1, 2, 3),), (DroppedRecords(NOW_MS - 9_000, DropReason.TOO_LATE, 4),),

@@ -154,7 +154,7 @@ def _as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord)
         log.exception("%s, revision %d: its data cannot be evaluated", where, record.revision)
         message = f"the merged data of the window cannot be evaluated ({type(exc).__name__}); see the center's log"
         contract = with_violations(record.quality["contract"], [Violation("unreadable-data", message)])
-        return make(replace(record, synopsis=None, quality={**record.quality, "contract": contract}))
+        return make(replace(record, synopsis=None, quality={**record.quality, "contract": contract, "rests": None}))
 
 
 def _with_quality(table: pa.Table, members: Mapping[str, Any], record: AnswerRecord, form: str) -> pa.Table:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from center.api.edge_progress import EdgeState, edge_state, watermark
-from center.api.measure_models import AnswerRow, Rfc3339, WindowRange
+from center.api.measure_models import AnswerRow, IntervalCell, Rfc3339, WindowRange
 from center.api.waiting import EdgeCause, QueryState, QueryWait
 from center.catalog import AlarmRecord, DeclaredStream, EdgeRecord, QueryStatusRecord, RegisteredQuery
 from center.catalog import QuarantinedFrame as QuarantinedRecord
@@ -46,6 +46,8 @@ EXAMPLE_ANSWER: dict[str, Any] = {
     "revision": 1,
     "given_at": "2013-01-02T00:00:01.800Z",
     "data": [{"group": {"carrier": "UA"}, "flights": {"estimate": 165, "lower": 165, "upper": None}}],
+    "total": {"flights": {"estimate": 602, "lower": 602, "upper": None}},
+    "rest": {"flights": None},
     "confidence": 1.0,
     "quality": {
         "completeness": {"ratio": 0.667, "expected": 3, "reported": 2, "missing": ["lga"]},
@@ -477,6 +479,14 @@ class Answer(BaseModel):
     revision: int = Field(ge=1)
     given_at: Rfc3339 = Field(description="Wall time at which the center gave it.")
     data: list[AnswerRow] = Field(description="A row per group.")
+    total: dict[str, IntervalCell] = Field(
+        description="Each `count`, `sum`, `min`, `max`, `mean` and `var` over all groups, with what edges withhold of"
+        " the groups. It is exact if every edge has closed the window, whatever the budget. The parameter `group` does"
+        " not change it. Empty: the session was merged into another one."
+    )
+    rest: dict[str, float | int | None] = Field(
+        description="The part of the total of each `count` and `sum` that is in no group. Null: unknown."
+    )
     confidence: float | None = Field(
         description="Probability that a value lies in [lower, upper]; 1: the bounds always hold."
         " Null: no bound is known."

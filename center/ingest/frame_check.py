@@ -26,6 +26,7 @@ from edgewater.frame_work import FIELDS_PER_UNIT, MAX_FRAME_WORK, STATEMENTS_PER
 from edgewater.partial_check import PartialCheck
 from edgewater.query import MAX_MEASURES, QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.synopses.rests import FUNCTIONS, MAX_PARTS
 from edgewater.timestamps import EARLIEST_MS
 from edgewater.windows import SlicedWindow
 from edgewater.wire import Encoding, Frame, FrameBody, InputLoss, LossReason, body_from_wire
@@ -107,8 +108,11 @@ class FrameCheck:
         self._spec, self._window = spec, spec.window
         try:
             self._partials = PartialCheck.of(spec, columns)
+            bound = spec.bind(columns).measures if columns is not None else ()
         except InvalidQuery:
-            self._partials = PartialCheck.of(spec)
+            self._partials, bound = PartialCheck.of(spec), ()
+        self._types = {m.measure.name: m.argument.type for m in bound if m.argument is not None}
+        self._withholds = spec.budget is not None and spec.accuracy is None
         self._kinds = {m.name: m.function.name for m in spec.measures}
         self._schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
         self._grouped = spec.accuracy is not None and spec.accuracy.scope is not None
@@ -221,11 +225,35 @@ class FrameCheck:
             return f"{len(close.withheld)} withheld; expected at most {MAX_MEASURES}"
         if len({w.measure for w in close.withheld}) < len(close.withheld):
             return "withheld of one measure is stated twice; expected once for each measure"
-        return next((fault for w in close.withheld if (fault := self._fault_of_withheld(w))), "")
+        faults = (self._fault_of_withheld(w) or self._fault_of_rest(w, close.observed) for w in close.withheld)
+        return next(filter(None, faults), "")
+
+    def _fault_of_rest(self, w: pb.Withheld, observed: int) -> str:
+        """Returns the fault of a rest; empty: there is none."""
+        name, function, parts = w.measure, self._kinds[w.measure], w.rest_parts
+        shown = f"the rest of {name}: {w.rest_values} values {list(parts[:MAX_PARTS])}, squares {w.rest_squares}"
+        if (w.HasField("rest_values") or parts) and not self._withholds:
+            return f"{shown}; expected none: the query has no budget"
+        if w.rest_values > observed or len(parts) > MAX_PARTS:
+            return f"{shown}; expected at most {observed} values, with {MAX_PARTS} parts"
+        if (function == "count" or function not in FUNCTIONS) and parts:
+            return f"{shown}; expected no parts of a {function}"
+        if function in ("min", "max") and w.rest_values != bool(parts):
+            return f"{shown}; expected one value, or none"
+        if w.rest_squares < 0 or (function != "var" and w.rest_squares != 0):
+            return f"{shown}; expected squares of at least 0, and only of a variance"
+        if function not in ("sum", "min", "max") or name not in self._types:
+            return ""
+        if pa.types.is_integer(self._types[name]):
+            is_right = all(math.isfinite(part) and part == int(part) for part in parts)
+            is_right &= function == "sum" or -(1 << 63) <= sum(map(int, parts if is_right else ())) < 1 << 63
+        else:
+            is_right = function == "sum" or len(parts) <= 1
+        return "" if is_right else f"{shown}; expected a value of type {self._types[name]}"
 
     def _fault_of_withheld(self, w: pb.Withheld) -> str:
         """Returns the fault of a withheld amount; empty: there is none. NaN fails each comparison, so it is refused."""
-        amounts = (w.largest_above, w.largest_below, w.total_above, w.total_below)
+        amounts = (w.largest_above, w.largest_below)
         what = f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups"
         if w.measure not in self._kinds:
             return f"{what}; expected a measure of the query"

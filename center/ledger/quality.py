@@ -28,7 +28,7 @@ from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import Constant, Delivery, EdgeId
-from edgewater.wire import REJECTIONS, InputLoss, SamplingReason
+from edgewater.wire import REJECTIONS, InputLoss, Rest, SamplingReason
 
 
 class Phase(StrEnum):
@@ -209,6 +209,7 @@ class Quality:
         edges: what each edge had stated.
         constants: by edge of `missing` and `left`: its records are only in groups with these values. Edges without a
             constant are absent.
+        rests: per measure of which edges withhold values, what all groups together lack; None: unknown.
     """
 
     expected: int
@@ -228,6 +229,7 @@ class Quality:
     left: tuple[EdgeId, ...] = ()
     edges: EdgeStatements = NO_STATEMENTS
     constants: Mapping[str, Constants] = field(default_factory=dict)
+    rests: Mapping[str, Rest | None] = field(default_factory=dict)
 
     @property
     def reported(self) -> int:
@@ -246,7 +248,7 @@ class Quality:
 
     def to_mapping(self) -> dict[str, Any]:
         """The members of an answer's JSON: completeness, records, staleness_ms, error, contract; and `edges`, which
-        only explanations show."""
+        only explanations show, and `rests`, from which totals follow."""
         result: dict[str, Any] = {
             "completeness": {
                 "ratio": self.reported / (self.expected + len(self.left)) if self.expected else 0.0,
@@ -275,6 +277,7 @@ class Quality:
                 "violations": [{"code": v.code, "message": v.message} for v in self.violations],
             },
             "edges": self.edges.to_mapping(),
+            "rests": {name: None if rest is None else rest.to_json() for name, rest in self.rests.items()},
         }
         if self.lost_state:
             result["completeness"]["lost_state"] = list(self.lost_state)
@@ -378,6 +381,7 @@ def assess(
         left=left,
         edges=edges,
         constants={edge: constants[edge] for edge in (*missing, *left) if edge in constants},
+        rests=totals.united_rests(spec),
     )
 
 

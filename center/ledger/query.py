@@ -368,6 +368,7 @@ class QueryLedger(ABC):
         counted_before = self._counted_late()
         touched: set[int] = set()
         closes_by_slice: dict[int, dict[EdgeIncarnation, SliceClose]] = {}
+        outdated: set[tuple[int, EdgeIncarnation]] = set()
         for frame in sorted(frames, key=lambda f: f.position):
             self._edges.add([frame.edge])
             closed = through.get(frame.edge, MIN_TIME_MS)
@@ -389,10 +390,14 @@ class QueryLedger(ABC):
                     frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records, drop.until_ms
                 )
             touched.update(frame.touched)
+            origin = frame.edge, frame.incarnation
+            outdated.update((start, origin) for start in frame.touched)
             for close in frame.closes:
-                closes, origin = closes_by_slice.setdefault(close.slice_start_ms, {}), (frame.edge, frame.incarnation)
+                closes = closes_by_slice.setdefault(close.slice_start_ms, {})
+                outdated.discard((close.slice_start_ms, origin))
                 if origin not in closes or close.observed >= closes[origin].observed:
                     closes[origin] = close
+        self._forget_rests(sorted(outdated), closes_by_slice)
         changed = []
         for start in sorted(touched | closes_by_slice.keys()):
             closes = closes_by_slice.get(start, {})
@@ -418,6 +423,20 @@ class QueryLedger(ABC):
             )
         )
         return changed
+
+    def _forget_rests(
+        self,
+        outdated: Iterable[tuple[int, EdgeIncarnation]],
+        closes_by_slice: dict[int, dict[EdgeIncarnation, SliceClose]],
+    ) -> None:
+        """Replaces closes of slices of which their edge has sent values since, such as late records in several frames.
+        A part of the rest is no longer withheld, so the rest is unknown until the edge closes the slice again."""
+        for start, origin in outdated:
+            state = self._slices.get(start)
+            closes = closes_by_slice.setdefault(start, {})
+            close = closes.get(origin) or (state.closes.get(origin) if state is not None else None)
+            if close is not None and close.withheld:
+                closes[origin] = replace(close, withheld=tuple(replace(w, rest=None) for w in close.withheld))
 
     def _counted_late(self) -> tuple[int, int]:
         """The numbers of records in `_late` that came too late, and that sources rejected."""

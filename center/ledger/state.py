@@ -20,7 +20,7 @@ from edgewater.errors import UnsupportedVersion
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.windows import Extent
-from edgewater.wire import InputLoss, QueryRef, SliceClose, Withheld
+from edgewater.wire import InputLoss, QueryRef, Rest, SliceClose, Withheld
 
 STATE_VERSION, PARTS_VERSION = 1, 2
 """Of a state in one row, and of one in several (`center.ledger.stored_state`)."""
@@ -199,10 +199,15 @@ class SliceState:
     def from_value(cls, start_ms: int, value: Any, spec: QuerySpec) -> SliceState:
         has_data, closes = value
         read = {
-            (edge, incarnation): SliceClose(start_ms, observed, late, tuple(Withheld(*w) for w in withheld), *extent)
+            (edge, incarnation): SliceClose(start_ms, observed, late, tuple(map(_withheld, withheld)), *extent)
             for edge, incarnation, observed, late, withheld, *extent in closes
         }
         return cls.of(read, has_data, spec)
+
+
+def _withheld(row: Sequence[Any]) -> Withheld:
+    rest = None if row[-1] is None else Rest.from_json(row[-1])
+    return replace(Withheld(*row[:-1]), rest=rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def _kind(part: int) -> str:
 
 
 def _close_to_row(origin: EdgeIncarnation, close: SliceClose) -> list[Any]:
-    withheld = [list(astuple(w)) for w in close.withheld]
+    withheld = [[*astuple(w)[:-1], w.rest and w.rest.to_json()] for w in close.withheld]
     return [*origin, close.observed, close.late, withheld, close.first_ms, close.last_ms]
 
 

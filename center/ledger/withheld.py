@@ -16,7 +16,8 @@ from center.ledger.violations import WITHHELD, Violation
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.synopses.missing_records import has_bounds
-from edgewater.wire import Signs, SliceClose, Withheld
+from edgewater.synopses.rests import union_of_rests
+from edgewater.wire import Rest, Signs, SliceClose, Withheld
 
 _ROUNDING = 1e-9
 """Relative tolerance: n shares of E/n need not add up to E in floating point."""
@@ -103,12 +104,14 @@ class Totals:
         withheld: per measure of which anything is withheld.
         signs: per sum of a query with a relative limit, the signs of the values of any edge and slice: a set of +1 and
             -1.
+        rests: per measure with a rest, the rests of all closes; None: unknown.
     """
 
     observed: int = 0
     late: int = 0
     withheld: Mapping[str, WithheldBound] | None = None
     signs: Mapping[str, frozenset[int]] | None = None
+    rests: Mapping[str, tuple[Rest | None, ...]] | None = None
 
     @classmethod
     def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> Totals:
@@ -124,30 +127,39 @@ class Totals:
         if sums and close.observed:
             stated = {w.measure: Signs(w.signs) for w in close.withheld}
             signs = {name: _SIGNS[stated.get(name, Signs.NOT_NEGATIVE)] for name in sums}
-        return cls(close.observed, close.late, bounds, signs)
+        return cls(close.observed, close.late, bounds, signs, {w.measure: (w.rest,) for w in close.withheld})
 
     @classmethod
     def union(cls, parts: Iterable[Totals], spec: QuerySpec) -> Totals:
-        """Adds counters, and unites the bounds of each measure (`WithheldBound.union`)."""
+        """Adds counters, unites the bounds of each measure (`WithheldBound.union`), and lists the rests."""
         observed = late = 0
+        rests: dict[str, list[Rest | None]] = {}
         bounds: dict[str, list[WithheldBound]] = {}
         signs: dict[str, frozenset[int]] = {}
         for part in parts:
             observed += part.observed
             late += part.late
+            for measure, each in (part.rests or {}).items():
+                rests.setdefault(measure, []).extend(each)
             for measure, some in (part.signs or {}).items():
                 signs[measure] = signs.get(measure, frozenset()) | some
             for measure, bound in (part.withheld or {}).items():
                 bounds.setdefault(measure, []).append(bound)
+        listed = {measure: tuple(each) for measure, each in rests.items()}
         if not bounds:
-            return cls(observed, late, {}, signs)
+            return cls(observed, late, {}, signs, listed)
         extrema = frozenset(m.name for m in spec.measures if m.function.error == "extremum")
         withheld: dict[str, Any] = {}
-        for measure, each in bounds.items():
-            bound = each[0] if len(each) == 1 else WithheldBound.union(each, of_extremum=measure in extrema)
+        for measure, several in bounds.items():
+            bound = several[0] if len(several) == 1 else WithheldBound.union(several, of_extremum=measure in extrema)
             has_both_signs = len(signs.get(measure, ())) > 1
             withheld[measure] = bound.without_shares() if has_both_signs else bound
-        return cls(observed, late, withheld, signs)
+        return cls(observed, late, withheld, signs, listed)
+
+    def united_rests(self, spec: QuerySpec) -> dict[str, Rest | None]:
+        """Returns the rest of each measure that has one; None: unknown."""
+        functions, rests = {m.name: m.function.name for m in spec.measures}, self.rests or {}
+        return {name: union_of_rests(functions[name], each) for name, each in sorted(rests.items())}
 
 
 def over_budget(

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from center.serving.cells import NOT_FINITE, intervals, plain_key, stated_confidence
 from center.serving.function_values import FunctionPart, function_confidence
 from center.serving.measures import (
+    WHOLE,
     is_incomplete,
     lacking_rows,
     may_count_twice,
@@ -28,6 +29,7 @@ from center.serving.measures import (
 from center.serving.question_lines import SecondSynopsis, WindowQuestion
 from center.serving.render import sorted_groups, with_prediction
 from center.serving.synopsis_cache import SynopsisCache
+from center.serving.totals import Rests
 from center.serving.withheld import GroupsWithheld, of_all_groups, read_bounds, record_count, union_of_windows
 from edgewater.errors import IncompatibleSynopses, InvalidRequest, NotFound
 from edgewater.measure import Measure
@@ -56,7 +58,6 @@ from edgewater.synopses.named_questions import (
 from edgewater.timestamps import rfc3339
 
 _PHASES = ("early", "complete", "final")
-_WHOLE = ("count", "integer_sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class WindowAnswer:
         phase: "early", "complete" or "final".
         completeness: as in the answer's quality.
         withheld: bounds per measure of what edges withhold, as in the answer's quality.
+        rests: what all groups together lack.
         prediction: predicted interval per measure, of a query with an accuracy; None: the data determine the values.
     """
 
@@ -78,6 +80,7 @@ class WindowAnswer:
     revision: int
     completeness: Mapping[str, Any]
     withheld: Mapping[str, Any]
+    rests: Rests
     prediction: Mapping[str, Any] | None = None
 
 
@@ -168,8 +171,13 @@ class Evaluator:
         """What edges withhold of the groups that a question selects."""
         spec = self.windows.spec
         bounds = union_of_windows(spec, [read_bounds(w.withheld) for w in found])
-        if spec.group_by and question.is_global:
-            bounds = of_all_groups(spec, bounds)
+        if question.is_global:
+            rests, aggregate = _rests(spec, found), self._aggregate(found, (tuple(w.key for w in found), measure.name))
+            groups = rests.stack_without_data(measure) if aggregate is None else aggregate.measures[measure.name]
+            missing = rests.missing(measure, groups)
+            if missing is not None:
+                return GroupsWithheld.of_records(spec, missing)
+            bounds = of_all_groups(spec, bounds) if spec.group_by else bounds
         withheld, count = GroupsWithheld.of(spec, bounds), record_count(spec)
         if count is None or not bounds or (measure.function.error is not None and _is_own(question, measure)):
             return withheld
@@ -191,13 +199,15 @@ class Evaluator:
                 if group is not None and len(group) == len(spec.group_by):
                     raise _no_group(group, found)
                 return empty, []
-            empty.grow(1)
-            return empty, None
+            if not is_global:
+                return merge_groups(empty), None
+            rests = _rests(spec, found)
+            return rests.merged(measure, rests.stack_without_data(measure)), None
         stack = aggregate.measures[measure.name]
-        if is_global or not spec.group_by:
-            if len(stack) == 1:
-                return stack, None
-            return self.synopses.get((key, "all"), lambda: merge_groups(stack)), None
+        if is_global:
+            return self.synopses.get((key, "all"), lambda: _rests(spec, found).merged(measure, stack)), None
+        if not spec.group_by:
+            return (stack if len(stack) == 1 else merge_groups(stack)), None
         if group is not None and len(group) == len(spec.group_by):
             # Cached per window and group: finding a group scans all keys.
             named = repr(sorted(group.items()))
@@ -277,7 +287,7 @@ class _StackAnswer:
                 "a measure with equal parameters and seed",
                 str(exc),
             ) from exc
-        whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and stack.kind in _WHOLE)
+        whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and stack.kind in WHOLE)
         return self._rows(intervals(estimates, whole), stated_confidence(estimates), estimates.basis)
 
     def _rows(self, cells: Sequence[Mapping[str, Any]], confidence: float | None, basis: str) -> dict[str, Any]:
@@ -352,6 +362,10 @@ class _StackAnswer:
         """Returns the key columns of the groups."""
         rows = [self.question.group or {}] if self.groups is None else self.groups
         return {name: pa.array([row[name] for row in rows]) for name in self.group_by}
+
+
+def _rests(spec: QuerySpec, found: Sequence[WindowAnswer]) -> Rests:
+    return Rests.of_windows(spec, [window.rests for window in found])
 
 
 def _is_own(question: WindowQuestion, measure: Measure) -> bool:

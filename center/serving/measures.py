@@ -54,7 +54,7 @@ from edgewater.synopses.named_questions import (
 
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
 MAX_ASKED = 100
-_WHOLE = ("count", "integer_sum")
+WHOLE = ("count", "integer_sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class MeasureEvaluator:
         if isinstance(stack, CountMinStack):
             return [IntervalPart("", self._evaluate(Count()), True)]
         parts: list[CellPart] = [
-            IntervalPart("", self._evaluate(default_question(stack, self.questions.confidence)), stack.kind in _WHOLE)
+            IntervalPart("", self._evaluate(default_question(stack, self.questions.confidence)), stack.kind in WHOLE)
         ]
         if isinstance(stack, CuckooStack) and Count in stack.questions:
             parts.append(IntervalPart("count", self._evaluate(Count()), True))

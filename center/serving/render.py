@@ -32,6 +32,7 @@ from center.serving.measures import (
     without_bounds,
 )
 from center.serving.own_error import OwnError, error_by_cause, with_own_errors
+from center.serving.totals import answer_totals
 from center.serving.withheld import GroupsWithheld, read_bounds, with_withheld
 from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.measure import Measure
@@ -187,6 +188,9 @@ def _members(
 ) -> dict[str, Any]:
     """The members of an answer as JSON, with `data` in their place."""
     quality, contract = stated_quality(record, spec, rows, questions, merged)
+    totals = answer_totals(record, spec, questions, merged)
+    has_total = any(bound is not None for cell in totals["total"].values() for bound in (cell["lower"], cell["upper"]))
+    confidences = (*(values.confidence for values in rows.values), 1.0 if has_total else None)
     return {
         "query": record.query.name,
         "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
@@ -194,7 +198,8 @@ def _members(
         "revision": record.revision,
         "given_at": rfc3339(record.answered_at_ms),
         **data,
-        "confidence": min((c for values in rows.values if (c := values.confidence) is not None), default=None),
+        **totals,
+        "confidence": min(filter(None, confidences), default=None),
         "quality": quality,
         "contract": contract,
     }
@@ -208,7 +213,7 @@ def stated_quality(
     merged: GroupedAggregate | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The quality and the contract of an answer: of the whole one, whatever part of it is requested."""
-    quality = {name: value for name, value in record.quality.items() if name not in ("contract", "edges")}
+    quality = {name: value for name, value in record.quality.items() if name not in ("contract", "edges", "rests")}
     contract = record.quality["contract"]
     if any("groups" in p for p in quality.get("prediction", {}).values()):
         del quality["prediction"]  # it is in the rows

@@ -14,6 +14,7 @@ from center.catalog import RegisteredQuery
 from center.results import AnswerRecord, ResultStore
 from center.serving.evaluator import WindowAnswer
 from center.serving.synopsis_cache import SynopsisCache
+from center.serving.totals import Rests
 from edgewater.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 
@@ -109,6 +110,7 @@ class StoredWindows:
             record.revision,
             record.quality["completeness"],
             record.quality["error"]["withheld"],
+            Rests.of(record.quality),
             record.quality.get("prediction"),
         )
         synopsis = record.synopsis

@@ -79,6 +79,12 @@ class GroupsWithheld:
         edges = EdgesWithheld.of(spec, bounds)
         return cls(spec, edges, (edges,))
 
+    @classmethod
+    def of_records(cls, spec: QuerySpec, records: float) -> GroupsWithheld:
+        """Args: records: the most records that the only row lacks."""
+        edges = EdgesWithheld({}, records, math.inf)
+        return cls(spec, edges, (edges,))
+
     def of_rows(
         self, aggregate: GroupedAggregate, rows: IntArray, groups: Mapping[str, pa.Array], stated: Mapping[str, Any]
     ) -> GroupsWithheld:

@@ -34,6 +34,7 @@ from edgewater.synopses import (
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.state import State
 from edgewater.synopses.registry import stack_from_message
+from edgewater.synopses.rests import NOTHING, rest_of
 from edgewater.wire import Signs, Withheld
 
 _COUNTERS = {
@@ -45,6 +46,7 @@ _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0
 _NO_QUANTA: Mapping[str, float] = MappingProxyType({})
 MAX_SIZE = 1e19
 """Values beyond it take no part in forecasts; the square of a smaller one fits into float32."""
+_UNKNOWN = None, None
 FEW = 4
 """If fewer than one in this many groups have changed, only their errors are computed again."""
 SMALLEST_UNIT = 1e-300
@@ -506,20 +508,22 @@ class SliceEntries:
         Args:
             shares: also state the largest shares of groups and the signs of sums, as a measure has a relative limit.
         """
-        result = []
+        result, pending = [], np.flatnonzero(self.has_pending)
+        records = int(self.pending_records.sum())
         for name in self._bounded:
-            error = np.where(self.has_pending, self._error(name, None), 0.0)
+            stack, error = self.pending.measures[name], np.where(self.has_pending, self._error(name, None), 0.0)
             unknown = np.isnan(error)
             above = np.where(unknown, np.inf, np.maximum(error, 0.0))
             below = np.where(unknown, np.inf, np.maximum(-error, 0.0))
             groups, unsent = int(np.count_nonzero(error)), self._largest_unsent(name)
-            is_sum = isinstance(self.pending.measures[name], SumStack)
-            signs = self._signs(name) if shares and is_sum else Signs.NOT_NEGATIVE
-            if groups or unsent is not None or signs is not Signs.NOT_NEGATIVE:
+            signs = self._signs(name) if shares and isinstance(stack, SumStack) else Signs.NOT_NEGATIVE
+            # A pending value may change no group: in a sum it still is a value, an extremum has a better one.
+            is_irrelevant = isinstance(stack, ExtremumStack) and not groups and unsent is None
+            rest = NOTHING if is_irrelevant else rest_of(stack, pending, records)
+            if groups or unsent is not None or signs is not Signs.NOT_NEGATIVE or rest != NOTHING:
                 amounts = float(above.max(initial=0.0)), float(below.max(initial=0.0))
-                totals = float(above.sum()), float(below.sum())
-                of_groups = [self._largest_share(name, each) for each in (above, below)] if shares else [None, None]
-                result.append(Withheld(name, *amounts, *totals, groups, unsent, signs, *of_groups))
+                of_groups = (self._largest_share(name, above), self._largest_share(name, below)) if shares else _UNKNOWN
+                result.append(Withheld(name, *amounts, groups, unsent, signs, *of_groups, rest))
         return tuple(result)
 
     def _largest_share(self, measure: str, amounts: FloatArray) -> float | None:

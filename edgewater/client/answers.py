@@ -147,6 +147,20 @@ class Answer:
         return None if value is None else float(value)
 
     @property
+    def total(self) -> dict[str, Interval]:
+        """Each exact measure over all groups of the window, whatever groups the answer has.
+
+        It includes what edges withhold of the groups, so under a budget it may be far from the sum of `table`.
+        """
+        cells = self.members["total"].items()
+        return {name: Interval(_number(c), c["lower"], c["upper"], _certain(c)) for name, c in cells}
+
+    @property
+    def rest(self) -> dict[str, Number | None]:
+        """The part of the total of each `count` and `sum` that is in no group; None: unknown."""
+        return dict(self.members["rest"])
+
+    @property
     def quality(self) -> Mapping[str, Any]:
         quality: Mapping[str, Any] = self.members["quality"]
         return quality
@@ -402,9 +416,18 @@ def _flat(name: str, cell: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def _number(interval: Mapping[str, Any]) -> Any:
+    """The estimate; NaN or an infinity where JSON has its name."""
+    return float(interval["not_finite"]) if "not_finite" in interval else interval["estimate"]
+
+
+def _certain(interval: Mapping[str, Any]) -> float | None:
+    """The confidence of bounds that always hold; None: there is none."""
+    return None if interval["lower"] is None and interval["upper"] is None else 1.0
+
+
 def _bounds(name: str, interval: Mapping[str, Any]) -> dict[str, Number | None]:
-    estimate = float(interval["not_finite"]) if "not_finite" in interval else interval["estimate"]
-    return {name: estimate, f"{name}_lower": interval["lower"], f"{name}_upper": interval["upper"]}
+    return {name: _number(interval), f"{name}_lower": interval["lower"], f"{name}_upper": interval["upper"]}
 
 
 def _numbers(column: pa.ChunkedArray) -> list[Any]:

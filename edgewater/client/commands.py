@@ -441,6 +441,14 @@ def print_answer(answer: Answer) -> None:
         for at, group in enumerate(answer.groups)
     ]
     print_table((*answer.group_by, *(name for name, _ in columns)), rows, empty="no groups")
+    for name, total in answer.total.items() if answer.group_by else ():
+        click.echo(plain(f"all groups: {name} {total}{_in_no_group(total, answer.rest.get(name))}"))
+
+
+def _in_no_group(total: Interval, rest: float | None) -> str:
+    if not rest or not total.estimate:
+        return ""
+    return f", of which {shown(rest)} ({100 * rest / total.estimate:.3g}%) are in no group"
 
 
 def summary(answer: Answer) -> str:

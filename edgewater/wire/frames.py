@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from typing import Any
 
 import google_crc32c
 import pyarrow as pa
@@ -24,7 +27,8 @@ _ZSTD_MIN_BLOCK, _ZSTD_MAX_BLOCK = 4, 128 << 10
 _LEAST_COMPRESSED_BYTES = 256
 """Alone, smaller bodies hardly become smaller."""
 
-_BODY_NESTING = Nesting({1: Nesting(), 2: Nesting({4: Nesting()}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
+_WITHHELD = Nesting(packed=frozenset({61}))
+_BODY_NESTING = Nesting({1: Nesting(), 2: Nesting({4: _WITHHELD}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
 MAX_MESSAGES = 1 << 16
 """Messages in a body that a reader accepts; a third more than a center applies (`edgewater.frame_work`)."""
 _BYTES_PER_MESSAGE = 4
@@ -59,12 +63,40 @@ class Signs(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """What an edge did not send of a measure, over all groups together. It is exact.
+
+    Attributes:
+        values: number of values; of records for a count of records and for synopses.
+        parts: float64 numbers whose exact sum is the sum of the values, or the extreme one of them; () for counts and
+            synopses.
+        squares: for a variance: the sum of the squared deviations of the values from their mean.
+    """
+
+    values: int = 0
+    parts: tuple[float, ...] = ()
+    squares: float = 0.0
+
+    def to_json(self) -> list[Any]:
+        """Returns the numbers; NaN and infinity as text, since JSON has no such numbers."""
+        parts = [part if math.isfinite(part) else str(part) for part in (self.squares, *self.parts)]
+        return [self.values, *parts]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Rest:
+        """Reads `to_json`."""
+        values, squares, *parts = value
+        return cls(values, tuple(map(float, parts)), float(squares))
+
+
+@dataclass(frozen=True, slots=True)
 class Withheld:
     """The amounts of a measure in a slice that an edge withheld, over all groups.
 
     Attributes:
-        largest_above, total_above: by how much true values exceed the sent ones; infinite: by an unknown amount.
-        largest_below, total_below: by how much true values fall below the sent ones, as positive numbers.
+        largest_above: by how much the true value of a group exceeds the sent one, at most; infinite: by an unknown
+            amount.
+        largest_below: by how much the true value of a group falls below the sent one, as a positive number.
         groups: number of groups with a withheld amount.
         largest_unsent: for a maximum: the largest one of the groups of which the edge sent none; None: there is none.
             It bounds the true maximum of any group at the center, whatever other edges sent.
@@ -72,18 +104,18 @@ class Withheld:
         above_share, below_share: for a query with a relative limit, the largest withheld amounts of a group, as
             fractions of the group's own value in the slice; for a measure without an error function, of its records.
             None: unknown.
+        rest: what all groups together lack; None: unknown.
     """
 
     measure: str
     largest_above: float
     largest_below: float
-    total_above: float
-    total_below: float
     groups: int
     largest_unsent: float | None = None
     signs: Signs = Signs.NOT_NEGATIVE
     above_share: float | None = None
     below_share: float | None = None
+    rest: Rest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,23 +532,25 @@ def close_to_wire(close: SliceClose) -> pb.SliceClose:
         slice_start_ms=close.slice_start_ms,
         observed=close.observed,
         late=close.late,
-        withheld=[
-            pb.Withheld(
-                measure=w.measure,
-                largest_above=w.largest_above,
-                largest_below=w.largest_below,
-                total_above=w.total_above,
-                total_below=w.total_below,
-                groups=w.groups,
-                largest_unsent=w.largest_unsent,
-                signs=int(w.signs),  # type: ignore[arg-type]
-                above_share=w.above_share,
-                below_share=w.below_share,
-            )
-            for w in close.withheld
-        ],
+        withheld=list(map(_withheld_to_wire, close.withheld)),
         first_ms=close.first_ms,
         last_ms=close.last_ms,
+    )
+
+
+def _withheld_to_wire(w: Withheld) -> pb.Withheld:
+    return pb.Withheld(
+        measure=w.measure,
+        largest_above=w.largest_above,
+        largest_below=w.largest_below,
+        groups=w.groups,
+        largest_unsent=w.largest_unsent,
+        signs=int(w.signs),  # type: ignore[arg-type]
+        above_share=w.above_share,
+        below_share=w.below_share,
+        rest_values=None if w.rest is None else w.rest.values,
+        rest_parts=None if w.rest is None else w.rest.parts,
+        rest_squares=0.0 if w.rest is None else w.rest.squares,
     )
 
 
@@ -537,11 +571,14 @@ def _withheld_from_wire(message: pb.Withheld) -> Withheld:
         message.measure,
         message.largest_above,
         message.largest_below,
-        message.total_above,
-        message.total_below,
         message.groups,
         largest_unsent,
         Signs.from_number(message.signs),
         message.above_share if message.HasField("above_share") else None,
         message.below_share if message.HasField("below_share") else None,
+        _rest_from_wire(message) if message.HasField("rest_values") else None,
     )
+
+
+def _rest_from_wire(message: pb.Withheld) -> Rest:
+    return Rest(message.rest_values, tuple(message.rest_parts), message.rest_squares)

@@ -810,21 +810,20 @@ class Withheld(_message.Message):
     MEASURE_FIELD_NUMBER: _builtins.int
     LARGEST_ABOVE_FIELD_NUMBER: _builtins.int
     LARGEST_BELOW_FIELD_NUMBER: _builtins.int
-    TOTAL_ABOVE_FIELD_NUMBER: _builtins.int
-    TOTAL_BELOW_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     LARGEST_UNSENT_FIELD_NUMBER: _builtins.int
     SIGNS_FIELD_NUMBER: _builtins.int
     ABOVE_SHARE_FIELD_NUMBER: _builtins.int
     BELOW_SHARE_FIELD_NUMBER: _builtins.int
+    REST_VALUES_FIELD_NUMBER: _builtins.int
+    REST_PARTS_FIELD_NUMBER: _builtins.int
+    REST_SQUARES_FIELD_NUMBER: _builtins.int
     measure: _builtins.str
     largest_above: _builtins.float
     """The largest withheld amount of a group above and below zero; below as a positive number."""
     largest_below: _builtins.float
-    total_above: _builtins.float
-    """Sums over the groups with withheld amounts, and the number of these groups."""
-    total_below: _builtins.float
     groups: _builtins.int
+    """The number of groups with withheld amounts."""
     largest_unsent: _builtins.float
     """For a maximum: the largest one of the groups of which the edge sent none."""
     signs: Global___Withheld.Signs.ValueType
@@ -833,23 +832,35 @@ class Withheld(_message.Message):
     in the slice. Absent: unknown.
     """
     below_share: _builtins.float
+    rest_values: _builtins.int
+    """What all groups together lack of the measure: it is not in any partial of the slice that this frame or an earlier one
+    has. The number of values; of records for a count of records, and for a measure that is no count, sum, extremum, mean
+    or variance. Absent: the rest is unknown.
+    """
+    rest_squares: _builtins.float
+    """For a variance: the sum of the squared deviations of these values from their mean."""
+    @_builtins.property
+    def rest_parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Numbers whose exact sum is the sum of these values, or the extreme one of them. None for counts."""
+
     def __init__(
         self,
         *,
         measure: _builtins.str = ...,
         largest_above: _builtins.float = ...,
         largest_below: _builtins.float = ...,
-        total_above: _builtins.float = ...,
-        total_below: _builtins.float = ...,
         groups: _builtins.int = ...,
         largest_unsent: _builtins.float | None = ...,
         signs: Global___Withheld.Signs.ValueType = ...,
         above_share: _builtins.float | None = ...,
         below_share: _builtins.float | None = ...,
+        rest_values: _builtins.int | None = ...,
+        rest_parts: _abc.Iterable[_builtins.float] | None = ...,
+        rest_squares: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_above_share", b"_above_share", "_below_share", b"_below_share", "_largest_unsent", b"_largest_unsent", "above_share", b"above_share", "below_share", b"below_share", "largest_unsent", b"largest_unsent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_above_share", b"_above_share", "_below_share", b"_below_share", "_largest_unsent", b"_largest_unsent", "_rest_values", b"_rest_values", "above_share", b"above_share", "below_share", b"below_share", "largest_unsent", b"largest_unsent", "rest_values", b"rest_values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above_share", b"_above_share", "_below_share", b"_below_share", "_largest_unsent", b"_largest_unsent", "above_share", b"above_share", "below_share", b"below_share", "groups", b"groups", "largest_above", b"largest_above", "largest_below", b"largest_below", "largest_unsent", b"largest_unsent", "measure", b"measure", "signs", b"signs", "total_above", b"total_above", "total_below", b"total_below"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above_share", b"_above_share", "_below_share", b"_below_share", "_largest_unsent", b"_largest_unsent", "_rest_values", b"_rest_values", "above_share", b"above_share", "below_share", b"below_share", "groups", b"groups", "largest_above", b"largest_above", "largest_below", b"largest_below", "largest_unsent", b"largest_unsent", "measure", b"measure", "rest_parts", b"rest_parts", "rest_squares", b"rest_squares", "rest_values", b"rest_values", "signs", b"signs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__above_share: _TypeAlias = _typing.Literal["above_share"]  # noqa: Y015
     _WhichOneofArgType__above_share: _TypeAlias = _typing.Literal["_above_share", b"_above_share"]  # noqa: Y015
@@ -857,12 +868,16 @@ class Withheld(_message.Message):
     _WhichOneofArgType__below_share: _TypeAlias = _typing.Literal["_below_share", b"_below_share"]  # noqa: Y015
     _WhichOneofReturnType__largest_unsent: _TypeAlias = _typing.Literal["largest_unsent"]  # noqa: Y015
     _WhichOneofArgType__largest_unsent: _TypeAlias = _typing.Literal["_largest_unsent", b"_largest_unsent"]  # noqa: Y015
+    _WhichOneofReturnType__rest_values: _TypeAlias = _typing.Literal["rest_values"]  # noqa: Y015
+    _WhichOneofArgType__rest_values: _TypeAlias = _typing.Literal["_rest_values", b"_rest_values"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__above_share) -> _WhichOneofReturnType__above_share | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__below_share) -> _WhichOneofReturnType__below_share | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__largest_unsent) -> _WhichOneofReturnType__largest_unsent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rest_values) -> _WhichOneofReturnType__rest_values | None: ...
 
 Global___Withheld: _TypeAlias = Withheld  # noqa: Y015
 

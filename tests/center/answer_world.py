@@ -78,6 +78,12 @@ class World:
         if pulls:
             self._pull(edge, PullEvent(1 << 12, {"s": (time_ms, time_ms + 400)}, 1000.0, 0))
 
+    def closes_late(self, edge: int, now_ms: int) -> None:
+        """Ends the input of an edge; its link passes 1,000 bytes a second, from this event time on."""
+        self.cores[edge].handle(SourceEnded("s", "file"))
+        while self._pull(edge, PullEvent(1 << 12, {"s": (now_ms, now_ms)}, 1000.0)):
+            pass
+
     def _pull(self, edge: int, event: PullEvent) -> int:
         built = [e.frame.unpack() for e in self.cores[edge].handle(event) if isinstance(e, FrameBuilt)]
         self.bodies[edge] += built

@@ -24,6 +24,7 @@ from edgewater.windows import SessionWindow
 from tests.simulation.truth import UNKNOWN, Bounds, Fate, Group, QueryTruth, TrueWindow
 
 Answer = Mapping[str, Any]
+TOTAL = ("all groups together",)
 EXACT_FUNCTIONS = ("count", "sum", "min", "max", "mean", "var")
 _RANKS = {"early": 0, "complete": 1, "final": 2}
 _ROUNDING = 1e-9
@@ -84,6 +85,7 @@ def _unchanging(answer: Answer) -> str:
         return json.dumps(answer, sort_keys=True)
     records = answer["quality"]["records"]
     stable = [answer["window"], records["observed"], records["late"], _without_bounds(answer["data"])]
+    stable.append(_without_bounds(answer["total"]))
     return json.dumps(stable, sort_keys=True)
 
 
@@ -229,15 +231,37 @@ class _QueryCheck:
                 self._cell(answer, measure, group, row, members, [certain[i] for i in members], whole)
                 if is_settled and row is not None and not whole:
                     self._what_it_has(answer, measure, group, row[measure.name], members)
+        self._totals(answer, window, certain, whole, is_settled)
         if answer["contract"]["met"] and completeness["missing"] and not is_early:
             self._say("met", answer, f"met, with completeness {completeness}")
         elif answer["contract"]["met"] and not whole and self.spec.accuracy is None:
             requested = answer["contract"]["requested"]
             if "exact" in requested or isinstance(requested.get("error"), Mapping):
                 self._say("met", answer, f"met, with completeness {completeness}")
-        if answer["confidence"] is not None and not _has_bound(answer["data"]):
+        if answer["confidence"] is not None and not _has_bound([answer["data"], answer["total"]]):
             self._say("confidence", answer, f"confidence {answer['confidence']}, and no bound")
         self._staleness(answer)
+
+    def _totals(
+        self, answer: Answer, window: TrueWindow, certain: Mapping[int, bool], whole: bool, is_settled: bool
+    ) -> None:
+        """Each total has the truth in its interval. Of an answer that has all records it is exact, whatever the budget,
+        but for a rest that a few numbers do not represent."""
+        if "merged_into" in answer["quality"]:
+            return
+        for measure in self.spec.measures:
+            cell = answer["total"].get(measure.name)
+            if (cell is None) != (measure.function.name not in EXACT_FUNCTIONS):
+                self._say("total", answer, f"{measure.name}: {cell}")
+            if cell is None or self.spec.accuracy is not None:
+                continue
+            self.findings.cells += 1
+            bounds = self.truth.bounds(measure, window.records, [certain[i] for i in window.records])
+            self._interval(answer, measure, TOTAL, cell, bounds, 1.0, whole)
+            self._number(answer, measure, TOTAL, cell, bounds, stands=whole)
+            is_known = cell["lower"] is not None or cell["upper"] is not None or bounds.low is None
+            if whole and is_settled and bounds is not UNKNOWN and math.isfinite(bounds.low or 0) and not is_known:
+                self._say("total", answer, f"{measure.name}: {cell} without bounds, the truth is {_shown(bounds)}")
 
     def _is_sure(self, i: int, end_ms: int, whole: bool, is_settled: bool) -> bool:
         """Whether the value that the answer states must have record i."""
@@ -369,8 +393,13 @@ class _QueryCheck:
     def _exactly(
         self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds, *, stands: bool
     ) -> None:
-        contract = answer["contract"]
-        if not stands or not _is_exact(contract, measure) or bounds is UNKNOWN:
+        self._number(answer, measure, group, cell, bounds, stands=stands and _is_exact(answer["contract"], measure))
+
+    def _number(
+        self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds, *, stands: bool
+    ) -> None:
+        """A number that is stated as exact is the truth."""
+        if not stands or bounds is UNKNOWN:
             return
         estimate = cell["estimate"]
         shown = f"{measure.name} of {group} is exact: {estimate}, the truth is {_shown(bounds)}"

@@ -61,6 +61,6 @@ def _with_lies(rng: random.Random, body: FrameBody) -> FrameBody:
 def _impossible(rng: random.Random, close: SliceClose) -> SliceClose:
     if rng.random() < 0.25:
         return replace(close, observed=OVERFLOW, late=rng.choice((0, OVERFLOW)))
-    amounts = [rng.choice((0.0, 1e6, 1e308)) for _ in range(4)]
-    amounts[rng.randrange(4)] = rng.choice((math.nan, -1e9, -math.inf))
+    amounts = [rng.choice((0.0, 1e6, 1e308)) for _ in range(2)]
+    amounts[rng.randrange(2)] = rng.choice((math.nan, -1e9, -math.inf))
     return replace(close, withheld=(Withheld("m0", *amounts, groups=1),))

@@ -19,6 +19,8 @@ COLUMNS = {"id": pa.int64(), "k": pa.string(), "x": pa.int64(), "f": pa.float64(
 COMPUTED_KEYS = 0.25
 COMBINED = 0.3
 """Of queries with an error budget, those that have a staleness budget too."""
+GENEROUS = 0.4
+"""Of queries with an error budget, those whose edges withhold nearly all groups."""
 CONSTANTS = 0.4
 """Probability that edges of a world have a column with one value in all their records."""
 HOSTILE = 0.2
@@ -307,6 +309,8 @@ class _Draw:
                 if text.partition("(")[0] in ("count", "sum", "min", "max")
             }
             if limits:
+                if random.Random(f"generous {name} {limits} {size_ms}").random() < GENEROUS:
+                    limits = {m: limit if isinstance(limit, str) else 1e6 for m, limit in limits.items()}
                 mapping["budget"] = {"error": limits}
                 # Drawn apart, so that the other draws of a seed stay.
                 if random.Random(f"{name} {limits} {size_ms}").random() < COMBINED:

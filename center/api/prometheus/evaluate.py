@@ -30,8 +30,8 @@ MAX_OPERATORS = 100
 _TOO_DEEP = f"the expression is nested more than {MAX_DEPTH} deep, or has more than {MAX_OPERATORS} operators"
 _QUOTED = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`""")
 AGGREGATE = (
-    "aggregate in the query instead: bounds do not add up like values; register a query with other groups or a longer"
-    " window"
+    "aggregate in the query instead: bounds do not add up like values; the total of all groups is a series such as"
+    " flights:all:miles; for others, register a query with other groups or a longer window"
 )
 Scalar = npt.NDArray[np.float64]
 

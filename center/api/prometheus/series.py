@@ -1,6 +1,7 @@
 """The series of a query: its answers as samples at the ends of its windows.
 
     <query>:<measure>, <query>:<measure>_lower, <query>:<measure>_upper      labels: groups, and quantile, item, …
+    <query>:all:<measure>, …_lower, …_upper                                  of a query with groups: the answer's totals
     <query>:completeness, :staleness_seconds, :contract_met, :phase          one per query; 0 early, 1 complete, 2 final
 
 A value or a bound that is unknown is no sample. Like Prometheus with staleness markers, a series ends where a newer
@@ -28,7 +29,9 @@ from center.results import AnswerRecord, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
 from center.serving.cells import Cell
 from center.serving.render import answer_rows, merged_data, stated_quality
+from center.serving.totals import answer_totals
 from edgewater.errors import EdgewaterError
+from edgewater.synopses import GroupedAggregate
 
 Labels = tuple[tuple[str, str], ...]
 """Sorted by name, with `__name__`."""
@@ -244,6 +247,8 @@ class SeriesReader:
                 quality["completeness"]["ratio"], record.staleness_ms / 1000, float(contract["met"]),
                 PHASES[record.phase],
             )  # fmt: skip
+            for measure, cell in totals_of(query, record, merged).items():
+                _add_interval(found, f"{name}:{measure}", {}, cell)
             for suffix, number in zip(describing(query), described, strict=True):
                 _add(found, f"{name}:{suffix}", {}, number)
         if not selection.measures:
@@ -295,7 +300,7 @@ def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str
     prefix, _, rest = name.partition(":")
     if prefix != query.ref.name:
         return None
-    if rest in describing(query):
+    if rest in describing(query) or rest.startswith(f"{all_groups(query)}:"):
         return Selection(measures=False)
     known = [m.name for m in query.spec.measures]
     measures = tuple(m for m in known if rest in (m, f"{m}_lower", f"{m}_upper") or rest.startswith(f"{m}:"))
@@ -306,6 +311,21 @@ def describing(query: RegisteredQuery) -> tuple[str, ...]:
     """The names of the series that describe answers; one that a measure has gets a prefix."""
     taken = {m.name for m in query.spec.measures}
     return tuple(f"answer_{suffix}" if suffix in taken else suffix for suffix in DESCRIBING)
+
+
+def all_groups(query: RegisteredQuery) -> str:
+    """The prefix of the series of totals; the name of a measure is not used."""
+    return "answer_all" if any(m.name == "all" for m in query.spec.measures) else "all"
+
+
+def totals_of(
+    query: RegisteredQuery, record: AnswerRecord, merged: GroupedAggregate | None
+) -> dict[str, Mapping[str, Any]]:
+    """The totals of an answer by the name of the series. Without groups, the measures are the totals."""
+    if not query.spec.group_by:
+        return {}
+    totals = answer_totals(record, query.spec, NO_QUESTIONS, merged)["total"]
+    return {f"{all_groups(query)}:{name}": cell for name, cell in totals.items()}
 
 
 FOREVER_MS = 1 << 62

@@ -16,7 +16,7 @@ from center.budgets import (
 )
 from center.catalog import BudgetStateChange, ComponentHeartbeat, RegisteredQuery
 from edgewater.streams import EdgeId
-from edgewater.wire import Withheld
+from edgewater.wire import Rest, Withheld
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -49,7 +49,7 @@ def fill(desk: Any, windows: int = 30, seed: int = 5) -> None:
             rush = 1 + np.sin((hour % 24) / 24 * 2 * np.pi - 1.8) * 0.75
             flights = {c: int(rng.poisson(9 * rush / (i + 1) + 0.3)) for i, c in enumerate(CARRIERS)}
             held = float(rng.integers(0, 5) * 100)
-            withheld = (Withheld("miles", held, 0.0, held, 0.0, 2),) if held else ()
+            withheld = (Withheld("miles", held, 0.0, 2, rest=Rest(2, (held,))),) if held else ()
             desk.report(busy, edge, T0 + hour * HOUR, flights, withheld=withheld)
             desk.report(delays, edge, T0 + hour * HOUR, flights)
         desk.results.tick(desk.ledger, [], desk.now)

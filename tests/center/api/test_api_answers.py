@@ -349,5 +349,6 @@ def test_a_window_whose_data_cannot_be_evaluated_costs_no_other_window(two_hours
     if accept == "application/json":
         first, second = listed.json()["answers"]
         assert first["data"] and second["data"] == []
+        assert first["total"] and second["total"] == {} == second["rest"]
         assert second["contract"]["met"] is False
         assert "unreadable-data" in {v["code"] for v in second["contract"]["violations"]}

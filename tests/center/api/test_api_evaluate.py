@@ -135,7 +135,7 @@ def test_every_kind_of_question_has_an_answer(asked):
 def test_the_withheld_bound_of_a_sum_does_not_bound_the_number_of_missing_records(desk, measures, withheld, upper):
     desk.connect("jfk")
     query = desk.register(measures=measures, budget={"error": {"miles": 10}})
-    stated = tuple(Withheld(name, 9.0, 0.0, 9.0, 0.0, 1) for name in withheld)
+    stated = tuple(Withheld(name, 9.0, 0.0, 1) for name in withheld)
     desk.report(query, "jfk", T0, {"UA": 5}, withheld=stated)
     asked = [{"latest": 1, "measure": "miles", "question": q, "group": {"carrier": "UA"}} for q in ("sum", "count")]
     body = "\n".join(map(json.dumps, asked))

@@ -28,7 +28,7 @@ def withholding(desk):
     """Two edges under an error budget: jfk withholds miles."""
     desk.connect("jfk", "lga")
     query = desk.register(budget={"error": {"miles": 1000}}, measures={"miles": "sum(distance)", "n": "count()"})
-    desk.report(query, "jfk", T0, {"UA": 3, "AA": 1}, withheld=(Withheld("miles", 250.0, 0.0, 250.0, 0.0, 2),))
+    desk.report(query, "jfk", T0, {"UA": 3, "AA": 1}, withheld=(Withheld("miles", 250.0, 0.0, 2),))
     desk.report(query, "lga", T0, {"UA": 2})
     return query
 

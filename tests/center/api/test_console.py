@@ -200,6 +200,11 @@ def test_a_query_is_drawn_with_its_band_and_has_the_same_values_as_a_table(brows
         answers = httpx.get(url, params=params, timeout=WAIT_MS / 1000).json()["answers"]
         uppers = [f"{a['data'][0]['miles']['upper']:,.0f}" for a in answers]
         assert t.lists("details table tbody tr td:nth-child(5)", len(uppers)) == list(reversed(uppers))
+        latest = httpx.get(f"{served}/v1/queries/miles_by_carrier/latest", timeout=WAIT_MS / 1000).json()
+        miles, flights = t.lists("section[aria-label=Groups] tfoot td", 2)
+        assert f"{latest['total']['flights']['estimate']:,} exact" in flights
+        assert f"{latest['total']['miles']['estimate']:,} exact" in miles
+        assert ("in no group" in miles) == bool(latest["rest"]["miles"])
 
 
 @needs_browser

@@ -61,6 +61,10 @@ def open_metrics(desk: Desk) -> str:
                         add(f"{query}:{measure}", labels, at, interval["estimate"])
                         add(f"{query}:{measure}_lower", labels, at, interval["lower"])
                         add(f"{query}:{measure}_upper", labels, at, interval["upper"])
+            for measure, cell in answer["total"].items():
+                add(f"{query}:all:{measure}", {}, at, cell["estimate"])
+                add(f"{query}:all:{measure}_lower", {}, at, cell["lower"])
+                add(f"{query}:all:{measure}_upper", {}, at, cell["upper"])
             add(f"{query}:completeness", {}, at, answer["quality"]["completeness"]["ratio"])
             add(f"{query}:staleness_seconds", {}, at, answer["quality"]["staleness_ms"] / 1000)
             add(f"{query}:contract_met", {}, at, answer["contract"]["met"])
@@ -145,6 +149,7 @@ CASES = [
     over("flights:completeness * 100", 0.7, 8.9, "137.5"),
     over("2 / 0"),
     over("flights:phase + flights:contract_met"),
+    over("flights:all:n_upper - flights:all:n"),
     over('{carrier=~"(UA|AA)?"} - 0', 2, 3),
     over("flights:nothing"),
     instant('flights:n{carrier="q\\"\\\\\\n"}'),

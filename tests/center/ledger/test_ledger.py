@@ -25,7 +25,7 @@ from center.ledger.state import WindowState
 from edgewater.errors import NotFound, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
-from edgewater.wire import InputLoss, LossReason, QueryRef, SliceClose, Withheld
+from edgewater.wire import InputLoss, LossReason, QueryRef, Rest, SliceClose, Withheld
 
 REF = QueryRef("q", 1)
 MINUTE = 60_000
@@ -116,8 +116,8 @@ def close(slice_start_ms: int, observed: int, late: int = 0, *withheld: Withheld
     return SliceClose(slice_start_ms, observed, late, withheld)
 
 
-def withheld(measure: str, above: float, below: float = 0.0) -> Withheld:
-    return Withheld(measure, above, below, above, below, 1)
+def withheld(measure: str, above: float, below: float = 0.0, rest: Rest | None = None) -> Withheld:
+    return Withheld(measure, above, below, 1, rest=rest)
 
 
 def told(emissions: list[Emission]) -> list[tuple[int, int, str]]:
@@ -673,6 +673,40 @@ def test_an_exceeded_error_budget_is_a_violation_with_its_numbers() -> None:
     assert not contract["met"]
     message = "s: edges withhold up to 6 per group; the budget is 5"
     assert contract["violations"] == [{"code": "error-budget", "message": message}]
+
+
+def rests(emission: Emission) -> dict[str, Rest | None]:
+    return dict(emission.quality.rests)
+
+
+def test_the_rests_of_edges_and_slices_add_up() -> None:
+    center = Center("a", "b", measures={"n": "count()"}, window={"sliding": "2m", "every": "1m"},
+                    budget={"error": {"n": 100}})  # fmt: skip
+    center.says("a", 2 * MINUTE, close(0, 9, 0, withheld("n", 4, 0, Rest(5))), close(MINUTE, 1))
+    emissions = center.says("b", 2 * MINUTE, close(MINUTE, 9, 0, withheld("n", 1, 0, Rest(2))))
+    assert rests(next(e for e in emissions if e.window_start_ms == 0)) == {"n": Rest(7)}
+    assert rests(next(e for e in emissions if e.window_start_ms == -MINUTE)) == {"n": Rest(5)}
+
+
+def test_the_rest_is_unknown_while_late_records_come_in_several_frames() -> None:
+    """The first frame has sent a part of what was withheld, so adding the earlier rest would count it twice."""
+    center = Center("a", measures={"n": "count()"}, budget={"error": {"n": 100}}, lateness="1h")
+    (first,) = center.says("a", MINUTE, close(0, 9, 0, withheld("n", 4, 0, Rest(5))))
+    (second,) = center.says("a", MINUTE, touched=(0,), now_ms=10 * MINUTE)
+    reload(center)
+    (third,) = center.says("a", MINUTE, close(0, 20, 11, withheld("n", 1, 0, Rest(1))), now_ms=20 * MINUTE)
+    assert [rests(e) for e in (first, second, third)] == [{"n": Rest(5)}, {"n": None}, {"n": Rest(1)}]
+
+
+def test_frames_of_one_batch_leave_the_rest_of_the_last_close() -> None:
+    center = Center("a", measures={"n": "count()"}, budget={"error": {"n": 100}}, lateness="1h")
+    early = center.fact("a", 0, touched=(0,))
+    closed = center.fact("a", MINUTE, close(0, 9, 0, withheld("n", 4, 0, Rest(5))))
+    (answer,) = center.reports(early, closed)
+    assert rests(answer) == {"n": Rest(5)}
+    late, again = center.fact("a", MINUTE, touched=(0,)), center.fact("a", MINUTE, close(0, 12, 3), touched=(0,))
+    further = center.fact("a", MINUTE, close(0, 12, 3, withheld("n", 2, 0, Rest(2))), touched=(0,))
+    assert rests(center.reports(late, again, further, now_ms=10 * MINUTE)[-1]) == {"n": Rest(2)}
 
 
 @pytest.mark.parametrize("measures", [{"s": "sum(x)"}, {"s": "max(x)"}])

@@ -102,7 +102,7 @@ class World:
         for number, records, withholds in seen:
             start = number * SLICE_MS + self.spec.window.offset_ms
             self.observed[edge, start] = self.observed.get((edge, start), 0) + records
-            kept = (Withheld("n", 1.0, 0.0, 1.0, 0.0, 1),) if withholds else ()
+            kept = (Withheld("n", 1.0, 0.0, 1),) if withholds else ()
             closes.append(SliceClose(start, self.observed[edge, start], 0, kept))
             touched.update({start} if records else ())
         starts = tuple(sorted(touched))

@@ -46,7 +46,7 @@ def test_the_largest_share_of_any_edge_and_slice_holds_and_none_for_values_of_bo
     spec = query({"v": "sum(f)"}, budget={"error": {"v": "10%"}})
 
     def close(share: float | None, signs: Signs = Signs.NOT_NEGATIVE) -> SliceClose:
-        return SliceClose(0, 5, 0, (Withheld("v", 2.0, 1.0, 2.0, 1.0, 1, None, signs, share, 0.0),))
+        return SliceClose(0, 5, 0, (Withheld("v", 2.0, 1.0, 1, None, signs, share, 0.0),))
 
     def bound(*closes: SliceClose) -> WithheldBound:
         return (Totals.of_closes(closes, spec).withheld or {})["v"]

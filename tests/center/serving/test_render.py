@@ -88,6 +88,11 @@ def test_an_answer_is_rendered_as_documented() -> None:
                 "mean_delay": {"estimate": 1.5, "lower": 1.5, "upper": 1.5},
             },
         ],
+        "total": {
+            "n": {"estimate": 3, "lower": 3, "upper": 3},
+            "mean_delay": {"estimate": 5.5 / 3, "lower": 5.5 / 3, "upper": 5.5 / 3},
+        },
+        "rest": {"n": 0},
         "confidence": 1.0,
         "quality": {
             "completeness": {"ratio": 1.0, "expected": 2, "reported": 2, "missing": []},

@@ -19,7 +19,7 @@ from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate, function_named
-from edgewater.wire import QueryRef
+from edgewater.wire import QueryRef, Rest
 
 COLUMNS = {"key": pa.int64(), "value": pa.float64()}
 
@@ -62,7 +62,7 @@ def test_a_measure_without_an_error_function_counts_the_records_that_were_not_se
     assert held.accumulated_error("v").tolist() == [0.0, 1.0]
     assert held.total("v").tolist() == [2.0, 1.0]
     (stated,) = held.withheld()
-    assert (stated.largest_above, stated.total_above, stated.groups) == (1.0, 1.0, 1)
+    assert (stated.largest_above, stated.groups, stated.rest) == (1.0, 1, Rest(1, (1.0,)))
 
 
 @pytest.mark.parametrize(("function", "column"), [("sum", pa.float64()), ("sum", pa.int64()), ("count", None)])

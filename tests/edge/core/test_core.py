@@ -29,7 +29,7 @@ from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire import FrameBody, QueryRef, Withheld
+from edgewater.wire import FrameBody, QueryRef, Rest, Withheld
 from tests.edge.recovery_world import BUDGETED, COLUMNS, EXACT, QUERIES, SHARE, flights, truth, values_of
 from tests.examples import examples
 
@@ -292,7 +292,7 @@ def test_values_within_the_share_are_withheld_and_reported() -> None:
     ingest(core, ("UA", 1_500, 1_000), ("UA", 501, 2_000), ("DL", 1_999, 3_000), ("AA", 300, 4_000), ("AA", 1, 10_000))
     (body,) = [b for n, b in pull_all(core) if n == "budgeted"]
     assert merged([("budgeted", body)]) == {("budgeted", 0): {"UA": {"miles": 1_984}}}  # rounded to 64
-    assert body.closes[0].withheld == (Withheld("miles", 1_999, 0, 2_316, 0, 3),)
+    assert body.closes[0].withheld == (Withheld("miles", 1_999, 0, 3, rest=Rest(2, (2_316.0,))),)
 
 
 def test_values_above_a_smaller_share_are_sent() -> None:
@@ -307,7 +307,7 @@ def test_values_above_a_smaller_share_are_sent() -> None:
     core.handle(BudgetSet(BUDGETED_REF, {"miles": 400.0}))
     bodies = pull_all(core)
     assert merged(bodies) == {("budgeted", 0): {"UA": {"miles": 1_488}}}  # rounded to 16
-    assert bodies[-1][1].closes[0].withheld == (Withheld("miles", 300, 0, 312, 0, 2),)
+    assert bodies[-1][1].closes[0].withheld == (Withheld("miles", 300, 0, 2, rest=Rest(1, (312.0,))),)
 
 
 def test_a_narrow_link_sends_from_open_slices_least_recently_used_first() -> None:
@@ -424,8 +424,9 @@ def test_for_any_pulls_the_center_gets_the_truth_less_the_withheld_error(
         missing = [v["miles"] - sent.get(g, {"miles": 0.0})["miles"] for g, v in groups.items()]
         kept = [m for m in missing if m]
         assert all(0 < m <= SHARE for m in kept)
-        expected = (Withheld("miles", max(kept), 0.0, sum(kept), 0.0, len(kept)),) if kept else ()
-        assert stated[key[1]] == expected
+        amounts = [(w.measure, w.largest_above, w.largest_below, w.groups) for w in stated[key[1]]]
+        assert amounts == ([("miles", max(kept), 0.0, len(kept))] if kept else [])
+        assert sum(sum(w.rest.parts) for w in stated[key[1]] if w.rest is not None) == sum(kept)
 
 
 @pytest.mark.parametrize("cls", [dict, int])

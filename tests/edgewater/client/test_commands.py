@@ -23,6 +23,7 @@ from edgewater.__main__ import GROUP, Commands
 from edgewater.health import bound_address, listen
 from edgewater.log_output import configure_logging
 from edgewater.streams import EdgeId
+from edgewater.wire import Rest, Withheld
 from tests.center.api.conftest import HOUR, SPEC, T0
 
 POINTS = [
@@ -100,6 +101,16 @@ def test_answers_are_shown_and_followed_without_control_characters(two_hours, ru
         assert said(run(url, "query", "explain", "flights", "--measure", "miles", "--json"))["measure"] == "miles"
         state = said(run(url, "query", "show", "flights", "--json", "--group", "carrier:UA"))
         assert (state["latest"]["rows"], state["status"]["query"]) == ([], "flights")
+
+
+def test_the_total_of_all_groups_is_shown_with_what_is_in_no_group(desk, run):
+    desk.connect("jfk")
+    query = desk.register(measures={"n": "count()"}, budget={"error": {"n": 4}})
+    desk.report(query, "jfk", T0, {"UA": 3}, withheld=(Withheld("n", 1.0, 0.0, 1, rest=Rest(1)),))
+    with desk.served() as url:
+        shown = run(url, "query", "show", "flights").stdout
+        assert "all groups: n 4, of which 1 (25%) are in no group" in shown
+        assert said(run(url, "query", "show", "flights", "--json"))["latest"]["rest"] == {"n": 1}
 
 
 @pytest.mark.slow

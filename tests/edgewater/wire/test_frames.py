@@ -18,6 +18,7 @@ from edgewater.wire import (
     FrameBody,
     Partial,
     QueryRef,
+    Rest,
     SliceClose,
     Withheld,
 )
@@ -26,7 +27,8 @@ from edgewater.wire import uplink_pb2 as pb
 QUERY = QueryRef("bytes_by_url", 3)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 AMOUNT = st.floats(0, allow_infinity=True, allow_nan=False)
-WITHHELD = st.builds(Withheld, st.text(max_size=5), AMOUNT, AMOUNT, AMOUNT, AMOUNT, st.integers(0, 1 << 40))
+REST = st.none() | st.builds(Rest, st.integers(0, 1 << 40), st.lists(AMOUNT, max_size=3).map(tuple), AMOUNT)
+WITHHELD = st.builds(Withheld, st.text(max_size=5), AMOUNT, AMOUNT, st.integers(0, 1 << 40), rest=REST)
 CLOSES = st.builds(
     SliceClose,
     INT64,

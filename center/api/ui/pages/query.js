@@ -118,7 +118,7 @@ export function QueryPage({ args: [name], search }) {
       <${BandChart} onZoom=${zoom} series=${series.current} label=${`${measure} of ${f.group(group)}, ${series.current.byStart.size} windows`} onPick=${(p) => { history.pushState(null, "", explained(p)); dispatchEvent(new PopStateEvent("popstate")); }} />
       <p class="legend"><span>◇ early</span><span>◼ complete</span><span>● final</span><span class="unknown">? bounds unknown</span>${series.current.open && html`<span class="dashed">dashed: open window${waitsFor(held.current, series.current.open)}</span>`}</p></section>
     <${PointTable} series=${series.current} href=${explained} />
-    ${answer && html`<${Groups} answer=${answer} measures=${measures} choose=${choose} current=${group} explained=${explained} />`}
+    ${answer && html`<${Groups} answer=${answer} measures=${measures} choose=${choose} current=${group} explained=${explained} grouped=${detail.spec.group_by?.length > 0} />`}
     ${answer && html`<${Lists} answer=${answer} measures=${measures} />`}
     ${answer && html`<${Exports} path=${path} name=${name} measure=${measure} group=${group} questions=${questions} series=${series.current} />`}
   </main>`;
@@ -175,7 +175,7 @@ function sorted(rows, measures, by) {
   return keyed.map(([, r]) => r);
 }
 
-function Groups({ answer, measures, choose, current, explained }) {
+function Groups({ answer, measures, choose, current, explained, grouped }) {
   const [most, setMost] = useState(SHOWN_GROUPS);
   const [wanted, setWanted] = useState("");
   const [by, setBy] = useState({ name: "", down: true });
@@ -191,9 +191,17 @@ function Groups({ answer, measures, choose, current, explained }) {
     <tbody>${rows.slice(0, most).map((r) => html`<tr key=${JSON.stringify(r.group)} class=${JSON.stringify(r.group) === here ? "current" : ""}><th scope="row">
       <button class="link" onClick=${() => choose({ group: JSON.stringify(r.group) })} title="Draw this group">${f.group(r.group)}</button></th>
       ${measures.map((m) => html`<td>${f.values(r[m]).slice(0, 4).map((v) => html`<div>${v.name && html`<small>${v.name} </small>`}<${Interval} value=${v} /></div>`)}${f.list(r[m]) && html`<small>${f.list(r[m]).entries.length} ${f.list(r[m]).kind}</small>`}</td>`)}</tr>`)}
-    ${!answer.data.length && html`<tr><td colspan=${measures.length + 1} class="empty">The window has no group: no record of it has arrived.</td></tr>`}
-    ${answer.data.length > 0 && !rows.length && html`<tr><td colspan=${measures.length + 1} class="empty">No group matches.</td></tr>`}</tbody></table></div>
+    ${!answer.data.length && html`<tr><td colspan=${measures.length + 1} class="empty">Edges have sent no group of the window.</td></tr>`}
+    ${answer.data.length > 0 && !rows.length && html`<tr><td colspan=${measures.length + 1} class="empty">No group matches.</td></tr>`}</tbody>
+    ${grouped && html`<tfoot><tr><th scope="row">All groups</th>${measures.map((m) => html`<td><${Total} answer=${answer} measure=${m} /></td>`)}</tr></tfoot>`}</table></div>
     ${rows.length > most && html`<p><button onClick=${() => setMost(most + 200)}>Show ${Math.min(200, rows.length - most)} more of ${f.number(rows.length)}</button></p>`}</section>`;
+}
+
+/** A measure over all groups, and the share of it that edges withhold, so that no group has it. */
+function Total({ answer, measure }) {
+  const total = answer.total[measure], rest = answer.rest[measure];
+  if (!total) return null;
+  return html`<${Interval} value=${total} />${rest && total.estimate ? html`<br /><small>${f.percent(rest / total.estimate)} in no group</small>` : ""}`;
 }
 
 /** Top items, buckets of a histogram and the like of the first groups: bars with whiskers, and the values as text. */

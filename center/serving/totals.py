@@ -1,0 +1,134 @@
+"""The totals of an answer: each exact measure over all groups, with what edges withhold of the groups.
+
+Under a budget the groups of an answer may lack much together, though each lacks little. Edges state the rest exactly
+(`edgewater.synopses.rests`), so the total is exact as soon as every edge has closed the window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from center.results import AnswerRecord
+from center.serving.cells import Cell, intervals
+from center.serving.measures import (
+    WHOLE,
+    MeasureQuestions,
+    is_incomplete,
+    may_count_twice,
+    widen_by_missing,
+    without_bounds,
+)
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
+from edgewater.synopses import GroupedAggregate, Stack
+from edgewater.synopses.named_questions import merge_groups
+from edgewater.synopses.rests import NOTHING, has_exact_rest, union_of_rests, with_rest
+from edgewater.wire import Rest
+
+_UNKNOWN: Cell = {"estimate": None, "lower": None, "upper": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Rests:
+    """What all groups of an answer together lack, by measure; None: unknown. An absent measure lacks nothing."""
+
+    of_measures: Mapping[str, Rest | None]
+
+    @classmethod
+    def of(cls, quality: Mapping[str, Any]) -> Rests:
+        """Reads the rests in the quality of a stored answer."""
+        stored = quality["rests"]
+        return cls({name: None if rest is None else Rest.from_json(rest) for name, rest in stored.items()})
+
+    @classmethod
+    def of_windows(cls, spec: QuerySpec, windows: Sequence[Rests]) -> Rests:
+        """Returns the rests of merged windows."""
+        names = {name for window in windows for name in window.of_measures}
+        functions = {m.name: m.function.name for m in spec.measures}
+        each = {name: [w.of_measures.get(name, NOTHING) for w in windows] for name in sorted(names)}
+        return cls({name: union_of_rests(functions[name], rests) for name, rests in each.items()})
+
+    def get(self, measure: str) -> Rest | None:
+        return self.of_measures.get(measure, NOTHING)
+
+    def stack_without_data(self, measure: Measure) -> Stack:
+        """Returns an empty stack of a measure of which nothing was sent. The type of its values is that of the rest."""
+        stack = measure.stack(None)
+        if self.get(measure.name) in (None, NOTHING) or not has_exact_rest(stack):
+            return stack
+        typed = map(measure.stack, (pa.int64(), pa.float64()))
+        return next((stack for stack in typed if self.missing(measure, stack) == 0.0), stack)
+
+    def merged(self, measure: Measure, stack: Stack) -> Stack:
+        """Returns the union of all groups of a measure's stack and, if `missing` is 0, of the rest, as one group."""
+        rest = self.get(measure.name)
+        if rest is None or rest == NOTHING or not has_exact_rest(stack):
+            return merge_groups(stack)
+        return with_rest(stack, rest) or merge_groups(stack)
+
+    def missing(self, measure: Measure, stack: Stack) -> float | None:
+        """Returns the most records that the result of `merged` lacks; None: unknown."""
+        rest = self.get(measure.name)
+        if rest is None or not has_exact_rest(stack):
+            return None if rest is None else float(rest.values)
+        is_value = rest == NOTHING or with_rest(stack.take(np.zeros(0, np.int64)), rest) is not None
+        return 0.0 if is_value else None
+
+
+def answer_totals(
+    record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions, merged: GroupedAggregate | None
+) -> dict[str, Any]:
+    """Returns the members `total` and `rest` of an answer, for the exact measures that the questions include. They are
+    about all groups, whatever groups the questions select.
+
+    Args:
+        merged: the merged data of the record; None: nothing has arrived.
+
+    Returns:
+        Both are empty for a session that was merged into another, and for an answer whose data cannot be read.
+    """
+    quality = record.quality
+    if "merged_into_ms" in quality or quality["rests"] is None:
+        return {"total": {}, "rest": {}}
+    rests, total, rest = Rests.of(quality), dict[str, Cell](), dict[str, float | None]()
+    for measure in spec.measures:
+        groups = rests.stack_without_data(measure) if merged is None else merged.measures[measure.name]
+        if not has_exact_rest(groups) or (questions.measures and measure.name not in questions.measures):
+            continue
+        if _is_sampled(spec, quality):
+            total[measure.name] = _UNKNOWN
+            continue
+        stack = rests.merged(measure, groups)
+        lacks = rests.missing(measure, groups) != 0.0 or is_incomplete(quality["completeness"])
+        estimates = widen_by_missing(stack.query(), measure, np.array([lacks]))
+        if may_count_twice(quality["completeness"]):
+            estimates = without_bounds(estimates)
+        total[measure.name] = intervals(estimates, stack.kind in WHOLE)[0]
+        if measure.function.error == "sum":
+            amount = rests.get(measure.name)
+            rest[measure.name] = None if lacks or amount is None else _amount(measure, amount)
+    return {"total": total, "rest": rest}
+
+
+def _is_sampled(spec: QuerySpec, quality: Mapping[str, Any]) -> bool:
+    """Whether records may have been sampled out, so that merged groups are no total."""
+    return spec.accuracy is not None and (spec.accuracy.kind is None or quality.get("prediction") is not None)
+
+
+def _amount(measure: Measure, rest: Rest) -> float | int | None:
+    """Returns the value of a rest of a sum or a count; None: it is not finite."""
+    if measure.function.name == "count":
+        return rest.values
+    if all(map(math.isfinite, rest.parts)) and all(map(float.is_integer, rest.parts)):
+        return sum(map(int, rest.parts))
+    try:
+        amount = math.fsum(rest.parts)
+    except (OverflowError, ValueError):  # beyond float64; infinities of both signs
+        return None
+    return amount if math.isfinite(amount) else None
