@@ -327,8 +327,9 @@ def without_bounds(estimates: Estimates) -> Estimates:
 
 
 def is_incomplete(completeness: Mapping[str, Any]) -> bool:
-    """Whether an answer lacks an expected edge or records that are known, from the completeness in its quality."""
-    lacks_records = any(completeness.get(name) for name in ("missing", "left", "after_final", "rejected"))
+    """Whether an answer lacks an expected edge, records that are known or, rolled up, a window; from the completeness
+    in its quality."""
+    lacks_records = any(completeness.get(n) for n in ("missing", "left", "after_final", "rejected", "unanswered"))
     return lacks_records or completeness.get("expected") == 0
 
 
@@ -341,7 +342,7 @@ def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array]
     """
     lacking, only = [*completeness.get("missing", ()), *completeness.get("left", ())], completeness.get("only", {})
     everywhere = np.ones(rows, bool)
-    is_anywhere = completeness.get("after_final") or completeness.get("rejected")
+    is_anywhere = any(completeness.get(name) for name in ("after_final", "rejected", "unanswered"))
     if not rows or not lacking or is_anywhere or not all(edge in only for edge in lacking):
         return everywhere
     result = np.zeros(rows, bool)
