@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-data soak fuzz quick check proto lock vendor audit sbom bench compare clean
+.PHONY: help demo test test-all test-data soak fuzz simulate quick check docs proto reference lock vendor audit sbom bench results compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -71,6 +71,11 @@ check: $(STAMP)dev ## lint, format, types, import rules, generated code up to da
 	$(VENV)/bin/lint-imports
 	@$(MAKE) -s proto OUT=build/proto && for f in build/proto/edgewater/wire/*; do \
 		cmp "$$f" "edgewater/wire/$$(basename $$f)" || { echo "run: make proto"; exit 1; }; done
+	@$(PY) -m tests.docs.configuration_reference --check
+	@$(MAKE) -s docs
+
+docs: $(STAMP)dev ## build the site in build/site, with search; a link without a target fails
+	@mkdir -p build && NO_MKDOCS_2_WARNING=1 $(PY) -W ignore -m mkdocs build >build/site.log 2>&1 || { cat build/site.log; exit 1; }
 
 OUT ?= .
 proto: $(STAMP)dev ## generate edgewater/wire from proto/
@@ -79,11 +84,13 @@ proto: $(STAMP)dev ## generate edgewater/wire from proto/
 		edgewater/wire/synopsis.proto edgewater/wire/uplink.proto
 	@$(PY) -m grpc_tools.protoc $(PROTOC_FLAGS) --grpc_python_out=$(OUT) edgewater/wire/uplink.proto
 
+reference: $(STAMP)dev ## write the pages of docs/reference that follow from the code: commands, metrics, configuration
+	@$(PY) -m tests.docs.cli_reference
+	@$(PY) -m tests.docs.configuration_reference
+	@$(PY) -m tests.docs.metrics_reference
+
 # One resolution, `dev`; the other files are parts of it.
 COMPILE = $(VENV)/bin/uv pip compile -q --universal --generate-hashes --no-annotate --no-header --python-version 3.11
-reference: $(STAMP)dev ## write docs/reference/cli.md and metrics.md: the commands and metrics that the code has
-	@$(PY) -m tests.docs.cli_reference
-	@$(PY) -m tests.docs.metrics_reference
 
 lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages; ARGS=--upgrade takes the newest
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
@@ -107,8 +114,11 @@ sbom: $(STAMP)audit ## what edge and center consist of, as CycloneDX, in build/s
 		PYTHONWARNINGS=ignore $(VENV)/bin/cyclonedx-py requirements requirements/$$part.txt --pyproject pyproject.toml --mc-type application \
 			--output-reproducible -o build/sbom/$$part.cdx.json && echo build/sbom/$$part.cdx.json; done
 
-bench: $(STAMP)dev ## the measurements of docs/results.md; results in bench/out
+bench: $(STAMP)dev ## one edge and one center, in bench/out; docs/results.md names the other benches
 	$(PY) -m bench.first_light $(ARGS)
+
+results: $(STAMP)dev ## put the figures of bench/out into docs/results.md; says which benches have none there
+	@$(PY) -m bench.results
 
 FLINK := .venv-flink/bin/python
 $(FLINK):

@@ -89,12 +89,16 @@ ANYONE = Principal("anyone", (Grant("admin"),))
 
 
 class GrantEntry(Section):
-    """A role, and patterns of the names to which it applies, such as ``sales_*``. See `Grant`."""
+    """A role, and patterns of the names to which it applies, such as ``sales_*``."""
 
     role: Role
+    """What the principal may do. Each role includes the roles before it."""
     queries: tuple[str, ...] | None = None
+    """Patterns of the queries that the role is for. None: all queries, and what belongs to no query."""
     streams: tuple[str, ...] | None = None
+    """Patterns of the streams that new queries may read. None: all streams if `queries` is None, otherwise none."""
     columns: tuple[str, ...] | None = None
+    """Patterns of the columns that new queries may read. None: all columns of these streams."""
 
     @property
     def grant(self) -> Grant:
@@ -106,8 +110,11 @@ class PrincipalEntry(GrantEntry):
 
     role: Role = "reader"
     token: SecretStr | None = None
+    """The bearer token itself. Either `token` or `sha256` is required."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """The SHA-256 of the bearer token, as 64 hexadecimal digits."""
     expires: Instant | None = None
+    """Time from which the token is refused. None: it does not expire."""
 
     @model_validator(mode="after")
     def _one_secret(self) -> Self:
@@ -126,15 +133,19 @@ class OidcSection(Section):
     """OpenID Connect: principals are the subjects of JWTs that the issuer has signed."""
 
     issuer: Annotated[str, Field(pattern=r"^https?://")]
+    """URL of the issuer, as in the claim `iss`."""
     audience: str
+    """Value that the claim `aud` must have."""
     jwks_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """None: as the issuer's ``/.well-known/openid-configuration`` says."""
+    """URL of the issuer's keys. None: as the issuer's ``/.well-known/openid-configuration`` says."""
     algorithms: tuple[Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"], ...] = ("RS256", "ES256")
+    """Signatures that are accepted."""
     claim: str = "roles"
     """The claim whose values `roles` lists; dots separate levels, as in ``realm_access.roles``."""
     roles: Annotated[dict[str, Annotated[GrantEntry, BeforeValidator(_grant)]], Field(min_length=1)]
     """Value of the claim -> role, or ``{role: editor, queries: [sales_*]}``. A token without any of them is refused."""
     leeway: Annotated[Duration, Field(le=300_000)] = 30_000
+    """How far the clocks of issuer and center may differ."""
 
     @model_validator(mode="after")
     def _authentic(self) -> Self:

@@ -39,14 +39,14 @@ _SPARK_PROPERTIES = "spark.conf."
 
 
 class TlsSection(Section):
-    """Server certificate and key as PEM files; with `client_ca`, edges must present a certificate that it signed.
-
-    The files are read again when they change.
-    """
+    """PEM files of the gateway. They are read again when they change."""
 
     cert: Path
+    """The gateway's certificate."""
     key: Path
+    """The key of `cert`."""
     client_ca: Path | None = None
+    """The authority that signed the certificates that edges must present. None: edges need no certificate."""
     crl: Path | None = None
     """Revocation lists of `client_ca`, PEM."""
 
@@ -66,9 +66,11 @@ class GatewaySection(Section):
     """The address that edges connect to, and limits per edge."""
 
     listen: Address = "127.0.0.1:7400"
+    """Address that edges connect to."""
     credit: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
     """Bytes of frames in flight."""
     max_frame: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
+    """Largest message of an edge, before compression."""
     heartbeat: Annotated[Duration, Field(ge=1_000, le=20_000)] = 5_000
     """Interval of an edge's heartbeats while it has no news. An edge is unreachable after 2.5 intervals without any,
     not before 5 s, and at once if its connection ends. With over 2,500 edges of a gateway the interval is longer."""
@@ -77,7 +79,8 @@ class GatewaySection(Section):
     work: Annotated[int, Field(ge=1_000)] = WORK_PER_S
     """Units of work per second of an edge's frames; more is delayed."""
     open_windows: Annotated[int, Field(ge=1)] = OPEN_WINDOWS
-    """Windows of a query that an edge may keep open, besides those of the query's lateness; more are refused."""
+    """Windows of a query that an edge may keep open, besides the windows within the query's lateness. More are
+    refused."""
     metrics: Address | None = None
     """Address of /livez, /readyz and /metrics; None: not served."""
 
@@ -86,15 +89,20 @@ class ReplaySection(Section):
     """The clock of a replay, in the words of an edge's `replay`: event time `start` is reached at wall time `at`."""
 
     speed: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Event time per wall time."""
     start: Instant
+    """Event time at which the replay begins."""
     at: Instant
+    """Wall time at which the replay begins."""
 
 
 class ColumnEntry(Section):
     """A column of a stream."""
 
     type: Literal["string", "int64", "float64", "bool"]
+    """The type of the column's values."""
     description: Annotated[str, Field(max_length=400)] = ""
+    """A text for people, which the API shows."""
 
 
 def _column(value: object) -> object:
@@ -112,11 +120,11 @@ class StreamSection(Section):
     """What the center accepts of a stream."""
 
     columns: Columns | None = None
-    """The columns that its edges may have, and their types. None: those that an admin has set at the API; else, the
-    first edge that has a column decides its type."""
+    """The columns that its edges may have, and their types. None: the columns that an admin has set at the API. Without
+    these, the first edge that has a column decides its type."""
 
     replay: ReplaySection | Literal["edges"] | None = None
-    """The replay's clock, or `edges`: the one that edges state. None: event time is wall time, except that a gateway
+    """The replay's clock, or `edges`: the clock that edges state. None: event time is wall time, except that a gateway
     that only this machine can reach takes edges' clocks."""
     ahead: Annotated[Duration, Field(ge=0)] = 86_400_000
     """How far the event time of a record may be ahead of the stream's clock."""
@@ -131,10 +139,12 @@ def load_certificate(context: ssl.SSLContext, cert: Path, key: Path, field: str)
 
 
 class ApiTlsSection(Section):
-    """Server certificate and key as PEM files, read again when they change."""
+    """PEM files of the API. They are read again when they change."""
 
     cert: Path
+    """The API's certificate."""
     key: Path
+    """The key of `cert`."""
 
 
 Rate = Annotated[str, Field(pattern=r"^[1-9]\d{0,8}/(second|minute|hour|day)$")]
@@ -150,9 +160,11 @@ class ApiLimitsSection(Section):
     live: Count = 2000
     """Live streams."""
     live_per_principal: Count = 500
+    """Live streams of one principal."""
     evaluate: Count = 64
     """Streams of questions."""
     evaluate_per_principal: Count = 16
+    """Streams of questions of one principal."""
     responses: Annotated[Size, Field(ge=1 << 20)] = 256 << 20
     """Bytes of responses that clients have not taken yet."""
     headers: Duration = 10_000
@@ -166,6 +178,7 @@ class ApiLimitsSection(Section):
     reads: Rate = "200/second"
     """Requests per principal that change nothing."""
     changes: Rate = "20/second"
+    """Requests per principal that change something."""
     registrations: Rate = "1000/day"
     """New queries per principal. A query counts until a day after its deletion, and the catalog holds 10,000."""
 
@@ -174,15 +187,19 @@ class ApiSection(Section):
     """The REST API. Off loopback it needs credentials: `token`, `principals`, `tokens_file` or `oidc`."""
 
     listen: Address = "127.0.0.1:7480"
+    """Address of the API and the console."""
     hosts: tuple[str, ...] = ()
-    """Names besides those of loopback by which requests without credentials may address it: of a proxy, say."""
+    """Names besides loopback by which requests without credentials may address the server, such as a proxy's name."""
     token: SecretStr | None = None
     """The token of the principal `admin`."""
     principals: dict[str, PrincipalEntry] = {}
+    """Who may use the API with a token, by name."""
     tokens_file: Path | None = None
     """A YAML mapping like `principals`, in addition to it. Read again when it changes."""
     oidc: OidcSection | None = None
+    """Accepts the JWTs of an OpenID Connect issuer. None: no JWT is accepted."""
     tls: ApiTlsSection | None = None
+    """TLS of the API. None: no TLS."""
     metrics: Address | None = None
     """Address of /livez, /readyz and /metrics without credentials, besides those at `listen`; None: not served."""
     audit: Path | Literal["log"] = "log"
@@ -190,8 +207,11 @@ class ApiSection(Section):
     audit_required: bool = False
     """Whether a change is refused while it cannot be recorded."""
     limits: ApiLimitsSection = ApiLimitsSection()
+    """What clients may cost one API process."""
     cache: Size = 64 << 20
+    """Memory of rendered answers that the API keeps between requests."""
     progress: Annotated[Duration, Field(ge=100)] = 2000
+    """Interval of the `progress` events of live streams."""
 
     @property
     def authenticates(self) -> bool:
@@ -217,7 +237,9 @@ class SparkSection(Section):
     """The Spark application of the job. `conf` is passed to Spark unchanged."""
 
     master: str = "local[2]"
+    """Spark's master: `local[2]` runs Spark on this machine with two threads."""
     driver_memory: Annotated[str, Field(pattern=r"^\d+[kmgt]$")] = "1g"
+    """Memory of the driver's JVM, such as `1g`."""
     hang: Annotated[Duration, Field(ge=10_000)] = 300_000
     """A job that makes no step for so long is killed and started again; time for which it waits for a core aside."""
     trigger: Duration = 0
@@ -233,9 +255,10 @@ class SparkSection(Section):
     """How many drivers lead at the same time, each a partition of the queries by their names; the same for all drivers
     of a center. `edgewater center run` starts so many. More than one is of use with PostgreSQL and several cores."""
     max_answer: Annotated[Size, Field(ge=1 << 20)] = 64 << 20
-    """Size of the slices of which one answer is made. A query beyond it is set aside: all others wait while it is
-    answered, for about a second with the default."""
+    """Size of the slices that make one answer. A query beyond it is set aside. All others wait while it is answered,
+    for about a second with the default."""
     conf: dict[str, str] = {}
+    """Further properties of Spark."""
 
 
 def _retained_ms(value: object, field: str) -> int | None:
@@ -256,21 +279,30 @@ class CenterConfig(Section):
     """The whole configuration; every field has a default that works on one machine."""
 
     data_dir: Path = DEFAULT_DATA_DIR
+    """Directory of what the center stores on this machine."""
     catalog_url: str | None = None
+    """URL of the catalog's database, for SQLAlchemy. None: an SQLite file in `data_dir`."""
     results_url: str | None = None
+    """URL of the result store's database. None: an SQLite file in `data_dir`."""
     log_dir: Path | None = None
+    """Directory of the frame log, on a disk that all gateways and drivers share. None: `log` in `data_dir`."""
     gateway: GatewaySection = GatewaySection()
+    """The address that edges connect to, and limits per edge."""
     api: ApiSection = ApiSection()
+    """The REST API and the console."""
     tokens: dict[str, AccessEntry] = {}
     """What each edge must present and may serve: a token, or the long form `EdgeAccess`."""
     tokens_file: Path | None = None
     """A YAML mapping like `tokens`, in addition to it: a file that can be mounted as a secret. Read again when it
     changes."""
     tls: TlsSection | None = None
+    """TLS of the gateway. None: no TLS."""
     streams: dict[str, StreamSection] = {}
     """Only the streams that need it: their columns, a replay, or event time that is ahead of the clock."""
     spark: SparkSection = SparkSection()
+    """The Spark application of the job."""
     retention: RetentionSection = RetentionSection()
+    """How long applied frames and final answers are kept."""
 
     @property
     def catalog(self) -> str:

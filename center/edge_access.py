@@ -33,7 +33,9 @@ class EdgeToken(Section):
     """A bearer token; from `expires` on it is refused."""
 
     token: SecretStr
+    """The token itself."""
     expires: Instant | None = None
+    """Time from which the token is refused. None: it does not expire."""
 
 
 class EdgeAccess(Section):

@@ -70,11 +70,14 @@ class Model(Section):
 
 
 class TlsConfig(Model):
-    """PEM files: the other side's CA (None: the system's CAs), and for mutual TLS this edge's certificate and key."""
+    """PEM files of a connection. They are read at each connection."""
 
     ca: str | None = None
+    """CA of the other side. None: the CAs of the system."""
     cert: str | None = None
+    """This edge's certificate, for mutual TLS."""
     key: str | None = None
+    """The key of `cert`."""
 
     @model_validator(mode="after")
     def _pair(self) -> TlsConfig:
@@ -84,18 +87,18 @@ class TlsConfig(Model):
 
 
 class UplinkConfig(Model):
-    """The connection to the center.
-
-    Attributes:
-        bandwidth: limit of bytes per second sent by this edge; None: unlimited.
-        daily: limit of bytes per UTC day sent by this edge; None: unlimited.
-    """
+    """The connection to the center."""
 
     address: RemoteAddress = "127.0.0.1:7400"
+    """Address of the center's gateway."""
     token: SecretStr | None = None
+    """The token of this edge at the center."""
     tls: TlsConfig | None = None
+    """TLS. None: no TLS."""
     bandwidth: Size | None = Field(default=None, ge=MIN_BANDWIDTH)
+    """Most bytes per second that this edge sends. None: unlimited."""
     daily: Size | None = Field(default=None, gt=0)
+    """Most bytes per UTC day that this edge sends. Frames wait for the next day, heartbeats do not. None: unlimited."""
 
     @field_validator("token", mode="before")
     @classmethod
@@ -133,27 +136,29 @@ def _literal_or_referenced(value: object, environ: Mapping[str, str], itself: st
 
 
 class HttpTlsConfig(Model):
-    """PEM files: the server's certificate and key; with `client_ca`, clients must present a certificate of its."""
+    """PEM files of the HTTP server."""
 
     cert: str
+    """The server's certificate."""
     key: str
+    """The key of `cert`."""
     client_ca: str | None = None
+    """The authority whose certificates clients must present. None: clients need no certificate."""
 
 
 class HttpConfig(Model):
-    """The server of pushed records and of the operator's endpoints.
-
-    Attributes:
-        tokens: bearer tokens of the clients that push; several are valid at once, so that one can replace another.
-        metrics: address of /livez, /readyz and /metrics, without TLS and token; None: they are served at `listen`.
-        hosts: names besides those of loopback by which requests without credentials may address it: of a proxy, say.
-    """
+    """The server of pushed records and of the operator's endpoints."""
 
     listen: Address = "127.0.0.1:7410"
+    """Address of the server. An address other than loopback needs `tokens` or `tls.client_ca` if a stream is pushed."""
     hosts: list[str] = []
+    """Names besides loopback by which requests without credentials may address the server, such as a proxy's name."""
     tokens: list[SecretStr] = []
+    """Bearer tokens of the clients that push. Several are valid at once, so that one can replace another."""
     tls: HttpTlsConfig | None = None
+    """TLS of the server. None: no TLS."""
     metrics: Address | None = None
+    """Address of /livez, /readyz and /metrics without TLS and token. None: they are at `listen`."""
 
     @field_validator("tokens", mode="before")
     @classmethod
@@ -168,27 +173,24 @@ class HttpConfig(Model):
 
 
 class LimitsConfig(Model):
-    """Resource limits.
-
-    Attributes:
-        max_pending_bytes: memory of groups and unacknowledged frames above which sources are backpressured.
-        max_query_bytes: memory of one query's open windows and of what it keeps of closed ones for late records, beyond
-            which they take no more records; None: half of `max_pending_bytes`.
-        max_push_bytes: size of one pushed body, both as sent and decompressed.
-        push_timeout_ms: time in which a pushed body must arrive.
-        push_cpu_ms: CPU time that decoding one pushed body may take.
-        checkpoint_ms: interval between checkpoints.
-        scheduling: which query runs next while the edge is short of CPU: the least slack (klink), each in turn (fair),
-            the oldest batch (fcfs); off: no queues, every batch is processed by all queries at once.
-    """
+    """Limits of memory, time and CPU."""
 
     max_pending_bytes: Size = Field(default=64 << 20, ge=1 << 20)
+    """Memory of groups and unacknowledged frames. Above it, the edge reads no more records until frames have left."""
     max_query_bytes: Size | None = Field(default=None, ge=1 << 10)
+    """Memory of one query's open windows, and of closed windows that accept late records. Above it, these windows take
+    no more records. At most three quarters of `max_pending_bytes`. None: half of `max_pending_bytes`."""
     max_push_bytes: Size = Field(default=8 << 20, ge=1, le=MAX_PUSH_BYTES)
+    """Size of one pushed body, both as sent and decompressed."""
     push_timeout_ms: Duration = Field(default=60_000, alias="push_timeout", ge=100)
+    """Time in which a pushed body must arrive."""
     push_cpu_ms: Duration = Field(default=5_000, alias="push_cpu", ge=10)
+    """CPU time that decoding one pushed body may take."""
     checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
+    """Interval between checkpoints."""
     scheduling: Literal["klink", "fair", "fcfs", "off"] = "off"
+    """Which query runs next while the edge is short of CPU: `klink` takes the least slack, `fair` each query in turn,
+    `fcfs` the oldest batch. `off` has no queues: all queries process each batch at once."""
 
     @field_validator("scheduling", mode="before")
     @classmethod
@@ -209,19 +211,19 @@ class LimitsConfig(Model):
 
 
 class TimeConfig(Model):
-    """Where the event time of a record is read.
-
-    Attributes:
-        time_of_day: a second column, with the time of day, if `column` holds dates.
-        unit: ms, s, us, iso8601, or a pattern of `strptime`. The default is the time of access logs if a source of the
-            stream has the format `combined`, otherwise ms.
-    """
+    """Where the event time of a record is read."""
 
     column: str = Field(min_length=1)
+    """The column of the event time."""
     time_of_day: str | None = Field(default=None, min_length=1)
+    """A second column, with the time of day, if `column` has dates."""
     unit: str = "ms"
+    """`ms`, `s`, `us`, `iso8601`, or a pattern of `strptime`. If a source of the stream has the format `combined`, the
+    default is the time of access logs."""
     min_time: Instant = YEAR_2000_MS
+    """Records before this time are rejected."""
     max_skew: Duration = DAY_MS
+    """Records that are further ahead of the stream's clock are rejected. A replay has no such limit."""
 
     @field_validator("unit")
     @classmethod
@@ -235,17 +237,14 @@ class TimeConfig(Model):
 
 
 class ReplayConfig(Model):
-    """Replay of recorded data under a replay clock.
-
-    Attributes:
-        speed: event time per wall time; max: as fast as records can be read, without a clock.
-        start: event time at which the replay begins.
-        at: wall time at which the replay begins; None: at the agent's first start.
-    """
+    """Replay of recorded data under a replay clock."""
 
     speed: float | Literal["max"]
+    """Event time per wall time. `max`: as fast as records can be read, without a clock."""
     start: Instant | None = None
+    """Event time at which the replay begins. Required unless `speed` is `max`."""
     at: Instant | None = None
+    """Wall time at which the replay begins. None: at the agent's first start."""
 
     @field_validator("speed", mode="before")
     @classmethod
@@ -263,11 +262,15 @@ class ReplayConfig(Model):
 
 
 class CsvConfig(Model):
-    """The CSV dialect, see `CsvDialect`. `header` names the columns of files without a header line."""
+    """The CSV dialect."""
 
     delimiter: str = Field(default=",", pattern=r"^[\t !#-~]$")
+    """One character between fields."""
     nulls: list[str] = []
+    """Texts that are null in every column. Without any, these are null: an empty field, and NA, NULL and NaN in columns
+    that are not strings."""
     header: list[str] | None = None
+    """Names of the columns, for input without a header line."""
 
     @property
     def dialect(self) -> CsvDialect:
@@ -279,10 +282,12 @@ MAX_PATTERN = 4096
 
 
 class RegexConfig(Model):
-    """The pattern of the format `regex`, see `LinePattern`."""
+    """The pattern of the format `regex`."""
 
     pattern: str = Field(min_length=1, max_length=MAX_PATTERN)
+    """A regular expression of RE2 that matches a whole line, with a named group per column."""
     nulls: list[str] = []
+    """Texts that are null, besides an empty text."""
 
     @field_validator("pattern")
     @classmethod
@@ -297,8 +302,11 @@ class TextConfig(Model):
     """A text format and its options, of a source whose records are lines."""
 
     format: TextFormatName
+    """The format of the records."""
     csv: CsvConfig = CsvConfig()
+    """Options of the format `csv`."""
     regex: RegexConfig | None = None
+    """The pattern of the format `regex`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -341,18 +349,19 @@ class TextConfig(Model):
 
 
 class FileConfig(TextConfig):
-    """Files of a pattern.
-
-    Attributes:
-        rotate_wait: how long a followed file that has left the pattern is kept open after its last record, unless it is
-            known that no process has it open for writing.
-    """
+    """Files of a pattern."""
 
     path: str = Field(min_length=1)
+    """A path, or a pattern such as `/var/log/*.csv`."""
     format: Format  # type: ignore[assignment]
+    """The format of the records. It may be missing if the extension of `path` or a `regex` tells it."""
     follow: bool = False
+    """Whether appended lines, new files and rotated files are read, too."""
     rotate_wait: Duration = 60_000
+    """How long a followed file that has left the pattern is kept open after its last record. It is shorter if no
+    process has the file open for writing."""
     compression: Literal["auto", "none", "gzip", "zstd", "bz2"] = "auto"
+    """The compression of the files. `auto`: by their extension."""
 
     @model_validator(mode="before")
     @classmethod
@@ -365,20 +374,19 @@ class FileConfig(TextConfig):
 
 
 class StdinConfig(TextConfig):
+    """Standard input of the agent. Its records count at most once."""
+
     format: TextFormatName = "ndjson"
 
 
 class HttpPushConfig(TextConfig):
-    """Records are pushed to ``POST /v1/streams/{stream}``.
-
-    Attributes:
-        dedupe: how a batch that is pushed again is recognised: by its Idempotency-Key and, if it has none, by its body
-            and client; or only by its key.
-        format: of bodies of the type text/plain; None: they are refused.
-    """
+    """Records are pushed to ``POST /v1/streams/{stream}``."""
 
     dedupe: Literal["body", "key"] = "body"
+    """How a batch that is pushed again is recognised. `body`: by its Idempotency-Key, or else by its body and client.
+    `key`: only by its Idempotency-Key."""
     format: TextFormatName | None = None  # type: ignore[assignment]
+    """The format of bodies of the type text/plain. None: such bodies are refused."""
 
 
 class PackageSourceConfig(Model):
@@ -396,8 +404,11 @@ class SourceConfig(Model):
     """One source: exactly one of the three built-in kinds, or a kind that a package provides."""
 
     file: FileConfig | None = None
+    """Files of a pattern."""
     stdin: StdinConfig | None = None
+    """Standard input of the agent, in one stream only."""
     http: HttpPushConfig | None = None
+    """Records that clients push."""
     package: PackageSourceConfig | None = Field(default=None, exclude=True)
 
     @model_validator(mode="before")
@@ -411,21 +422,18 @@ class SourceConfig(Model):
 
 
 class LookupConfig(Model):
-    """Columns that are added to records from a file, by the value of a key column.
-
-    Attributes:
-        file: path of the file, with one row per key.
-        format: default: by the extension.
-        key: the key column of the stream and of the file; ``{stream column: file column}`` if their names differ.
-        columns: the added columns of the file with their types. They become columns of the stream.
-        refresh: interval at which the file is loaded again if it has changed.
-    """
+    """Columns that are added to records from a file, by the value of a key column."""
 
     file: str = Field(min_length=1)
+    """Path of the file, with one row per key."""
     format: Literal["csv", "ndjson", "parquet"]
+    """Format of the file; by default that of its extension."""
     key: str | dict[str, str]
+    """Key column of the stream and of the file; `{stream column: file column}` if their names differ."""
     columns: dict[str, str] = Field(min_length=1)
+    """Columns of the file that are added, with their types. They become columns of the stream."""
     refresh: Duration = Field(default=60_000, ge=1_000)
+    """Interval at which the file is loaded again if it has changed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -461,21 +469,24 @@ class LookupConfig(Model):
 
 
 class StreamConfig(Model):
-    """A stream that this edge serves.
-
-    Attributes:
-        lookups: files whose columns are added to the records; a key may be a column of an earlier one.
-        constants: columns that have one value in all records of the stream at this edge, such as its site.
-    """
+    """A stream that this edge serves."""
 
     columns: dict[str, str]
+    """Name and type of each column: string, int64, float64 or bool."""
     time: TimeConfig
+    """Where the event time is. It may be missing if a source has the format `combined`."""
     lookups: list[LookupConfig] = Field(default=[], max_length=8)
+    """Files whose columns are added to the records. A key may be a column of an earlier one."""
     constants: dict[str, Constant] = {}
+    """Columns that have one value in all records of the stream at this edge, such as its site."""
     disorder_ms: Duration = Field(default=0, alias="disorder")
+    """How far behind the newest record a record may come and be punctual."""
     idle: Duration | None = None
+    """Time without records after which a source's watermark follows the clock. None: 10s, and never in a replay."""
     replay: ReplayConfig | None = None
+    """The clock of recorded data. None: event time is wall time."""
     sources: list[SourceConfig] = Field(min_length=1)
+    """Where the records come from."""
 
     @field_validator("columns")
     @classmethod
@@ -598,12 +609,19 @@ class EdgeConfig(Model):
     """The whole configuration of an edge agent."""
 
     edge: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    """This edge's id, at most 63 letters, digits, `.`, `_` and `-`. It may also be `{env: NAME}` or `{file: PATH}`."""
     labels: dict[str, str] = {}
+    """Texts that the center shows beside the edge."""
     center: UplinkConfig = UplinkConfig()
+    """The connection to the center."""
     state_dir: str = Field(min_length=1)
+    """Directory of the journal. Everything that must survive is in it."""
     http: HttpConfig = HttpConfig()
+    """The HTTP server of the agent."""
     streams: dict[str, StreamConfig] = Field(min_length=1)
+    """The streams that this edge serves, by name."""
     limits: LimitsConfig = LimitsConfig()
+    """Limits of memory, time and CPU."""
 
     @field_validator("edge", mode="before")
     @classmethod

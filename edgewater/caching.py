@@ -1,7 +1,7 @@
 """The `cache` of a query: the policies by which an edge's cache selects entries to send.
 
 The names are those of the policies of Heintz et al., TR 16-003; `edge/cache/` implements them. The defaults were the
-best in measurements (`docs/decisions/0005-cache-policy.md`).
+best in measurements (`docs/decisions/0006-budgets-and-early-sends.md`).
 """
 
 from __future__ import annotations

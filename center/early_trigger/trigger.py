@@ -43,7 +43,7 @@ SILENCE_TOO_WIDE = "silent edges may hold more than the allowed error"
 
 @dataclass(frozen=True, slots=True)
 class TriggerPolicy:
-    """Trade-offs of the decision. The defaults are measured in `docs/decisions/0006-watermarks.md`.
+    """Trade-offs of the decision. The defaults are measured in `docs/decisions/0007-early-answers.md`.
 
     Attributes:
         sampling_failures: share of 1 - confidence that sampling errors may use; the rest is for unmodelled errors.

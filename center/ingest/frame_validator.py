@@ -1,8 +1,8 @@
 """Checks frames: a small one that comes alone on the event loop, others in threads.
 
 A check of a small frame takes 0.1 ms. In a thread it waits for the interpreter's lock whenever it has decompressed
-something, which on a busy gateway takes longer (decision 0044). Once something of a session was refused, threads check
-all its frames.
+something, which on a busy gateway takes longer (`docs/decisions/0001-frame-log.md`). Once something of a session was
+refused, threads check all its frames.
 
 In the threads each session's frames are checked in order, those that wait together in one turn of at most `TURN_BYTES`;
 then it is the next session's turn. So an edge whose frames take long delays its own. What is checked is passed on as

@@ -29,7 +29,7 @@ from edgewater.wire import QueryRef
 
 MAX_BATCH_BYTES = 32 << 20
 COMMIT_EVERY_S = 0.025
-"""From the begin of a commit to that of the next, at least (decision 0058)."""
+"""From the begin of a commit to that of the next, at least (`docs/decisions/0001-frame-log.md`)."""
 LAG_MS = 60_000
 """A query lags while a frame of it is indexed that arrived earlier."""
 LAG_EVERY_MS = 10_000

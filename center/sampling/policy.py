@@ -28,7 +28,7 @@ RELAPSE_HEARTBEATS = 30
 MAX_AGREEING_HEARTBEATS = AGREEING_HEARTBEATS << 6
 RATE_MARGIN = 1.1
 """Factor over the planned rate: records that were not processed cannot be added afterwards. Measured in
-`docs/decisions/0023-early-answers.md`."""
+`docs/decisions/0008-intervals-from-samples.md`."""
 RATES_EVERY_MS = 5_000
 """The least time between two writes of needed rates to the catalog."""
 MIN_RATE_CHANGE = 0.1

@@ -6,7 +6,7 @@ A policy ranks groups; the lowest rank is sent first. The policies of TR 16-003,
 `spe`   smallest potential error, with the final value predicted explicitly: that of earlier slices;
 `mae`   most accumulated error;
 
-and two better ones (`docs/decisions/0005-cache-policy.md`):
+and two better ones (`docs/decisions/0006-budgets-and-early-sends.md`):
 
 `rate`  smallest potential error, with the final value extrapolated from the rate so far;
 `gain`  largest gain: the probability that sending the group now saves sending it after the slice's end. A group that

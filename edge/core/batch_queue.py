@@ -17,7 +17,7 @@ import pyarrow as pa
 
 JOINED_ROWS = 32_768
 """Most records of batches that a query processes as one. Of more, copying takes what fewer batches save
-(`docs/decisions/0041-large-batches-in-queues.md`)."""
+(`docs/decisions/0012-scheduling.md`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Queries of a stream often have a condition, key columns or windows in common. Evaluating a condition, copying the
 records that it keeps and encoding their keys does not depend on a query's state, and takes a third of the CPU of many
-queries (`docs/decisions/0046-what-queries-share.md`). What a query gets is the same as if it had been alone.
+queries (`docs/decisions/0012-scheduling.md`). What a query gets is the same as if it had been alone.
 """
 
 from __future__ import annotations

@@ -48,10 +48,15 @@ class KafkaConfig(TextConfig):
     """The options below ``kafka:``.
 
     Attributes:
+        brokers: host:port of one or more brokers.
+        topic: name of the topic.
         start: where to begin in a partition that was never read: at its oldest record, or at records from now on.
-        key, timestamp: columns that get the record's key as text, and its timestamp in ms.
+        key: the column that gets the record's key as text.
+        timestamp: the column that gets the record's timestamp in ms.
         headers: for each header, the column that gets the header's value as text.
-        username, password, mechanism: for SASL.
+        username: user of SASL. None: no SASL.
+        password: password of SASL.
+        mechanism: mechanism of SASL.
         tls: true means TLS with the system's CAs.
         properties: further properties of librdkafka.
     """

@@ -42,8 +42,12 @@ class MqttConfig(TextConfig):
     """The options below ``mqtt:``.
 
     Attributes:
+        broker: host:port of the broker.
         topics: filters. A level such as ``{device}`` matches as ``+`` does; the column ``device`` gets its text.
         client_id: names the session at the broker; no other client may use it.
+        username: user at the broker. None: no credentials.
+        password: password at the broker.
+        tls: true means TLS with the system's CAs.
         session: how long the broker keeps messages while the agent is away.
         retained: also count the message that the broker has retained for a topic, at each new session.
     """

@@ -20,8 +20,7 @@ _NOT_MODULES = re.compile(r".*\.(?:yaml|md|lock)|edgewater\.(?:commands|function
 
 def _documents() -> list[Path]:
     listed = subprocess.run(["git", "ls-files", "*.md", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    skipped = {"CHANGELOG.md"}
-    return [ROOT / name for name in listed.stdout.split() if name not in skipped and "_pb2" not in name]
+    return [ROOT / name for name in listed.stdout.split() if "_pb2" not in name]
 
 
 def _prose(path: Path) -> str:
@@ -46,6 +45,15 @@ def _missing(path: Path) -> list[str]:
     return missing + sorted(m for m in modules if not _exists(m))
 
 
+def test_links_between_the_documents_beside_the_site_exist() -> None:
+    """`make docs` checks the links of the pages in `docs/`."""
+    pages = [path for path in _documents() if path.suffix == ".md" and (ROOT / "docs") not in path.parents]
+    links = [(path, link) for path in pages for link in re.findall(r"\]\((?!https?:)([^)#\s]+)", path.read_text())]
+    assert links
+    assert [f"{path.relative_to(ROOT)}: {link}" for path, link in links if not (path.parent / link).exists()] == []
+
+
 def test_cited_files_and_modules_exist() -> None:
-    missing = {str(path.relative_to(ROOT)): _missing(path) for path in _documents()}
+    documents = [path for path in _documents() if path.name != "CHANGELOG.md"]
+    missing = {str(path.relative_to(ROOT)): _missing(path) for path in documents}
     assert not {path: names for path, names in missing.items() if names}

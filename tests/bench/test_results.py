@@ -1,0 +1,80 @@
+"""`python -m bench.results` puts figures of `bench/out` into the page, and keeps all others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.results import PAGE, TABLES, assemble
+
+EDGE = {"core_percent": 1.48, "us_per_record": 14.6, "records_s": 1014, "rss_mib": 106.0}
+FLOOD = {"partials_s": 7576.4, "mb_s": 27.25, "cpu_us_per_partial_of_the_center": 225.0}
+DOCUMENTS: dict[str, Any] = {
+    "first_light.json": {
+        "edge": {"columnar_records_s": 3.4e6, "ndjson_bytes": 5}, "memory": {"idle_mib": 80.0, "resident_mib": 127.0},
+    },
+    "scale.json": {
+        "rows": {
+            "edge": {"at rest": EDGE, "cli_cpu_s": {"--help": 0.1}},
+            "rates": {
+                "small": FLOOD, "small_of_32_edges": FLOOD, "large": FLOOD, "large_of_8_edges": FLOOD,
+                "queries": {"queries": 500, "close_cpu_s": 0.52},
+            },
+            "sessions": {"sessions": 11_000, "active": 1_000, "ack_ms_p99": 306.0},
+            "takeover": {"driver killed": {"next_answer_s": 0.31, "windows": 83, "wrong_or_incomplete": 0}},
+            "executors": {"rows": {"1 executors": {"partials_s": 10_189.0}}},
+            "drivers": {"ratio": None, "not_measured": "no PostgreSQL"},
+        }
+    },
+    "wire.json": [{"group_by": "package", "window": "1d", "error": None, "up": 35, "of_needed": 0.2, "of_logged": 0.1}],
+    "budgets.json": [
+        {"trace": "few", "aggregate": "sum", "bandwidth": "low", "kind": "error", "budget": budget, "label": label,
+         "staleness_p95": figure}
+        for budget, label, figure in ((0, "optimal", 1.0), (0, "gain", 1.4), (0.1, "optimal", 1.0), (0.1, "gain", 2))
+    ],
+    "least-bytes.json": [
+        {"error": 0.01, "staleness": 1.0, "bytes": 100, "raw_bytes": 6_100, "entries": 9, "best_entries": 9,
+         "late_windows": 0},
+    ],
+    "synopses.json": {"throughput": [{"synopsis": "hll", "cores": 1, "ours_m_per_s": 82.0, "ratio": 13.4}]},
+    "sources.json": [{"source": "lines, csv", "records_per_cpu_s": 4e6, "bytes_per_record": 144.0, "rss_mib": None}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    for name, document in DOCUMENTS.items():
+        (tmp_path / name).write_text(json.dumps(document))
+    return tmp_path
+
+
+def test_every_table_of_the_page_is_renewed(out: Path) -> None:
+    page, kept = assemble(PAGE.read_text(), out)
+    assert kept == {}
+    assert {table.file for table in TABLES.values()} == DOCUMENTS.keys()
+    for row in (
+        "| at rest | 1.48 | 14.6 | 106 |",
+        "| one of 500 queries that close at once | – | – | 1,040 |",
+        "| budgets that meet the goal | 1 of 2 |",
+        "| 1.0% | both | 100 | 1/61 | 1.00 | 0 |",
+        "| 7,576 | 27.2 |",
+    ):
+        assert row in page
+
+
+def test_a_table_without_a_measurement_keeps_its_figures(out: Path) -> None:
+    (out / "scale.json").write_text(json.dumps({"rows": {"edge": DOCUMENTS["scale.json"]["rows"]["edge"]}}))
+    (out / "wire.json").unlink()
+    page, kept = assemble(PAGE.read_text(), out)
+    assert {"center", "sessions", "takeover", "several", "wire"} == kept.keys()
+    for name in kept:
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        assert page.split(begin)[1].split(end)[0] == PAGE.read_text().split(begin)[1].split(end)[0]
+
+
+def test_a_page_that_has_been_renewed_can_be_renewed_again(out: Path) -> None:
+    once, _ = assemble(PAGE.read_text(), out)
+    assert assemble(once, out)[0] == once

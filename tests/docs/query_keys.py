@@ -1,0 +1,69 @@
+"""The keys of query files, for `docs/reference/configuration.md`. A test compares them with `edgewater.query`."""
+
+from __future__ import annotations
+
+from edgewater.caching import ESTIMATES, EVICTIONS, SIZINGS, CacheSpec, format_fraction
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+_CACHE = CacheSpec()
+
+QUERY_KEYS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] = (
+    ("", "A query, as `POST /v1/queries` and `edgewater query add` read it.", (
+        ("name", "lower-case letters, digits and `_`, at most 63", "required", "The query's name."),
+        ("from", "name of a stream", "required", "The stream that the query reads."),
+        ("where", "SQL condition", "all records", "Selects the records for which the condition is true."),
+        ("group_by", "list of columns, expressions and `{name: expression}`, at most 16", "none", "Divides the "
+         "records into groups. Without it a window has one row."),
+        ("measures", "mapping of name to function, 1 to 32", "required", "What is computed of each group, such as "
+         "`sum(bytes)`."),
+        ("window", "section", "required", "How event time is divided."),
+        ("budget", "section", "exact", "The error or staleness that answers may have."),
+        ("accuracy", "section", "–", "Asks for early answers with a relative error."),
+        ("cache", "section", "the defaults below", "Which values an edge sends first."),
+        ("lateness", "duration", "`0ms`", "Event time after the end of a window in which late records revise it."),
+        ("since", "time, or `beginning`", "the registration", "From when on records count that edges read before the "
+         "registration."),
+        ("edges", "list of edges", "every edge that has the stream", "The edges that a window waits for."),
+        ("seed", "0 to 2^64 − 1, or `\"0x…\"`", "drawn at the registration", "Seed of the hashes and samples."),
+        ("shards", "whole number, 1 to 256", "`1`", "Is reserved, and has no effect."),
+    )),
+    ("window", "Exactly one of `tumbling`, `sliding` and `session`.", (
+        ("tumbling", "duration", "–", "Length of windows that do not overlap."),
+        ("sliding", "duration", "–", "Length of windows that overlap. Needs `every`."),
+        ("every", "duration, at least a 500th of `sliding`", "–", "Distance between the starts of sliding windows."),
+        ("offset", "duration", "`0ms`", "Moves the starts of tumbling and sliding windows from the epoch."),
+        ("session", "duration", "–", "Gap that ends a session."),
+        ("max", "duration, one to 10,000 gaps", "`1d`, or 10,000 gaps if that is less", "Longest session. A longer one "
+         "is cut."),
+    )),
+    ("budget", "One limit or both.", (
+        ("error", "mapping of measure to amount or percentage", "–", "Largest error of a group's value, over all edges "
+         "together."),
+        ("staleness", "duration, at least 1ms", "–", "Time from the end of a window to its answer."),
+    )),
+    ("accuracy", "Early answers whose relative error is within `error` with probability `confidence`.", (
+        ("error", "percentage between 0% and 100%", "required", "Relative error."),
+        ("confidence", "percentage between 0% and 100%", "`95%`",
+         "Probability that the error holds."),
+        ("measure", "name of a measure", "the only measure", "The measure that the error is about."),
+        ("substream", "duration", "from the window", "Length of the parts of a window in which arrivals are counted."),
+        ("scope", "`each`, `all`", "`each`", "Whether the error holds for each group, or for all groups at "
+         "once."),
+        ("range", "two numbers", "unknown", "Least and greatest value of an expensive function."),
+        ("delays", "duration", "unknown", "The longest delay of records. A later record withdraws it."),
+    )),
+    ("cache", "Policies of an edge's cache.", (
+        ("eviction", _names(EVICTIONS), f"`{_CACHE.eviction}`", "The order in which entries of an open slice are "
+         "sent."),
+        ("sizing", _names(SIZINGS), f"`{_CACHE.sizing}`", "Under a staleness budget: how many entries are kept ready."),
+        ("estimate", _names(ESTIMATES), f"`{_CACHE.estimate}`", "Under a staleness budget: the first error by which "
+         "entries are kept ready."),
+        ("eager", "percentage or number from 0 to 1", f"`{format_fraction(_CACHE.eager)}`", "Least gain of an early "
+         "send under a staleness budget. Otherwise ten times this gain applies."),
+    )),
+)  # fmt: skip
+"""Path of a section, what it is, and its keys: name, what it accepts, default, description."""
