@@ -224,6 +224,8 @@ class MeasureEvaluator:
         if isinstance(stack, EquiDepthStack):
             count = IntervalPart("count", self._evaluate(Count()), True)
             return [count, self._boundaries(stack), *_nans(stack)]
+        if (asked := self.measure.question) is not None:
+            return [IntervalPart("", self._evaluate(asked)), *_nans(stack)]
         if Quantile in stack.questions:
             return [self._quantiles(DEFAULT_QUANTILES), *_nans(stack)]
         if isinstance(stack, CountMinStack):

@@ -17,6 +17,7 @@ STREAM = "events"
 WRONG_TYPE, MALFORMED = RejectionReason.WRONG_TYPE, RejectionReason.MALFORMED
 COLUMNS = {"id": pa.int64(), "k": pa.string(), "x": pa.int64(), "f": pa.float64()}
 COMPUTED_KEYS = 0.25
+ONE_QUANTILE = 0.3
 COMBINED = 0.3
 """Of queries with an error budget, those that have a staleness budget too."""
 GENEROUS = 0.4
@@ -279,7 +280,9 @@ class _Draw:
     def query(self, name: str, edges: list[str], active_s: float) -> QueryPlan:
         rng = self.rng
         functions = ["count()", "sum(x)", "sum(f)", "min(x)", "max(x)", "max(f)", "mean(f)", "mean(x)", "count(f)"]
-        sketches = ["distinct(x)", "quantiles(x)"]
+        # Drawn apart, so that the other draws of a seed stay.
+        one = random.Random(f"{name} quantile").random() < ONE_QUANTILE
+        sketches = ["distinct(x)", "quantile(x, 0.9)" if one else "quantiles(x)"]
         chosen = rng.sample(functions, rng.randint(1, 3)) + ([rng.choice(sketches)] if self.chance(SKETCHES) else [])
         measures = {f"m{i}": text for i, text in enumerate(chosen)}
         mapping: dict[str, Any] = {"name": name, "from": STREAM, "measures": measures}
