@@ -12,7 +12,16 @@ from sqlglot import exp
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
 from edgewater.expressions import as_row, columns_of
-from edgewater.synopses import Function, Parameters, Question, Stack, function_named, function_names, meant_function, plugins
+from edgewater.synopses import (
+    Function,
+    Parameters,
+    Question,
+    Stack,
+    function_named,
+    function_names,
+    meant_function,
+    plugins,
+)
 from edgewater.syntax import called_names, check_calls, parse_sql
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")

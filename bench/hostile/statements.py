@@ -19,6 +19,7 @@ from center.budgets.allocation import BudgetAllocator, MembersChanged, Rebalance
 from center.ingest.frame_check import FrameCheck
 from center.ingest.validation import read_budget_report, read_heartbeat, read_query_delays, read_utilization
 from center.ledger.quality import Totals, assess
+from center.serving.totals import Rests
 from edgewater.errors import ProtocolError
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS, EdgeId
@@ -43,7 +44,14 @@ SPEC = QuerySpec.from_mapping({
 })  # fmt: skip
 NOW_MS = 1_700_000_000_000
 HONEST, EVIL = EdgeId("honest"), EdgeId("evil")
+<<<<<<< HEAD
 OVER = SliceClose(NOW_MS, 9, 0, (Withheld("s", 1e6, 0.0, 1), Withheld("m", 1e6, 0.0, 1)))
+=======
+OVER = SliceClose(
+    NOW_MS, 9, 0,
+    (Withheld("s", 1e6, 0.0, 1, rest=Rest(3, (1e6, 1e-11))), Withheld("m", 1e6, 0.0, 1, rest=Rest(1, (1e6,)))),
+)  # fmt: skip
+>>>>>>> refs/heads/totals
 """Honest, and more than the budget."""
 
 
@@ -71,7 +79,10 @@ def _set_number(message: Any, rng: Rng) -> None:
         _set_number((pick(rng, held) if len(held) else held.add()) if repeated else held, rng)
     elif field.type in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_UINT64):
         try:
-            setattr(message, field.name, value)
+            if hasattr(held, "append"):
+                held.append(value)
+            else:
+                setattr(message, field.name, value)
         except ValueError:  # beyond the type
             setattr(message, field.name, -1 if field.type == FieldDescriptor.TYPE_INT64 else 0)
 
@@ -96,7 +107,10 @@ def run_body(data: bytes) -> None:
     for order in (closes, closes[::-1]):
         totals = Totals.of_closes(order, SPEC)
         quality = assess(SPEC, totals, expected=2, missing=(), staleness_ms=0, first_staleness_ms=0)
-        json.dumps(quality.to_mapping(), allow_nan=False)
+        mapping = json.loads(json.dumps(quality.to_mapping(), allow_nan=False))
+        rests = Rests.of(mapping)
+        for measure in SPEC.measures:
+            rests.merged(measure, rests.stack_without_data(measure)).query()
         codes = [v.message.partition(":")[0] for v in quality.violations if v.code == "error-budget"]
         if not {"s", "m"} <= set(codes):
             raise AssertionError(f"the honest violation of s and m is hidden: {codes}")

@@ -397,7 +397,11 @@ class QueryLedger(ABC):
                 outdated.discard((close.slice_start_ms, origin))
                 if origin not in closes or close.observed >= closes[origin].observed:
                     closes[origin] = close
+<<<<<<< HEAD
         self._forget_rests(sorted(outdated), closes_by_slice)
+=======
+        _forget_rests(sorted(outdated), closes_by_slice, self._slices)
+>>>>>>> refs/heads/totals
         changed = []
         for start in sorted(touched | closes_by_slice.keys()):
             closes = closes_by_slice.get(start, {})
@@ -830,6 +834,20 @@ class EventWork:
 
     def spend(self, ledger: QueryLedger, answers: int) -> None:
         self._left -= answers * ledger.answer_work
+
+
+def _forget_rests(
+    outdated: Iterable[tuple[int, EdgeIncarnation]],
+    closes_by_slice: dict[int, dict[EdgeIncarnation, SliceClose]],
+    slices: StateTable[SliceState],
+) -> None:
+    """Adds closes without rests of slices of which their edge has sent values since, such as late records in several
+    frames. A part of the rest is no longer withheld, so the rest is unknown until the edge closes the slice again."""
+    for start, origin in outdated:
+        state, closes = slices.get(start), closes_by_slice.setdefault(start, {})
+        close = closes.get(origin) or (state.closes.get(origin) if state is not None else None)
+        if close is not None and close.withheld:
+            closes[origin] = replace(close, withheld=tuple(replace(w, rest=None) for w in close.withheld))
 
 
 def _delivery(edge: EdgeRecord, stream: str) -> Delivery | None:

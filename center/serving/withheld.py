@@ -303,12 +303,17 @@ def _by_share(bound: FloatArray, side: int, share: float, whole: bool) -> FloatA
 
 
 def _moved(bound: FloatArray, amount: float, whole: bool) -> FloatArray:
-    """Returns the bounds moved by an amount. Large integers are rounded in float64, so they are rounded outwards."""
+    """Returns the bounds moved by an amount.
+
+    Large integers are rounded in float64, before and after the move. So their bounds move further, by the rounding of
+    the larger number.
+    """
     moved = bound + amount
     if not whole or not amount:
         return moved
-    outwards = math.copysign(math.inf, amount)
-    return np.where(np.abs(moved) < 2.0**53, moved, np.nextafter(np.nextafter(moved, outwards), outwards))
+    size = np.maximum(np.abs(bound), np.abs(moved))
+    is_rounded = (size >= 2.0**53) & np.isfinite(size)
+    return moved + math.copysign(2.0, amount) * np.spacing(np.where(is_rounded, size, 0.0)) * is_rounded
 
 
 def _at_least_1(values: FloatArray) -> FloatArray:

@@ -84,6 +84,14 @@ class World:
         while self._pull(edge, PullEvent(1 << 12, {"s": (now_ms, now_ms)}, 1000.0)):
             pass
 
+<<<<<<< HEAD
+=======
+    def pulls_small(self, edge: int) -> None:
+        """The link takes what the edge has to send, in frames of one group each."""
+        while self._pull(edge, PullEvent(1)):
+            pass
+
+>>>>>>> refs/heads/totals
     def _pull(self, edge: int, event: PullEvent) -> int:
         built = [e.frame.unpack() for e in self.cores[edge].handle(event) if isinstance(e, FrameBuilt)]
         self.bodies[edge] += built
@@ -95,21 +103,25 @@ class World:
             core.handle(SourceEnded("s", "file"))
             while self._pull(edge, PullEvent(1 << 20)):
                 pass
+        return self.record_of(self.bodies)
+
+    def record_of(self, bodies_by_edge: Sequence[Sequence[FrameBody]], step_ms: int = 0) -> AnswerRecord:
+        """The answer to the window that starts at 0, after these frames of each edge, one every `step_ms`."""
         ledger = Ledger(margin_ms=0)
         names = [EdgeId(f"e{number}") for number in range(self.edges)]
         ledger.handle(EdgesChanged(tuple(map(self._edge_record, names))))
         ledger.handle(QueryRegistered(RegisteredQuery(REF, self.spec, 0, None)))
         answers: list[Emission] = []
         position = 0
-        for name, bodies in zip(names, self.bodies, strict=True):
+        for name, bodies in zip(names, bodies_by_edge, strict=True):
             for body in bodies:
                 position += 1
                 touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
                 summary = FrameSummary(REF, position, name, body.through_ms, body.closes, touched, 100, 0, "i1")
-                answers += ledger.handle(FramesMerged((summary,), WINDOW_MS))
+                answers += ledger.handle(FramesMerged((summary,), WINDOW_MS + position * step_ms))
         emission = [a for a in answers if a.window_start_ms == 0][-1]
         slices = self.spec.window.slices_of_window(0)
-        partials = [p for bodies in self.bodies for b in bodies for p in b.partials]
+        partials = [p for bodies in bodies_by_edge for b in bodies for p in b.partials]
         parts = [p.synopsis for p in partials if p.slice_start_ms in slices]
         return AnswerRecord(
             answer_id=1,

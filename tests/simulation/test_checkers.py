@@ -96,6 +96,20 @@ def test_a_false_statement_is_found(kind: str, change: Callable[[dict[str, Any]]
     assert kind in kinds(changed(change))
 
 
+@pytest.mark.parametrize(
+    ("total", "false"),
+    [
+        ({"n": exactly(3), "s": exactly(8)}, set()),
+        ({"n": exactly(2), "s": exactly(8)}, {"number"}),
+        ({"n": exactly(3), "s": {"estimate": 8, "lower": 9, "upper": 9}}, {"number"}),
+        ({"n": exactly(3)}, {"total"}),
+        ({"n": {"estimate": 3, "lower": None, "upper": None}, "s": exactly(8)}, {"total"}),
+    ],
+)
+def test_a_false_total_is_found(total: dict[str, Any], false: set[str]) -> None:
+    assert kinds(answer(TRUE_ROWS, total=total)) == false
+
+
 def test_an_early_bound_that_excludes_what_is_missing() -> None:
     """A count's lower bound is true of an early answer; its upper bound is not known."""
     rows = [{"group": {"k": "a"}, "n": {"estimate": 1, "lower": 1, "upper": None}, "s": exactly(None)}]

@@ -55,6 +55,20 @@ def test_bounds_of_large_integers_contain_the_truth(function: str) -> None:
     assert cell["upper"] > 1 << 60 or function == "max"
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_bound_of_a_large_integer_that_a_withheld_amount_makes_smaller_contains_the_truth(sign: int) -> None:
+    """2^53 + 3 is rounded to 2^53 + 4, and 19 less is below 2^53, where float64 has all integers."""
+    spec = query({"v": "sum(i)"}, budget={"error": {"v": 20}}, cache={"eviction": "mae"})
+    made = World(spec, 1, shares={"v": 20.0})
+    made.reads(0, [{"key": "a", "i": sign * ((1 << 53) + 3)}], 10, pulls=True)
+    made.reads(0, [{"key": "a", "i": sign * -19}], 20)
+    answer = made.answer()
+    cell = rows(answer)["a"]["v"]
+    assert cell["estimate"] == sign * ((1 << 53) + 3)
+    assert cell["lower"] <= sign * ((1 << 53) - 16) <= cell["upper"]
+    assert answer["total"]["v"]["estimate"] == sign * ((1 << 53) - 16)
+
+
 def test_nothing_cancels() -> None:
     made = world({"total": "sum(f)", "middle": "mean(f)", "spread": "var(f)"}, "f", [1e16, 1.0], [-1e16])
     cells = rows(made.answer())["a"]

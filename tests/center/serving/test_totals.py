@@ -12,7 +12,11 @@ import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
+<<<<<<< HEAD
 from center.serving import MeasureQuestions
+=======
+from center.serving import MeasureQuestions, render
+>>>>>>> refs/heads/totals
 from edgewater.query import QuerySpec
 from tests.center.answer_world import World, query, rows
 from tests.examples import examples
@@ -135,3 +139,29 @@ def test_groups_that_a_staleness_budget_omits_are_in_the_total() -> None:
     assert answer["total"]["n"] == {"estimate": 3_000, "lower": 3_000, "upper": 3_000}
     assert answer["total"]["s"]["estimate"] == math.fsum(values)
     assert answer["rest"]["n"] == 3_000 - len(answer["data"])
+<<<<<<< HEAD
+=======
+
+
+def test_late_records_in_several_frames_are_never_counted_twice() -> None:
+    """The edge has withheld every group. Late records push the groups over the limit, one frame each. Between these
+    frames, the rest that the edge had stated contains values that the center has by now."""
+    spec = query({"n": "count()"}, budget={"error": {"n": 3}}, lateness="1h")
+    world = World(spec, 1, shares={"n": 3.0})
+    world.reads(0, [{"key": key} for key in "abc" for _ in range(2)], 10)
+    world.reads(0, [{"key": "a"}], 1_500)
+    world.pulls_small(0)
+    closed = len(world.bodies[0])
+    world.reads(0, [{"key": key} for key in "abc" for _ in range(5)], 20)
+    world.pulls_small(0)
+    bodies, totals = world.bodies[0], []
+    assert len(bodies) >= closed + 3
+    for count in range(closed, len(bodies) + 1):
+        answer = render(world.record_of([bodies[:count]], step_ms=60_000), spec)
+        totals.append(answer["total"]["n"])
+        assert totals[-1]["upper"] is None or totals[-1]["lower"] == totals[-1]["upper"] in (6, 21)
+        assert totals[-1]["lower"] <= 21
+    assert totals[0] == {"estimate": 6, "lower": 6, "upper": 6}
+    assert totals[-1] == {"estimate": 21, "lower": 21, "upper": 21}
+    assert any(total["upper"] is None for total in totals)
+>>>>>>> refs/heads/totals
