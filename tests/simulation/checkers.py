@@ -85,11 +85,7 @@ def _unchanging(answer: Answer) -> str:
         return json.dumps(answer, sort_keys=True)
     records = answer["quality"]["records"]
     stable = [answer["window"], records["observed"], records["late"], _without_bounds(answer["data"])]
-<<<<<<< HEAD
-    stable.append(_without_bounds(answer["total"]))
-=======
     stable.append(_without_bounds(answer.get("total")))
->>>>>>> refs/heads/totals
     return json.dumps(stable, sort_keys=True)
 
 
@@ -242,11 +238,7 @@ class _QueryCheck:
             requested = answer["contract"]["requested"]
             if "exact" in requested or isinstance(requested.get("error"), Mapping):
                 self._say("met", answer, f"met, with completeness {completeness}")
-<<<<<<< HEAD
-        if answer["confidence"] is not None and not _has_bound([answer["data"], answer["total"]]):
-=======
         if answer["confidence"] is not None and not _has_bound([answer["data"], answer.get("total")]):
->>>>>>> refs/heads/totals
             self._say("confidence", answer, f"confidence {answer['confidence']}, and no bound")
         self._staleness(answer)
 
@@ -255,13 +247,8 @@ class _QueryCheck:
     ) -> None:
         """Each total has the truth in its interval. Of an answer that has all records it is exact, whatever the budget,
         but for a rest that a few numbers do not represent."""
-<<<<<<< HEAD
-        if "merged_into" in answer["quality"]:
-            return
-=======
         if "total" not in answer or "merged_into" in answer["quality"]:
             return  # answers of the tests of this checker have no totals
->>>>>>> refs/heads/totals
         for measure in self.spec.measures:
             cell = answer["total"].get(measure.name)
             if (cell is None) != (measure.function.name not in EXACT_FUNCTIONS):
