@@ -44,14 +44,10 @@ SPEC = QuerySpec.from_mapping({
 })  # fmt: skip
 NOW_MS = 1_700_000_000_000
 HONEST, EVIL = EdgeId("honest"), EdgeId("evil")
-<<<<<<< HEAD
-OVER = SliceClose(NOW_MS, 9, 0, (Withheld("s", 1e6, 0.0, 1), Withheld("m", 1e6, 0.0, 1)))
-=======
 OVER = SliceClose(
     NOW_MS, 9, 0,
     (Withheld("s", 1e6, 0.0, 1, rest=Rest(3, (1e6, 1e-11))), Withheld("m", 1e6, 0.0, 1, rest=Rest(1, (1e6,)))),
 )  # fmt: skip
->>>>>>> refs/heads/totals
 """Honest, and more than the budget."""
 
 

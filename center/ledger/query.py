@@ -397,11 +397,7 @@ class QueryLedger(ABC):
                 outdated.discard((close.slice_start_ms, origin))
                 if origin not in closes or close.observed >= closes[origin].observed:
                     closes[origin] = close
-<<<<<<< HEAD
-        self._forget_rests(sorted(outdated), closes_by_slice)
-=======
         _forget_rests(sorted(outdated), closes_by_slice, self._slices)
->>>>>>> refs/heads/totals
         changed = []
         for start in sorted(touched | closes_by_slice.keys()):
             closes = closes_by_slice.get(start, {})

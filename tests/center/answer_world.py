@@ -84,14 +84,11 @@ class World:
         while self._pull(edge, PullEvent(1 << 12, {"s": (now_ms, now_ms)}, 1000.0)):
             pass
 
-<<<<<<< HEAD
-=======
     def pulls_small(self, edge: int) -> None:
         """The link takes what the edge has to send, in frames of one group each."""
         while self._pull(edge, PullEvent(1)):
             pass
 
->>>>>>> refs/heads/totals
     def _pull(self, edge: int, event: PullEvent) -> int:
         built = [e.frame.unpack() for e in self.cores[edge].handle(event) if isinstance(e, FrameBuilt)]
         self.bodies[edge] += built

@@ -12,11 +12,7 @@ import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-<<<<<<< HEAD
-from center.serving import MeasureQuestions
-=======
 from center.serving import MeasureQuestions, render
->>>>>>> refs/heads/totals
 from edgewater.query import QuerySpec
 from tests.center.answer_world import World, query, rows
 from tests.examples import examples
@@ -139,8 +135,6 @@ def test_groups_that_a_staleness_budget_omits_are_in_the_total() -> None:
     assert answer["total"]["n"] == {"estimate": 3_000, "lower": 3_000, "upper": 3_000}
     assert answer["total"]["s"]["estimate"] == math.fsum(values)
     assert answer["rest"]["n"] == 3_000 - len(answer["data"])
-<<<<<<< HEAD
-=======
 
 
 def test_late_records_in_several_frames_are_never_counted_twice() -> None:
@@ -164,4 +158,3 @@ def test_late_records_in_several_frames_are_never_counted_twice() -> None:
     assert totals[0] == {"estimate": 6, "lower": 6, "upper": 6}
     assert totals[-1] == {"estimate": 21, "lower": 21, "upper": 21}
     assert any(total["upper"] is None for total in totals)
->>>>>>> refs/heads/totals
