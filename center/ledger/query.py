@@ -424,20 +424,6 @@ class QueryLedger(ABC):
         )
         return changed
 
-    def _forget_rests(
-        self,
-        outdated: Iterable[tuple[int, EdgeIncarnation]],
-        closes_by_slice: dict[int, dict[EdgeIncarnation, SliceClose]],
-    ) -> None:
-        """Replaces closes of slices of which their edge has sent values since, such as late records in several frames.
-        A part of the rest is no longer withheld, so the rest is unknown until the edge closes the slice again."""
-        for start, origin in outdated:
-            state = self._slices.get(start)
-            closes = closes_by_slice.setdefault(start, {})
-            close = closes.get(origin) or (state.closes.get(origin) if state is not None else None)
-            if close is not None and close.withheld:
-                closes[origin] = replace(close, withheld=tuple(replace(w, rest=None) for w in close.withheld))
-
     def _counted_late(self) -> tuple[int, int]:
         """The numbers of records in `_late` that came too late, and that sources rejected."""
         rejected = sum(records for place, records in self._late.items() if place.reason in REJECTIONS)

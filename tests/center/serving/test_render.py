@@ -229,7 +229,7 @@ def test_a_measure_of_one_quantile_has_one_value() -> None:
     given = record(query, aggregate(query, {"delay": [float(n) for n in range(100)]}).to_bytes())
     cell = render(given, query)["data"][0]["d"]
     assert cell["lower"] <= 89 <= cell["upper"] and "quantiles" not in cell
-    assert {"d", "d_lower", "d_upper"} < set(to_table(given, query).column_names)
+    assert to_table(given, query).column_names == ["d", "d_lower", "d_upper"]
     other = render(given, query, MeasureQuestions(quantiles=(0.5,)))["data"][0]["d"]
     assert list(other["quantiles"]) == ["0.5"]
 
