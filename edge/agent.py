@@ -48,6 +48,7 @@ from edge.sources import (
     push_endpoint,
     replay_clock,
 )
+from edge.sources.lookups import Lookup, StreamLookups, joined
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
@@ -98,6 +99,7 @@ class Agent:
         refused: pushed requests that were refused and connections that were closed, by reason.
         failing: per source whose last read failed, the message and the monotonic time of the failure in seconds.
         backpressured: names of the sources that wait for memory or the disk.
+        lookups: by stream, for streams that have any.
     """
 
     config: EdgeConfig
@@ -113,6 +115,7 @@ class Agent:
     states: SourceStates
     daily_quota: DailyQuota | None = None
     skipped: dict[tuple[str, str], int] = field(default_factory=dict)
+    lookups: dict[str, StreamLookups] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     failing: dict[str, tuple[str, float]] = field(default_factory=dict)
     backpressured: set[str] = field(default_factory=set)
@@ -179,6 +182,7 @@ class Agent:
         return [
             self.commit.run(), self._connect(), self._tick(), self._sync(), self._checkpoint(), self._read_all(),
             self.backfills.run(), self.worker.run(), self._fingerprint_inputs(),
+            *(lookups.run() for lookups in self.lookups.values()),
         ]  # fmt: skip
 
     async def _connect(self) -> None:
@@ -200,6 +204,7 @@ class Agent:
                 self.worker.loads, self.skipped,
             )
         )  # fmt: skip
+        registry.register(metrics.LookupCollector(self.lookups.values()))
 
         async def sources(_: Request) -> Response:
             return JSONResponse({"sources": [status.to_json() for status in self.source_statuses()]})
@@ -306,6 +311,7 @@ class Agent:
         Raises:
             Retired: the edge has been retired.
             InvalidRequest: the client has used its idempotency key for another body.
+            StorageError: the journal cannot be written, or a lookup of the stream is not loaded yet.
         """
         if self.uplink.retired.is_set():
             raise Retired(RETIRED)
@@ -315,6 +321,8 @@ class Agent:
             durable.pushes.repeated += 1
             await self.commit.durable()  # the batch's first push may still wait for the journal
             return counted
+        if stream in self.lookups:
+            chunk = self.lookups[stream].joined(chunk)
         self.tap.offer(stream, chunk)
         self.states.count(chunk.source, chunk)
         if chunk.batch.num_rows or chunk.rejected or chunk.series is not None:
@@ -585,7 +593,10 @@ def open_agent(config: EdgeConfig) -> Agent:
     def coalesce_s(stream: str, source: str) -> float:
         return worker.wait_s(stream, source)
 
-    sources = build_sources(config, clocks, now_ms=now_ms, idle=meter.idle, coalesce_s=coalesce_s)
+    lookups = open_lookups(config)
+
+    built = build_sources(config, clocks, now_ms=now_ms, idle=meter.idle, coalesce_s=coalesce_s)
+    sources = [joined(source, lookups.get(source.stream)) for source in built]
     deliveries = {
         name: weaker_than_exactly_once(s.delivery for s in sources if s.stream == name) for name in config.streams
     }
@@ -594,7 +605,7 @@ def open_agent(config: EdgeConfig) -> Agent:
         return EdgeCore(
             {
                 name: StreamSpec(
-                    stream.arrow_columns,
+                    stream.stream_columns,
                     clocks[name],
                     stream.disorder_ms,
                     stream.idle_ms,
@@ -621,15 +632,16 @@ def open_agent(config: EdgeConfig) -> Agent:
 
     memory = MemoryLimits.of(config.limits.max_pending_bytes, config.limits.max_query_bytes)
     # Backfills read the same files at other positions, so they have sources of their own.
-    backfilled = build_sources(config, clocks, now_ms=now_ms)
+    reading_again = build_sources(config, clocks, now_ms=now_ms)
+    backfilled = [joined(source, lookups.get(source.stream)) for source in reading_again]
     durable = DurableCore(
         directory, make_core, reread_from(sources), identity["incarnation"],
         reread_backfill=reread_from(backfilled), now_ms=now_ms(),
         memory=memory,
     )  # fmt: skip
     opened = [
-        other
-        for source in sources if isinstance(source, KeptSource)
+        joined(other, lookups.get(other.stream))
+        for source in built if isinstance(source, KeptSource)
         for other in source.opened_before(durable.core.streams[source.stream].sources)
     ]  # fmt: skip
     sources += opened
@@ -680,7 +692,21 @@ def open_agent(config: EdgeConfig) -> Agent:
     states = SourceStates(meter)
     for source in sources:
         states.add(source)
-    return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, states, daily_quota)
+    return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, states, daily_quota,
+                 lookups=lookups)  # fmt: skip
+
+
+def open_lookups(config: EdgeConfig) -> dict[str, StreamLookups]:
+    """Returns the lookups of the streams that have any, with their files loaded as far as that is possible."""
+    result = {}
+    for name, stream in config.streams.items():
+        types = stream.stream_columns
+        lookups = [Lookup(name, lookup, types[lookup.stream_key], now_ms) for lookup in stream.lookups]
+        for lookup in lookups:
+            lookup.refresh()
+        if lookups:
+            result[name] = StreamLookups(lookups, list(types))
+    return result
 
 
 def begin_anew(agent: Agent) -> None:

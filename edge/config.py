@@ -437,6 +437,53 @@ class SourceConfig(Model):
         return self.package is not None and KINDS.receivers(self.package.kind) is not None
 
 
+class LookupConfig(Model):
+    """Columns that are added to records from a file, by the value of a key column."""
+
+    file: str = Field(min_length=1)
+    """Path of the file, with one row per key."""
+    format: Literal["csv", "ndjson", "parquet"]
+    """Format of the file; by default that of its extension."""
+    key: str | dict[str, str]
+    """Key column of the stream and of the file; `{stream column: file column}` if their names differ."""
+    columns: dict[str, str] = Field(min_length=1)
+    """Columns of the file that are added, with their types. They become columns of the stream."""
+    refresh: Duration = Field(default=60_000, ge=1_000)
+    """Interval at which the file is loaded again if it has changed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _format_by_name(cls, options: Any) -> Any:
+        if not isinstance(options, dict) or "format" in options or not isinstance(options.get("file"), str):
+            return options
+        suffix = Path(options["file"]).suffix
+        return {**options, "format": EXTENSIONS[suffix]} if suffix in EXTENSIONS else options
+
+    @field_validator("key")
+    @classmethod
+    def _one_key(cls, key: str | dict[str, str]) -> str | dict[str, str]:
+        if isinstance(key, dict) and len(key) != 1:
+            raise refusal("one column, or {column of the stream: column of the file}")
+        return key
+
+    @model_validator(mode="after")
+    def _types(self) -> LookupConfig:
+        for name, kind in self.columns.items():
+            if kind not in COLUMN_TYPES:
+                raise refusal(f"a type among {', '.join(COLUMN_TYPES)}", f"column {name} has the unknown type {kind}")
+        if self.file_key in self.columns:
+            raise refusal("columns without the key", f"{self.file_key} is the key")
+        return self
+
+    @property
+    def stream_key(self) -> str:
+        return self.key if isinstance(self.key, str) else next(iter(self.key))
+
+    @property
+    def file_key(self) -> str:
+        return self.key if isinstance(self.key, str) else next(iter(self.key.values()))
+
+
 class StreamConfig(Model):
     """A stream that this edge serves."""
 
@@ -444,6 +491,8 @@ class StreamConfig(Model):
     """Name and type of each column: string, int64, float64 or bool."""
     time: TimeConfig
     """Where the event time is. It may be missing if a source has the format `combined`."""
+    lookups: list[LookupConfig] = Field(default=[], max_length=8)
+    """Files whose columns are added to the records. A key may be a column of an earlier one."""
     constants: dict[str, Constant] = {}
     """Columns that have one value in all records of the stream at this edge, such as its site."""
     disorder_ms: Duration = Field(default=0, alias="disorder")
@@ -516,6 +565,23 @@ class StreamConfig(Model):
         return self
 
     @model_validator(mode="after")
+    def _lookups_fit(self) -> StreamConfig:
+        known = dict(self.columns)
+        for number, lookup in enumerate(self.lookups):
+            kind = known.get(lookup.stream_key)
+            if kind is None or kind == "float64":
+                columns = ", ".join(name for name, kind in known.items() if kind != "float64")
+                fault = f"lookups.{number}.key is {lookup.stream_key}, a " + (
+                    "float64" if kind else "column of nothing"
+                )
+                raise refusal(f"one of the columns {columns}", fault)
+            for name in lookup.columns:
+                if name in known or name == TIME_COLUMN:
+                    raise refusal("columns that the stream lacks", f"lookups.{number}.columns.{name} is there already")
+            known.update(lookup.columns)
+        return self
+
+    @model_validator(mode="after")
     def _constants_fit(self) -> StreamConfig:
         for name, value in self.constants.items():
             declared = self.columns.get(name)
@@ -531,7 +597,14 @@ class StreamConfig(Model):
 
     @property
     def arrow_columns(self) -> dict[str, pa.DataType]:
+        """The columns that sources read."""
         return {name: COLUMN_TYPES[kind] for name, kind in self.columns.items()}
+
+    @property
+    def stream_columns(self) -> dict[str, pa.DataType]:
+        """The columns of the stream's records: those that sources read, and those of lookups."""
+        added = {name: COLUMN_TYPES[kind] for lookup in self.lookups for name, kind in lookup.columns.items()}
+        return self.arrow_columns | added
 
     @property
     def record_schema(self) -> RecordSchema:

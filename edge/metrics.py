@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from edge.durability import DurableCore
 from edge.source_status import SourceStatus
+from edge.sources.lookups import StreamLookups
 from edge.worker import QueryLoad
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.wire import QueryRef
@@ -183,6 +184,38 @@ class EdgeCollector:
             yield gauge
         overruns = {ref.name: load.overruns for ref, load in loads.items()}
         yield _counter("query_overruns", "Turns of a query that took far longer than a cycle.", ["query"], overruns)
+
+
+class LookupCollector:
+    """Prometheus collector of the lookups of an agent."""
+
+    def __init__(self, lookups: Iterable[StreamLookups]) -> None:
+        self._lookups = [lookup for stream in lookups for lookup in stream.lookups]
+
+    def collect(self) -> Iterable[Metric]:
+        if not self._lookups:
+            return
+        labels = ["stream", "file"]
+        rows = GaugeMetricFamily("edgewater_edge_lookup_rows", "Rows of the version in use.", labels=labels)
+        loaded = GaugeMetricFamily(
+            "edgewater_edge_lookup_loaded_timestamp_seconds",
+            "Time at which the version in use was loaded.",
+            labels=labels,
+        )
+        failed = GaugeMetricFamily(
+            "edgewater_edge_lookup_failed", "1 while the newest version of the file cannot be loaded.", labels=labels
+        )
+        unmatched = CounterMetricFamily(
+            "edgewater_edge_lookup_unmatched", "Records with a key that no row has.", labels=labels
+        )
+        for lookup in self._lookups:
+            at = [lookup.stream, lookup.config.file]
+            rows.add_metric(at, lookup.rows)
+            if lookup.loaded_ms is not None:
+                loaded.add_metric(at, lookup.loaded_ms / 1000)
+            failed.add_metric(at, float(lookup.failure is not None))
+            unmatched.add_metric(at, lookup.unmatched)
+        yield from (rows, loaded, failed, unmatched)
 
 
 def _counter(name: str, text: str, labels: list[str], counts: Mapping[Any, int]) -> CounterMetricFamily:

@@ -23,6 +23,7 @@ from edge.records import Decoded, Rejection, Rejections
 from edge.source_kinds import SourceContext
 from edge.sources import build_source, check_package, file_opener, package_sources
 from edge.sources.files import matching_files
+from edge.sources.lookups import load_table
 from edgewater.errors import InvalidConfig, InvalidInput
 from edgewater.quantities import format_duration
 from edgewater.streams import TIME_COLUMN, Delivery
@@ -144,8 +145,9 @@ def check(config: EdgeConfig, now_ms: Callable[[], int], *, connects: bool = Tru
     Args:
         connects: whether kinds of sources may connect to what they read. The center is never asked.
     """
-    streams = []
+    streams, problems = [], list(_edge_problems(config))
     for name, stream in config.streams.items():
+        problems += _lookup_problems(name, stream)
         reports: list[SourceReport] = []
         for number, source in enumerate(stream.sources):
             if source.package is None:
@@ -158,7 +160,15 @@ def check(config: EdgeConfig, now_ms: Callable[[], int], *, connects: bool = Tru
         deliveries = [_delivery(name, stream, source, now_ms) for source in stream.sources]
         with_deliveries = (replace(r, delivery=d) for r, d in zip(reports, deliveries, strict=True))
         streams.append(StreamReport(name, tuple(with_deliveries)))
-    return CheckReport(config.edge, tuple(streams), tuple(_edge_problems(config)))
+    return CheckReport(config.edge, tuple(streams), tuple(problems))
+
+
+def _lookup_problems(name: str, stream: StreamConfig) -> Iterator[str]:
+    for number, lookup in enumerate(stream.lookups):
+        try:
+            load_table(lookup, stream.stream_columns[lookup.stream_key])
+        except InvalidConfig as exc:
+            yield f"streams.{name}.lookups.{number}.{exc}"
 
 
 def _check_package_source(

@@ -12,7 +12,16 @@ from sqlglot import exp
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
 from edgewater.expressions import as_row, columns_of
-from edgewater.synopses import Function, Parameters, Stack, function_named, function_names, meant_function, plugins
+from edgewater.synopses import (
+    Function,
+    Parameters,
+    Question,
+    Stack,
+    function_named,
+    function_names,
+    meant_function,
+    plugins,
+)
 from edgewater.syntax import called_names, check_calls, parse_sql
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -78,6 +87,11 @@ class Measure:
         return self.function.stack(self.parameters, argument, self.seed)
 
     @property
+    def question(self) -> Question | None:
+        """The question that the measure's value answers; None: the default of its synopsis."""
+        return None if self.function.question is None else self.function.question(self.parameters)
+
+    @property
     def is_expensive(self) -> bool:
         """Whether sampling saves more than it costs: a function of a sample, or an argument that calls an expensive
         function."""
@@ -132,13 +146,13 @@ def _argument(function: Function, positional: list[exp.Expression], at: str, tex
 
 def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]:
     """Returns the function's name as written, and its arguments."""
-    # `distinct` is a keyword of SQL and does not parse as a function's name.
-    match = re.fullmatch(r"\s*distinct\s*\((.*)\)\s*", text, re.IGNORECASE | re.DOTALL)
-    tree = parse_sql(f"distinct_of({match[1]})" if match else text, at)
+    # `distinct` is a keyword of SQL, and SQL's `quantile` has two arguments.
+    match = re.fullmatch(r"\s*(distinct|quantile)\s*\((.*)\)\s*", text, re.IGNORECASE | re.DOTALL)
+    tree = parse_sql(f"{match[1]}_of({match[2]})" if match else text, at)
     if isinstance(tree, exp.Count) and isinstance(tree.this, exp.Distinct):
         return "distinct", list(tree.this.expressions)
     if isinstance(tree, exp.Anonymous):
-        name = "distinct" if match else tree.name.lower()
+        name = match[1].lower() if match else tree.name.lower()
         return name, list(tree.expressions)
     if isinstance(tree, exp.Func):
         # All child expressions: the parser's node for corr(x, y), for one, has no list of arguments.

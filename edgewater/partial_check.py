@@ -193,8 +193,8 @@ class PartialCheck:
         for (name, wanted), found in zip(self._keys.items(), types, strict=True):
             if wanted not in (None, found):
                 raise IncompatibleSynopses(
-                    f"group_by.{name}: keys of type {found}; expected {wanted}, the type of the stream's column"
-                    " (where that has changed, register the query again)"
+                    f"group_by.{name}: keys of type {found}; expected {wanted}, the type of this key"
+                    " (if a column of the stream has changed, register the query again)"
                 )
         header = self._headers.get(types)
         if header is None:

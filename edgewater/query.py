@@ -14,6 +14,7 @@ from datetime import date
 
 import pyarrow as pa
 import yaml
+from sqlglot import exp
 
 from edgewater import algebra
 from edgewater.accuracy import Accuracy
@@ -33,7 +34,7 @@ from edgewater.quantities import (
 )
 from edgewater.record_functions import CallFailures
 from edgewater.streams import COLUMN_TYPES, MIN_TIME_MS, TIME_COLUMN
-from edgewater.synopses import DEFAULT_SEED
+from edgewater.synopses import DEFAULT_SEED, EncodedKeys
 from edgewater.synopses.missing_records import has_bounds
 from edgewater.syntax import check_calls, column_names, parse_sql
 from edgewater.timestamps import TIME_ACCEPTED, parse_time, rfc3339
@@ -51,6 +52,8 @@ MAX_EXPRESSIONS_LENGTH = 32_768
 """Characters of all expressions of a query together, so that parsing them takes at most about a second."""
 DEFAULT_LATENESS_MS = 0
 BEGINNING = "beginning"
+_MARKS_OF_EXPRESSIONS = ("(", "||", '"')
+"""A column of `group_by` with one of these is an expression; any other text is the name of a column."""
 _HEXADECIMAL = re.compile(r"0x[0-9a-f]{1,16}", re.IGNORECASE)
 
 
@@ -114,14 +117,27 @@ class BoundQuery:
     """A spec bound to a stream's columns, whose expressions can be evaluated on batches.
 
     Attributes:
+        keys: the columns of `group_by`.
         failures: counts failed calls of plugin functions in its expressions; the evaluating code drains it.
     """
 
     spec: QuerySpec
     where: BoundExpression | None
     measures: tuple[BoundMeasure, ...]
-    group_types: tuple[pa.DataType, ...]
+    keys: tuple[BoundExpression, ...]
     failures: CallFailures = field(default_factory=CallFailures)
+
+    @property
+    def group_types(self) -> tuple[pa.DataType, ...]:
+        return tuple(key.type for key in self.keys)
+
+    def key_arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Returns the key of each record, an array per column of `group_by`."""
+        return [key.array(batch) for key in self.keys]
+
+    def encoded_keys(self, batch: pa.RecordBatch) -> EncodedKeys:
+        """Returns the keys of the records by their distinct values."""
+        return EncodedKeys.of([key.encoded(batch) for key in self.keys], batch.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +147,8 @@ class QuerySpec:
     Attributes:
         stream: the stream that it reads (``from``).
         where: SQL condition, or None.
+        group_by: names of the columns of a group's key in answers.
+        computed: the SQL expressions of those columns of `group_by` that are not columns of the stream, by name.
         lateness_ms: event time after a window's end during which the window may be revised.
         edges: the expected edges, sorted; None: every edge that has the stream.
         shards: number of partitions of a slice by hash of the group; reserved, without effect in this release.
@@ -153,6 +171,7 @@ class QuerySpec:
     edges: tuple[str, ...] | None = None
     shards: int = field(default=1)
     since_ms: int | None = None
+    computed: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def from_yaml(cls, text: str) -> QuerySpec:
@@ -179,7 +198,8 @@ class QuerySpec:
             raise InvalidQuery("measures", q["measures"], "at least one measure, such as {flights: count()}")
         if len(q["measures"]) > MAX_MEASURES:
             raise InvalidQuery("measures", len(q["measures"]), f"at most {MAX_MEASURES} measures")
-        _check_length([q.get("where"), *q["measures"].values()])
+        group_by, computed = _group_by(q.get("group_by"))
+        _check_length([q.get("where"), *q["measures"].values(), *(text for _, text in computed)])
         seed = _seed(q.get("seed"))
         measures = tuple(replace(Measure.parse(str(k), v), seed=seed) for k, v in q["measures"].items())
         where = q.get("where")
@@ -190,7 +210,6 @@ class QuerySpec:
             check_calls(condition, "where")
             where = condition.sql()
         lateness = q.get("lateness")
-        group_by = _group_by(q.get("group_by"))
         _check_names(measures, group_by)
         shards = q.get("shards", 1)
         if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 256:
@@ -211,6 +230,7 @@ class QuerySpec:
             edges=_edges(q.get("edges")),
             shards=shards,
             since_ms=_since(q.get("since"), accuracy),
+            computed=computed,
         )
         algebra.check_algebra(spec)
         return spec
@@ -275,7 +295,8 @@ class QuerySpec:
         if self.where is not None:
             result["where"] = self.where
         if self.group_by:
-            result["group_by"] = list(self.group_by)
+            computed = dict(self.computed)
+            result["group_by"] = [{n: computed[n]} if n in computed else n for n in self.group_by]
         result["measures"] = {m.name: m.to_text() for m in self.measures}
         result["window"] = self.window.to_mapping()
         budget: dict[str, object] = {}
@@ -307,10 +328,22 @@ class QuerySpec:
         """The columns of the stream that the query reads."""
         texts = [self.where] if self.where else []
         texts += [m.argument for m in self.measures if m.argument is not None]
-        names = list(self.group_by)
-        for text in texts:
+        names = list(self.plain_keys)
+        for text in [*dict(self.computed).values(), *texts]:
             names += column_names(parse_sql(text, ""))
         return list(dict.fromkeys(names))
+
+    @property
+    def key_sources(self) -> tuple[tuple[str, bool], ...]:
+        """What gives each column of `group_by`: a SQL expression and True, or a column of the stream and False."""
+        computed = dict(self.computed)
+        return tuple((computed[name], True) if name in computed else (name, False) for name in self.group_by)
+
+    @property
+    def plain_keys(self) -> tuple[str, ...]:
+        """The columns of `group_by` that are columns of the stream."""
+        computed = dict(self.computed)
+        return tuple(name for name in self.group_by if name not in computed)
 
     def bind(self, columns: Mapping[str, pa.DataType]) -> BoundQuery:
         """Checks the query against a stream's columns and compiles its expressions.
@@ -319,12 +352,11 @@ class QuerySpec:
             InvalidQuery: an unknown column, or an operand or argument of the wrong type.
         """
         columns = {**columns, TIME_COLUMN: COLUMN_TYPES["int64"]}
-        known = ", ".join(columns)
-        for i, name in enumerate(self.group_by):
-            if name not in columns:
-                reason = f"unknown column{did_you_mean(name, columns)}"
-                raise InvalidQuery(f"group_by.{i}", name, f"one of the columns {known}", reason)
         failures = CallFailures()
+        keys = tuple(
+            _bound_key(text, is_computed, columns, f"group_by.{number}", failures)
+            for number, (text, is_computed) in enumerate(self.key_sources)
+        )
         where = bind_condition(parse_sql(self.where, "where"), columns, "where", failures) if self.where else None
         bound = []
         for measure in self.measures:
@@ -334,7 +366,22 @@ class QuerySpec:
             argument = bind_argument(tree, columns, at, failures) if tree is not None else None
             measure.function.check_argument(argument.type if argument else None, at)
             bound.append(BoundMeasure(measure, argument))
-        return BoundQuery(self, where, tuple(bound), tuple(columns[name] for name in self.group_by), failures)
+        return BoundQuery(self, where, tuple(bound), keys, failures)
+
+
+def _bound_key(
+    text: str, is_computed: bool, columns: Mapping[str, pa.DataType], at: str, failures: CallFailures
+) -> BoundExpression:
+    """Binds a column of `group_by` (`QuerySpec.key_sources`)."""
+    if is_computed:
+        key = bind(parse_sql(text, at), columns, at, failures)
+        if pa.types.is_null(key.type):
+            raise InvalidQuery(at, text, "an expression with a type", "it is always null")
+        return key
+    if text not in columns:
+        known, reason = ", ".join(columns), f"unknown column{did_you_mean(text, columns)}"
+        raise InvalidQuery(at, text, f"one of the columns {known}, or an expression of them", reason)
+    return BoundExpression(columns[text], lambda batch: batch.column(text))
 
 
 def _check_length(expressions: list[object]) -> None:
@@ -350,18 +397,44 @@ def _name(value: object, at: str) -> str:
     return value
 
 
-def _group_by(value: object) -> tuple[str, ...]:
+def _group_by(value: object) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Returns the names of the key columns, and the expressions of the computed ones by name."""
     if value is None:
-        return ()
-    if isinstance(value, str):
+        return (), ()
+    if not isinstance(value, list):
         value = [value]
-    if not isinstance(value, list) or not all(isinstance(c, str) and c for c in value):
-        raise InvalidQuery("group_by", value, "a list of column names")
-    if len(set(value)) != len(value):
-        raise InvalidQuery("group_by", value, "each column once")
     if len(value) > MAX_GROUP_COLUMNS:
         raise InvalidQuery("group_by", value, f"at most {MAX_GROUP_COLUMNS} columns")
-    return tuple(value)
+    keys = [_key(item, f"group_by.{number}") for number, item in enumerate(value)]
+    names = [name for name, _ in keys]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise InvalidQuery(f"group_by.{number}", name, "each name once", "it is the name of another key")
+    return tuple(names), tuple((name, text) for name, text in keys if text is not None)
+
+
+def _key(item: object, at: str) -> tuple[str, str | None]:
+    """Returns the name of a key column, and its expression; None: it is a column of the stream."""
+    if isinstance(item, Mapping) and len(item) == 1:
+        ((name, text),) = item.items()
+        if not isinstance(text, str):
+            raise InvalidQuery(f"{at}.{name}", text, "an expression, such as lower(host)")
+        name, at = _name(name, at), f"{at}.{name}"
+    elif isinstance(item, str) and item:
+        name, text = "", item
+        if not any(mark in text for mark in _MARKS_OF_EXPRESSIONS):
+            return text, None
+    else:
+        raise InvalidQuery(at, item, "a column, an expression such as hour(event_time_ms), or {name: expression}")
+    tree = parse_sql(text, at)
+    check_calls(tree, at)
+    if isinstance(tree, exp.Column) and not tree.table and name in ("", tree.name):
+        return tree.name, None
+    if not name:
+        name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+        if not NAME.fullmatch(name):
+            raise InvalidQuery(at, text, "a name for the expression, such as {route: " + text + "}")
+    return name, tree.sql()
 
 
 def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> None:

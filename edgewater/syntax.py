@@ -25,18 +25,42 @@ logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements, 
 _DIALECT = Dialect.get_or_raise(None)
 _MISSING_OPERAND = re.compile(r"Required keyword: '\w+' missing for <class '(?:\w+\.)*(\w+)'>")
 """sqlglot's message for an operator or function without an operand."""
-SUPPORTED_FUNCTIONS = ("abs", "ceil", "floor", "round", "sqrt", "ln", "lower", "upper", "trim", "length", "nullif")
+NUMBER_FUNCTIONS = ("abs", "ceil", "floor", "round", "sqrt", "ln", "greatest", "least")
+TEXT_FUNCTIONS = (
+    "lower", "upper", "trim", "length", "substring", "left", "right", "split_part", "replace", "concat",
+    "starts_with", "ends_with", "contains", "regexp_like", "regexp_extract", "regexp_replace",
+)  # fmt: skip
+TIME_FUNCTIONS = (
+    "date_trunc", "extract", "year", "quarter", "month", "week", "day", "day_of_week", "day_of_year", "hour",
+    "minute", "second", "strftime",
+)  # fmt: skip
+SUPPORTED_FUNCTIONS = (*NUMBER_FUNCTIONS, *TEXT_FUNCTIONS, *TIME_FUNCTIONS, "nullif")
 SUPPORTED_SYNTAX = (
-    "arithmetic, comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, CASE, COALESCE, CAST "
+    "arithmetic, ||, comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, CASE, COALESCE, CAST, AT TIME ZONE "
     f"and the functions {', '.join(SUPPORTED_FUNCTIONS)}"
 )
 """What expressions may contain besides columns and literals."""
+
+_OWN_CALLS = ("strftime",)
+"""Functions of ours that the parser does not know."""
+
+_OTHER_NAMES = {
+    "dow": "day_of_week(time), with 1 for Monday", "date_part": "extract(hour from time)",
+    "date_format": "strftime(time, '%Y-%m-%d')", "formatdatetime": "strftime(time, '%Y-%m-%d')",
+    "tostartofhour": "date_trunc('hour', time)",
+    "regexp": "regexp_like(text, 'pattern')", "extract_regex": "regexp_extract(text, 'pattern')",
+}  # fmt: skip
+"""What other systems call our functions."""
 
 _NULL_REJECTING = (
     exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod,
     exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Not, exp.Like, exp.ILike,
     exp.Abs, exp.Ceil, exp.Floor, exp.Round, exp.Sqrt, exp.Ln,
     exp.Lower, exp.Upper, exp.Trim, exp.Length, exp.Cast, exp.Anonymous,
+    exp.DPipe, exp.Substring, exp.Left, exp.Right, exp.SplitPart, exp.Replace, exp.StartsWith, exp.EndsWith,
+    exp.Contains, exp.RegexpLike, exp.RegexpExtract, exp.RegexpReplace,
+    exp.AtTimeZone, exp.DateTrunc, exp.Extract, exp.Year, exp.Quarter, exp.Month, exp.Week, exp.Day, exp.DayOfWeek,
+    exp.DayOfYear, exp.Hour, exp.Minute, exp.Second,
 )  # fmt: skip
 """Operators and functions whose value is null if one operand is null."""
 
@@ -120,7 +144,8 @@ def column_names(tree: exp.Expression) -> list[str]:
 
 def called_names(tree: exp.Expression) -> list[str]:
     """Returns the plugin functions that an expression calls, in lower case, in order of first appearance."""
-    return list(dict.fromkeys(node.name.lower() for node in tree.find_all(exp.Anonymous)))
+    names = (node.name.lower() for node in tree.find_all(exp.Anonymous))
+    return list(dict.fromkeys(name for name in names if name not in _OWN_CALLS))
 
 
 def null_rejecting_columns(tree: exp.Expression) -> list[str]:
@@ -138,5 +163,7 @@ def check_calls(tree: exp.Expression, field: str) -> None:
         if record_functions.find(name) is None:
             known = ", ".join([SUPPORTED_SYNTAX, *sorted(record_functions.installed())])
             near = did_you_mean(name, [*SUPPORTED_FUNCTIONS, *record_functions.installed()])
+            if name in _OTHER_NAMES:
+                near = f"; here it is {_OTHER_NAMES[name]}"
             reason = f"unknown function {name}{near or f': {record_functions.INSTALLED.hint()}'}"
             raise InvalidQuery(field, tree.sql(), known, reason)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -111,12 +111,21 @@ class AnswerRenderer:
     ) -> bytes:
         """Several answers of one query in one of `negotiation.ANSWER_FORMS`."""
         if form == JSON:
-            head: dict[str, Any] = {"query": query.ref.name, "version": query.ref.version}
-            if page is not None:
-                head["range"] = {"start": page.start, "end": page.end, "limit": page.limit}
-                head["next_cursor"] = page.next_cursor
-            answers = b",".join(self.answer(r, query, questions) for r in records)
-            return to_json(head)[:-1] + b',"answers":[' + answers + b"]}"
+            return _page_json(query, page, (self.answer(r, query, questions) for r in records))
+        return self.table(records, query, questions, form)
+
+    def rolled_up(
+        self,
+        records: Sequence[AnswerRecord],
+        query: RegisteredQuery,
+        questions: MeasureQuestions,
+        page: Page,
+        form: str,
+    ) -> bytes:
+        """As `answers`, of answers that are stored nowhere and therefore not cached."""
+        if form == JSON:
+            make = partial(render, spec=query.spec, questions=questions)
+            return _page_json(query, page, (_answer_json(_as_far_as_readable(make, r)) for r in records))
         return self.table(records, query, questions, form)
 
     def table(
@@ -138,6 +147,14 @@ class AnswerRenderer:
             with pa.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table)
         return sink.getvalue()
+
+
+def _page_json(query: RegisteredQuery, page: Page | None, answers: Iterable[bytes]) -> bytes:
+    head: dict[str, Any] = {"query": query.ref.name, "version": query.ref.version}
+    if page is not None:
+        head["range"] = {"start": page.start, "end": page.end, "limit": page.limit}
+        head["next_cursor"] = page.next_cursor
+    return to_json(head)[:-1] + b',"answers":[' + b",".join(answers) + b"]}"
 
 
 def _as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) -> R:

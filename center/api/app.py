@@ -43,6 +43,7 @@ from center.api.routers import (
     prometheus,
     quarantine,
     queries,
+    rollup,
     streams,
 )
 from center.api.services import Services
@@ -67,8 +68,8 @@ Errors are `application/problem+json` (RFC 9457) with a stable `type`.
 ROUTERS = tuple(
     m.router
     for m in (
-        queries, functions, answers, explain, evaluate, live, edges, streams, load, alarms, quarantine, health, pages,
-        console, prometheus,
+        queries, functions, answers, rollup, explain, evaluate, live, edges, streams, load, alarms, quarantine, health,
+        pages, console, prometheus,
     )
 )  # fmt: skip
 REFRESH_S = 1.0

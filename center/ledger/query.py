@@ -180,7 +180,7 @@ class QueryLedger(ABC):
         result: dict[str, Constants] = {}
         for edge in edges:
             stream = edge.stream(self._spec.stream)
-            named = {n: v for n, v in stream.constants.items() if n in self._spec.group_by} if stream else {}
+            named = {n: v for n, v in stream.constants.items() if n in self._spec.plain_keys} if stream else {}
             if named:
                 result[edge.edge] = named
         return self._state.constants if result == self._state.constants else result

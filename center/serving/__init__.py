@@ -10,15 +10,18 @@ from center.serving.function_values import SEED, function_confidence
 from center.serving.measures import MAX_ASKED, NO_QUESTIONS, MeasureQuestions, require_possible
 from center.serving.question_lines import WindowQuestion, parse_json
 from center.serving.render import render, to_csv, to_stated_table, to_table
+from center.serving.rollup import EVERY_ACCEPTED, Intervals, roll_up
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
 
 __all__ = [
+    "EVERY_ACCEPTED",
     "MAX_ASKED",
     "NO_QUESTIONS",
     "SEED",
     "AnsweredWindows",
     "Evaluator",
+    "Intervals",
     "MeasureQuestions",
     "StoredWindows",
     "SynopsisCache",
@@ -31,6 +34,7 @@ __all__ = [
     "parse_json",
     "render",
     "require_possible",
+    "roll_up",
     "to_csv",
     "to_stated_table",
     "to_table",

@@ -275,7 +275,7 @@ class _StackAnswer:
             return self._rows(part.cells(len(stack)), part.confidence, stack.kind)
         try:
             if question.name is None:
-                kind = default_question(stack, question.confidence)
+                kind = self.measure.question or default_question(stack, question.confidence)
             else:
                 kind = parse_question(question.name, arguments, stack, question.confidence, measure=name)
             estimates = self._widened(evaluate_question(stack, kind, question.confidence, measure=name), kind)

@@ -224,6 +224,8 @@ class MeasureEvaluator:
         if isinstance(stack, EquiDepthStack):
             count = IntervalPart("count", self._evaluate(Count()), True)
             return [count, self._boundaries(stack), *_nans(stack)]
+        if (asked := self.measure.question) is not None:
+            return [IntervalPart("", self._evaluate(asked)), *_nans(stack)]
         if Quantile in stack.questions:
             return [self._quantiles(DEFAULT_QUANTILES), *_nans(stack)]
         if isinstance(stack, CountMinStack):
@@ -327,8 +329,9 @@ def without_bounds(estimates: Estimates) -> Estimates:
 
 
 def is_incomplete(completeness: Mapping[str, Any]) -> bool:
-    """Whether an answer lacks an expected edge or records that are known, from the completeness in its quality."""
-    lacks_records = any(completeness.get(name) for name in ("missing", "left", "after_final", "rejected"))
+    """Whether an answer lacks an expected edge, records that are known or, rolled up, a window; from the completeness
+    in its quality."""
+    lacks_records = any(completeness.get(n) for n in ("missing", "left", "after_final", "rejected", "unanswered"))
     return lacks_records or completeness.get("expected") == 0
 
 
@@ -341,7 +344,7 @@ def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array]
     """
     lacking, only = [*completeness.get("missing", ()), *completeness.get("left", ())], completeness.get("only", {})
     everywhere = np.ones(rows, bool)
-    is_anywhere = completeness.get("after_final") or completeness.get("rejected")
+    is_anywhere = any(completeness.get(name) for name in ("after_final", "rejected", "unanswered"))
     if not rows or not lacking or is_anywhere or not all(edge in only for edge in lacking):
         return everywhere
     result = np.zeros(rows, bool)

@@ -46,6 +46,10 @@ class Rests:
         stored = quality["rests"]
         return cls({name: None if rest is None else Rest.from_json(rest) for name, rest in stored.items()})
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Returns what `of` reads."""
+        return {name: None if rest is None else rest.to_json() for name, rest in self.of_measures.items()}
+
     @classmethod
     def of_windows(cls, spec: QuerySpec, windows: Sequence[Rests]) -> Rests:
         """Returns the rests of merged windows."""

@@ -198,7 +198,7 @@ class QueryPipeline:
                 kept = self.monitor.sample(records.ids)
                 corrected_ms = arrival_ms - self.monitor.sampling.clock_offset_ms
                 observed = self.accuracy_measure.observed(arguments, kept)
-                keys = [records.batch.column(name) for name in self.spec.group_by]
+                keys = self.bound.key_arrays(records.batch)
                 self.monitor.observe(
                     records.times, corrected_ms, observed.values, kept, keys, observed.population, observed.bounds
                 )
@@ -297,7 +297,7 @@ class QueryPipeline:
         size, limit = self._state_bytes + GROUP_BYTES, self.max_state_bytes
         if limit is None or len(records) * size <= limit // 8 or not self.spec.group_by:
             return ""
-        keys = records.keys(self.spec.group_by).distinct
+        keys = records.keys(self.bound, self.reading).distinct
         groups = len(keys[0])
         if start in self.slices:
             known = self.slices[start].entries.pending.rows()
@@ -412,7 +412,7 @@ class QueryPipeline:
             slice_.entries.set_sampling_rate(slice_.sampling_rate)
         if self.ships_rows and kept is not None:
             # The center must also know the groups of which no row was sampled.
-            keys = [records.batch.column(name) for name in self.spec.group_by]
+            keys = self.bound.key_arrays(records.batch)
             slice_.entries.add_groups(keys, rows, batch_number, self._elapsed(start, last_ms))
         if kept is not None:
             records = records.filtered(kept)
@@ -420,7 +420,7 @@ class QueryPipeline:
                 return
             first_ms, last_ms = records.extent
         slice_.entries.update(
-            records.keys(self.spec.group_by),
+            records.keys(self.bound, self.reading),
             arguments.by_measure(),
             len(records),
             records.times,
@@ -930,5 +930,6 @@ def _types_of(bound: BoundQuery, constants: Mapping[str, Constant]) -> list[list
     """Returns the types of a query's keys, with their constants, and of its measures' arguments. States depend on
     them."""
     arguments = [str(m.argument.type) if m.argument is not None else "" for m in bound.measures]
+    known = {name: value for name, value in constants.items() if name in bound.spec.plain_keys}
     keys = zip(bound.spec.group_by, bound.group_types, strict=True)
-    return [[constant_type(t, constants.get(name)) for name, t in keys], arguments]
+    return [[constant_type(t, known.get(name)) for name, t in keys], arguments]

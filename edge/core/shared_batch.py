@@ -35,24 +35,28 @@ class Reading:
     Attributes:
         condition: equal for queries whose conditions keep the same records; None: all records.
         slicing: equal for queries whose slices have the same borders.
-        group_by: its key columns.
+        keys: equal for queries with the same key columns.
         columns: all columns that it reads of the records that fulfil its condition.
     """
 
     condition: Hashable
     slicing: Hashable
-    group_by: tuple[str, ...]
+    keys: Hashable
     columns: tuple[str, ...]
 
     @classmethod
     def of(cls, bound: BoundQuery, query: Hashable) -> Reading:
-        """Returns the reading of `query`. A condition with plugin functions is its own: failures count by query."""
+        """Returns the reading of `query`. What calls plugin functions is not shared: failures count by query."""
         spec = bound.spec
         calls = spec.where is not None and called_names(parse_sql(spec.where, "where"))
+        key_calls = any(called_names(parse_sql(text, "")) for _, text in spec.computed)
         slicing = spec.window.slice_ms, spec.window.origin_ms % spec.window.slice_ms
-        arguments = [column_names(parse_sql(m.argument, "")) for m in spec.measures if m.argument is not None]
-        columns = dict.fromkeys([TIME_COLUMN, *spec.group_by, *chain.from_iterable(arguments)])
-        return cls((spec.where, query) if calls else spec.where, slicing, spec.group_by, tuple(columns))
+        texts = [*dict(spec.computed).values(), *(m.argument for m in spec.measures if m.argument is not None)]
+        read = chain.from_iterable(column_names(parse_sql(text, "")) for text in texts)
+        columns = dict.fromkeys([TIME_COLUMN, *spec.plain_keys, *read])
+        condition = (spec.where, query) if calls else spec.where
+        keys = (spec.key_sources, query) if key_calls else spec.key_sources
+        return cls(condition, slicing, keys, tuple(columns))
 
 
 @dataclass(slots=True)
@@ -72,7 +76,7 @@ class Sharing:
             columns.setdefault(reading.condition, {}).update(dict.fromkeys(reading.columns))
             readers[reading.condition] += 1
             readers[reading.condition, reading.slicing] += 1
-            readers[reading.condition, reading.group_by] += 1
+            readers[reading.condition, reading.keys] += 1
         return cls(readers, columns, MOST_KEPT * int(batch.nbytes))
 
     def columns_of(self, reading: Reading) -> list[str]:
@@ -109,7 +113,7 @@ class Records:
         self._condition = condition
         self._matching: dict[Hashable, Records] = {}
         self._slices: dict[Hashable, list[tuple[int, Records]]] = {}
-        self._keys: dict[tuple[str, ...], EncodedKeys] = {}
+        self._keys: dict[Hashable, EncodedKeys] = {}
 
     @classmethod
     def numbered(cls, batch: pa.RecordBatch, first: int, sharing: Sharing | None = None) -> Records:
@@ -176,13 +180,13 @@ class Records:
     def _taken(self, columns: pa.RecordBatch, rows: IntArray) -> Records:
         return Records(columns.take(pa.array(rows)), lambda: self.ids[rows], self._sharing, self._condition)
 
-    def keys(self, group_by: tuple[str, ...]) -> EncodedKeys:
-        """Returns the keys of the records."""
-        found = self._keys.get(group_by)
+    def keys(self, bound: BoundQuery, reading: Reading) -> EncodedKeys:
+        """Returns the keys of the records in a query."""
+        found = self._keys.get(reading.keys)
         if found is None:
-            found = EncodedKeys.of([self.batch.column(name) for name in group_by], len(self))
-            if self._sharing.keeps((self._condition, group_by), found.nbytes):
-                self._keys[group_by] = found
+            found = bound.encoded_keys(self.batch)
+            if self._sharing.keeps((self._condition, reading.keys), found.nbytes):
+                self._keys[reading.keys] = found
         return found
 
 

@@ -357,7 +357,8 @@ DESCRIBING = frozenset(
 
 
 def group_columns(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(spec.get("group_by") or ())
+    """Returns the names of the group columns; a computed key is a mapping of its name to an expression."""
+    return tuple(key if isinstance(key, str) else next(iter(key)) for key in spec.get("group_by") or ())
 
 
 def _first_value_column(table: pa.Table, named: set[str]) -> int:

@@ -131,12 +131,12 @@ class AsyncQuery(QueryData):
         return await self._run(flows.latest(self.name, question_params(group, questions), self._build))
 
     async def windows(
-        self, start: Moment | None = None, end: Moment | None = None, group: Mapping[str, Any] | None = None,
-        **questions: Any,
+        self, start: Moment | None = None, end: Moment | None = None, group: Mapping[str, Any] | None = None, *,
+        every: str | None = None, zone: str | None = None, **questions: Any,
     ) -> Answers:  # fmt: skip
-        bounds = moment(start, "start"), moment(end, "end")
+        bounds, params = (moment(start, "start"), moment(end, "end")), question_params(group, questions)
         return await self._run(
-            flows.windows(self.name, *bounds, time.monotonic, question_params(group, questions), self._build)
+            flows.windows(self.name, *bounds, time.monotonic, params, self._build, every=every, zone=zone)
         )
 
     async def window(

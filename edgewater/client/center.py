@@ -197,14 +197,18 @@ class Query(QueryData):
         return self._run(flows.latest(self.name, question_params(group, questions), self._build))
 
     def windows(
-        self, start: Moment | None = None, end: Moment | None = None, group: Mapping[str, Any] | None = None,
-        **questions: Any,
+        self, start: Moment | None = None, end: Moment | None = None, group: Mapping[str, Any] | None = None, *,
+        every: str | None = None, zone: str | None = None, **questions: Any,
     ) -> Answers:  # fmt: skip
-        """The newest answers to the windows that start in [start, end)."""
-        bounds = moment(start, "start"), moment(end, "end")
-        return self._run(
-            flows.windows(self.name, *bounds, time.monotonic, question_params(group, questions), self._build)
-        )
+        """The newest answers to the windows that start in [start, end).
+
+        Args:
+            every: merges the windows of each interval: a duration such as ``1h``, or ``day``, ``week``, ``month``,
+                ``quarter`` or ``year``.
+            zone: the time zone of days and longer units, such as ``Europe/Berlin``; default: UTC.
+        """
+        bounds, params = (moment(start, "start"), moment(end, "end")), question_params(group, questions)
+        return self._run(flows.windows(self.name, *bounds, time.monotonic, params, self._build, every=every, zone=zone))
 
     def window(
         self, start: Moment, revision: int | None = None, group: Mapping[str, Any] | None = None, **questions: Any

@@ -164,6 +164,32 @@ def query_show(center: Center, name: str, questions: dict[str, Any], as_json: bo
         print_answer(latest)
 
 
+@query.command("windows")
+@click.argument("name")
+@click.option("--start", help="Only windows that start at this time or later, such as 2013-01-01T00:00:00Z.")
+@click.option("--end", help="Only windows that start before this time.")
+@click.option("--every", metavar="INTERVAL", help="Merge the windows of each 1h, day, week, month, quarter or year.")
+@click.option("--zone", help="Time zone of days and longer units, such as Europe/Berlin.")
+@asks_center
+@selects
+def query_windows(
+    center: Center, name: str, start: str | None, end: str | None, every: str | None, zone: str | None,
+    questions: dict[str, Any], as_json: bool,
+) -> None:  # fmt: skip
+    """Print the answers of the query NAME to a range of windows, or with --every to longer intervals.
+
+    With --json a line per answer, as the API states it.
+    """
+    if zone is not None and every is None:
+        raise click.UsageError("--zone is for --every")
+    for answer in center.query(name).windows(start, end, every=every, zone=zone, **questions):
+        if as_json:
+            print_json(_as_json(answer))
+        else:
+            print_answer(answer)
+            click.echo()
+
+
 @query.command("explain")
 @click.argument("name")
 @click.argument("window", required=False)

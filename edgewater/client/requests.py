@@ -289,14 +289,20 @@ def window(
 
 def windows(
     name: str, start: str | None, end: str | None, clock: Callable[[], float],
-    params: tuple[tuple[str, str], ...], build: Build,
+    params: tuple[tuple[str, str], ...], build: Build, *, every: str | None = None, zone: str | None = None,
 ) -> Flow[Answers]:  # fmt: skip
-    """Reads a range in pages that take about `PAGE_S` each, so that a range of any size keeps the time-out."""
-    bounds = [(k, v) for k, v in (("start", start), ("end", end)) if v is not None]
+    """Reads a range in pages that take about `PAGE_S` each, so that a range of any size keeps the time-out.
+
+    Args:
+        every: the length of the intervals into which windows are merged; None: they are not.
+    """
+    given = (("start", start), ("end", end), ("every", every), ("zone", zone))
+    bounds = [(k, v) for k, v in given if v is not None]
+    resource = "windows" if every is None else "rollup"
     cursor: tuple[tuple[str, str], ...] = ()
     limit, pages = min(FIRST_PAGE, PAGE), []
     while True:
-        path, began = f"/v1/queries/{segment(name)}/windows", clock()
+        path, began = f"/v1/queries/{segment(name)}/{resource}", clock()
         asked = (*params, *bounds, ("limit", str(limit)), *cursor)
         response = yield Request("GET", path, asked, headers={"Accept": ARROW})
         pages.append(page_of(response))

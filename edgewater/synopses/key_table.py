@@ -134,7 +134,8 @@ class EncodedKeys:
 
         Args:
             columns: one Arrow array per key column, each of `rows` values; none: all rows have the same key. As in
-                SQL's GROUP BY, all nulls are one key, all NaNs are one key, and -0.0 is 0.0.
+                SQL's GROUP BY, all nulls are one key, all NaNs are one key, and -0.0 is 0.0. A dictionary-encoded array
+                may have nulls and equal values in its dictionary, and no null indices.
         """
         return cls(*_distinct(columns)) if columns else cls(np.zeros(rows, np.int64), [])
 
@@ -258,9 +259,17 @@ def _canonical(column: pa.Array) -> pa.Array:
     return pc.add(column, 0.0)  # -0.0 + 0.0 is 0.0
 
 
+def _encoded(column: pa.Array) -> pa.DictionaryArray:
+    """Returns a column with each value once in its dictionary, in order of appearance; null is a value."""
+    if isinstance(column, pa.DictionaryArray):
+        values = _encoded(column.dictionary)
+        return pa.DictionaryArray.from_arrays(values.indices.take(column.indices), values.dictionary)
+    return _canonical(column).dictionary_encode(null_encoding="encode")
+
+
 def _distinct(columns: Sequence[pa.Array]) -> tuple[IntArray, list[pa.Array]]:
     """Returns the number of each row's key, and the key columns of the distinct keys, in order of appearance."""
-    encoded = [_canonical(c).dictionary_encode(null_encoding="encode") for c in columns]
+    encoded = [_encoded(column) for column in columns]
     combined = _codes(encoded[0])
     if len(encoded) == 1:
         return combined, [encoded[0].dictionary]

@@ -24,7 +24,7 @@ from edgewater.errors import (
     did_you_mean,
 )
 from edgewater.streams import type_name
-from edgewater.synopses.base import NUMBER_TYPES, SampleFunction, Stack
+from edgewater.synopses.base import NUMBER_TYPES, Question, SampleFunction, Stack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 Parameters = tuple[tuple[str, Any], ...]
@@ -130,6 +130,7 @@ class Function:
         sample: the function that the center evaluates on the sampled rows; None: the stack answers.
         exact: its values are exact, but for a stated rounding.
         seeded: its state depends on a seed, of a hash or of random choices.
+        question: returns the question that a measure's value answers, from its parameters; None: the stack's default.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Function:
     sample: SampleFunction | None = None
     exact: bool = False
     seeded: bool = False
+    question: Callable[[Parameters], Question] | None = None
 
     def stack(self, parameters: Parameters, data_type: pa.DataType | None, seed: int | None = None) -> Stack:
         """Builds an empty stack.
@@ -342,7 +344,7 @@ _MEANT = {
     **dict.fromkeys(("approx_count_distinct", "approx_distinct", "count_distinct", "nunique", "uniq", "hll"),
                     "distinct"),
     **dict.fromkeys(("percentile", "percentile_approx", "approx_percentile", "approx_quantile", "percentile_cont",
-                     "quantile", "median"), "quantiles, which answers any quantile"),
+                     "median"), "quantile(x, 0.99), or quantiles, which answers any quantile"),
     **dict.fromkeys(("stddev", "stddev_samp", "stddev_pop", "stdev", "std"), "var, the square of it"),
     **dict.fromkeys(("topk", "approx_top_k", "most_frequent", "mode"), "top_k"),
 }  # fmt: skip
@@ -352,7 +354,7 @@ _MEANT = {
 def meant_function(name: str) -> str:
     """Returns ``, did you mean distinct?`` for a name that is no function; empty if none is like it."""
     if re.fullmatch(r"p\d{1,2}(_?\d+)?", name):
-        return f", did you mean {_MEANT['quantile']}?"
+        return ", did you mean quantile(x, 0.99), or quantiles, which answers any quantile?"
     if name in _MEANT:
         return f", did you mean {_MEANT[name]}?"
     return did_you_mean(name, [*function_names(), *_ALIASES])

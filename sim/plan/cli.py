@@ -202,8 +202,9 @@ def _check_numbers(raw: pa.Table, name: str) -> None:
 def _selection(flags: dict[str, Any], query: QuerySpec) -> ColumnSelection:
     """Returns the columns of the query, of event time and of the edge. CSV keys are text unless the query computes with
     them."""
-    columns = {name: "--key" if flags["keys"] else f"group_by.{i}" for i, name in enumerate(query.group_by)}
+    columns = {name: "--key" if flags["keys"] else f"group_by.{i}" for i, name in enumerate(query.plain_keys)}
     texts = {f"measures.{m.name}": m.argument for m in query.measures} | {"where": query.where}
+    texts |= {f"group_by.{name}": text for name, text in query.computed}
     for field, text in texts.items():
         for name in column_names(parse_sql(text, field)) if text is not None else []:
             columns.setdefault(name, "--value" if name == flags["value"] else field)
@@ -212,7 +213,7 @@ def _selection(flags: dict[str, Any], query: QuerySpec) -> ColumnSelection:
     if flags["edge_column"] is not None:
         columns.setdefault(flags["edge_column"], "--edge-column")
     computed = {name for text in texts.values() if text is not None for name in column_names(parse_sql(text, ""))}
-    as_text = {*query.group_by, *flags["time"], *filter(None, [flags["edge_column"]])} - computed
+    as_text = {*query.plain_keys, *flags["time"], *filter(None, [flags["edge_column"]])} - computed
     return ColumnSelection(columns, as_text)
 
 

@@ -102,13 +102,14 @@ def _from_file(path: Path, flags: QueryFlags) -> QuerySpec:
         if flags.value is None and evaluated.argument is not None:
             replaced = Measure.parse(evaluated.name, f"{flags.aggregate}({evaluated.argument})")
         measures, evaluated = [replaced if m.name == evaluated.name else m for m in measures], replaced
-    keys = _distinct(flags.keys) or query.group_by
+    if flags.keys:
+        query = replace(query, group_by=_distinct(flags.keys), computed=())
     window = query.window
     if flags.window is not None:
         window = TumblingWindow(duration_ms(flags.window, "--window", InvalidConfig, minimum_ms=1))
     # The simulation has no late records, no missing edges and one shard, and no early answers.
     return replace(
-        query, measures=(evaluated, *[m for m in measures if m.name != evaluated.name]), group_by=keys, window=window,
+        query, measures=(evaluated, *[m for m in measures if m.name != evaluated.name]), window=window,
         lateness_ms=0, edges=None, shards=1, accuracy=None,
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -115,7 +115,7 @@ def build_trace(
     """
     keep = _counted(table, times, query, notify)
     table, times = table.filter(pa.array(keep)), times[keep]
-    query = replace(query, where=None)
+    table, query = _with_keys(table, times, replace(query, where=None))
     if not len(times):
         raise InvalidConfig("TRACE", 0, "at least one record that the query counts", "no record is left")
     if query.window.longest_ms == 1:
@@ -146,11 +146,37 @@ def _stream_type(column: pa.ChunkedArray, is_key: bool) -> pa.ChunkedArray:
     return column if column.type in COLUMN_TYPES.values() or not is_key else column.cast(pa.string())
 
 
+def _with_keys(table: pa.Table, times: IntArray, query: QuerySpec) -> tuple[pa.Table, QuerySpec]:
+    """Returns the table with a column per computed key, and the query that reads these columns."""
+    if not query.computed:
+        return table, query
+    whole = _read_columns(table, times, query)
+    arrays = dict(
+        zip(query.group_by, query.bind({f.name: f.type for f in whole.schema}).key_arrays(whole), strict=True)
+    )
+    names = {name: _free(name, table.column_names) for name, _ in query.computed}
+    for name, column in names.items():
+        table = table.append_column(column, arrays[name])
+    group_by = tuple(names.get(name, name) for name in query.group_by)
+    return table, replace(query, group_by=group_by, computed=())
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _read_columns(table: pa.Table, times: IntArray, query: QuerySpec) -> pa.RecordBatch:
+    """Returns the columns that a query reads, as an edge has them."""
+    names = [n for n in query.columns if n != TIME_COLUMN]
+    columns = {n: _stream_type(table.column(n), n in query.plain_keys) for n in names}
+    return pa.concat_batches(pa.table({**columns, TIME_COLUMN: pa.array(times)}).to_batches())
+
+
 def _counted(table: pa.Table, times: IntArray, query: QuerySpec, notify: Notify) -> BoolArray:
     """Returns a mask of the records that the query counts: its condition is true and the measure has a value."""
-    names = [n for n in query.columns if n != TIME_COLUMN]
-    columns = {n: _stream_type(table.column(n), n in query.group_by) for n in names}
-    whole = pa.concat_batches(pa.table({**columns, TIME_COLUMN: pa.array(times)}).to_batches())
+    whole = _read_columns(table, times, query)
     trace = Trace(whole, (), np.zeros(len(times), np.int64))
     condition = query.bind(trace.columns).where
     keep = np.ones(len(times), bool)

@@ -28,6 +28,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
     "condor": (("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"), SPARK),
     "console": (("gzipped_bytes", "first_paint_ms_p50", "commit_to_drawn_ms_p95", "core_share"), E2E),
     "console_demo": (("commit_to_drawn_ms_p95", '"problems": []'), FULL),
+    "workloads": (("ysb: 6,000 records", "taxi: 3,000", "linear-road: 3,000", "0 wrong, 0 outside"), FULL),
     "evaluate": (("questions/s", "distinct, all groups merged"), None),
     "frame_work": (("partials", "closes, sliding", "at most 40960 units"), None),
     "first_light": (("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"), E2E),

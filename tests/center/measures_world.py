@@ -34,6 +34,7 @@ EVERY_FUNCTION = {
     "ew": "histogram(ms, lo=0, hi=100, buckets=4)",
     "ed": "equi_depth(ms, buckets=4)",
     "dd": "quantiles(ms)",
+    "p99": "quantile(ms, 0.99)",
     "kl": "kll(ms)",
     "dis": "distinct(ip)",
     "n": "count()",

@@ -16,8 +16,8 @@ QUERY_KEYS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] =
         ("name", "lower-case letters, digits and `_`, at most 63", "required", "The query's name."),
         ("from", "name of a stream", "required", "The stream that the query reads."),
         ("where", "SQL condition", "all records", "Selects the records for which the condition is true."),
-        ("group_by", "list of columns, at most 16", "none", "Divides the records into groups. Without it a window has "
-         "one row."),
+        ("group_by", "list of columns, expressions and `{name: expression}`, at most 16", "none", "Divides the "
+         "records into groups. Without it a window has one row."),
         ("measures", "mapping of name to function, 1 to 32", "required", "What is computed of each group, such as "
          "`sum(bytes)`."),
         ("window", "section", "required", "How event time is divided."),

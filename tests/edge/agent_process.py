@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class AgentProcess:
         *,
         columns: dict[str, str] | None = None,
         http: dict[str, Any] | None = None,
+        stream: Mapping[str, Any] | None = None,
         query: QuerySpec | None = COUNT,
         port: int = 0,
         **limits: Any,
@@ -67,6 +69,7 @@ class AgentProcess:
                     "columns": self.columns,
                     "time": {"column": "at", "unit": "ms"},
                     "sources": sources,
+                    **(stream or {}),
                 }
             },
             # Nothing is synced by the way: no center pulls frames, and no checkpoint is due.
@@ -198,6 +201,19 @@ class AgentProcess:
             yield agent
         finally:
             agent.durable.close()
+
+    def recovered_groups(self) -> Counter[Any]:
+        """The records that are counted after a recovery, by the first column of the key."""
+        groups: Counter[Any] = Counter()
+        with self.state() as agent:
+            for source in agent.sources:
+                agent.durable.handle(SourceEnded(source.stream, source.name))
+            for body in pull(agent):
+                for part in (GroupedAggregate.from_bytes(p.synopsis) for p in body.partials):
+                    counts = part.query("n").value.astype(int).tolist()
+                    for key, count in zip(part.rows()[0].to_pylist(), counts, strict=True):
+                        groups[key] += count
+        return groups
 
     def recovered(self) -> tuple[float, list[InputLoss]]:
         """The records that are counted after a recovery, over all windows, and the stated losses."""

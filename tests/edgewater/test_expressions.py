@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -238,6 +241,90 @@ def test_casts_between_all_types() -> None:
     assert evaluate("i::DOUBLE", i=[GREATEST]) == [2.0**63]
 
 
+@given(st.lists(TEXTS, min_size=1, max_size=8), st.integers(-3, 4).filter(bool), st.sampled_from(["a", "x", "\n"]))
+def test_parts_of_texts(values: list[str | None], number: int, part: str) -> None:
+    def part_of(text: str) -> str:
+        parts = text.split(part)
+        at = number - 1 if number > 0 else len(parts) + number
+        return parts[at] if 0 <= at < len(parts) else ""
+
+    cases: dict[str, Callable[[str], Any]] = {
+        f"split_part(s, '{part}', {number})": part_of,
+        f"substring(s, {abs(number)}, 2)": lambda s: s[abs(number) - 1 : abs(number) + 1],
+        f"substring(s, {abs(number)})": lambda s: s[abs(number) - 1 :],
+        f"left(s, {number})": lambda s: s[:number],
+        f"right(s, {number})": lambda s: s[-number:],
+        f"replace(s, '{part}', '<->')": lambda s: s.replace(part, "<->"),
+        f"starts_with(s, '{part}')": lambda s: s.startswith(part),
+        f"ends_with(s, '{part}')": lambda s: s.endswith(part),
+        f"contains(s, '{part}')": lambda s: part in s,
+        "s || '-' || s": lambda s: f"{s}-{s}",
+        "CASE s WHEN 'a' THEN 1 WHEN 'A' THEN 2 ELSE 3 END": lambda s: {"a": 1, "A": 2}.get(s, 3),
+    }
+    for text, truth in cases.items():
+        expected = [None if value is None else truth(value) for value in values]
+        if text.startswith("CASE"):
+            expected = [3 if value is None else truth(value) for value in values]
+        assert evaluate(text, s=values) == expected, text
+    assert evaluate("concat(s, i, 'x')", s=values, i=[None] * len(values)) == [f"{value or ''}x" for value in values]
+
+
+PATTERNS = ["a", "(a)(b)?", "^.", "(?i)A", "[^a]+", r"(\w)\b", "x\ny", "(?:a|ab)(.*)", "b$"]
+
+
+@given(st.lists(TEXTS.filter(lambda s: s is None or s.isascii()), min_size=1, max_size=8), st.sampled_from(PATTERNS))
+def test_regular_expressions(values: list[str | None], pattern: str) -> None:
+    compiled = re.compile(pattern.replace("$", r"\Z"))
+    first = int(compiled.groups > 0)
+    matches = [None if value is None else compiled.search(value) for value in values]
+    got = evaluate(f"regexp_extract(s, '{pattern}')", s=values)
+    assert got == [None if match is None else match.group(first) or "" for match in matches]
+    assert evaluate(f"regexp_extract(s, '{pattern}', 0)", s=values) == [m and m.group() for m in matches]
+    tests = evaluate(f"regexp_like(s, '{pattern}')", s=values)
+    assert tests == [None if v is None else m is not None for v, m in zip(values, matches, strict=True)]
+
+
+ZONES = ["UTC", "Europe/Berlin", "America/Sao_Paulo", "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia"]
+CLOCK_CHANGES = [
+    1_729_990_800_000,  # Berlin: 2024-10-27, an hour twice
+    1_711_846_800_000,  # Berlin: 2024-03-31, an hour skipped
+    1_541_300_400_000,  # Sao Paulo: 2018-11-04, no midnight
+    1_728_142_200_000,  # Lord Howe: 2024-10-06, half an hour
+    1_325_239_200_000,  # Apia: 2011-12-30, no such day
+]
+TIMES = st.sampled_from(CLOCK_CHANGES).flatmap(lambda at: st.integers(at - 90_000_000, at + 90_000_000)) | st.integers(
+    -10_000_000_000, 4_000_000_000_000
+)
+
+
+@given(st.lists(TIMES, min_size=1, max_size=6), st.sampled_from(ZONES))
+def test_calendars_follow_the_clocks_of_a_zone(times: list[int], zone: str) -> None:
+    at = f"i AT TIME ZONE '{zone}'"
+    local = [datetime.fromtimestamp(ms // 1000, ZoneInfo(zone)) for ms in times]
+    assert evaluate(f"hour({at})", i=times) == [t.hour for t in local]
+    assert evaluate(f"extract(isodow FROM {at})", i=times) == [t.isoweekday() for t in local]
+    assert evaluate(f"week({at})", i=times) == [t.isocalendar().week for t in local]
+    assert evaluate(f"strftime({at}, '%Y-%m-%d %H:%M:%S')", i=times) == [f"{t:%Y-%m-%d %H:%M:%S}" for t in local]
+    for begin, ms in zip(evaluate(f"date_trunc('day', {at})", i=times), times, strict=True):
+        day = datetime.fromtimestamp(begin / 1000, ZoneInfo(zone))
+        assert begin <= ms and day.date() == datetime.fromtimestamp(ms / 1000, ZoneInfo(zone)).date()
+        before = datetime.fromtimestamp(begin / 1000 - 0.001, ZoneInfo(zone))
+        assert before.date() < day.date(), "the first instant of the day"
+    for begin, ms in zip(evaluate(f"date_trunc('minute', {at})", i=times), times, strict=True):
+        assert begin == ms // 60_000 * 60_000
+
+
+def test_times_outside_the_calendar_are_null() -> None:
+    for text in ("hour(i)", "date_trunc('month', i AT TIME ZONE 'Europe/Berlin')", "strftime(i, '%Y')"):
+        assert evaluate(text, i=[LEAST, GREATEST, None, 1 << 52]) == [None] * 4
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=8))
+def test_an_expression_of_one_text_column_reads_each_distinct_text_once(values: list[str | None]) -> None:
+    doubled = evaluate("coalesce(s, 'none') || length(s)", s=values + values)
+    assert doubled == [None if v is None else v + str(len(v)) for v in values + values]
+
+
 def test_constants_fill_the_batch_whatever_its_length() -> None:
     bound = bind(parse_sql("1 + 1", ""), COLUMNS, "")
     for rows in (0, 1, 3):
@@ -261,7 +348,8 @@ REFUSED = {
     "i IN (SELECT 1)": "IN with a list of literals",
     "i IN ()": "IN with a list of literals",
     "i IS TRUE": "IS NULL or IS NOT NULL",
-    "CASE i WHEN 1 THEN 2 END": "CASE WHEN condition THEN",
+    "CASE i WHEN 'x' THEN 2 END": "int64 and string",
+    "if(b, 1, 'x')": "int64 and string",
     "CASE WHEN i THEN 2 END": "a boolean expression",
     "CASE WHEN b THEN 1 ELSE 'x' END": "int64 and string",
     "coalesce(i, 'x')": "int64 and string",
@@ -276,7 +364,36 @@ REFUSED = {
     "CAST(i AS DECIMAL)": "a cast to BIGINT, DOUBLE, VARCHAR or BOOLEAN",
     "count(*)": "unsupported expression",
     "sha256(s)": "unknown function sha256: .*package .*may not be installed.*the functions abs, ceil",
-    "s || 'x'": "unsupported expression",
+    "dow(i)": r"here it is day_of_week\(time\)",
+    "substr(s, i)": "in numbers",
+    "substring(s, 1, -1)": "the length is negative",
+    "left(s, 'x')": "a number of characters",
+    "split_part(s, '', 1)": "the delimiter is empty",
+    "split_part(s, '/', 0)": "the number 0",
+    "split_part(s, s, 1)": "a literal delimiter",
+    "replace(s, '', 'x')": "the pattern is empty",
+    "starts_with(s, s)": "a text and a literal",
+    "regexp_like(s, 's', 'i')": "plain arguments",
+    "regexp_like(s, '(')": "regular expression of RE2",
+    "regexp_like(s, '(?=s)')": "regular expression of RE2",
+    r"regexp_extract(s, '(s)\1')": "regular expression of RE2",
+    "regexp_extract(s, '(s)', 2)": "regular expression of RE2",
+    "regexp_extract(s, '(s)', 9)": "a group from 0 to 8",
+    r"regexp_replace(s, 's', '\1')": "regular expression of RE2",
+    "regexp_like(s, '" + 1_001 * "x" + "')": "at most 1000",
+    "regexp_like(s, 's{1001}')": "regular expression of RE2",
+    "s || '" + 5_000 * "x" + "'": "bytes of literals",
+    " || ".join(["s"] * 65): "at most 64 times",
+    "replace(s, 's', '" + 100 * "x" + "')": "at most 64 times",
+    "replace(replace(s, 's', 'ttttttttt'), 't', 'uuuuuuuuu')": "at most 64 times",
+    "hour(s)": "a time in ms",
+    "hour(i AT TIME ZONE 'Mars/Base')": "of the IANA database",
+    "hour(i AT TIME ZONE s)": "a time zone such as",
+    "i AT TIME ZONE 'UTC'": "unsupported expression",
+    "date_trunc('fortnight', i)": "one of the units second",
+    "extract(dow FROM i)": "one of the parts year",
+    "strftime(i)": "strftime",
+    "strftime(i, s)": "strftime",
     "99999999999999999999 > i": "a 64-bit integer",
     "i AND b": "a boolean expression",
     "NOT i": "a boolean expression",

@@ -55,6 +55,51 @@ shards: 4
 """
 
 
+@pytest.mark.parametrize(
+    ("given", "canonical", "columns"),
+    [
+        (["carrier"], ["carrier"], ["carrier"]),
+        ("carrier", ["carrier"], ["carrier"]),
+        (["http.route", "a-b"], ["http.route", "a-b"], ["http.route", "a-b"]),
+        (['"a b"'], ["a b"], ["a b"]),
+        ([{"carrier": "carrier"}], ["carrier"], ["carrier"]),
+        ([{"line": "carrier"}], [{"line": "carrier"}], ["carrier"]),
+        (["lower(carrier)"], [{"lower_carrier": "LOWER(carrier)"}], ["carrier"]),
+        ([{"carrier": "lower(carrier)"}], [{"carrier": "LOWER(carrier)"}], ["carrier"]),
+        (
+            ["ok", {"route": "carrier || '-' || bytes"}],
+            ["ok", {"route": "carrier || '-' || bytes"}],
+            ["ok", "carrier", "bytes"],
+        ),
+    ],
+)
+def test_keys_are_columns_or_expressions(given: Any, canonical: list[Any], columns: list[str]) -> None:
+    query = spec(group_by=given)
+    assert query.to_mapping()["group_by"] == canonical and sorted(query.columns) == sorted(columns)
+    assert spec(group_by=canonical) == query
+    assert query.group_by == tuple(key if isinstance(key, str) else next(iter(key)) for key in canonical)
+
+
+def test_the_type_of_a_computed_key_is_that_of_its_expression() -> None:
+    keys = [{"route": "carrier || bytes"}, "hour(bytes)", {"slow": "delay > 5"}, {"bin": "cast(delay / 10 as bigint)"}]
+    bound = spec(group_by=[*keys, "ok"]).bind(COLUMNS)
+    assert bound.group_types == (pa.string(), pa.int64(), pa.bool_(), pa.int64(), pa.bool_())
+    batch = pa.record_batch(
+        {"carrier": ["UA", None], "bytes": [3_600_000, 7], "delay": [12.0, 5.0], "ok": [True, None]}
+    )
+    assert [key.to_pylist() for key in bound.key_arrays(batch)] == [
+        ["UA3600000", None], [1, 0], [True, False], [1, 0], [True, None],
+    ]  # fmt: skip
+    for expression, field in (
+        ("lower(bytes)", "group_by.0"),
+        ("NULL", "group_by.0"),
+        ("lower(none)", "group_by.0"),
+    ):
+        with pytest.raises(InvalidQuery) as caught:
+            spec(group_by=[{"x": expression}]).bind(COLUMNS)
+        assert caught.value.field == field
+
+
 def test_a_query_is_read_from_yaml() -> None:
     query = QuerySpec.from_yaml(YAML)
     assert (query.name, query.stream, query.group_by) == ("bytes_by_url", "downloads", ("provider", "country", "url"))
@@ -196,9 +241,17 @@ def test_text_and_numbers_that_cannot_be_serialised_are_refused() -> None:
         ("edges", {"edges": []}, "a list of the ids of the expected edges"),
         ("edges", {"edges": "jfk"}, "a list of the ids of the expected edges"),
         ("edges", {"edges": ["jfk", 5]}, "a list of the ids of the expected edges"),
-        ("group_by", {"group_by": 5}, "a list of column names"),
-        ("group_by", {"group_by": ["a", ""]}, "a list of column names"),
-        ("group_by", {"group_by": ["a", "a"]}, "each column once"),
+        ("group_by.0", {"group_by": 5}, "an expression such as"),
+        ("group_by.1", {"group_by": ["a", ""]}, "an expression such as"),
+        ("group_by.1", {"group_by": ["a", "a"]}, "each name once"),
+        ("group_by.1", {"group_by": ["a", {"a": "lower(b)"}]}, "each name once"),
+        ("group_by.0", {"group_by": [{"A": "lower(b)"}]}, "lower-case"),
+        ("group_by.0.a", {"group_by": [{"a": 5}]}, "an expression"),
+        ("group_by.0", {"group_by": [{"a": "b", "c": "d"}]}, "an expression such as"),
+        ("group_by.0.a", {"group_by": [{"a": "lower("}]}, "operand"),
+        ("group_by.0", {"group_by": ["nothing(a)"]}, "unknown function"),
+        ("group_by.0", {"group_by": ["lower(a) || '" + 70 * "x" + "'"]}, "a name for the expression"),
+        ("measures.a", {"group_by": [{"a": "lower(b)"}], "measures": {"a": "count()"}}, "a column of group_by"),
         ("group_by", {"group_by": [f"c{i}" for i in range(17)]}, "at most 16 columns"),
         ("window.count", {"window": {"count": 1000}}, "no common order.*center.batch.build"),
         ("budget", {"budget": {}}, "or both"),
@@ -277,6 +330,9 @@ def test_a_budget_on_a_measure_without_an_error_function_counts_records_and_a_pe
         ("Distinct (carrier, 14)", "distinct(carrier)"),
         ("distinct(lower(carrier), precision=9)", "distinct(LOWER(carrier), precision=9)"),
         ("quantiles(delay, 0.05)", "quantiles(delay, accuracy=0.05)"),
+        ("quantile(delay, 0.99)", "quantile(delay, q=0.99)"),
+        ("QUANTILE(delay)", "quantile(delay)"),
+        ("quantile(delay, 0.9, accuracy=0.05)", "quantile(delay, q=0.9, accuracy=0.05)"),
         ('sum("weird col")', 'sum("weird col")'),
     ],
 )
@@ -317,6 +373,8 @@ def test_measures_have_a_canonical_text(text: str, canonical: str) -> None:
         ("quantiles(a, accuracy='1%')", "a relative accuracy"),
         ("sum(DISTINCT a)", "DISTINCT is supported in count only"),
         ("quantiles(DISTINCT a)", "DISTINCT is supported in count only"),
+        ("quantile(a, 99)", "a rank from 0 to 1"),
+        ("quantile(a, delay)", "parameters that are literals"),
         ("mean(a, b=1)", "mean with no parameters"),
     ],
 )
@@ -435,8 +493,8 @@ def test_since_is_refused_where_it_could_not_be_right() -> None:
         ({"groupby": ["carrier"]}, "groupby", "group_by"),
         ({"measures": {"n": "summ(bytes)"}}, "measures.n", "sum"),
         ({"measures": {"n": "cuont()"}}, "measures.n", "count"),
-        ({"measures": {"n": "p99(bytes)"}}, "measures.n", "quantiles"),
-        ({"measures": {"n": "percentile_approx(bytes, 0.99)"}}, "measures.n", "quantiles"),
+        ({"measures": {"n": "p99(bytes)"}}, "measures.n", "quantile"),
+        ({"measures": {"n": "percentile_approx(bytes, 0.99)"}}, "measures.n", "quantile"),
         ({"measures": {"n": "stddev(bytes)"}}, "measures.n", "var"),
         ({"measures": {"n": "approx_count_distinct(bytes)"}}, "measures.n", "distinct"),
         ({"measures": {"n": "distinct(carrier, precison=12)"}}, "measures.n.precison", "precision"),

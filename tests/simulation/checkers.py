@@ -315,7 +315,7 @@ class _QueryCheck:
     ) -> None:  # fmt: skip
         self.findings.cells += 1
         name = measure.function.name
-        if name in ("quantiles", "kll"):
+        if name in ("quantiles", "quantile", "kll"):
             self._quantiles(answer, measure, group, row, members, sure, whole)
             return
         if name not in (*EXACT_FUNCTIONS, "distinct"):
@@ -500,13 +500,14 @@ class _QueryCheck:
         if row is None or not all(sure) or not whole or self.truth.has_non_finite(measure, members):
             return
         contract = answer["contract"]
-        for key, cell in row[measure.name]["quantiles"].items():
+        asked = {str(dict(measure.parameters).get("q")): row[measure.name]}
+        for key, cell in row[measure.name].get("quantiles", asked).items():
             true = self.truth.quantile_range(measure, members, float(key))
             if true is None or cell["lower"] is None or cell["upper"] is None:
                 continue
             shown = f"{measure.name} {key} of {group}: {cell}, the truth is {true}"
             held = cell["lower"] <= true[1] and cell["upper"] >= true[0]
-            if measure.function.name == "quantiles" and not held:
+            if measure.function.name != "kll" and not held:
                 self._say("interval", answer, shown)
             elif measure.function.name == "kll":
                 self.findings.outcomes.append(Outcome("interval of kll", answer["confidence"], held))

@@ -16,6 +16,8 @@ from tests.simulation.virtual import EPOCH_MS
 STREAM = "events"
 WRONG_TYPE, MALFORMED = RejectionReason.WRONG_TYPE, RejectionReason.MALFORMED
 COLUMNS = {"id": pa.int64(), "k": pa.string(), "x": pa.int64(), "f": pa.float64()}
+COMPUTED_KEYS = 0.25
+ONE_QUANTILE = 0.3
 COMBINED = 0.3
 """Of queries with an error budget, those that have a staleness budget too."""
 GENEROUS = 0.4
@@ -278,7 +280,9 @@ class _Draw:
     def query(self, name: str, edges: list[str], active_s: float) -> QueryPlan:
         rng = self.rng
         functions = ["count()", "sum(x)", "sum(f)", "min(x)", "max(x)", "max(f)", "mean(f)", "mean(x)", "count(f)"]
-        sketches = ["distinct(x)", "quantiles(x)"]
+        # Drawn apart, so that the other draws of a seed stay.
+        one = random.Random(f"{name} quantile").random() < ONE_QUANTILE
+        sketches = ["distinct(x)", "quantile(x, 0.9)" if one else "quantiles(x)"]
         chosen = rng.sample(functions, rng.randint(1, 3)) + ([rng.choice(sketches)] if self.chance(SKETCHES) else [])
         measures = {f"m{i}": text for i, text in enumerate(chosen)}
         mapping: dict[str, Any] = {"name": name, "from": STREAM, "measures": measures}
@@ -291,7 +295,9 @@ class _Draw:
         else:
             mapping["window"] = {"session": rng.choice(("200ms", "1s")), "max": rng.choice(("4s", "10s"))}
         if self.chance(0.6):
-            mapping["group_by"] = ["k"]
+            # Drawn apart, so that the other draws of a seed stay. Groups merge: a and b are one key.
+            is_computed = random.Random(f"{name} {size_ms} key").random() < COMPUTED_KEYS
+            mapping["group_by"] = [{"k": "replace(k, 'b', 'a')"}] if is_computed else ["k"]
         if self.chance(0.2):
             mapping["where"] = "x > 2"
         if self.chance(0.5):

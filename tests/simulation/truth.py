@@ -118,7 +118,7 @@ class QueryTruth:
         kept = [i for i, (record, p) in enumerate(zip(records, passed, strict=True)) if p]
         self.records = [records[i] for i in kept]
         batch = batch.take(pa.array(kept, pa.int64()))
-        self.groups: list[Group] = list(zip(*(batch.column(g).to_pylist() for g in spec.group_by), strict=True))
+        self.groups: list[Group] = list(zip(*(keys.to_pylist() for keys in bound.key_arrays(batch)), strict=True))
         if not spec.group_by:
             self.groups = [()] * len(self.records)
         self._arguments: dict[str, list[Any]] = {

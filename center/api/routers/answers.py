@@ -87,7 +87,7 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     query = center.catalog.query(name)
     questions = params.questions(query.spec)
     records, cursor = _read_page(center, query, params)
-    page = Page(_shown(params.start), _shown(params.end), params.limit, cursor)
+    page = Page(shown(params.start), shown(params.end), params.limit, cursor)
     headers = {}
     if cursor is not None:
         headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'
@@ -226,7 +226,7 @@ def _respond(
     """Answers in the requested form, or 304 before anything is rendered. Raises HttpProblem for `require`."""
     form = params.form(request.headers.get("accept"))
     if params.require is not None:
-        _require_complete(records)
+        require_complete(records)
     etag = entity_tag(query, records, questions, page, form)
     headers = {"ETag": etag, "Cache-Control": cache, "Vary": "Accept", **(headers or {})}
     if matches(request.headers.get("if-none-match"), etag):
@@ -238,7 +238,7 @@ def _respond(
     return Response(body, 200, headers, form)
 
 
-def _require_complete(records: Sequence[AnswerRecord]) -> None:
+def require_complete(records: Sequence[AnswerRecord]) -> None:
     for record in records:
         completeness = record.quality["completeness"]
         if completeness["ratio"] < 1:
@@ -255,5 +255,5 @@ def _require_complete(records: Sequence[AnswerRecord]) -> None:
             )
 
 
-def _shown(millis: int | None) -> str | None:
+def shown(millis: int | None) -> str | None:
     return None if millis is None else rfc3339(millis)

@@ -55,6 +55,9 @@ export const plain = (value) => (typeof value === "object" ? JSON.stringify(valu
 
 export const percent = (x) => (x === null || x === undefined ? UNKNOWN : `${part.format(x * 100)} %`);
 
+/** A column of `group_by` as text: `country`, or `lower(host) as host`. */
+export const groupColumn = (key) => (typeof key === "string" ? key : Object.entries(key).map(([name, text]) => `${text} as ${name}`).join());
+
 /** A group as text: `carrier=UA, dest=null`; all groups: "(all)". */
 export const group = (g) => Object.entries(g).map(([k, v]) => `${k}=${v === null ? "null" : v}`).join(", ") || "(all)";
 

@@ -499,3 +499,11 @@ def _summed(cells: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
 
 register_kind(DDSketchStack)
 register_function(Function("quantiles", stack_maker(DDSketchStack), parameters={"accuracy": _ACCURACY}))
+register_function(
+    Function(
+        "quantile",
+        lambda parameters, _: DDSketchStack(accuracy=dict(parameters)["accuracy"]),
+        parameters={"q": Parameter.number(0.5, 0.0, 1.0, "a rank from 0 to 1, such as 0.99"), "accuracy": _ACCURACY},
+        question=lambda parameters: Quantile(dict(parameters)["q"]),
+    )
+)

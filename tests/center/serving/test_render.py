@@ -224,6 +224,16 @@ def test_a_quantile_measure_answers_the_default_ranks(quantile_answer: tuple[Ans
     assert answer["confidence"] == 0.9
 
 
+def test_a_measure_of_one_quantile_has_one_value() -> None:
+    query = spec(measures={"d": "quantile(delay, 0.9)"})
+    given = record(query, aggregate(query, {"delay": [float(n) for n in range(100)]}).to_bytes())
+    cell = render(given, query)["data"][0]["d"]
+    assert cell["lower"] <= 89 <= cell["upper"] and "quantiles" not in cell
+    assert to_table(given, query).column_names == ["d", "d_lower", "d_upper"]
+    other = render(given, query, MeasureQuestions(quantiles=(0.5,)))["data"][0]["d"]
+    assert list(other["quantiles"]) == ["0.5"]
+
+
 def test_a_reader_may_ask_for_other_quantiles(quantile_answer: tuple[AnswerRecord, QuerySpec]) -> None:
     answer = render(*quantile_answer, MeasureQuestions(quantiles=(0.25,)))
     assert answer["data"][0]["d"] == {"quantiles": {"0.25": {"estimate": 2.5, "lower": 1.5, "upper": 3.5}}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +14,7 @@ from edge.core.batch_queue import BatchQueue, QueuedBatch
 from edge.core.shared_batch import MOST_KEPT, QueuedRecords, Reading, Records, Sharing
 from edgewater.query import BoundQuery, QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN
-from edgewater.synopses import EncodedKeys
+from edgewater.synopses import EncodedKeys, GroupedAggregate
 from edgewater.wire import QueryRef
 from tests.edgewater.functions_world import Counting, install_functions
 
@@ -24,7 +24,7 @@ SLIDING: dict[str, object] = {"sliding": "2s", "every": "500ms", "offset": "200m
 SPECS: list[dict[str, object]] = [
     {**where, "group_by": keys, "window": window}
     for where in ({}, {"where": "x > 0"})
-    for keys, window in ((["k"], SECONDS), (["k"], SLIDING), (["x", "k"], SECONDS))
+    for keys, window in ((["k"], SECONDS), (["k"], SLIDING), (["x", "k"], SECONDS), ([{"k": "upper(k)"}], SECONDS))
 ]
 
 
@@ -79,7 +79,8 @@ def test_only_what_several_queries_need_is_kept() -> None:
     all_, readings = records(bound)
     matching = all_.matching(first, readings[0])
     assert all_.matching(second, readings[1]) is matching
-    assert matching.keys(("k",)) is matching.keys(("k",)) and matching.keys(("x",)) is not matching.keys(("x",))
+    assert matching.keys(first, readings[0]) is matching.keys(second, readings[1])
+    assert matching.keys(other, readings[2]) is not matching.keys(other, readings[2])
     assert all_.matching(other, readings[2]) is not all_.matching(other, readings[2])
     assert matching.ids.tolist() == (7 + np.flatnonzero(all_.batch.column("x").to_numpy() > 0)).tolist()
 
@@ -102,10 +103,32 @@ def test_a_condition_that_calls_a_users_function_is_not_shared_as_failures_count
 
     install_functions(monkeypatch, Counting(fail).named("broken"))
     edge = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 200)})
-    edge.handle(Configured((spec(0, where="broken(x) > 0"), spec(1, where="broken(x) > 0"))))
+    keys: dict[str, object] = {"group_by": [{"bad": "broken(x) > 0"}]}
+    queries = [spec(0, where="broken(x) > 0"), spec(1, where="broken(x) > 0"), spec(2, **keys), spec(3, **keys)]
+    edge.handle(Configured(tuple(queries)))
     effects = edge.handle(Ingested("s", "f", batch(10, 1), 5_000))
     failed = [effect.query.name for effect in effects if isinstance(effect, FunctionFailed)]
-    assert failed == ["q0", "q1"]
+    assert failed == ["q0", "q1", "q2", "q3"]
+
+
+def test_a_computed_key_groups_records_by_the_value_of_its_expression() -> None:
+    expression = "CASE WHEN x > 0 THEN lower(coalesce(k, 'none')) ELSE 'low' END || hour(event_time_ms)"
+    query = spec(0, group_by=[{"k": expression}, "x > 0 OR (x <= 0)"], measures={"n": "count()", "s": "sum(x)"})
+    given = batch(300, 4)
+    edge = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 200)})
+    edge.handle(Configured((query,)))
+    edge.handle(Ingested("s", "f", given, 5_000))
+    edge.handle(Ingested("s", "f", batch(1, 5, 9_000), 9_000))
+    built = edge.handle(PullEvent(1 << 30, edge.drain_windows(1e9, 9_000), max_frames=9))
+    counted: Counter[str] = Counter()
+    for effect in built:
+        for partial in effect.frame.unpack().partials if isinstance(effect, FrameBuilt) else ():
+            groups = GroupedAggregate.from_bytes(partial.synopsis)
+            counts = groups.measures["n"].query().value
+            for key, count in zip(groups.rows()[0].to_pylist(), counts.tolist(), strict=True):
+                counted[key] += count
+    truth = Counter(((row["k"] or "none").lower() if row["x"] > 0 else "low") + "0" for row in given.to_pylist())
+    assert counted == truth
 
 
 def test_keys_that_were_encoded_once_are_looked_up_in_any_table() -> None:
@@ -127,7 +150,7 @@ def test_queued_batches_share_until_all_queries_have_processed_them_within_a_bou
         records = held.get("s", part)
         if records is None:
             records = held.of("s", part, queries, most_bytes)
-        assert records.matching(bound, reading).keys(("k",)).inverse is not None
+        assert records.matching(bound, reading).keys(bound, reading).inverse is not None
         return records
 
     (first,) = [process(early, part) for part in early.take(100)]

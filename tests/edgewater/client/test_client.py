@@ -128,6 +128,9 @@ def test_windows_are_one_table_over_all_pages(two_hours, monkeypatch):
         assert answers.to_pandas()["n"].tolist() == answers.to_polars()["n"].to_list() == [1, 5, 4, 5, 4, 6]
         assert answers[0].to_pandas()["carrier"].tolist() == answers[0].to_polars()["carrier"].to_list() == ["AA", "UA"]
         assert len(center.query("flights").windows("2030-01-01T00:00:00Z")) == 0
+        merged = center.query("flights").windows(every="2h")
+        assert [(a.start.hour, a["n"].values) for a in merged] == [(0, [1, 4, 10]), (2, [10]), (4, [8])]
+        assert [len(a) for a in center.query("flights").windows(every="day", zone="Asia/Tokyo", measure="n")] == [3]
         filtered = center.query("flights").windows(group={"carrier": "AA"})
         assert [len(a) for a in filtered] == [1, 0, 0, 0, 0]
 

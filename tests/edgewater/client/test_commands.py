@@ -91,6 +91,9 @@ def test_answers_are_shown_and_followed_without_control_characters(two_hours, ru
         assert "\x1b" not in shown
         assert "2013-01-01T02:00:00Z complete revision 1, complete 1, confidence 1" in shown
         assert "\N{REPLACEMENT CHARACTER}[2Jred  4" in shown
+        merged = run(url, "query", "windows", "flights", "--every", "day", "--json").stdout.splitlines()
+        assert [json.loads(line)["quality"]["completeness"]["windows"] for line in merged] == [24]
+        assert "2013-01-01T00:00:00Z" in run(url, "query", "windows", "flights", "--end", "2013-01-01T01:00:00Z").stdout
         tailed = said(run(url, "query", "tail", "flights", "-n", "1", "--json"))
         assert [r["n"] for r in tailed["rows"]] == [4]
         text = run(url, "query", "tail", "flights", "-n", "1", "--group", "carrier:UA", "--phase", "complete").stdout

@@ -1,0 +1,139 @@
+"""Roll-ups: windows merged into longer intervals, when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from center.api.access import IN_TURN, READS_QUERY
+from center.api.answer_cache import Page, entity_tag
+from center.api.models import AnswerPage
+from center.api.negotiation import matches
+from center.api.openapi import answers as answer_responses
+from center.api.query_params import AnswerParams
+from center.api.routers.answers import CHANGING, require_complete, shown
+from center.api.services import Center, Services
+from center.api.time_params import Time
+from center.catalog import RegisteredQuery
+from center.ledger import Phase
+from center.results import AnswerRecord
+from center.serving import EVERY_ACCEPTED, Intervals, roll_up
+from edgewater.errors import InvalidRequest
+from edgewater.time_functions import UTC
+from edgewater.timestamps import rfc3339
+
+MAX_INTERVALS = 1_000
+MAX_WINDOWS = 50_000
+MAX_BYTES = 256 << 20
+"""Bytes of the synopses that one request merges."""
+CHUNK = 200
+CHUNK_BYTES = 16 << 20
+
+router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
+
+
+class RollupParams(AnswerParams):
+    """Selects intervals by their start."""
+
+    every: Annotated[str, Field(max_length=32, description=f"Length of the intervals: {EVERY_ACCEPTED}.")]
+    zone: Annotated[
+        str, Field(max_length=64, description="Time zone of days and longer units, such as Europe/Berlin.")
+    ] = UTC
+    start: Annotated[Time | None, Field(description="Inclusive; the interval that contains it is the first one.")] = (
+        None
+    )
+    end: Annotated[Time | None, Field(description="Exclusive; of the start of intervals.")] = None
+    limit: Annotated[int, Field(ge=1, le=MAX_INTERVALS, description="Intervals at most.")] = 100
+    cursor: Annotated[int | None, Field(description="`next_cursor` of the previous page.")] = None
+
+
+@router.get(
+    "/rollup",
+    dependencies=[READS_QUERY, IN_TURN],
+    response_model=None,
+    responses=answer_responses(AnswerPage, 409, 413, 422),
+    summary="Windows merged into longer intervals",
+)
+def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request, center: Center) -> Response:
+    """The newest answers of the windows of each interval, merged, ascending, in pages.
+
+    Works for tumbling windows, and for sliding windows that fill an interval without overlaps. Each answer states in
+    `quality.completeness` how many `windows` its interval has and how many of them are `unanswered`; with an unanswered
+    window a sum has no bounds. The contract is the one of the windows. Intervals without an answer are not listed.
+    """
+    query = center.catalog.query(name)
+    questions = params.questions(query.spec)
+    intervals = Intervals(query.spec.window, params.every, params.zone)
+    start = params.start if params.cursor is None else params.cursor
+    if params.start is not None and params.end is not None and params.end < params.start:
+        raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
+    start = None if start is None else intervals.at(start).start_ms
+    end = None if params.end is None else intervals.at(params.end - 1).end_ms
+    records = _bounded(center, query, params.min_phase, start, end)
+    found, cursor = _page(roll_up(records, query.spec, intervals), intervals, params.limit)
+    form = params.form(request.headers.get("accept"))
+    if params.require is not None:
+        require_complete(found)
+    page = Page(shown(params.start), shown(params.end), params.limit, cursor)
+    etag = entity_tag(query, found, questions, page, f"{form} {params.every} {params.zone}")
+    headers = {"ETag": etag, "Cache-Control": CHANGING, "Vary": "Accept"}
+    if cursor is not None:
+        headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'
+    if matches(request.headers.get("if-none-match"), etag):
+        return Response(None, 304, headers)
+    # A budget is about one window, and the contract says how the windows kept it.
+    asked = replace(query, spec=replace(query.spec, budget=None))
+    return Response(center.renderer.rolled_up(found, asked, questions, page, form), 200, headers, form)
+
+
+class _PageFull(Exception):
+    """The windows of a page are as many, or as large, as one request may merge.
+
+    Attributes:
+        start_ms: start of the first window that was not merged.
+    """
+
+    def __init__(self, start_ms: int) -> None:
+        self.start_ms = start_ms
+        super().__init__()
+
+
+def _page(answers: Iterator[AnswerRecord], intervals: Intervals, limit: int) -> tuple[list[AnswerRecord], str | None]:
+    """Returns a page of answers, and the cursor of the next page.
+
+    Raises:
+        InvalidRequest: one interval has more windows than a request may merge.
+    """
+    found: list[AnswerRecord] = []
+    try:
+        for answer in answers:
+            if len(found) == limit:
+                return found, str(answer.window_start_ms)
+            found.append(answer)
+    except _PageFull as full:
+        if not found:
+            accepted = f"intervals of at most {MAX_WINDOWS} windows and {MAX_BYTES >> 20} MiB of synopses"
+            raise InvalidRequest("every", None, accepted) from None
+        return found, str(intervals.at(full.start_ms).start_ms)
+    return found, None
+
+
+def _bounded(
+    center: Services, query: RegisteredQuery, min_phase: Phase, start: int | None, end: int | None
+) -> Iterator[AnswerRecord]:
+    """Yields the newest answers of a range. Raises _PageFull."""
+    cursor, windows, nbytes = None, 0, 0
+    while True:
+        chunk, cursor = center.results.windows(query.ref, start, end, CHUNK, cursor, min_phase, CHUNK_BYTES)
+        for record in chunk:
+            windows, nbytes = windows + 1, nbytes + len(record.synopsis or b"")
+            if windows > MAX_WINDOWS or nbytes > MAX_BYTES:
+                raise _PageFull(record.window_start_ms)
+            yield record
+        if cursor is None:
+            return

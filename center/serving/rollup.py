@@ -1,0 +1,226 @@
+"""Roll-ups: the answers of a query's windows, merged into answers of longer intervals such as hours or days.
+
+The synopses are merged, so a rolled-up count is the count of all records, and a rolled-up quantile or distinct count is
+what one window of that length would have given. The quality is the union of what the windows state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from center.results import AnswerRecord
+from center.serving.totals import Rests
+from center.serving.withheld import read_bounds, union_of_windows
+from edgewater import time_functions
+from edgewater.errors import InvalidRequest
+from edgewater.quantities import duration_ms, format_duration
+from edgewater.query import QuerySpec
+from edgewater.synopses import GroupedAggregate
+from edgewater.windows import SlidingWindow
+
+CALENDAR_UNITS = ("day", "week", "month", "quarter", "year")
+_HOUR_MS = 3_600_000
+_INTO_NEXT_MS = dict(zip(CALENDAR_UNITS, (h * _HOUR_MS for h in (36, 8 * 24, 32 * 24, 93 * 24, 367 * 24)), strict=True))
+"""From the begin of a unit, this time leads into the next unit, also where clocks change."""
+EVERY_ACCEPTED = f"a duration such as 1h, or one of {', '.join(CALENDAR_UNITS)}"
+MAX_LOSSES = 100
+"""Stated losses that a rolled-up answer lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Event times [start_ms, end_ms) whose windows are merged.
+
+    Attributes:
+        windows: number of windows that cover it without an overlap.
+    """
+
+    start_ms: int
+    end_ms: int
+    windows: int
+
+
+class Intervals:
+    """The intervals of a roll-up.
+
+    Args:
+        window: the windows of the query.
+        every: a duration, or a unit of `CALENDAR_UNITS`.
+        zone: of calendar units.
+
+    Raises:
+        InvalidRequest: session windows, or not an interval or a zone.
+    """
+
+    def __init__(self, window: object, every: str, zone: str = time_functions.UTC) -> None:
+        if not isinstance(window, SlidingWindow):
+            raise InvalidRequest("every", every, "no roll-up: session windows have no common borders")
+        if not time_functions.is_zone(zone):
+            raise InvalidRequest("zone", zone, "a time zone of the IANA database, such as Europe/Berlin")
+        self._window, self._every, self._zone = window, every, zone
+        self._unit = every if every in CALENDAR_UNITS else None
+        self._length_ms = 0
+        if self._unit is None:
+            try:
+                self._length_ms = duration_ms(every, "every", InvalidRequest, minimum_ms=1)
+            except InvalidRequest as exc:
+                raise InvalidRequest("every", every, EVERY_ACCEPTED) from exc
+            if self._length_ms % window.size_ms:
+                raise self._misfit()
+
+    def _misfit(self) -> InvalidRequest:
+        size = format_duration(self._window.size_ms)
+        accepted = f"intervals that begin and end with a window; the windows take {size}"
+        return InvalidRequest("every", self._every, accepted)
+
+    def at(self, time_ms: int) -> Interval:
+        """Returns the interval that contains a time. Raises InvalidRequest: windows of the query cross its borders."""
+        window = self._window
+        if self._unit is None:
+            start = (time_ms - window.offset_ms) // self._length_ms * self._length_ms + window.offset_ms
+            end = start + self._length_ms
+        else:
+            start = self._begin(time_ms)
+            end = self._begin(start + _INTO_NEXT_MS[self._unit])
+        if (start - window.offset_ms) % window.every_ms or (end - start) % window.size_ms:
+            raise self._misfit()
+        return Interval(start, end, (end - start) // window.size_ms)
+
+    def _begin(self, time_ms: int) -> int:
+        assert self._unit is not None
+        begin = time_functions.truncated(pa.scalar(time_ms), self._unit, self._zone).as_py()
+        if begin is None:
+            raise InvalidRequest("start", time_ms, "a time in the years 1 to 9999")
+        return int(begin)
+
+    def select(self, interval: Interval, records: Iterable[AnswerRecord]) -> list[AnswerRecord]:
+        """Returns the answers that cover an interval: of sliding windows, those that do not overlap."""
+        size = self._window.size_ms
+        return [r for r in records if (r.window_start_ms - interval.start_ms) % size == 0
+                and r.window_end_ms <= interval.end_ms]  # fmt: skip
+
+
+def roll_up(records: Iterable[AnswerRecord], spec: QuerySpec, intervals: Intervals) -> Iterator[AnswerRecord]:
+    """Yields one answer per interval that has any; reads the next ones lazily.
+
+    Args:
+        records: the newest answers, ascending by start, with their synopses.
+
+    Raises:
+        InvalidRequest: the query's windows cross the borders of intervals, or its accuracy is about a function of a
+            sample.
+        SynopsisError: stored bytes cannot be read.
+    """
+    if spec.accuracy is not None and spec.accuracy.kind is None:
+        raise InvalidRequest("every", spec.accuracy.measure, "no roll-up: functions of a sample do not merge")
+    for interval, parts in groupby(records, lambda record: intervals.at(record.window_start_ms)):
+        chosen = intervals.select(interval, parts)
+        if chosen:
+            yield _merged(chosen, spec, interval)
+
+
+def _merged(records: Sequence[AnswerRecord], spec: QuerySpec, interval: Interval) -> AnswerRecord:
+    aggregates = [
+        GroupedAggregate.from_bytes(record.synopsis, are_distinct=True)
+        for record in records
+        if record.synopsis is not None
+    ]
+    merged = None if not aggregates else aggregates[0].merge_many(aggregates[1:])
+    return AnswerRecord(
+        answer_id=max(record.answer_id for record in records),
+        query=records[0].query,
+        window_start_ms=interval.start_ms,
+        window_end_ms=interval.end_ms,
+        revision=sum(record.revision for record in records),
+        phase=min((record.phase for record in records), key=lambda phase: phase.rank),
+        answered_at_ms=max(record.answered_at_ms for record in records),
+        staleness_ms=max(record.staleness_ms for record in records),
+        quality=_united_quality([record.quality for record in records], spec, interval),
+        synopsis=None if merged is None else merged.to_bytes(),
+    )
+
+
+def _united_quality(qualities: Sequence[dict[str, Any]], spec: QuerySpec, interval: Interval) -> dict[str, Any]:
+    completeness = _united_completeness([quality["completeness"] for quality in qualities], interval)
+    is_predicted = any("prediction" in quality for quality in qualities)
+    whole = not any(completeness.get(name) for name in ("missing", "left", "unanswered"))
+    rests = [quality["rests"] for quality in qualities]
+    united = None if any(rest is None for rest in rests) else Rests.of_windows(spec, [Rests.of(q) for q in qualities])
+    result: dict[str, Any] = {
+        "completeness": completeness,
+        "records": _united_records([quality["records"] for quality in qualities], whole),
+        "staleness_ms": max(quality["staleness_ms"] for quality in qualities),
+        "first_staleness_ms": max(quality["first_staleness_ms"] for quality in qualities),
+        "error": {
+            "sampling": None if is_predicted else 0,
+            "withheld": {
+                name: bound.to_mapping()
+                for name, bound in union_of_windows(
+                    spec, [read_bounds(quality["error"]["withheld"]) for quality in qualities]
+                ).items()
+            },
+            "missing": 0 if whole else None,
+        },
+        "contract": _united_contract([quality["contract"] for quality in qualities]),
+        "edges": {},
+        "rests": None if united is None else united.to_mapping(),
+    }
+    if is_predicted:
+        result["prediction"] = {}  # of none of the measures: the merged values have no bounds
+    return result
+
+
+def _united_completeness(parts: Sequence[dict[str, Any]], interval: Interval) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "ratio": sum(part["ratio"] for part in parts) / interval.windows,
+        "expected": max(part["expected"] for part in parts),
+        "reported": min(part["reported"] for part in parts),
+        "missing": _united_names(parts, "missing"),
+        "windows": interval.windows,
+    }
+    if unanswered := interval.windows - len(parts):
+        result["unanswered"] = unanswered
+    for name in ("lost_state", "left"):
+        if edges := _united_names(parts, name):
+            result[name] = edges
+    for name in ("after_final", "rejected"):
+        if records := sum(part.get(name, 0) for part in parts):
+            result[name] = records
+    delivery = {edge: promise for part in parts for edge, promise in part.get("delivery", {}).items()}
+    if delivery:
+        result["delivery"] = delivery
+    losses = [loss for part in parts for loss in part.get("losses", ())]
+    distinct = list({tuple(sorted(loss.items(), key=str)): loss for loss in losses}.values())
+    if distinct:
+        result["losses"] = distinct[:MAX_LOSSES]
+    return result
+
+
+def _united_names(parts: Sequence[dict[str, Any]], name: str) -> list[str]:
+    return sorted({edge for part in parts for edge in part.get(name, ())})
+
+
+def _united_records(parts: Sequence[dict[str, Any]], whole: bool) -> dict[str, Any]:
+    result = {}
+    for name in parts[0]:
+        each = [part[name] for part in parts]
+        result[name] = None if any(n is None for n in each) else sum(each)
+    return result if whole else {**result, "expected": None}
+
+
+def _united_contract(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The contract of a roll-up is that of each window: it is met if all windows have met it."""
+    by_code: dict[str, list[str]] = {}
+    for part in parts:
+        for violation in part["violations"]:
+            by_code.setdefault(violation["code"], []).append(violation["message"])
+    violations = [
+        {"code": code, "message": f"{len(messages)} of {len(parts)} windows: {messages[0]}"}
+        for code, messages in by_code.items()
+    ]
+    return {"requested": parts[-1]["requested"], "met": all(part["met"] for part in parts), "violations": violations}

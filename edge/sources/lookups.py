@@ -1,0 +1,280 @@
+"""Lookups: columns that an edge adds to the records of a stream from a file, by the value of a key column.
+
+The joined records go into the journal, so a restart counts each record with the version of the file that it has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from edge.config import LookupConfig
+from edge.records import Chunk, Position, Source
+from edgewater.errors import InvalidConfig, StorageError
+from edgewater.streams import COLUMN_TYPES, TIME_COLUMN, type_name
+from edgewater.synopses import IntArray
+from edgewater.synopses.hashing import WordArray, hash_values
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 256 << 20
+MAX_ROWS = 5_000_000
+RETRY_S = 5.0
+"""Time between two attempts to load a file that was never loaded."""
+
+
+class LookupTable:
+    """The rows of a lookup file, by key.
+
+    Args:
+        keys: one value per row, without nulls and without duplicates; text, int64 or bool.
+        columns: the columns that are added, each with a value per row.
+
+    Raises:
+        ValueError: a key is null or occurs twice; the message shows it.
+    """
+
+    def __init__(self, keys: pa.Array, columns: Mapping[str, pa.Array]) -> None:
+        if keys.null_count:
+            row = pc.index(keys.is_null(), pa.scalar(True)).as_py() + 1
+            raise ValueError(f"row {row} has no key; expected a key in each row")
+        self._keys, self._columns = keys, dict(columns)
+        seed = 0
+        while True:
+            hashes = hash_values(keys, seed)
+            order = np.argsort(hashes, kind="stable")
+            same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+            if not len(same):
+                break
+            first, second = sorted(order[same[0] : same[0] + 2].tolist())
+            if keys[first] == keys[second]:
+                raise ValueError(f"rows {first + 1} and {second + 1} have the key {keys[first].as_py()!r:.100}")
+            seed += 1  # two keys with one hash
+        self._seed, self._order = seed, order
+        self._hashes: WordArray = hashes[order]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def nbytes(self) -> int:
+        columns = sum(column.nbytes for column in self._columns.values())
+        return int(self._keys.nbytes + columns + self._hashes.nbytes + self._order.nbytes)
+
+    def rows_of(self, values: pa.Array) -> pa.Array:
+        """Returns the row of each value, int64; null: it is null, or no row has it. Looks each distinct value up."""
+        distinct = values.dictionary_encode()
+        rows = self._rows(distinct.dictionary)
+        return pa.array(rows, mask=rows < 0).take(distinct.indices)
+
+    def _rows(self, values: pa.Array) -> IntArray:
+        """Returns the row of each value, -1 for none."""
+        if not len(self) or not len(values):
+            return np.full(len(values), -1)
+        hashes = hash_values(values, self._seed)
+        at = np.minimum(np.searchsorted(self._hashes, hashes), len(self) - 1)
+        rows: IntArray = self._order[at]
+        equal = pc.equal(self._keys.take(pa.array(rows)), values).to_numpy(zero_copy_only=False)
+        return np.where(equal, rows, -1)
+
+    def take(self, rows: pa.Array) -> dict[str, pa.Array]:
+        """Returns the added columns for rows of `rows_of`."""
+        return {name: column.take(rows) for name, column in self._columns.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """What tells whether a file has changed."""
+
+    inode: int
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Raises OSError."""
+        status = path.stat()
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def load_table(config: LookupConfig, key_type: pa.DataType) -> LookupTable:
+    """Reads a lookup file. Blocking.
+
+    Args:
+        key_type: the type of the stream's key column.
+
+    Raises:
+        InvalidConfig: the file cannot be read, lacks a column, has a value of another type, or a key twice.
+    """
+    types = {config.file_key: key_type, **{name: COLUMN_TYPES[kind] for name, kind in config.columns.items()}}
+    try:
+        if (size := Path(config.file).stat().st_size) > MAX_FILE_BYTES:
+            raise InvalidConfig(
+                "file", config.file, f"a file of at most {MAX_FILE_BYTES >> 20} MiB", f"it has {size} bytes"
+            )
+        table = _read(config, types)
+        if table.num_rows > MAX_ROWS:
+            raise InvalidConfig("file", config.file, f"at most {MAX_ROWS} rows", f"it has {table.num_rows}")
+        columns = {name: _cast(table.column(name), name, kind).combine_chunks() for name, kind in types.items()}
+        return LookupTable(columns.pop(config.file_key), columns)
+    except (OSError, pa.ArrowException, ValueError) as exc:
+        reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+        raise InvalidConfig("file", config.file, f"a {config.format} file with {_described(types)}", reason) from exc
+
+
+def _described(types: Mapping[str, pa.DataType]) -> str:
+    return "the columns " + ", ".join(f"{name} ({type_name(kind)})" for name, kind in types.items())
+
+
+def _read(config: LookupConfig, types: Mapping[str, pa.DataType]) -> pa.Table:
+    if config.format == "parquet":
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_table(config.file, columns=list(types), partitioning=None)
+    if config.format == "ndjson":
+        import pyarrow.json
+
+        options = pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema(types.items()), unexpected_field_behavior="ignore"
+        )
+        return pyarrow.json.read_json(config.file, parse_options=options)
+    import pyarrow.csv
+
+    return pyarrow.csv.read_csv(
+        config.file,
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=types, include_columns=list(types), null_values=[""], strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )  # fmt: skip
+
+
+def _cast(column: pa.ChunkedArray, name: str, kind: pa.DataType) -> pa.ChunkedArray:
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid as exc:
+        raise ValueError(f"column {name}: {exc}") from exc
+
+
+class Lookup:
+    """One lookup of a stream, with the version of its file that is in use.
+
+    Attributes:
+        failure: why the newest version of the file is not in use; None: it is.
+        unmatched: records so far whose key was not null and in no row.
+        loaded_ms: wall time at which the version in use was loaded; None: there is none yet.
+    """
+
+    def __init__(self, stream: str, config: LookupConfig, key_type: pa.DataType, now_ms: Callable[[], int]) -> None:
+        self.stream, self.config = stream, config
+        self.failure: str | None = None
+        self.unmatched = 0
+        self.loaded_ms: int | None = None
+        self._key_type, self._now_ms = key_type, now_ms
+        self._table: LookupTable | None = None
+        self._version: FileVersion | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.stream}:{self.config.file}"
+
+    @property
+    def rows(self) -> int:
+        return 0 if self._table is None else len(self._table)
+
+    def refresh(self) -> None:
+        """Loads the file if it has changed; keeps the version in use if that fails. Blocking."""
+        try:
+            version = FileVersion.of(Path(self.config.file))
+            if version == self._version and self.failure is None:
+                return
+            table = load_table(self.config, self._key_type)
+        except (InvalidConfig, OSError) as exc:
+            message = str(exc)
+            if message != self.failure:
+                kept = "no version is loaded" if self._table is None else "the version before stays in use"
+                log.error("stream %s: lookup %s: %s; %s", self.stream, self.config.file, message, kept)
+            self.failure = message
+            return
+        if self.loaded_ms is not None:
+            log.info("stream %s: lookup %s: a new version with %d rows", self.stream, self.config.file, len(table))
+        self._table, self._version, self.failure, self.loaded_ms = table, version, None, self._now_ms()
+
+    def columns_for(self, keys: pa.Array) -> dict[str, pa.Array]:
+        """Returns the columns to add for the keys of some records. Raises StorageError: no version is loaded."""
+        table = self._table
+        if table is None:
+            raise StorageError(f"lookup {self.config.file}: {self.failure or 'not loaded yet'}")
+        rows = table.rows_of(keys)
+        self.unmatched += int(rows.null_count - keys.null_count)
+        return table.take(rows)
+
+
+class StreamLookups:
+    """The lookups of one stream, in the order of the configuration: a key may be a column that an earlier one added."""
+
+    def __init__(self, lookups: Sequence[Lookup], columns: Sequence[str]) -> None:
+        self.lookups = tuple(lookups)
+        self._columns = tuple(columns)
+
+    def join(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the records with the added columns; null where no row has the key.
+
+        Raises:
+            StorageError: a file has never been loaded.
+        """
+        arrays = {name: batch.column(name) for name in batch.schema.names}
+        for lookup in self.lookups:
+            arrays.update(lookup.columns_for(arrays[lookup.config.stream_key]))
+        return pa.RecordBatch.from_pydict({name: arrays[name] for name in (*self._columns, TIME_COLUMN)})
+
+    def joined(self, chunk: Chunk) -> Chunk:
+        """Returns a chunk with joined records; the journal keeps them. Raises StorageError."""
+        return replace(chunk, batch=self.join(chunk.batch), keep=chunk.keep or chunk.end is not None)
+
+    async def run(self) -> None:
+        """Loads the files again when they have changed, until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for lookup in self.lookups:
+                tasks.create_task(self._refresh(lookup))
+
+    async def _refresh(self, lookup: Lookup) -> None:
+        while True:
+            await asyncio.sleep(lookup.config.refresh / 1000 if lookup.loaded_ms is not None else RETRY_S)
+            await asyncio.to_thread(lookup.refresh)
+
+
+class JoinedSource:
+    """A source whose records get the columns of lookups. Everything else is the source's own."""
+
+    def __init__(self, source: Source, lookups: StreamLookups) -> None:
+        self._source, self._lookups = source, lookups
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
+        async for chunk in self._source.chunks(position):
+            opened = tuple(joined(source, self._lookups) for source in chunk.opens)
+            yield replace(self._lookups.joined(chunk), opens=opened)
+
+    async def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
+        async for chunk in self._source.backfill(position, until, since_ms):
+            yield replace(chunk, batch=self._lookups.join(chunk.batch))
+
+    def reread(self, start: Position | None, end: Position) -> Chunk:
+        chunk = self._source.reread(start, end)
+        return replace(chunk, batch=self._lookups.join(chunk.batch))
+
+
+def joined(source: Source, lookups: StreamLookups | None) -> Source:
+    """Returns a source whose records have the columns of the lookups; None: there are none."""
+    return source if lookups is None else cast(Source, JoinedSource(source, lookups))
