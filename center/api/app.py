@@ -44,6 +44,7 @@ from center.api.routers import (
     quarantine,
     queries,
     rollup,
+    sql,
     streams,
 )
 from center.api.services import Services
@@ -68,8 +69,8 @@ Errors are `application/problem+json` (RFC 9457) with a stable `type`.
 ROUTERS = tuple(
     m.router
     for m in (
-        queries, functions, answers, rollup, explain, evaluate, live, edges, streams, load, alarms, quarantine, health,
-        pages, console, prometheus,
+        queries, sql, functions, answers, rollup, explain, evaluate, live, edges, streams, load, alarms, quarantine,
+        health, pages, console, prometheus,
     )
 )  # fmt: skip
 REFRESH_S = 1.0
