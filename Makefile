@@ -95,7 +95,7 @@ COMPILE = $(VENV)/bin/uv pip compile -q --universal --generate-hashes --no-annot
 lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages; ARGS=--upgrade takes the newest
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra demo -o requirements/demo.txt
-	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra center --extra postgres \
+	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra center --extra postgres --extra sql \
 		-o requirements/center.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/edge.txt
 	@$(COMPILE) $(ARGS) -c requirements/dev.txt requirements/audit.in -o requirements/audit.txt

@@ -48,6 +48,7 @@ from center.api.routers import (
     streams,
 )
 from center.api.services import Services
+from center.api.sql_guard import SqlGuard
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.results import ResultStore
@@ -146,6 +147,7 @@ def _services(
         Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
         Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused),
         Turns(limits.reads_at_once, metrics.on_refused), limits, audit, draw_seed,
+        SqlGuard(),
     )  # fmt: skip
 
 
@@ -167,6 +169,7 @@ def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyn
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            services.sql.close()
 
     return lifespan
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -47,10 +48,12 @@ def query_table(
             rows += tables[-1].num_rows
             if rows > most_rows:
                 accepted = (
-                    f"tables of at most {MAX_ROWS} rows together: read fewer windows, with start and end in the"
-                    f" request or with WHERE window_start >= '{rfc3339(record.window_start_ms)}'"
+                    f"tables of at most {MAX_ROWS} rows together: read fewer windows, with the parameters start and end"
+                    " or with WHERE window_start >= …"
                 )
-                raise InvalidQuery("sql", query.ref.name, accepted, f"its answers have more than {most_rows} rows")
+                reached = rfc3339(record.window_start_ms)
+                reason = f"its answers up to the window at {reached} have more than {most_rows} rows"
+                raise InvalidQuery("sql", query.ref.name, accepted, reason)
         if cursor is None:
             return _cast(pa.concat_tables(tables, promote_options="permissive"), tables[0].schema)
 
@@ -109,6 +112,8 @@ def _json(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, list):
         return [_json(item) for item in value]
     if isinstance(value, dict):

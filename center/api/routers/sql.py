@@ -24,7 +24,9 @@ from center.api.problems import HttpProblem
 from center.api.routers.functions import functions
 from center.api.routers.queries import read_spec, register_query
 from center.api.services import Center, Services
-from center.api.sql_tables import columns_of, empty_table, rows_table, to_rows
+from center.api.sql_select import CheckedSelect, check_select
+from center.api.sql_tables import MAX_ROWS, columns_of, empty_table, query_table, rows_table, to_rows
+from center.api.time_params import Time
 from center.api_access import Principal
 from center.serving import csv_table
 from edgewater.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
@@ -33,6 +35,7 @@ from edgewater.sql import (
     DescribeTable,
     DropQuery,
     Listed,
+    SelectRows,
     Show,
     ShowCreate,
     Statement,
@@ -64,6 +67,8 @@ class SqlParams(BaseModel):
         Literal["json", "csv", "arrow"] | None,
         Field(description="The form of a table; overrides `Accept`.", examples=["arrow"]),
     ] = None
+    start: Annotated[Time | None, Field(description="SELECT reads no window that starts before. Inclusive.")] = None
+    end: Annotated[Time | None, Field(description="SELECT reads no window that starts later. Exclusive.")] = None
 
 
 _EXAMPLE = (
@@ -108,6 +113,9 @@ async def run_statement(params: Annotated[SqlParams, Query()], request: Request,
     `EXPLAIN CREATE …` says what a registration would do. `SHOW QUERIES`, `STREAMS`, `EDGES` and `FUNCTIONS` list;
     `SHOW CREATE q` has the statement of a query, and `DESCRIBE` the columns of a stream or a query.
 
+    `SELECT` reads answers: each query is a table with a row per window and group, and `DESCRIBE` lists its columns.
+    It runs on DuckDB for at most 3 s, in 512 MiB, with the functions of a list.
+
     A request has one statement. Each statement needs the role that the endpoint for the same task needs.
     """
     body, content_type = await read_body(request, center.limits.body / 1000), request.headers.get("content-type", "")
@@ -119,7 +127,10 @@ async def run_statement(params: Annotated[SqlParams, Query()], request: Request,
             return await _drop(request, center, statement)
     form = negotiate(request.headers.get("accept")) if params.format is None else FORMATS[params.format]
     async with center.turns.taken(caller(request)):
-        table = await run_sync(_listing(request, center, statement))
+        if isinstance(statement, SelectRows):
+            table = await _select(request, center, statement.text, params)
+        else:
+            table = await run_sync(_listing(request, center, statement))
         return Response(await run_sync(_rendered, table, form), media_type=form)
 
 
@@ -160,6 +171,29 @@ async def _drop(request: Request, center: Services, statement: DropQuery) -> Res
     return JSONResponse(Dropped(dropped=dropped).model_dump())
 
 
+async def _select(request: Request, center: Services, text: str, params: SqlParams) -> pa.Table:
+    """Returns the rows of a SELECT over the answers of queries that the caller may read."""
+    checked = await run_sync(check_select, text, limiter=center.parsing)
+    for name in checked.tables:
+        require(request, "reader", name)
+    return await run_sync(_selected, center, checked, params, limiter=center.sql.turns)
+
+
+def _selected(center: Services, checked: CheckedSelect, params: SqlParams) -> pa.Table:
+    tables: dict[str, pa.Table] = {}
+    left = MAX_ROWS
+    for name in checked.tables:
+        query = center.catalog.query(name)
+        start, end = checked.start_ms, checked.end_ms
+        if "window_start" in [*query.spec.group_by, *(m.name for m in query.spec.measures)]:
+            start, end = None, None  # WHERE names another column
+        start = max((ms for ms in (start, params.start) if ms is not None), default=None)
+        end = min((ms for ms in (end, params.end) if ms is not None), default=None)
+        tables[name] = query_table(center, query, start, end, left)
+        left -= tables[name].num_rows
+    return center.sql.run(checked.text, tables)
+
+
 def _listing(request: Request, center: Services, statement: Statement) -> Callable[[], pa.Table]:
     """Returns the function that makes the table of a statement; it blocks."""
     match statement:
@@ -170,7 +204,7 @@ def _listing(request: Request, center: Services, statement: Statement) -> Callab
             return lambda: _describe(center, caller(request), statement)
         case Show():
             return lambda: _LISTS[statement.what](center, caller(request))
-    raise InvalidQuery("sql", "SELECT", "another statement", "SELECT is not supported yet")
+    raise AssertionError(statement)
 
 
 def _show_create(center: Services, name: str) -> pa.Table:
