@@ -16,7 +16,7 @@ from edgewater.query import QuerySpec
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "examples", "sim", "bench", "deploy", "k8s", "README.md", "ARCHITECTURE.md", "tests", "center/api")
 _FENCE = re.compile(r"^ *```\w*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
-_HERE_DOCUMENT = re.compile(r"<<'?EOF'?[^\n]*\n(.*?)^ *EOF", re.DOTALL | re.MULTILINE)
+_HERE_DOCUMENT = re.compile(r"<<'?(\w+)'?[^\n]*\n(.*?)^ *\1$", re.DOTALL | re.MULTILINE)
 
 
 def written_queries() -> dict[str, QuerySpec]:
@@ -45,7 +45,7 @@ def _mappings(path: Path) -> Iterator[dict[str, Any]]:
                 yield from _queries(_literal(node))
     elif path.suffix == ".md":
         for block in _FENCE.findall(text):
-            for part in _HERE_DOCUMENT.findall(block) or [block]:
+            for part in [text for _, text in _HERE_DOCUMENT.findall(block)] or [block]:
                 yield from _of_yaml(part)
     else:
         yield from _of_yaml(text)

@@ -44,7 +44,7 @@ def test_every_written_query_is_the_same_in_sql(spec: QuerySpec) -> None:
 
 def test_queries_are_collected_from_documents_demonstrations_and_measurements() -> None:
     folders = {where.split("/")[0].split("#")[0] for where in WRITTEN}
-    assert {"README.md", "docs", "sim", "bench", "tests"} <= folders
+    assert {"docs", "sim", "bench", "tests"} <= folders
     assert len(WRITTEN) > 60
 
 
