@@ -18,7 +18,7 @@ from sqlglot.tokens import Token, TokenType
 
 from edgewater.errors import InvalidQuery, did_you_mean
 from edgewater.measure import NAME, NAME_ACCEPTED
-from edgewater.query import MAX_EXPRESSIONS_LENGTH, QuerySpec
+from edgewater.query import MAX_EXPRESSIONS_LENGTH, QuerySpec, column_text
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import function_named, meant_function
 from edgewater.syntax import MAX_DIGITS, BoundedParser, TooManySteps, syntax_error
@@ -384,7 +384,7 @@ def _key(item: exp.Expression, named: Mapping[str, str]) -> object:
     if isinstance(inner, exp.Column) and not inner.table:
         if (expression := named.get(inner.name)) not in (None, text):
             return {inner.name: expression}
-        return text if "(" in text or "||" in text else inner.name
+        return column_text(inner.name)
     same = next((name for name, expression in named.items() if expression == text and name != text), None)
     return {same: text} if same is not None else text
 

@@ -244,3 +244,15 @@ def test_a_file_is_split_into_its_statements() -> None:
     text = "SHOW QUERIES; -- a; b\nSELECT ';' ;;\n/* c; */ SHOW EDGES"
     assert split_statements(text) == ["SHOW QUERIES", "-- a; b\nSELECT ';'", "/* c; */ SHOW EDGES"]
     assert split_statements(" ;; ") == []
+
+
+@pytest.mark.parametrize("column", ["a (b)", 'say "x"', "a || b"])
+def test_a_column_whose_name_looks_like_an_expression_is_read_back(column: str) -> None:
+    quoted = '"' + column.replace('"', '""') + '"'
+    spec = QuerySpec.from_mapping({**SMALL, "group_by": [quoted]})
+    assert spec.group_by == (column,)
+    assert QuerySpec.from_mapping(spec.to_mapping()) == spec
+    assert read(to_sql(spec)) == spec
+
+
+SMALL = {"name": "q", "from": "s", "measures": {"n": "count()"}, "window": {"tumbling": "1m"}}
