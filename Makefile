@@ -92,7 +92,7 @@ reference: $(STAMP)dev ## write the pages of docs/reference that follow from the
 	@$(PY) -m tests.docs.configuration_reference
 	@$(PY) -m tests.docs.metrics_reference
 
-SOURCES = kafka mqtt
+SOURCES = kafka mqtt otlp remote-write
 # One resolution, `dev`; the other files are parts of it.
 COMPILE = $(VENV)/bin/uv pip compile -q --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 
@@ -100,7 +100,7 @@ lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages;
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra demo -o requirements/demo.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra iot -o requirements/iot.txt
-	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra center --extra postgres \
+	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra center --extra postgres --extra sql \
 		-o requirements/center.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/edge.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in $(SOURCES:%=--extra %) \

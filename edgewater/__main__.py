@@ -52,6 +52,8 @@ LISTED = {
     "query": Listed("Register, list, read and delete the queries of a center.", *_CLIENT),
     "simulate": Listed("Run production code under a virtual clock, on synthetic or recorded events.",
                        "edgewater[sim]", ("matplotlib", "rich")),
+    "sql": Listed("Run statements in SQL: from FILE, from -c, from the standard input, or as you type them.",
+                  "edgewater[client]", (*_CLIENT[1], "prompt_toolkit")),
     "streams": Listed("List the streams of a center, and declare the columns that their edges may have.", *_CLIENT),
     "synopses": Listed("List the functions that a query's measures may call, such as sum, distinct or quantiles."),
     "top": Listed("Show a center's queries, edges and alarms until Ctrl-C; of each query, the group with the widest "

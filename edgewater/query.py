@@ -296,7 +296,7 @@ class QuerySpec:
             result["where"] = self.where
         if self.group_by:
             computed = dict(self.computed)
-            result["group_by"] = [{n: computed[n]} if n in computed else n for n in self.group_by]
+            result["group_by"] = [{n: computed[n]} if n in computed else column_text(n) for n in self.group_by]
         result["measures"] = {m.name: m.to_text() for m in self.measures}
         result["window"] = self.window.to_mapping()
         budget: dict[str, object] = {}
@@ -435,6 +435,12 @@ def _key(item: object, at: str) -> tuple[str, str | None]:
         if not NAME.fullmatch(name):
             raise InvalidQuery(at, text, "a name for the expression, such as {route: " + text + "}")
     return name, tree.sql()
+
+
+def column_text(name: str) -> str:
+    """Returns an entry of `group_by` for a column: in quotes if its name looks like an expression."""
+    is_plain = not any(mark in name for mark in _MARKS_OF_EXPRESSIONS)
+    return name if is_plain else str(exp.to_identifier(name, quoted=True).sql())
 
 
 def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> None:

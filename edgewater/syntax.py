@@ -65,12 +65,12 @@ _NULL_REJECTING = (
 """Operators and functions whose value is null if one operand is null."""
 
 
-class _TooManySteps(Exception):
+class TooManySteps(Exception):
     """The parser has read its tokens too often. No SqlglotError, which the parser would take as a reason to go back."""
 
 
-class _BoundedParser(Parser):  # type: ignore[misc]  # sqlglot is not typed
-    """A parser whose work is proportional to the number of tokens.
+class BoundedParser(Parser):  # type: ignore[misc]  # sqlglot is not typed
+    """A parser whose work is proportional to the number of tokens. `parse` raises TooManySteps beyond it.
 
     sqlglot goes back and tries again where a text may mean several things. Nested ``struct(``, ``char(`` or ``LIMIT``
     double the work per level, so that 200 bytes would take years; its own `max_nodes` bounds one attempt only.
@@ -86,7 +86,7 @@ class _BoundedParser(Parser):  # type: ignore[misc]  # sqlglot is not typed
     def _advance(self, times: int = 1) -> None:
         self._steps_left -= 1
         if self._steps_left < 0:
-            raise _TooManySteps
+            raise TooManySteps
         super()._advance(times)
 
 
@@ -96,8 +96,8 @@ def _parsed(text: str, field: str) -> exp.Expression:
     if len(tokens) > MAX_TOKENS:
         raise InvalidQuery(field, text, f"an expression of at most {MAX_TOKENS} tokens", f"it has {len(tokens)}")
     try:
-        trees = _BoundedParser(dialect=_DIALECT).parse(tokens, text)
-    except _TooManySteps:
+        trees = BoundedParser(dialect=_DIALECT).parse(tokens, text)
+    except TooManySteps:
         reason = "it is ambiguous to the parser at every level"
         raise InvalidQuery(field, text, f"an expression of {SUPPORTED_SYNTAX}", reason) from None
     if not trees or trees[0] is None:
@@ -115,9 +115,7 @@ def parse_sql(text: str, field: str) -> exp.Expression:
     except RecursionError:
         raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms") from None
     except SqlglotError as exc:
-        reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
-        reason = _MISSING_OPERAND.sub(r"an operand of \1 is missing", reason)
-        raise InvalidQuery(field, text, "a SQL expression over the stream's columns", reason) from exc
+        raise InvalidQuery(field, text, "a SQL expression over the stream's columns", syntax_error(exc)) from exc
     if isinstance(tree, exp.Query | exp.Command | exp.DDL | exp.DML):
         raise InvalidQuery(field, text, "a SQL expression, not a statement")
     if _depth(tree) > MAX_DEPTH:
@@ -126,6 +124,12 @@ def parse_sql(text: str, field: str) -> exp.Expression:
         if not literal.is_string and not (len(literal.name) <= MAX_DIGITS and is_number(literal.name)):
             raise InvalidQuery(field, text, f"numbers of at most {MAX_DIGITS} digits, such as 1.5e3")
     return tree
+
+
+def syntax_error(exc: SqlglotError) -> str:
+    """Returns the first line of sqlglot's message, without the codes that underline text in terminals."""
+    reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
+    return _MISSING_OPERAND.sub(r"an operand of \1 is missing", reason)
 
 
 def _depth(tree: exp.Expression) -> int:

@@ -135,7 +135,7 @@ class AnswerRenderer:
         was given, completeness, contract, and what edges withhold."""
         make = partial(to_stated_table, spec=query.spec, questions=questions)
         stated = [_as_far_as_readable(make, record) for record in records]
-        tables = [_with_quality(*each, record, form) for each, record in zip(stated, records, strict=True)]
+        tables = [with_quality(*each, record, form) for each, record in zip(stated, records, strict=True)]
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         sink = BytesIO()
         if form == CSV:
@@ -157,6 +157,12 @@ def _page_json(query: RegisteredQuery, page: Page | None, answers: Iterable[byte
     return to_json(head)[:-1] + b',"answers":[' + b",".join(answers) + b"]}"
 
 
+def stated_table(record: AnswerRecord, query: RegisteredQuery) -> pa.Table:
+    """Returns an answer as the table that `AnswerRenderer.table` writes."""
+    make = partial(to_stated_table, spec=query.spec)
+    return with_quality(*_as_far_as_readable(make, record), record, ARROW)
+
+
 def _as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) -> R:
     """Renders an answer; if its merged data raise anything but an error of the request, without data, and says so.
 
@@ -174,7 +180,7 @@ def _as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord)
         return make(replace(record, synopsis=None, quality={**record.quality, "contract": contract, "rests": None}))
 
 
-def _with_quality(table: pa.Table, members: Mapping[str, Any], record: AnswerRecord, form: str) -> pa.Table:
+def with_quality(table: pa.Table, members: Mapping[str, Any], record: AnswerRecord, form: str) -> pa.Table:
     """Prepends the answer's own columns, so that no row looks complete, exact or as promised if it is not."""
     quality = members["quality"]
     codes = [violation["code"] for violation in members["contract"]["violations"]]

@@ -44,9 +44,11 @@ from center.api.routers import (
     quarantine,
     queries,
     rollup,
+    sql,
     streams,
 )
 from center.api.services import Services
+from center.api.sql_guard import SqlGuard
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.results import ResultStore
@@ -68,8 +70,8 @@ Errors are `application/problem+json` (RFC 9457) with a stable `type`.
 ROUTERS = tuple(
     m.router
     for m in (
-        queries, functions, answers, rollup, explain, evaluate, live, edges, streams, load, alarms, quarantine, health,
-        pages, console, prometheus,
+        queries, sql, functions, answers, rollup, explain, evaluate, live, edges, streams, load, alarms, quarantine,
+        health, pages, console, prometheus,
     )
 )  # fmt: skip
 REFRESH_S = 1.0
@@ -145,6 +147,7 @@ def _services(
         Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
         Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused),
         Turns(limits.reads_at_once, metrics.on_refused), limits, audit, draw_seed,
+        SqlGuard(),
     )  # fmt: skip
 
 
@@ -166,6 +169,7 @@ def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyn
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            services.sql.close()
 
     return lifespan
 

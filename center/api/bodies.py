@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -35,11 +36,11 @@ async def read_body(request: Request, timeout_s: float) -> bytes:
     return bytes(body)
 
 
-def read_document(body: bytes, content_type: str, what: str) -> object:
+def read_document(body: bytes, content_type: str, what: str, types: Sequence[str] = READ_TYPES) -> object:
     """The content of a JSON or YAML body. Raises InvalidQuery, which names `what` it should be, and HttpProblem."""
     media_type = content_type.partition(";")[0].strip().lower()
-    if media_type not in READ_TYPES:
-        accepted = ", ".join(READ_TYPES)
+    if media_type not in types:
+        accepted = ", ".join(types)
         raise HttpProblem(
             "unsupported-media-type",
             f"Content-Type: {content_type or '(none)'} is not one of {accepted}",

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from center.api.edge_progress import EdgeState
 from center.api.measure_models import IntervalCell, Rfc3339, WindowRange
+from center.api.models import Column
 
 Phase = Literal["early", "complete", "final"]
 
@@ -148,6 +149,8 @@ class DryRun(BaseModel):
     """What a registration would do; nothing is registered."""
 
     spec: dict[str, Any] = Field(description="In canonical form.")
+    sql: str = Field(description="The same query in SQL, without its seed.")
+    columns: list[Column] = Field(description="Of the table of its answers, which SELECT reads.")
     registered: bool = Field(description="The same query is registered already.")
     refused: str | None = Field(description="Why the registration would be refused: what an edge serves does not fit.")
     entry_bytes: dict[str, int] = Field(

@@ -8,6 +8,7 @@ from center.api.problems import HttpProblem
 
 JSON = "application/json"
 CSV = "text/csv"
+SQL = "application/sql"
 ARROW = "application/vnd.apache.arrow.stream"
 ANSWER_FORMS = (JSON, CSV, ARROW)
 FORMATS = {"json": JSON, "csv": CSV, "arrow": ARROW}

@@ -17,6 +17,7 @@ from center.api.limits import Rates, Slots, Turns
 from center.api.live_feed import LiveFeed
 from center.api.metrics import ApiMetrics
 from center.api.prometheus.series import SamplesCache
+from center.api.sql_guard import SqlGuard
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiLimitsSection
 from center.results import ResultStore
@@ -52,6 +53,7 @@ class Services:
     limits: ApiLimitsSection
     audit: AuditLog
     draw_seed: Callable[[], int]
+    sql: SqlGuard
 
 
 def _services(request: Request) -> Services:

@@ -103,21 +103,25 @@ class Catalog:
 
     # Queries
 
-    def register(self, spec: QuerySpec, now_ms: int, seed: int | None = None) -> RegisteredQuery:
+    def register(
+        self, spec: QuerySpec, now_ms: int, seed: int | None = None, *, replaces: bool = False
+    ) -> RegisteredQuery:
         """Registers a query; registering an equal one again returns the live one, with the seed that it has.
 
         Args:
             seed: for a new query, if the spec has none.
+            replaces: another live query of that name is deleted in the same transaction, so that it stays if the new
+                one is refused.
 
         Raises:
-            Conflict: another query is live under that name, or there are `MAX_QUERIES`.
+            Conflict: another query is live under that name and not replaced, or there are `MAX_QUERIES`.
             InvalidQuery: it does not fit the stream's declared columns or, without any, the stream as an edge serves
                 it; names the edge. Or a record of it costs too much.
         """
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
             rows = connection.execute(select(t.queries).where(t.queries.c.name == spec.name)).all()
-            if (live := _live_one(rows, spec)) is not None:
+            if (live := _live_one(rows, spec, replaces)) is not None:
                 return live
             spec.window.require_affordable()
             if count_rows(connection, t.queries) >= MAX_QUERIES:
@@ -131,13 +135,16 @@ class Catalog:
                 require_fit_at_edges(spec, select_edges(connection))
             version = max([r.version for r in rows], default=0)
             version = max(version, counter(connection, FORGOTTEN)) + 1
+            _end_live(connection, spec.name, now_ms)
             spec = spec if spec.seed is not None else spec.with_seed(seed)
             row = {"name": spec.name, "version": version, "spec": spec.to_mapping(), "registered_at_ms": now_ms}
             connection.execute(insert(t.queries).values(**row, last_position=0))
             increment_version(connection)
         return RegisteredQuery(QueryRef(spec.name, version), spec, now_ms, None)
 
-    def try_register(self, spec: QuerySpec) -> tuple[RegisteredQuery | None, InvalidQuery | None]:
+    def try_register(
+        self, spec: QuerySpec, *, replaces: bool = False
+    ) -> tuple[RegisteredQuery | None, InvalidQuery | None]:
         """What `register` would find, without registering: the equal live query, and why an edge's stream does not fit.
 
         Raises:
@@ -145,7 +152,7 @@ class Catalog:
         """
         with read_transaction(self._engine) as connection:
             rows = connection.execute(select(t.queries).where(t.queries.c.name == spec.name)).all()
-            live = _live_one(rows, spec)
+            live = _live_one(rows, spec, replaces)
             spec.window.require_affordable()
             if self._fits_declared(connection, spec):
                 return live, None
@@ -167,11 +174,8 @@ class Catalog:
         """Deletes the live query of that name. Its frames stay until retention drops them. Raises NotFound."""
         with write_transaction(self._engine) as connection:
             lock_catalog(connection)
-            live = (t.queries.c.name == name) & t.queries.c.deleted_at_ms.is_(None)
-            if connection.execute(update(t.queries).where(live).values(deleted_at_ms=now_ms)).rowcount == 0:
+            if not _end_live(connection, name, now_ms):
                 raise NotFound(f"query {name} is not registered")
-            for table in (t.statuses, t.suspensions):
-                connection.execute(delete(table).where(table.c.name == name))
             increment_version(connection)
 
     def query(self, name: str) -> RegisteredQuery:
@@ -701,11 +705,23 @@ class Catalog:
             return alarm_rows.latest(connection, limit, query)
 
 
-def _live_one(rows: Sequence[Row[Any]], spec: QuerySpec) -> RegisteredQuery | None:
-    """The live query of these rows, if it is equal. Raises Conflict if it is another."""
+def _end_live(connection: Connection, name: str, now_ms: int) -> bool:
+    """Marks the live query of that name as deleted. Returns whether there was one."""
+    live = (t.queries.c.name == name) & t.queries.c.deleted_at_ms.is_(None)
+    if connection.execute(update(t.queries).where(live).values(deleted_at_ms=now_ms)).rowcount == 0:
+        return False
+    for table in (t.statuses, t.suspensions):
+        connection.execute(delete(table).where(table.c.name == name))
+    return True
+
+
+def _live_one(rows: Sequence[Row[Any]], spec: QuerySpec, replaces: bool = False) -> RegisteredQuery | None:
+    """The live query of these rows, if it is equal. Raises Conflict if it is another and not replaced."""
     for live in (query_from_row(r) for r in rows if r.deleted_at_ms is None):
         if spec.asks_for(live.spec):
             return live
+        if replaces:
+            return None
         registered, wanted = live.spec.to_mapping(seed=spec.seed is not None), spec.to_mapping()
         differing = [key for key in wanted | registered if registered.get(key) != wanted.get(key)]
         raise Conflict(

@@ -69,6 +69,9 @@ class AsyncCenter:
     async def send(self, method: str, path: str, body: bytes | None = None, media: str = "application/json") -> Any:
         return await self._run(flows.send(method, path, body, media))
 
+    async def sql(self, statement: str) -> Any:
+        return await self._run(flows.sql(statement))
+
     async def close(self) -> None:
         await self._http.aclose()
 

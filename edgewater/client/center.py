@@ -97,6 +97,10 @@ class Center:
         """Any other change; returns the reply as JSON, None if it is empty."""
         return self._run(flows.send(method, path, body, media))
 
+    def sql(self, statement: str) -> Any:
+        """Runs a statement in SQL; returns the reply of ``POST /v1/sql``: `columns` and `rows` of SELECT and SHOW."""
+        return self._run(flows.sql(statement))
+
     def close(self) -> None:
         self._http.close()
 

@@ -240,6 +240,10 @@ def send(method: str, path: str, body: bytes | None, media: str) -> Flow[Any]:
     return json_of(response) if response.content else None
 
 
+def sql(statement: str) -> Flow[Any]:
+    return send("POST", "/v1/sql", statement.encode(), "application/sql")
+
+
 def explain(name: str, start: str, revision: int | None, params: tuple[tuple[str, str], ...]) -> Flow[dict[str, Any]]:
     asked = params if revision is None else (*params, ("revision", str(revision)))
     response = yield Request("GET", f"/v1/queries/{segment(name)}/windows/{segment(start)}/explain", asked)

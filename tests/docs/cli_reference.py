@@ -21,9 +21,9 @@ HEAD = """\
 done its work, 1 if it has failed, 2 for input that cannot be used, and says why in one line on stderr. `--json` prints
 JSON on stdout, and nothing else there.
 
-The commands that ask a center (`query`, `edges`, `streams`, `top`) take its address from `EDGEWATER_URL` or `--url`,
-and a token from `EDGEWATER_TOKEN` or from the file that `EDGEWATER_TOKEN_FILE` names. A token is never an argument,
-which others on the machine see.
+The commands that ask a center (`query`, `edges`, `sql`, `streams`, `top`) take its address from `EDGEWATER_URL` or
+`--url`, and a token from `EDGEWATER_TOKEN` or from the file that `EDGEWATER_TOKEN_FILE` names. A token is never an
+argument, which others on the machine see.
 
 Agents and centers log to stderr: text, or with `--log-format json` (or `EDGEWATER_LOG_FORMAT=json`) a line of JSON per
 record with `time`, `level`, `logger`, `message` and, of an error, `exception`.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
@@ -19,19 +19,23 @@ from center.api.models import (
     EXAMPLE_SPEC,
     EXAMPLE_SPEC_YAML,
     Alarm,
+    Column,
     QueryDetail,
     QueryEdge,
     QueryList,
     QueryStatus,
     RegisteredAnswer,
 )
+from center.api.negotiation import SQL
 from center.api.openapi import problems
 from center.api.services import Center, Services
+from center.api.sql_tables import columns_of, empty_table
 from center.api.waiting import explain
 from center.api_access import Principal
 from center.catalog import COMPONENTS, EdgeRecord, RegisteredQuery, component_status, expected_edges
 from edgewater.errors import InvalidQuery, NotFound, did_you_mean
 from edgewater.query import QuerySpec
+from edgewater.sql import to_sql
 from edgewater.streams import EdgeId
 from edgewater.synopses import require_fit
 from edgewater.timestamps import rfc3339
@@ -91,18 +95,33 @@ async def register(params: Annotated[RegisterParams, Query()], request: Request,
     # Never on the event loop, and one after the other: parsing takes up to a second of pure Python.
     spec = await run_sync(read_query, body, content_type, limiter=center.parsing)
     request.state.target = f"/v1/queries/{spec.name}"
+    return await register_query(request, center, spec, dry_run=params.dry_run)
+
+
+async def register_query(
+    request: Request, center: Services, spec: QuerySpec, *, dry_run: bool = False, replaces: bool = False
+) -> Response:
+    """Registers a query for the caller, or answers what a registration would do.
+
+    Args:
+        replaces: another query of the name is deleted with its answers.
+
+    Raises:
+        HttpProblem: the caller may not register it.
+        Conflict, InvalidQuery: as `Catalog.register`.
+    """
     require(request, "editor", spec.name)
     require_inputs(request, spec)
-    if params.dry_run:
-        return JSONResponse((await run_sync(_dry_run, center, spec)).model_dump(mode="json"))
+    if dry_run:
+        return JSONResponse((await run_sync(_dry_run, center, spec, replaces)).model_dump(mode="json"))
     if not await run_sync(_is_registered, center, spec):
         await center.rates.spend(caller(request), "registrations")
-    return await run_sync(_register, center, spec)
+    return await run_sync(_register, center, spec, replaces)
 
 
-def _dry_run(center: Services, spec: QuerySpec) -> DryRun:
+def _dry_run(center: Services, spec: QuerySpec, replaces: bool) -> DryRun:
     """What a registration would do. Raises Conflict and InvalidQuery as the registration would."""
-    live, misfit = center.catalog.try_register(spec)
+    live, misfit = center.catalog.try_register(spec, replaces=replaces)
     known = {e.edge: e for e in center.catalog.edges()}
     if spec.edges is None:
         # An edge whose permissions, or columns, do not fit is shown too.
@@ -111,6 +130,8 @@ def _dry_run(center: Services, spec: QuerySpec) -> DryRun:
         wanted = [EdgeId(edge) for edge in spec.edges]
     return DryRun(
         spec=spec.to_mapping(seed=False),
+        sql=to_sql(spec, seed=False),
+        columns=[Column(name=n, type=k) for n, k in columns_of(empty_table(center.catalog, spec))],
         registered=live is not None,
         refused=None if misfit is None or live is not None else misfit.message,
         entry_bytes={m.name: m.entry_bytes for m in spec.measures},
@@ -148,7 +169,12 @@ def _would_accept(edge: EdgeId, record: EdgeRecord | None, spec: QuerySpec) -> D
 
 def read_query(body: bytes, content_type: str) -> QuerySpec:
     """The query of a body. Raises InvalidQuery and HttpProblem; takes time that is linear in the body."""
-    spec = QuerySpec.from_mapping(read_document(body, content_type, "a query"))
+    return read_spec(lambda: QuerySpec.from_mapping(read_document(body, content_type, "a query")))
+
+
+def read_spec(read: Callable[[], QuerySpec]) -> QuerySpec:
+    """Returns the query that `read` makes. Raises InvalidQuery also if a group of it is too large for a frame."""
+    spec = read()
     require_fit({m.name: m.entry_bytes for m in spec.measures})
     return spec
 
@@ -160,9 +186,9 @@ def _is_registered(center: Services, spec: QuerySpec) -> bool:
         return False
 
 
-def _register(center: Services, spec: QuerySpec) -> Response:
+def _register(center: Services, spec: QuerySpec, replaces: bool) -> Response:
     known = {q.ref for q in center.catalog.queries()}
-    query = center.catalog.register(spec, center.now_ms(), center.draw_seed())
+    query = center.catalog.register(spec, center.now_ms(), center.draw_seed(), replaces=replaces)
     notes = [*query.spec.notes, *_stream_notes(spec.stream, center.catalog.edges())]
     answer = RegisteredAnswer.of(query).model_copy(update={"notes": notes or None})
     return JSONResponse(
@@ -172,11 +198,25 @@ def _register(center: Services, spec: QuerySpec) -> Response:
     )
 
 
+class DetailParams(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    format: Annotated[
+        Literal["json", "sql"], Field(description="`sql`: the statement that registers the query, without its seed.")
+    ] = "json"
+
+
 @router.get(
-    "/{name}", dependencies=[READS_QUERY, IN_TURN], summary="One query and each edge's status", responses=problems(404)
+    "/{name}",
+    dependencies=[READS_QUERY, IN_TURN],
+    summary="One query and each edge's status",
+    response_model=QueryDetail,
+    responses={200: {"content": {SQL: {"schema": {"type": "string"}}}}, **problems(404)},
 )
-def query(name: str, center: Center) -> QueryDetail:
+def query(name: str, params: Annotated[DetailParams, Query()], center: Center) -> QueryDetail | Response:
     query = center.catalog.query(name)
+    if params.format == "sql":
+        return Response(to_sql(query.spec, seed=False), media_type=SQL)
     edges = {e.edge: e for e in center.catalog.edges()}
     statuses = center.catalog.query_statuses(query.ref)
     expected = expected_edges(query.spec, edges.values())

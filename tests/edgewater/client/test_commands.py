@@ -31,7 +31,7 @@ POINTS = [
     for name, value in {
         "query": "edgewater.client.commands:query", "edges": "edgewater.client.commands:edges",
         "streams": "edgewater.client.commands:streams", "top": "edgewater.client.top:top",
-        "center": "center.cli:center",
+        "sql": "edgewater.client.sql_commands:sql", "center": "center.cli:center",
     }.items()
 ]  # fmt: skip
 

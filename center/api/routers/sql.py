@@ -1,0 +1,326 @@
+"""Statements in SQL: queries as materialized views, lists, and tables of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Annotated, Any, Literal
+
+import pyarrow as pa
+import pyarrow.csv
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, Response
+
+from center.api.access import READS, begin_edit, caller, require
+from center.api.answer_cache import to_json
+from center.api.bodies import read_body, read_document
+from center.api.explain_models import DryRun
+from center.api.models import Column, Edge, RegisteredAnswer, StreamColumns, StreamList
+from center.api.negotiation import ARROW, CSV, FORMATS, JSON, SQL, negotiate
+from center.api.openapi import problems
+from center.api.problems import HttpProblem
+from center.api.routers.functions import functions
+from center.api.routers.queries import read_spec, register_query
+from center.api.services import Center, Services
+from center.api.sql_select import CheckedSelect, check_select
+from center.api.sql_tables import MAX_ROWS, columns_of, empty_table, query_table, rows_table, to_rows
+from center.api.time_params import Time
+from center.api_access import Principal
+from center.serving import csv_table
+from edgewater.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
+from edgewater.sql import (
+    CreateQuery,
+    DescribeTable,
+    DropQuery,
+    Listed,
+    SelectRows,
+    Show,
+    ShowCreate,
+    Statement,
+    parse_statement,
+    to_sql,
+)
+from edgewater.timestamps import rfc3339
+
+router = APIRouter(prefix="/v1/sql", tags=["sql"])
+
+
+class SqlTable(BaseModel):
+    """The rows of SELECT, SHOW and DESCRIBE."""
+
+    columns: list[Column]
+    rows: list[list[Any]] = Field(description="Values in the order of the columns; times are RFC 3339.")
+
+
+class Dropped(BaseModel):
+    """The reply to DROP."""
+
+    dropped: str | None = Field(description="The query. Null: there is none, and the statement has IF EXISTS.")
+
+
+class SqlParams(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    format: Annotated[
+        Literal["json", "csv", "arrow"] | None,
+        Field(description="The form of a table; overrides `Accept`.", examples=["arrow"]),
+    ] = None
+    start: Annotated[Time | None, Field(description="SELECT reads no window that starts before. Inclusive.")] = None
+    end: Annotated[Time | None, Field(description="SELECT reads no window that starts later. Exclusive.")] = None
+
+
+_EXAMPLE = (
+    "CREATE MATERIALIZED VIEW bytes_by_host WITH (staleness = '2s') AS\n"
+    "SELECT host, sum(bytes) AS bytes FROM access GROUP BY TUMBLE(INTERVAL '1 minute'), host"
+)
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "One statement: as text, or as JSON with the member `sql`.",
+        "content": {
+            SQL: {"schema": {"type": "string"}, "example": _EXAMPLE},
+            JSON: {
+                "schema": {"type": "object", "properties": {"sql": {"type": "string"}}, "required": ["sql"]},
+                "example": {"sql": "SHOW QUERIES"},
+            },
+        },
+    }
+}
+
+
+@router.post(
+    "",
+    dependencies=[READS],
+    summary="Run a statement in SQL",
+    response_model=None,
+    openapi_extra=_BODY,
+    responses={
+        200: {
+            "model": SqlTable | RegisteredAnswer | DryRun | Dropped,
+            "description": "The rows of SELECT, SHOW and DESCRIBE, as JSON, CSV or an Arrow IPC stream; what EXPLAIN"
+            " says; the query that CREATE has registered already; the query that DROP has deleted.",
+            "content": {CSV: {"schema": {"type": "string"}}, ARROW: {"schema": {"type": "string", "format": "binary"}}},
+        },
+        201: {"model": RegisteredAnswer, "description": "The query that CREATE has registered."},
+        **problems(403, 404, 406, 408, 409, 413, 415, 422),
+    },
+)
+async def run_statement(params: Annotated[SqlParams, Query()], request: Request, center: Center) -> Response:
+    """`CREATE [OR REPLACE] MATERIALIZED VIEW` registers a query, and `DROP MATERIALIZED VIEW` deletes one.
+
+    `EXPLAIN CREATE …` says what a registration would do. `SHOW QUERIES`, `STREAMS`, `EDGES` and `FUNCTIONS` list;
+    `SHOW CREATE q` has the statement of a query, and `DESCRIBE` the columns of a stream or a query.
+
+    `SELECT` reads answers: each query is a table with a row per window and group, and `DESCRIBE` lists its columns.
+    It runs on DuckDB for at most 3 s, in 512 MiB, with the functions of a list.
+
+    A request has one statement. Each statement needs the role that the endpoint for the same task needs.
+    """
+    body, content_type = await read_body(request, center.limits.body / 1000), request.headers.get("content-type", "")
+    statement = await run_sync(_read_statement, body, content_type, limiter=center.parsing)
+    match statement:
+        case CreateQuery():
+            return await _create(request, center, statement)
+        case DropQuery():
+            return await _drop(request, center, statement)
+    form = negotiate(request.headers.get("accept")) if params.format is None else FORMATS[params.format]
+    async with center.turns.taken(caller(request)):
+        if isinstance(statement, SelectRows):
+            table = await _select(request, center, statement.text, params)
+        else:
+            table = await run_sync(_listing(request, center, statement))
+        return Response(await run_sync(_rendered, table, form), media_type=form)
+
+
+def _read_statement(body: bytes, content_type: str) -> Statement:
+    """Returns the statement of a body. A form or plain text is refused: pages of other sites may send these."""
+    if content_type.partition(";")[0].strip().lower() == SQL:
+        try:
+            return parse_statement(body.decode())
+        except UnicodeDecodeError as exc:
+            raise InvalidQuery("sql", body[:200].decode(errors="replace"), "text in UTF-8", str(exc)) from None
+    try:
+        given = read_document(body, content_type, "a statement", (JSON,))
+    except HttpProblem as problem:
+        raise HttpProblem(problem.code, f"{problem}, {SQL}", {"Accept-Post": f"{SQL}, {JSON}"}) from None
+    if not isinstance(given, dict) or set(given) != {"sql"} or not isinstance(given["sql"], str):
+        raise InvalidRequest("sql", given, '{"sql": "SHOW QUERIES"}')
+    return parse_statement(given["sql"])
+
+
+async def _create(request: Request, center: Services, statement: CreateQuery) -> Response:
+    spec = await run_sync(read_spec, statement.spec, limiter=center.parsing)
+    if not statement.explains:
+        await begin_edit(request, spec.name)
+    return await register_query(request, center, spec, dry_run=statement.explains, replaces=statement.replaces)
+
+
+async def _drop(request: Request, center: Services, statement: DropQuery) -> Response:
+    await begin_edit(request, statement.name)
+    dropped = None
+    try:
+        require(request, "reader", statement.name)
+        require(request, "editor", statement.name)
+        await run_sync(center.catalog.delete, statement.name, center.now_ms())
+        dropped = statement.name
+    except NotFound:
+        if not statement.if_exists:
+            raise
+    return JSONResponse(Dropped(dropped=dropped).model_dump())
+
+
+async def _select(request: Request, center: Services, text: str, params: SqlParams) -> pa.Table:
+    """Returns the rows of a SELECT over the answers of queries that the caller may read."""
+    checked = await run_sync(check_select, text, limiter=center.parsing)
+    for name in checked.tables:
+        require(request, "reader", name)
+    return await run_sync(_selected, center, checked, params, limiter=center.sql.turns)
+
+
+def _selected(center: Services, checked: CheckedSelect, params: SqlParams) -> pa.Table:
+    tables: dict[str, pa.Table] = {}
+    left = MAX_ROWS
+    for name in checked.tables:
+        query = center.catalog.query(name)
+        start, end = checked.start_ms, checked.end_ms
+        if "window_start" in [*query.spec.group_by, *(m.name for m in query.spec.measures)]:
+            start, end = None, None  # WHERE names another column
+        start = max((ms for ms in (start, params.start) if ms is not None), default=None)
+        end = min((ms for ms in (end, params.end) if ms is not None), default=None)
+        tables[name] = query_table(center, query, start, end, left)
+        left -= tables[name].num_rows
+    return center.sql.run(checked.text, tables)
+
+
+def _listing(request: Request, center: Services, statement: Statement) -> Callable[[], pa.Table]:
+    """Returns the function that makes the table of a statement; it blocks."""
+    match statement:
+        case ShowCreate():
+            require(request, "reader", statement.name)
+            return lambda: _show_create(center, statement.name)
+        case DescribeTable():
+            return lambda: _describe(center, caller(request), statement)
+        case Show():
+            return lambda: _LISTS[statement.what](center, caller(request))
+    raise AssertionError(statement)
+
+
+def _show_create(center: Services, name: str) -> pa.Table:
+    text = to_sql(center.catalog.query(name).spec, seed=False)
+    return rows_table({"query": pa.string(), "sql": pa.string()}, [(name, text)])
+
+
+def _describe(center: Services, reader: Principal, statement: DescribeTable) -> pa.Table:
+    name, columns = statement.name, {"column": pa.string(), "type": pa.string(), "description": pa.string()}
+    if statement.kind != "stream" and reader.may("reader", name):
+        try:
+            spec = center.catalog.query(name).spec
+            return rows_table(columns, [(n, k, "") for n, k in columns_of(empty_table(center.catalog, spec))])
+        except NotFound:
+            if statement.kind == "query":
+                raise
+    listed = _listed_streams(center) if statement.kind != "query" else []
+    stream = next((s for s in listed if s.stream == name), None)
+    if stream is None:
+        near = did_you_mean(name, [s.stream for s in listed])
+        raise NotFound(f"{statement.kind or 'stream or query'} {name} is not known{near}")
+    return rows_table(columns, [(c.name, c.type, c.description) for c in stream.columns])
+
+
+def _listed_streams(center: Services) -> list[StreamColumns]:
+    return StreamList.of(center.catalog.declared_streams(), center.catalog.edges()).streams
+
+
+def _show_queries(center: Services, reader: Principal) -> pa.Table:
+    columns = {
+        "query": pa.string(), "version": pa.int64(), "stream": pa.string(), "measures": pa.string(),
+        "keys": pa.string(), "registered_at": pa.string(),
+    }  # fmt: skip
+    queries = [q for q in center.catalog.queries() if reader.may("reader", q.ref.name)]
+    return rows_table(
+        columns,
+        [
+            (
+                q.ref.name, q.ref.version, q.spec.stream, ", ".join(m.name for m in q.spec.measures),
+                ", ".join(q.spec.group_by), rfc3339(q.registered_at_ms),
+            )
+            for q in queries
+        ],
+    )  # fmt: skip
+
+
+def _show_streams(center: Services, reader: Principal) -> pa.Table:
+    columns = {
+        "stream": pa.string(), "declared_by": pa.string(), "columns": pa.string(), "edges": pa.int64(),
+        "records": pa.int64(), "watermark": pa.string(), "ended": pa.bool_(),
+    }  # fmt: skip
+    return rows_table(
+        columns,
+        [
+            (
+                s.stream, s.source, ", ".join(f"{c.name} {c.type}" for c in s.columns), len(s.edges), s.records,
+                s.watermark, s.ended,
+            )
+            for s in _listed_streams(center)
+        ],
+    )  # fmt: skip
+
+
+def _show_edges(center: Services, reader: Principal) -> pa.Table:
+    columns = {
+        "edge": pa.string(), "state": pa.string(), "last_seen": pa.string(), "streams": pa.string(),
+        "backlog_bytes": pa.int64(), "bandwidth_bytes_s": pa.float64(), "rtt_ms": pa.float64(),
+        "clock_offset_ms": pa.float64(),
+    }  # fmt: skip
+    now_ms = center.now_ms()
+    edges = [Edge.of(e, now_ms) for e in center.catalog.edges()]
+    return rows_table(
+        columns,
+        [
+            (
+                e.edge, e.state, e.last_seen, ", ".join(s.name for s in e.streams), e.backlog_bytes,
+                e.bandwidth_bytes_s, e.rtt_ms, e.clock_offset_ms,
+            )
+            for e in edges
+        ],
+    )  # fmt: skip
+
+
+def _show_functions(center: Services, reader: Principal) -> pa.Table:
+    columns = {
+        "function": pa.string(), "argument": pa.string(), "types": pa.string(), "parameters": pa.string(),
+        "interval": pa.string(), "error_budget": pa.string(), "origin": pa.string(),
+    }  # fmt: skip
+    return rows_table(
+        columns,
+        [
+            (
+                f.name, f.argument, ", ".join(f.types), ", ".join(p.name for p in f.parameters), f.interval,
+                f.error_budget, f.origin,
+            )
+            for f in functions().functions
+        ],
+    )  # fmt: skip
+
+
+_LISTS: dict[Listed, Callable[[Services, Principal], pa.Table]] = {
+    "queries": _show_queries,
+    "streams": _show_streams,
+    "edges": _show_edges,
+    "functions": _show_functions,
+}
+
+
+def _rendered(table: pa.Table, form: str) -> bytes:
+    if form == JSON:
+        columns = [{"name": name, "type": kind} for name, kind in columns_of(table)]
+        return to_json({"columns": columns, "rows": to_rows(table)})
+    sink = BytesIO()
+    if form == CSV:
+        pyarrow.csv.write_csv(csv_table(table), sink)
+    else:
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    return sink.getvalue()

@@ -1,0 +1,74 @@
+"""Runs one SELECT on DuckDB in a process of its own, with little memory and without files; see `center.api.sql_guard`.
+
+The process is started by the path of this file, so that it imports nothing of the center. It reads one request from its
+standard input and writes one reply to its standard output: JSON in a line, and tables as Arrow IPC streams.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+
+import duckdb
+import pyarrow as pa
+
+READY = b"+"
+MEMORY_BYTES = 512 << 20
+MAX_RESULT_ROWS = 100_000
+MAX_RESULT_BYTES = 64 << 20
+SETTINGS = (
+    "enable_external_access = false", "autoinstall_known_extensions = false", "autoload_known_extensions = false",
+    "allow_community_extensions = false", "python_enable_replacements = false", "TimeZone = 'UTC'",
+    "lock_configuration = true",
+)  # fmt: skip
+
+
+def limit_memory() -> None:
+    """Lets the process take `MEMORY_BYTES` besides what it has, open no more files and write none."""
+    with open("/proc/self/statm") as statm:  # noqa: PTH123  # a path for one file
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    for kind, most in (
+        (resource.RLIMIT_AS, used + MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (most, most))
+
+
+def answer(connection: duckdb.DuckDBPyConnection) -> tuple[dict[str, str], pa.Table | None]:
+    """Reads the request, and returns the head and the table of its reply."""
+    request = json.loads(sys.stdin.buffer.readline())
+    for name in request["tables"]:
+        size = int(sys.stdin.buffer.readline())
+        connection.register(name, pa.ipc.open_stream(sys.stdin.buffer.read(size)).read_all())
+    try:
+        table = connection.sql(request["sql"]).limit(MAX_RESULT_ROWS + 1).to_arrow_table()
+    except (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError):
+        return {"error": "memory"}, None
+    except (duckdb.Error, pa.ArrowException) as exc:
+        return {"error": "statement", "message": str(exc).splitlines()[0]}, None
+    if table.num_rows > MAX_RESULT_ROWS or table.nbytes > MAX_RESULT_BYTES:
+        return {"error": "rows"}, None
+    return {}, table
+
+
+def main() -> None:
+    connection = duckdb.connect(":memory:", config={"threads": 1})
+    for setting in SETTINGS:
+        connection.execute(f"SET {setting}")
+    connection.sql("SELECT 1").to_arrow_table()  # loads what the first statement needs
+    limit_memory()
+    out = sys.stdout.buffer
+    out.write(READY)
+    out.flush()
+    head, table = answer(connection)
+    out.write(json.dumps(head).encode() + b"\n")
+    if table is not None:
+        with pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

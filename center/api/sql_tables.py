@@ -1,0 +1,133 @@
+"""Tables of answers for SQL: what `SELECT … FROM query` reads, and the replies that are tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from center.api.answer_cache import stated_table
+from center.api.services import Services
+from center.catalog import Catalog, RegisteredQuery
+from center.ledger import Phase, Quality
+from center.results import AnswerRecord
+from edgewater.errors import InvalidQuery
+from edgewater.query import QuerySpec
+from edgewater.streams import type_name
+from edgewater.timestamps import rfc3339
+from edgewater.wire import QueryRef
+
+MAX_ROWS = 200_000
+"""The most rows of all tables that a SELECT reads, together."""
+CHUNK = 100
+"""Windows that are read at once."""
+CHUNK_BYTES = 4 << 20
+TIME = pa.timestamp("ms")
+"""Times are UTC without a zone, since DuckDB reads times with a zone in the zone of the machine."""
+
+
+def query_table(
+    center: Services, query: RegisteredQuery, start_ms: int | None, end_ms: int | None, most_rows: int
+) -> pa.Table:
+    """Returns the newest answers of a query as a table: a row per window and group; blocks.
+
+    Args:
+        start_ms, end_ms: only windows that start in [start_ms, end_ms).
+
+    Raises:
+        InvalidQuery: there are more than `most_rows` rows.
+    """
+    tables, rows, cursor = [empty_table(center.catalog, query.spec)], 0, None
+    while True:
+        chunk, cursor = center.results.windows(query.ref, start_ms, end_ms, CHUNK, cursor, Phase.EARLY, CHUNK_BYTES)
+        for record in chunk:
+            tables.append(_without_zone(stated_table(record, query)))
+            rows += tables[-1].num_rows
+            if rows > most_rows:
+                accepted = (
+                    f"tables of at most {MAX_ROWS} rows together: read fewer windows, with the parameters start and end"
+                    " or with WHERE window_start >= …"
+                )
+                reached = rfc3339(record.window_start_ms)
+                reason = f"its answers up to the window at {reached} have more than {most_rows} rows"
+                raise InvalidQuery("sql", query.ref.name, accepted, reason)
+        if cursor is None:
+            return _cast(pa.concat_tables(tables, promote_options="permissive"), tables[0].schema)
+
+
+def empty_table(catalog: Catalog, spec: QuerySpec) -> pa.Table:
+    """Returns the table of a query without answers. A key whose type is not known yet is a text."""
+    quality = Quality(0, (), 0, 0, 0, 0, {}, {}).to_mapping()
+    record = AnswerRecord(0, QueryRef(spec.name, 0), 0, 0, 0, Phase.EARLY, 0, 0, quality, None)
+    table = _without_zone(stated_table(record, RegisteredQuery(record.query, spec, 0, None)))
+    known = dict(zip(spec.group_by, key_types(catalog, spec), strict=True))
+    fields = [f.with_type(known.get(f.name, f.type)) for f in table.schema]
+    return _cast(table.slice(0, 0), pa.schema(fields))
+
+
+def key_types(catalog: Catalog, spec: QuerySpec) -> Sequence[pa.DataType]:
+    """Returns the types of the columns of `group_by`, as the stream's declaration or an edge gives them."""
+    declared = catalog.declared_streams().get(spec.stream)
+    served = [declared.types] if declared is not None else []
+    served += [s.columns for e in catalog.edges() if not e.retired and (s := e.stream(spec.stream)) is not None]
+    for columns in served:
+        try:
+            return spec.bind(columns).group_types
+        except InvalidQuery:
+            continue
+    return [pa.string()] * len(spec.group_by)
+
+
+def columns_of(table: pa.Table) -> list[tuple[str, str]]:
+    """Returns the names and types of a table's columns."""
+    return [(field.name, "timestamp" if field.type == TIME else type_name(field.type)) for field in table.schema]
+
+
+def rows_table(columns: Mapping[str, pa.DataType], rows: Iterable[Sequence[object]]) -> pa.Table:
+    """Returns rows as a table."""
+    values = list(zip(*rows, strict=True)) or [()] * len(columns)
+    return pa.table({n: pa.array(v, t) for (n, t), v in zip(columns.items(), values, strict=True)})
+
+
+def to_rows(table: pa.Table) -> list[list[Any]]:
+    """Returns a table's rows as JSON values: times in RFC 3339, NaN and infinity as null, other types as text."""
+    columns = [[_json(value) for value in column.to_pylist()] for column in _renderable(table).columns]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _renderable(table: pa.Table) -> pa.Table:
+    for at, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type):
+            millis = table.column(at).cast(pa.timestamp("ms", field.type.tz), safe=False).cast(pa.int64())
+            texts = pa.array([None if m is None else rfc3339(m) for m in millis.to_pylist()], pa.string())
+            table = table.set_column(at, field.name, texts)
+    return table
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, list):
+        return [_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(k): _json(v) for k, v in value.items()}
+    return str(value)
+
+
+def _without_zone(table: pa.Table) -> pa.Table:
+    fields = [f.with_type(TIME) if pa.types.is_timestamp(f.type) else f for f in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Casts columns of nulls to the types that are known."""
+    types = {f.name: f.type for f in schema}
+    fields = [f.with_type(types.get(f.name, f.type)) if pa.types.is_null(f.type) else f for f in table.schema]
+    return table.cast(pa.schema(fields))
