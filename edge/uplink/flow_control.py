@@ -175,6 +175,11 @@ class LinkEstimator:
         return self.bandwidth_bytes_s if self._is_known else 0.0
 
     @property
+    def least_bytes_s(self) -> float:
+        """What the link has been shown to carry at least, while `capacity_bytes_s` is unknown; 0: nothing."""
+        return (self._at_least.value or 0.0) if not self._is_known else 0.0
+
+    @property
     def rtt_ms(self) -> float:
         """The round trip without the center's disk, if heartbeats have measured it, else with it; 0 if unknown."""
         value = self._echo_rtt.value if self._echo_rtt.value is not None else self._rtt_s
