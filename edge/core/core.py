@@ -451,8 +451,8 @@ class EdgeCore:
         """Returns the size of a frame of slices that have closed: their entries are final, so a large frame has nothing
         that a later one would update, and its entries compress better. 0: as the link says.
 
-        Another query with a deadline must not wait for a large frame. Under a staleness budget alone, frames of the most
-        valuable entries go first, and the last of them may be too late.
+        Another query with a deadline must not wait for a large frame. Under a staleness budget alone, the most
+        valuable entries go first, and the last ones may be too late.
         """
         others = (p for p in self.queries.values() if p is not pipeline)
         if pipeline.is_staleness_bound or any(p.spec.staleness_budget is not None for p in others):
