@@ -55,12 +55,11 @@ def run(
         query: tumbling windows; its first measure is evaluated.
         link: of each edge, in each direction.
     """
-    loop = VirtualLoop()
+    settings = settings or WireSettings()
+    loop = VirtualLoop(settings.edge.thread_s)
     try:
         with tempfile.TemporaryDirectory() as directory:
-            return loop.run_until_complete(
-                _run(loop, trace, parts, query, link, settings or WireSettings(), Path(directory))
-            )
+            return loop.run_until_complete(_run(loop, trace, parts, query, link, settings, Path(directory)))
     finally:
         loop.close()
 

@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-THREAD_S = 0.0005
-"""The time from a call in a thread until its result is back on the loop."""
-
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop whose time passes only when nothing is left to do. Deterministic: one thread, no I/O."""
+    """An event loop whose time passes only when nothing is left to do. Deterministic: one thread, no I/O.
 
-    def __init__(self) -> None:
+    Args:
+        thread_s: the time from a call in a thread until its result is back on the loop.
+    """
+
+    def __init__(self, thread_s: float = 0.0) -> None:
         super().__init__()
+        self._thread_s = thread_s
         self._virtual_s = 0.0
         self._clock_resolution = 1e-6
         self._selector = self  # BaseEventLoop asks it for I/O, and tells it how long it may wait.
@@ -41,5 +43,5 @@ class VirtualLoop(asyncio.BaseEventLoop):
             outcome, give = func(*args), future.set_result
         except Exception as exc:
             outcome, give = exc, future.set_exception
-        self.call_later(THREAD_S, lambda: None if future.done() else give(outcome))
+        self.call_later(self._thread_s, lambda: None if future.done() else give(outcome))
         return future
