@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from bench.compare import links, workload
+from bench.compare import links, model, workload
 from bench.compare.links import LinkSettings
 from bench.compare.runs import RunSettings, run
 from bench.compare.ways import WAYS, Way
@@ -25,12 +25,13 @@ DELAY_S = 0.05
 OUTAGE = (60.0, 90.0)
 MAX_LOAD = 1.0
 QUICK_WAYS = ("script-exact", "script-1%", "sample-10%", "error-1%-2s", "staleness-2s")
+MODEL_WAYS = ("exact", "error-1%", "error-1%-2s", "staleness-2s")
 HEADER = ("way", "KiB/s", "windows", "KB on the wire", "p50 s", "p95 s", "error %", "kept", "CPU sites", "CPU center",
           "site MiB")  # fmt: skip
 
 
 @click.command()
-@click.argument("mode", type=click.Choice(["all", "quick"]), default="all")
+@click.argument("mode", type=click.Choice(["all", "quick", "model"]), default="all")
 @click.option("--way", "names", multiple=True, type=click.Choice(list(WAYS)), help="Only these ways; may be repeated.")
 @click.option("--kib", "rates", multiple=True, type=float, help="KiB/s of a link; 0: unlimited. Default: 4 16 64 0.")
 @click.option("--delay", "delay_s", default=DELAY_S, show_default=True, help="Seconds in each direction of a link.")
@@ -49,26 +50,37 @@ HEADER = ("way", "KiB/s", "windows", "KB on the wire", "p50 s", "p95 s", "error 
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep logs, configurations and answers in this folder.")
 @click.option("--force", is_flag=True, help="Measure on a busy machine too.")
 @click.option("--plots", type=click.Path(path_type=Path), help="Draw the rows into this folder, as SVG.")
+@click.option(
+    "--measured",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="With `model`: a file of measured rows (JSON), to print the ratio to.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print rows as JSON.")
 @click.option(
     "--smoke", is_flag=True, help="Check that the bench runs: two ways, three short windows, generated records."
 )
 def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: float, late_share: float, outage: bool,
          windows: int, speed: float, data: Path, flink_python: str | None, keep: Path | None, force: bool,
-         plots: Path | None, as_json: bool, smoke: bool) -> None:  # fmt: skip
+         plots: Path | None, measured: tuple[Path, ...], as_json: bool, smoke: bool) -> None:  # fmt: skip
     """Compare bytes, latency, error, CPU and memory of Edgewater with scripts, samples, Flink and Spark.
 
     Each site of each way has a link of its own: as root in network namespaces, otherwise through a relay that limits
     the rate. Latency is the wall time from the end of a window to the moment at which a client can see its answer.
     Bytes are those of the link in both directions, with the headers of TCP and IP where namespaces are used.
+
+    `model` runs nothing: it predicts the rows of Edgewater's ways by simulation on the same records.
     """
     limit_s = 120.0
     if smoke:
-        names, rates, force = ("script-1%", "error-1%-2s"), (4.0,), True
+        names, rates, force = names or ("script-1%", "error-1%-2s"), (4.0,), True
         windows, speed, limit_s = 3, 4_000.0, 60.0
     elif mode == "quick":
         names, rates, windows = names or QUICK_WAYS, rates or (4.0,), min(windows, 5)
     rates = rates or (4.0, 16.0, 64.0, 0.0)
+    if mode == "model":
+        predict(names or MODEL_WAYS, rates, delay_s, windows, speed, None if smoke else data, measured, as_json)
+        return
     load_average = os.getloadavg()[0]
     if not force and load_average > MAX_LOAD:
         raise click.UsageError(
@@ -102,6 +114,21 @@ def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: f
         for path in draw(rows, plots):
             click.echo(f"drawn: {path}", err=True)
     click.echo(json.dumps(rows, indent=1) if as_json else table(rows))
+
+
+def predict(names: Sequence[str], rates: Sequence[float], delay_s: float, windows: int, speed: float,
+            data: Path | None, measured: Sequence[Path], as_json: bool) -> None:  # fmt: skip
+    """Prints the rows that the simulator predicts, beside measured ones."""
+    known = [row for path in measured for row in json.loads(path.read_text())]
+    ways = [WAYS[name] for name in names if WAYS[name].kind == "edgewater" and WAYS[name].function == "sum"]
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        load = _load(Path(scratch), data, windows, 6_000 if data is None else 58_000, 0.0)
+        trace = model.read_trace(load)
+        for rate in rates:
+            link = LinkSettings(rate * 1024 or None, delay_s)
+            rows += [model.predict(way, load, trace, link, speed) for way in ways]
+    click.echo(json.dumps(rows, indent=1) if as_json else model.table(rows, known))
 
 
 def _load(directory: Path, data: Path | None, windows: int, per_window: int, late_share: float) -> workload.Workload:

@@ -123,7 +123,12 @@ class SyntheticEdge:
         return []
 
     def on_link_estimate(
-        self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int, packed_fraction: float
+        self,
+        bandwidth_bytes_s: float,
+        rtt_ms: float,
+        in_flight_bytes: int,
+        packed_fraction: float,
+        least_bytes_s: float = 0.0,
     ) -> None:
         return
 

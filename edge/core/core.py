@@ -438,7 +438,9 @@ class EdgeCore:
             min(max(room, self._backlog_frame_bytes(pipeline, event)), MAX_FRAME_BYTES),
             self._watermark_ms(pipeline),
             event.drain_windows.get(stream, NO_DRAIN_WINDOW),
-            self._link_estimate(pipeline, event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms),
+            self._link_estimate(
+                pipeline, event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms, event.least_bytes_s
+            ),
             stream in event.unread or bool(pipeline.queue),
             recorded,
             self._drops_are_due(pipeline, event),
@@ -449,9 +451,11 @@ class EdgeCore:
         """Returns the size of a frame of slices that have closed: their entries are final, so a large frame has nothing
         that a later one would update, and its entries compress better. 0: as the link says.
 
-        Another query with a deadline must not wait for a large frame.
+        Another query with a deadline must not wait for a large frame. Under a staleness budget alone, the most
+        valuable entries go first, and the last ones may be too late.
         """
-        if any(p.spec.staleness_budget is not None for p in self.queries.values()):
+        others = (p for p in self.queries.values() if p is not pipeline)
+        if pipeline.is_staleness_bound or any(p.spec.staleness_budget is not None for p in others):
             return 0
         most = min(int(BACKLOG_FRAME_S * event.bandwidth_bytes_s), BACKLOG_FRAME_BYTES)
         return min(most, pipeline.closed_bytes(self._watermark_ms(pipeline)))
@@ -498,12 +502,15 @@ class EdgeCore:
         bandwidth_bytes_s: float,
         path_delay_ms: int,
         processing_ms: Mapping[QueryRef, int],
+        least_bytes_s: float,
     ) -> LinkEstimate:
         """Returns the link of a query in the stream's event time, in which slices end."""
         clock = self.streams[pipeline.spec.stream].spec.clock
         speed = clock.speed if clock is not None else 1.0
         delay_ms = path_delay_ms + processing_ms.get(pipeline.ref, 0)
-        return LinkEstimate(bandwidth_bytes_s / 1000.0 / speed, delay_ms * speed, speed)
+        is_lower_bound = least_bytes_s > 0.0 and pipeline.sends_at_need
+        rate = least_bytes_s if is_lower_bound else bandwidth_bytes_s
+        return LinkEstimate(rate / 1000.0 / speed, delay_ms * speed, speed, is_lower_bound)
 
     def _oldest_first(self) -> list[QueryPipeline]:
         """Returns the queries with the oldest progress first, so that a busy query starves no other."""
@@ -561,6 +568,7 @@ class EdgeCore:
         now_ms: int,
         path_delay_ms: int = 0,
         processing_ms: Mapping[QueryRef, int] = NO_DELAYS,
+        least_bytes_s: float = 0.0,
     ) -> int | None:
         """Returns the wall time at which the next `PullEvent` is due; None: nothing to send.
 
@@ -577,7 +585,7 @@ class EdgeCore:
                 return now_ms
             drops = [p.unreported_drops.since_ms for p in self.queries_of(name)]
             drops_due = [since_ms + REPORT_DROPS_MS for since_ms in drops if since_ms is not None]
-            early_ms = self._early_due_ms(name, bandwidth_bytes_s, now_ms, path_delay_ms, processing_ms)
+            early_ms = self._early_due_ms(name, bandwidth_bytes_s, now_ms, path_delay_ms, processing_ms, least_bytes_s)
             for due_ms in (self._next_report_ms(name, now_ms), early_ms, *drops_due):
                 if due_ms is not None:
                     earliest = due_ms if earliest is None else min(earliest, due_ms)
@@ -612,6 +620,7 @@ class EdgeCore:
         now_ms: int,
         path_delay_ms: int,
         processing_ms: Mapping[QueryRef, int],
+        least_bytes_s: float,
     ) -> int | None:
         """Returns the wall time at which entries of open slices under combined budgets have to be sent; None: never."""
         state = self.streams[stream]
@@ -623,7 +632,7 @@ class EdgeCore:
             p.early_due_ms(
                 p.watermark_ms(state.watermark_ms),
                 event_ms,
-                self._link_estimate(p, bandwidth_bytes_s, path_delay_ms, processing_ms),
+                self._link_estimate(p, bandwidth_bytes_s, path_delay_ms, processing_ms, least_bytes_s),
             )
             for p in self.queries_of(stream)
         ]

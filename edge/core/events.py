@@ -162,6 +162,8 @@ class PullEvent:
             answer; 0 for the others. The edge's own deadline is the staleness budget less both.
         unread: the streams that may have unread input.
         max_frames: with more than 1, frames of other queries with closed slices follow, as long as the link has room.
+        least_bytes_s: while the bandwidth is only assumed, what the link carries at least, in bytes before compression:
+            early sends of exact results and error budgets are planned with it. 0: the bandwidth is measured.
     """
 
     capacity_bytes: int
@@ -171,6 +173,7 @@ class PullEvent:
     unread: tuple[str, ...] = ()
     max_frames: int = 1
     processing_ms: Mapping[QueryRef, int] = field(default_factory=dict)
+    least_bytes_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

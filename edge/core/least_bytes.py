@@ -40,6 +40,9 @@ EARLY_MARGIN = 1.5
 """Without a staleness, sending begins so many times as early as the link needs for what the slice needs."""
 MIN_DRAIN_MS = 20
 """What can be sent in less wall time is sent when the slice closes: earlier, many entries would be sent twice."""
+UNKNOWN_DRAIN_SHARE = 1 / 4
+"""While only a lower bound of the bandwidth is known, what would take less of the slice's time is not sent early: the
+link is probably wide, and the entries would be sent twice."""
 LATE_SHARE = 1 / 8
 """If the watermark is further behind the clock than this fraction of a slice, the source may be late. Then nothing of a
 slice that has ended is sent early without a staleness, since most groups will change."""
@@ -125,7 +128,10 @@ def early_sends(
         excess = min(excess, _needed(slice_, history, limits, period) - after_close)
     before_close_bytes = link.bytes_per_ms * (close_ms - period.now_ms - queued_ms) - EARLY_FRAME_BYTES
     fitting = math.floor(before_close_bytes / entry_bytes)
-    if excess <= 0.0 or fitting < 1 or (budget is None and excess / rate < MIN_DRAIN_MS * link.speed):
+    least_ms = MIN_DRAIN_MS * link.speed if budget is None else 0.0
+    if link.is_lower_bound:
+        least_ms = UNKNOWN_DRAIN_SHARE * (period.end_ms - period.start_ms)
+    if excess <= 0.0 or fitting < 1 or excess / rate < least_ms:
         return None
     # The policies of TR 16-003 send whenever the link is idle.
     from_ms = close_ms - margin * excess / rate if waits or budget is not None else float(period.start_ms)

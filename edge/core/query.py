@@ -481,7 +481,7 @@ class QueryPipeline:
 
     def early_due_ms(self, watermark_ms: int, now_ms: int, link: LinkEstimate) -> float | None:
         """Returns the event time from which entries of an open slice cannot wait for its close; None: all can."""
-        if not self._sends_at_need:
+        if not self.sends_at_need:
             return None
         open_ = [(start, slice_) for start, slice_ in self.slices.items() if self._end(start) > watermark_ms]
         early = [self._early_sends(start, slice_, watermark_ms, now_ms, link) for start, slice_ in open_]
@@ -490,7 +490,7 @@ class QueryPipeline:
     def _early_sends(
         self, start: int, slice_: Slice, watermark_ms: int, now_ms: int, link: LinkEstimate
     ) -> EarlySends | None:
-        if not self._sends_at_need:
+        if not self.sends_at_need:
             return None
         period = SlicePeriod(start, self._end(start), now_ms, watermark_ms)
         limits = self._limits(start)
@@ -796,14 +796,14 @@ class QueryPipeline:
         return isinstance(self.spec.budget, StalenessBudget)
 
     @property
-    def _sends_at_need(self) -> bool:
+    def sends_at_need(self) -> bool:
         """Whether entries of open slices are sent when `early_sends` says so."""
         return self.monitor is None and not self.is_staleness_bound
 
     @property
     def _picks(self) -> bool:
         """Whether an open slice sends only entries that will probably not change."""
-        return self._sends_at_need and not self.spec.saves_bytes and self.spec.cache.eviction == "gain"
+        return self.sends_at_need and not self.spec.saves_bytes and self.spec.cache.eviction == "gain"
 
     @property
     def packs_small(self) -> bool:

@@ -112,11 +112,13 @@ class LinkEstimate:
         bytes_per_ms: bytes per ms of event time; 0: unknown, treated as unlimited.
         path_delay_ms: event time from sending a frame to its values being in an answer.
         speed: ms of event time in a ms of wall time.
+        is_lower_bound: the link may carry much more than `bytes_per_ms`.
     """
 
     bytes_per_ms: float = 0.0
     path_delay_ms: float = 0.0
     speed: float = 1.0
+    is_lower_bound: bool = False
 
 
 UNKNOWN_LINK = LinkEstimate()

@@ -839,6 +839,7 @@ def _pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
     head: dict[str, Any] = {
         "capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows), "unread": pull.unread,
         "bandwidth_bytes_s": pull.bandwidth_bytes_s, "path_delay_ms": pull.path_delay_ms, "max_frames": pull.max_frames,
+        "least_bytes_s": pull.least_bytes_s,
         "processing_ms": [(ref.name, ref.version, ms) for ref, ms in pull.processing_ms.items()],
     }  # fmt: skip
     frames = [b.frame.to_wire().SerializeToString() for b in built]
@@ -858,7 +859,8 @@ def _read_pull(record: Record) -> tuple[PullReplayed, int]:
     drain_windows = {s: (now_ms, drained_ms) for s, (now_ms, drained_ms) in fields["drain_windows"].items()}
     link = fields["bandwidth_bytes_s"], fields["path_delay_ms"], tuple(fields["unread"])
     processing_ms = {QueryRef(name, version): ms for name, version, ms in fields.get("processing_ms", ())}
-    pull = PullEvent(fields["capacity"], drain_windows, *link, fields.get("max_frames", 1), processing_ms)
+    limits = fields.get("max_frames", 1), processing_ms, fields.get("least_bytes_s", 0.0)
+    pull = PullEvent(fields["capacity"], drain_windows, *link, *limits)
     parts = fields.get("frames", ())
     if record.kind == PULL and data:
         parts = [(len(data), fields["closed"])]

@@ -50,8 +50,9 @@ PACING_SLACK_S = 0.002
 MIN_FRAME_BYTES = 8 << 10
 LEAST_FRAMES_IN_FLIGHT = 4
 """The bytes in flight hold at least this many frames, unless frames are small."""
-MAX_UNKNOWN_IN_FLIGHT_BYTES = 64 << 10
-"""Bytes in flight once a frame has passed without showing the bandwidth, as on all links that are not narrow."""
+UNKNOWN_IN_FLIGHT_S, MAX_UNKNOWN_IN_FLIGHT_BYTES = 1.0, 64 << 10
+"""Once a frame has passed without showing the bandwidth, so much may be in flight: what the frame shows that the link
+carries in this time, at most so many bytes. A frame of a few bytes passes quickly on a narrow link, too."""
 SMALLEST_FRAME_BYTES, SMALL_FRAME_S = 1 << 10, 0.25
 """A small frame has `MIN_FRAME_BYTES`, or on a narrow link what it carries in `SMALL_FRAME_S`."""
 PACKING_MEMORY_BYTES = 32 << 10
@@ -174,6 +175,11 @@ class LinkEstimator:
         return self.bandwidth_bytes_s if self._is_known else 0.0
 
     @property
+    def least_bytes_s(self) -> float:
+        """What the link has been shown to carry at least, while `capacity_bytes_s` is unknown; 0: nothing."""
+        return (self._at_least.value or 0.0) if not self._is_known else 0.0
+
+    @property
     def rtt_ms(self) -> float:
         """The round trip without the center's disk, if heartbeats have measured it, else with it; 0 if unknown."""
         value = self._echo_rtt.value if self._echo_rtt.value is not None else self._rtt_s
@@ -192,7 +198,7 @@ class LinkEstimator:
             return min(self._credit_bytes, small)
         target = int(gain * self.bandwidth_bytes_s * (self._rtt_s or 0.0))
         if not self._is_known and self._at_least.value is not None:
-            target = max(target, MAX_UNKNOWN_IN_FLIGHT_BYTES)
+            target = max(target, min(int(UNKNOWN_IN_FLIGHT_S * self._at_least.value), MAX_UNKNOWN_IN_FLIGHT_BYTES))
         # The frame that is being sent is added to the bytes that keep the link busy until it arrives.
         newest = self._in_flight[-1].wire_bytes if self._in_flight and self._is_known else 0
         sending = newest if newest > LARGE_FRAME_S * self.bandwidth_bytes_s else small

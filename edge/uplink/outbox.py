@@ -38,7 +38,9 @@ MAX_DIGESTS = 64
 """Frames whose checksums are in a Hello."""
 MAX_PULLED_FRAMES = 64
 """Frames of one pull, each of another query: it holds the event loop for one to two milliseconds per frame."""
-ASSUMED_BANDWIDTH_BYTES_S = 1e6
+ASSUMED_BANDWIDTH_BYTES_S, LEAST_BANDWIDTH_BYTES_S = 1e6, 1e3
+"""An unknown link is assumed to be wide: a staleness budget would omit what the link may well carry. Only early sends
+that omit nothing are planned with what frames have shown, or with the lower figure before any has passed."""
 EMPTY_PULL_PAUSE_S = 0.05
 DELAYS_EVERY_MS = 10_000
 """Interval of the reports of how queries stand; between two, a heartbeat has none."""
@@ -144,6 +146,7 @@ class UplinkOutbox:
         self._drifts: dict[QueryRef, DriftRates] = {}
         self._cap_bytes_s = float(cap_bytes_s) if cap_bytes_s is not None else float("inf")
         self.bandwidth_bytes_s = min(ASSUMED_BANDWIDTH_BYTES_S, self._cap_bytes_s)
+        self._is_known, self._least_bytes_s = False, min(LEAST_BANDWIDTH_BYTES_S, self._cap_bytes_s)
         self._durable_seq = durable.core.next_seq - 1  # recovered frames are on disk
         self._recovered: Mapping[str, int] | None = durable.durable_records
 
@@ -157,7 +160,8 @@ class UplinkOutbox:
             now = self._now_ms()
             plain_bytes_s = self.bandwidth_bytes_s / self._packed_fraction
             processing_ms = self.processing_ms
-            due = self._durable.core.next_pull_ms(plain_bytes_s, now, self.path_delay_ms, processing_ms)
+            least_bytes_s = 0.0 if self._is_known else self._least_bytes_s / self._packed_fraction
+            due = self._durable.core.next_pull_ms(plain_bytes_s, now, self.path_delay_ms, processing_ms, least_bytes_s)
             if due is not None and due <= now:
                 drain_windows = self._durable.core.drain_windows(plain_bytes_s, now)
                 pull = PullEvent(
@@ -168,6 +172,7 @@ class UplinkOutbox:
                     self._unread(),
                     MAX_PULLED_FRAMES,
                     processing_ms,
+                    least_bytes_s,
                 )
                 frames = [e.frame for e in self._durable.handle(pull) if isinstance(e, FrameBuilt)]
                 if frames:
@@ -291,11 +296,18 @@ class UplinkOutbox:
         self.refused_frames[reason] = self.refused_frames.get(reason, 0) + frames
 
     def on_link_estimate(
-        self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int, packed_fraction: float
+        self,
+        bandwidth_bytes_s: float,
+        rtt_ms: float,
+        in_flight_bytes: int,
+        packed_fraction: float,
+        least_bytes_s: float = 0.0,
     ) -> None:
         self.in_flight_bytes, self._packed_fraction = in_flight_bytes, packed_fraction
         if bandwidth_bytes_s > 0:
             self.bandwidth_bytes_s = min(bandwidth_bytes_s, self._cap_bytes_s)
+        self._is_known = bandwidth_bytes_s > 0
+        self._least_bytes_s = min(max(least_bytes_s, LEAST_BANDWIDTH_BYTES_S), self._cap_bytes_s)
         self.rtt_ms = rtt_ms
 
     def hello(self) -> pb.Hello:

@@ -129,7 +129,13 @@ class UplinkEndpoint(Protocol):
         """Called when the center has refused `frames` more frames of a query, in whole or in part."""
 
     def on_link_estimate(
-        self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int, packed_fraction: float
+        self,
+        bandwidth_bytes_s: float,
+        rtt_ms: float,
+        in_flight_bytes: int,
+        packed_fraction: float,
+        least_bytes_s: float = 0.0,
     ) -> None:
         """Called when the link was measured; a value is 0 while it is unknown, as is the bandwidth of a link that
-        was never full. `packed_fraction` is `PackingEstimator.fraction`."""
+        was never full. `packed_fraction` is `PackingEstimator.fraction`. `least_bytes_s` is what the link has been
+        shown to carry at least, while its bandwidth is unknown."""

@@ -263,7 +263,7 @@ class UplinkSession:
     def _report_link(self) -> None:
         link = self._pacing.link
         self._endpoint.on_link_estimate(
-            link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes, self._pacing.packing.fraction
+            link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes, self._pacing.packing.fraction, link.least_bytes_s
         )
 
     async def _read(self) -> pb.ToEdge:

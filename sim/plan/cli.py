@@ -21,6 +21,7 @@ from edgewater.streams import TIME_COLUMN
 from edgewater.syntax import column_names, parse_sql
 from sim.budgets.optimal import ROUNDING
 from sim.budgets.outcome import truth_per_window
+from sim.parameters import Duration
 from sim.plan.budgets import PlannedBudget, bandwidth, budgets
 from sim.plan.cost import update_bytes
 from sim.plan.event_times import NUMBER, UNITS, event_times
@@ -92,6 +93,11 @@ def _run_flags(command: Callable[..., Any]) -> Callable[..., Any]:
                      help="Maximum number of windows."),
         click.option("--update-bytes", type=click.FloatRange(1), metavar="N",
                      help="Size of an update on the wire.  [default: measured on frames of the trace]"),
+        click.option("--wire", is_flag=True,
+                     help="For caching: model packets, headers, compression, acknowledgements, and how edges learn "
+                          "the bandwidth. Takes longer."),
+        click.option("--delay", type=Duration(), default="50ms", show_default=True,
+                     help="With --wire: delay of each edge's link, in each direction."),
         click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of all randomness."),
         click.option("--jobs", type=click.IntRange(1), help="Number of processes.  [default: number of cores]"),
         click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON instead of a table."),
@@ -164,7 +170,7 @@ def _rows(flags: dict[str, Any], jobs: int, notify: Notify) -> list[Row]:
     if stated is None:
         notify("size of an update: " + ", ".join(f"{cost:g} bytes" for cost in dict.fromkeys(costs.values()))
                + ", measured on the frames of the first window")  # fmt: skip
-    inputs = PlanInputs(trace, query, edges, flags["seed"], costs)
+    inputs = PlanInputs(trace, query, edges, flags["seed"], costs, flags["delay"] if flags["wire"] else None)
     todo = combinations(policies, evictions, estimates, sizings, default.eager, widths, tried)
     rows = _measured(inputs, todo, jobs)
     over = {label(r) for r in rows if r["budget_kind"] != "staleness" and r["error_p95"] > r["budget"] * (1 + ROUNDING)}

@@ -20,6 +20,7 @@ from sim.budgets.optimal import ROUNDING
 from sim.budgets.outcome import PolicyOutcome
 from sim.plan.budgets import Kind, PlannedBudget
 from sim.plan.trace import PlacedTrace
+from sim.wire import experiment as wire
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 Row = dict[str, Any]
@@ -31,6 +32,8 @@ class PlanInputs:
 
     Attributes:
         update_bytes: size of an update on the wire by bandwidth, the same for all policies.
+        wire_delay_ms: the policy `caching` runs over modelled connections with this delay in each direction; None: over
+            links that carry updates.
     """
 
     trace: PlacedTrace
@@ -38,6 +41,7 @@ class PlanInputs:
     edges: int
     seed: int
     update_bytes: dict[int, float]
+    wire_delay_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +104,18 @@ def measure(inputs: PlanInputs, combination: Combination) -> Row:
     """Runs one combination and returns its row."""
     measure = inputs.query.measures[0]
     query = replace(inputs.query, budget=combination.budget.for_query(measure.name))
-    cost = inputs.update_bytes[combination.bandwidth_bytes_s]
+    cost, caching = inputs.update_bytes[combination.bandwidth_bytes_s], combination.policy == "caching"
+    on_wire = caching and inputs.wire_delay_ms is not None
     # A combined budget is about bytes, so the frames that edges build for it are measured.
-    measured = combination.budget.kind == "combined" and combination.policy == "caching"
+    measured = on_wire or (caching and combination.budget.kind == "combined")
     link = LinkModel(float(combination.bandwidth_bytes_s), bytes_per_update=None if measured else cost)
-    done = run(
-        inputs.trace,
-        query,
-        link,
-        SimulatedPolicy(combination.policy, combination.cache),
-        inputs.edges,
-        seed=inputs.seed,
-    )
-    caching, bound = combination.policy == "caching", combination.budget.kind == "staleness"
+    if on_wire:
+        link = replace(link, latency_ms=float(inputs.wire_delay_ms or 0))
+        done = wire.run(inputs.trace, inputs.trace.split(inputs.edges), replace(query, cache=combination.cache), link)
+    else:
+        policy = SimulatedPolicy(combination.policy, combination.cache)
+        done = run(inputs.trace, query, link, policy, inputs.edges, seed=inputs.seed)
+    bound = combination.budget.kind == "staleness"
     return {
         "policy": combination.policy,
         "eviction": combination.cache.eviction if caching else None,
@@ -136,6 +139,7 @@ def measure(inputs: PlanInputs, combination: Combination) -> Row:
         "updates": done.updates,
         "update_bytes": round(done.bytes / max(done.updates, 1), 1) if measured else cost,
         "seed": inputs.seed,
+        "wire": on_wire,
     }
 
 
@@ -151,10 +155,10 @@ _inputs: PlanInputs | None = None
 """The inputs in a worker process."""
 
 
-def _initialise(trace: PlacedTrace, query: object, edges: int, seed: int, update_bytes: dict[int, float]) -> None:
+def _initialise(trace: PlacedTrace, query: object, *rest: Any) -> None:
     global _inputs
     # A query contains functions, which cannot be pickled; its mapping can.
-    _inputs = PlanInputs(trace, QuerySpec.from_mapping(query), edges, seed, update_bytes)
+    _inputs = PlanInputs(trace, QuerySpec.from_mapping(query), *rest)
     pa.set_cpu_count(1)  # every core has a process already
 
 
@@ -177,7 +181,8 @@ def measure_all(inputs: PlanInputs, todo: Sequence[Combination], jobs: int, done
         return rows
     # Spawned: a fork would copy Arrow's thread pools in an undefined state.
     context = multiprocessing.get_context("spawn")
-    arguments = (inputs.trace, inputs.query.to_mapping(), inputs.edges, inputs.seed, inputs.update_bytes)
+    rest = inputs.edges, inputs.seed, inputs.update_bytes, inputs.wire_delay_ms
+    arguments = (inputs.trace, inputs.query.to_mapping(), *rest)
     with ProcessPoolExecutor(min(jobs, len(todo)), context, _initialise, arguments) as pool:
         futures = {pool.submit(_measure_in_worker, todo[at]): at for at in _longest_first(todo)}
         try:

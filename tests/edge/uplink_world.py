@@ -163,7 +163,12 @@ class Agent:
         self.refused.append((query, reason, frames))
 
     def on_link_estimate(
-        self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int, packed_fraction: float
+        self,
+        bandwidth_bytes_s: float,
+        rtt_ms: float,
+        in_flight_bytes: int,
+        packed_fraction: float,
+        least_bytes_s: float = 0.0,
     ) -> None:
         self.link, self.packed_fraction = (bandwidth_bytes_s, rtt_ms), packed_fraction
         self._received.set()

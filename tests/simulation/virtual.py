@@ -15,6 +15,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
+import sim.wire.virtual_loop
+
 EPOCH_MS = 1_767_225_600_000
 """The wall time at which every world begins: 2026-01-01."""
 
@@ -23,32 +25,14 @@ class Killed(BaseException):
     """The process has been killed. Not an Exception, so that no process handles its own death."""
 
 
-class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop whose time passes only when nothing is left to do. Deterministic: one thread, no I/O."""
+class VirtualLoop(sim.wire.virtual_loop.VirtualLoop):
+    """A loop whose threads are steps of a process, at which it may be killed."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self._rng = rng
-        self._virtual_s = 0.0
-        self._clock_resolution = 1e-6
-        self._selector = self  # BaseEventLoop asks it for I/O, and tells it how long it may wait.
 
-    def time(self) -> float:
-        return self._virtual_s
-
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("nothing will ever happen again: every task waits for another")
-        self._virtual_s += timeout
-        return []
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
-
-    def _write_to_self(self) -> None:
-        pass
-
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Calls `func` a little later, and gives its result to the loop a little later still: a thread."""
         process, future = PROCESS.get(), self.create_future()
 

@@ -266,5 +266,43 @@ def frame_bytes(core: EdgeCore, bandwidth: float) -> int:
 
 def test_frames_of_closed_slices_are_large_unless_another_query_has_a_deadline() -> None:
     exact = query(None, budget=None)
-    assert 512 < frame_bytes(closed_core(exact), 2_000.0) < 3_000, "about what the link carries in a second"
+    for spec in (exact, query("2s")):  # a combined budget omits nothing, so all of the slice has to pass in any case
+        assert 512 < frame_bytes(closed_core(spec), 2_000.0) < 3_000, "about what the link carries in a second"
     assert frame_bytes(closed_core(exact, query("2s")), 2_000.0) < 512
+    assert frame_bytes(closed_core(query(None, budget={"staleness": "2s"})), 2_000.0) < 512
+
+
+def open_core(spec: QuerySpec, groups: int) -> EdgeCore:
+    """Returns a core whose slice is half over and has so many groups."""
+    core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, idle_ms=0)})
+    core.handle(SourcesOpened((("s", "file"),)))
+    core.handle(Configured(((REF, spec),)))
+    columns = {"key": [f"key-{k}" for k in range(groups)], "whole": [1] * groups, "part": [1.0] * groups}
+    batch = pa.record_batch({**columns, TIME_COLUMN: pa.array(np.arange(groups) * 5_000 // groups)})
+    core.handle(Ingested("s", "file", batch, WINDOW_MS // 2))
+    core.handle(PullEvent(4 << 10))  # the first frame says that nothing is missing so far
+    return core
+
+
+@pytest.mark.parametrize("spec", [query(None, budget=None), query(None), query("500ms")])
+def test_on_an_unknown_link_early_sends_are_planned_with_what_it_has_shown(spec: QuerySpec) -> None:
+    """A few groups wait for the close: the link is probably wide."""
+    assumed, shown, now_ms = 1e6, 1_000.0, WINDOW_MS // 2
+    for groups, is_due in ((2_000, True), (5, False)):
+        core = open_core(spec, groups)
+        core.handle(BudgetSet(REF, {"v": 0.5}, 1))
+        assert (core.next_pull_ms(assumed, now_ms) or WINDOW_MS) > now_ms
+        assert (core.next_pull_ms(assumed, now_ms, least_bytes_s=shown) == now_ms) is is_due
+        pull = PullEvent(4 << 10, core.drain_windows(assumed, now_ms), assumed, least_bytes_s=shown)
+        assert bool(core.handle(pull)) is is_due
+
+
+def test_a_staleness_budget_never_plans_with_what_an_unknown_link_carries_at_least() -> None:
+    """It would omit groups that the link may well carry."""
+    spec, frames = query(None, budget={"staleness": "2s"}), []
+    for least in (0.0, 1_000.0):
+        core = open_core(spec, 2_000)
+        core.handle(TickEvent(WINDOW_MS))
+        pull = PullEvent(4 << 10, core.drain_windows(1e6, WINDOW_MS), 1e6, least_bytes_s=least)
+        frames.append([e.frame for e in core.handle(pull) if isinstance(e, FrameBuilt)])
+    assert frames[0] == frames[1] != []

@@ -301,6 +301,16 @@ def test_a_wide_link_soon_carries_frames_of_the_usual_size() -> None:
     assert link.in_flight_limit_bytes >= 16 << 10
 
 
+def test_a_frame_of_a_few_bytes_does_not_show_that_a_link_is_wide() -> None:
+    """On each link it takes hardly longer than a heartbeat."""
+    rate, delay = 4096.0, 0.05
+    link = begun()
+    link.on_echo(2 * delay + 100 / rate, 0.0, 100)
+    link.on_sent(0, 118, 1.0)
+    link.on_acknowledged(0, 1.0 + 2 * delay + 118 / rate)
+    assert link.in_flight_limit_bytes <= MIN_IN_FLIGHT_BYTES
+
+
 def test_time_at_the_center_does_not_count_as_time_of_the_link() -> None:
     assert idle_sender(10e6, 0.1, 2_000, 1.0).capacity_bytes_s == 0.0
 

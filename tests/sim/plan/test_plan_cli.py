@@ -188,6 +188,20 @@ def test_a_query_with_a_combined_budget_sweeps_the_error(trace: Path, tmp_path: 
     assert [r["budget_amount"] for r in found if r["budget_of_query"]] == [50]
 
 
+def test_a_modelled_connection_shows_the_bytes_of_headers_and_the_delay_of_the_link(trace: Path) -> None:
+    flags = (*FLAGS, "--budget", "5%", "--policy", "caching", "--policy", "batching")
+    updates, wire, far = (rows(trace, *flags, *more) for more in ((), ("--wire",), ("--wire", "--delay", "2s")))
+    assert [r["wire"] for r in updates] == [False] * len(updates)
+    assert [r["wire"] for r in wire] == [r["policy"] == "caching" for r in wire]
+    for row, more, most in zip(updates, wire, far, strict=True):
+        if row["policy"] == "caching":
+            assert more["bytes"] > row["bytes"]
+            assert most["staleness_p95"] * WINDOW_MS > more["staleness_p95"] * WINDOW_MS + 500
+            assert max(more["error_p95"], most["error_p95"]) <= 0.05
+        else:
+            assert row == more == most
+
+
 def test_count_max_and_min_are_supported(trace: Path) -> None:
     flags = [f for f in FLAGS if f not in ("--value", "amount")]
     found = rows(trace, *flags, "--budget", "5%", "--policy", "optimal")

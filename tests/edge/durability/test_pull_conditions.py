@@ -1,0 +1,48 @@
+"""What a pull depends on is in the journal: recovery builds the same frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.durability import DurableCore
+from edgewater.query import QuerySpec
+from edgewater.streams import TIME_COLUMN
+from edgewater.wire import QueryRef
+
+GROUPS, NOW_MS = 2_000, 5_000
+SPEC = QuerySpec.from_mapping({
+    "name": "q", "from": "s", "group_by": ["key"], "measures": {"n": "count()"}, "window": {"tumbling": "10s"},
+})  # fmt: skip
+
+
+def durable(directory: Path) -> DurableCore:
+    batch = pa.record_batch({"key": np.arange(GROUPS), TIME_COLUMN: np.arange(GROUPS) * NOW_MS // GROUPS})
+
+    def reread(*_: Any) -> pa.RecordBatch:
+        return batch
+
+    edge = DurableCore(directory, lambda: EdgeCore({"s": StreamSpec({"key": pa.int64()})}), reread, "i")
+    if not edge.core.configured:
+        edge.handle(SourcesOpened((("s", "f"),), ("f",)))
+        edge.handle(Configured(((QueryRef("q", 1), SPEC),)))
+        edge.ingest_range(Ingested("s", "f", batch, NOW_MS), {"row": 0}, {"row": GROUPS})
+        edge.handle(PullEvent(4 << 10))
+    return edge
+
+
+def test_early_sends_on_an_unknown_link_are_replayed(tmp_path: Path) -> None:
+    edge = durable(tmp_path)
+    pull = PullEvent(4 << 10, edge.core.drain_windows(1e6, NOW_MS), 1e6, least_bytes_s=1_000.0)
+    assert [e.frame for e in edge.handle(pull) if isinstance(e, FrameBuilt)]
+    edge.sync()
+    state = edge.core.to_state()
+    edge.close()
+    again = durable(tmp_path)
+    assert again.diverged == []
+    assert again.core.to_state() == state
+    again.close()
