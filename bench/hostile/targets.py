@@ -19,6 +19,7 @@ MODULES = (
     "bench.hostile.statements",
     "bench.hostile.arrivals",
     "bench.hostile.pushes",
+    "bench.hostile.otlp",
     "bench.hostile.requests",
 )
 

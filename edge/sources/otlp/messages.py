@@ -123,7 +123,7 @@ def refusing(read: Callable[[], T], accepted: str) -> T:
     """Returns the result of `read`. Raises InvalidRecord for bytes that are no such message."""
     try:
         return read()
-    except (DecodeError, json_format.ParseError, ValueError, RecursionError) as exc:
+    except (DecodeError, json_format.ParseError, ValueError, OverflowError, RecursionError) as exc:
         raise InvalidRecord("body", "", accepted, f"{type(exc).__name__}: {exc}"[:200]) from exc
 
 

@@ -310,10 +310,11 @@ class MetricStream:
             ),
             (added.too_many, f"a new series beyond max_series ({self._max_series}); expected fewer attributes"),
         ):
-            bad = np.zeros(len(rows), np.bool_)
-            bad[at[which]] = True
-            name = rows.metrics[rows.metric_of[int(np.argmax(bad))]].name
-            prepared.reject(RejectionReason.MALFORMED, bad, rows.time_ns, name, f"{name}: {why}")
+            if which.any():
+                bad = np.zeros(len(rows), np.bool_)
+                bad[at[which]] = True
+                name = rows.metrics[rows.metric_of[int(np.argmax(bad))]].name
+                prepared.reject(RejectionReason.MALFORMED, bad, rows.time_ns, name, f"{name}: {why}")
         keep = np.ones(len(rows), np.bool_)
         keep[at] = added.counts | added.out_of_order | added.too_many
         keep &= (rows.part != _BUCKET) | (bits != 0)
@@ -331,9 +332,11 @@ class MetricStream:
             if path in ("value", "count"):
                 has = has_value if path == "value" else ~has_value
                 prepared.columns[name], bad = _numeric(bits, is_int, has, kind)
-                first = int(np.argmax(bad))
-                message = f"{name}: {path} is {bits.view(np.float64)[first]}; expected {type_name(kind)}"
-                prepared.reject(RejectionReason.WRONG_TYPE, bad, rows.time_ns, name, message)
+                bad &= counts
+                if bad.any():
+                    example = bits.view(np.float64)[int(np.argmax(bad))]
+                    message = f"{name}: {path} is {example}; expected {type_name(kind)}"
+                    prepared.reject(RejectionReason.WRONG_TYPE, bad, rows.time_ns, f"{name} = {example}", message)
                 continue
             column = total if path == "sum" else rows.extra[path]
             null = np.isnan(column)

@@ -492,6 +492,17 @@ def test_a_column_without_a_field_is_refused(
     assert refused.value.field == field
 
 
+def test_a_request_without_points_or_with_fractions_of_a_base_is_no_fault() -> None:
+    edge = metric_edge({"value": "int64", "name": "string"})
+    assert edge.post(metrics(), "metrics").status_code == 200
+    edge.post(metrics(counter("a", 1.5, start_s=None), counter("b", 0.5)), "metrics")
+    assert [(r.reason, r.count) for _, chunk in edge.taken for r in chunk.rejected] == [("wrong-type", 1)]
+    edge.post(metrics(counter("a", 3.5, start_s=None, at_s=1)), "metrics")
+    assert edge.records() == [{"value": 2, "name": "a"}]
+    huge = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"gauge": {"dataPoints": [{"asDouble": 10**400}]}}]}]}]}
+    assert edge.post(json.dumps(huge).encode(), "metrics", JSON).status_code == 422
+
+
 def test_malformed_points_cost_no_more_than_others_and_are_counted() -> None:
     edge = metric_edge()
     wrong = [histogram([1, 2], total=1.0) for _ in range(3000)]
