@@ -48,7 +48,7 @@ from edge.sources import (
     push_endpoint,
     replay_clock,
 )
-from edge.sources.lookups import Lookup, StreamLookups, joined
+from edge.sources.lookups import StreamLookups, joined, open_lookups
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
@@ -593,8 +593,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     def coalesce_s(stream: str, source: str) -> float:
         return worker.wait_s(stream, source)
 
-    lookups = open_lookups(config)
-
+    lookups = {name: open_lookups(name, stream, now_ms) for name, stream in config.streams.items() if stream.lookups}
     built = build_sources(config, clocks, now_ms=now_ms, idle=meter.idle, coalesce_s=coalesce_s)
     sources = [joined(source, lookups.get(source.stream)) for source in built]
     deliveries = {
@@ -694,19 +693,6 @@ def open_agent(config: EdgeConfig) -> Agent:
         states.add(source)
     return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, tap, worker, states, daily_quota,
                  lookups=lookups)  # fmt: skip
-
-
-def open_lookups(config: EdgeConfig) -> dict[str, StreamLookups]:
-    """Returns the lookups of the streams that have any, with their files loaded as far as that is possible."""
-    result = {}
-    for name, stream in config.streams.items():
-        types = stream.stream_columns
-        lookups = [Lookup(name, lookup, types[lookup.stream_key], now_ms) for lookup in stream.lookups]
-        for lookup in lookups:
-            lookup.refresh()
-        if lookups:
-            result[name] = StreamLookups(lookups, list(types))
-    return result
 
 
 def begin_anew(agent: Agent) -> None:

@@ -103,18 +103,25 @@ async def _until_signalled(run_agent: Callable[[asyncio.Event], Awaitable[None]]
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--offline", is_flag=True, help="Connect to no broker.")
-def check(config: Path, as_json: bool, offline: bool) -> None:
+@click.option(
+    "--query",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A query in YAML: show which of the records it counts, and in which groups.",
+)
+def check(config: Path, as_json: bool, offline: bool, query: Path | None) -> None:
     """Check CONFIG against existing data, without changing anything.
 
     Reads some records of each file and broker with the agent's own decoders and reports which records would
-    be accepted, which rejected, and why. Exit status 1 if there is a problem, 2 if CONFIG is invalid.
+    be accepted, which rejected, and why. Exit status 1 if there is a problem, 2 if CONFIG or the query is invalid.
     """
     from edge.config import load_config
     from edge.preflight import check as run_check
     from edge.process import now_ms
+    from edgewater.query import QuerySpec
 
     try:
-        report = run_check(load_config(config), now_ms, connects=not offline)
+        spec = None if query is None else QuerySpec.from_yaml(query.read_text())
+        report = run_check(load_config(config), now_ms, connects=not offline, query=spec)
     except EdgewaterError as exc:
         _fail(exc)
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())

@@ -19,18 +19,22 @@ import pyarrow as pa
 
 from edge.codecs import DAY_MS
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig, StreamConfig
+from edge.query_preview import QueryPreview
 from edge.records import Decoded, Rejection, Rejections
 from edge.source_kinds import SourceContext
 from edge.sources import build_source, check_package, file_opener, package_sources
 from edge.sources.files import matching_files
-from edge.sources.lookups import load_table
-from edgewater.errors import InvalidConfig, InvalidInput
+from edge.sources.lookups import load_table, open_lookups
+from edgewater.errors import InvalidConfig, InvalidInput, InvalidQuery
 from edgewater.quantities import format_duration
+from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, Delivery
 
 MAX_FILES = 3
 MAX_RECORDS_PER_FILE = 50_000
 MAX_RECORDS_PER_BROKER = 1_000
+Add = Callable[[pa.RecordBatch], None]
+"""Takes decoded records."""
 OK_ADVISED = "ok, but see the advice above"
 
 
@@ -94,11 +98,13 @@ class CheckReport:
 
     Attributes:
         problems: faults that concern the whole edge.
+        preview: what a query would count of the records that were read; None: no query was given.
     """
 
     edge: str
     streams: tuple[StreamReport, ...]
     problems: tuple[str, ...] = ()
+    preview: QueryPreview | None = None
 
     @property
     def ok(self) -> bool:
@@ -107,7 +113,8 @@ class CheckReport:
 
     def to_json(self) -> dict[str, object]:
         streams = {s.stream: [source.to_json() for source in s.sources] for s in self.streams}
-        return {"edge": self.edge, "ok": self.ok, "problems": list(self.problems), "streams": streams}
+        preview = {} if self.preview is None else {"query": self.preview.to_json()}
+        return {"edge": self.edge, "ok": self.ok, "problems": list(self.problems), "streams": streams, **preview}
 
     def to_text(self) -> str:
         """Returns the report as text, one finding per line."""
@@ -116,6 +123,7 @@ class CheckReport:
             lines.append(f"stream {stream.stream}")
             for source in stream.sources:
                 lines += _source_lines(source)
+        lines += () if self.preview is None else self.preview.lines()
         advised = any(s.advice for stream in self.streams for s in stream.sources)
         lines.append("not ok: see the problems above" if not self.ok else OK_ADVISED if advised else "ok")
         return "\n".join(lines)
@@ -139,28 +147,49 @@ def _source_lines(source: SourceReport) -> Iterator[str]:
     yield from (f"    advice: {advice}" for advice in source.advice)
 
 
-def check(config: EdgeConfig, now_ms: Callable[[], int], *, connects: bool = True) -> CheckReport:
+def check(
+    config: EdgeConfig, now_ms: Callable[[], int], *, connects: bool = True, query: QuerySpec | None = None
+) -> CheckReport:
     """Checks a configuration against the files and the brokers that it names. Reads some records; writes nothing.
 
     Args:
         connects: whether kinds of sources may connect to what they read. The center is never asked.
+        query: a query to try on the records that are read.
+
+    Raises:
+        InvalidQuery: the query does not fit its stream, or the edge does not have the stream.
     """
     streams, problems = [], list(_edge_problems(config))
+    preview = None if query is None else _preview(config, query, now_ms)
     for name, stream in config.streams.items():
         problems += _lookup_problems(name, stream)
+        add = preview.add if preview is not None and query is not None and query.stream == name else _nothing
         reports: list[SourceReport] = []
         for number, source in enumerate(stream.sources):
             if source.package is None:
-                reports.append(_check_source(stream, source, now_ms()))
+                reports.append(_check_source(stream, source, now_ms(), add))
             else:
                 path = f"streams.{name}.sources.{number}.{source.package.kind}"
                 context = SourceContext(name, stream.record_schema, now_ms)
                 taken = {report.source for report in reports}
-                reports.append(_check_package_source(path, stream, source.package, context, taken, connects))
+                reports.append(_check_package_source(path, stream, source.package, context, taken, connects, add))
         deliveries = [_delivery(name, stream, source, now_ms) for source in stream.sources]
         with_deliveries = (replace(r, delivery=d) for r, d in zip(reports, deliveries, strict=True))
         streams.append(StreamReport(name, tuple(with_deliveries)))
-    return CheckReport(config.edge, tuple(streams), tuple(problems))
+    return CheckReport(config.edge, tuple(streams), tuple(problems), preview)
+
+
+def _nothing(_: pa.RecordBatch) -> None:
+    """Takes the records of streams that no query reads."""
+
+
+def _preview(config: EdgeConfig, query: QuerySpec, now_ms: Callable[[], int]) -> QueryPreview:
+    stream = config.streams.get(query.stream)
+    if stream is None:
+        raise InvalidQuery("from", query.stream, f"one of the streams {', '.join(config.streams)}")
+    joined = open_lookups(query.stream, stream, now_ms)
+    # A lookup that cannot be loaded is a problem of its own, and the columns that it adds are null here.
+    return QueryPreview(query, stream.stream_columns, joined.join_loaded)
 
 
 def _lookup_problems(name: str, stream: StreamConfig) -> Iterator[str]:
@@ -178,6 +207,7 @@ def _check_package_source(
     context: SourceContext,
     taken: set[str],
     connects: bool,
+    add: Add,
 ) -> SourceReport:
     name = package.kind
     try:
@@ -196,6 +226,7 @@ def _check_package_source(
     for sample in found.samples:
         findings.newest_ms = None  # disorder is measured within a sample
         findings.add(sample)
+        add(sample.batch)
     findings.nbytes = found.nbytes
     return _report(name, stream, findings, facts=found.facts, advice=found.advice)
 
@@ -221,9 +252,9 @@ def _edge_problems(config: EdgeConfig) -> Iterator[str]:
             yield f"center.tls.{key}: {path} is not a readable file"
 
 
-def _check_source(stream: StreamConfig, source: SourceConfig, now_ms: int) -> SourceReport:
+def _check_source(stream: StreamConfig, source: SourceConfig, now_ms: int, add: Add) -> SourceReport:
     if source.file is not None:
-        return _check_files(stream, source.file, now_ms)
+        return _check_files(stream, source.file, now_ms, add)
     return SourceReport("stdin" if source.stdin is not None else "http")
 
 
@@ -262,7 +293,7 @@ class _Findings:
         self.newest_ms = int(newest[-1])
 
 
-def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int) -> SourceReport:
+def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int, add: Add) -> SourceReport:
     name = f"file {file.path} ({file.format})"
     paths = matching_files(file.path)
     if not paths and not file.follow:
@@ -270,7 +301,7 @@ def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int) -> SourceR
     findings = _Findings()
     for path in paths[:MAX_FILES]:
         try:
-            _read_beginning(path, file, stream, findings, now_ms)
+            _read_beginning(path, file, stream, findings, now_ms, add)
         except (InvalidInput, OSError) as exc:
             findings.problems.append(str(exc))
     return _report(name, stream, findings, files=len(paths))
@@ -302,13 +333,16 @@ def _report(
     )
 
 
-def _read_beginning(path: str, file: FileConfig, stream: StreamConfig, findings: _Findings, now_ms: int) -> None:
+def _read_beginning(
+    path: str, file: FileConfig, stream: StreamConfig, findings: _Findings, now_ms: int, add: Add
+) -> None:
     reader = file_opener(file, stream.record_schema)(path, None)
     findings.newest_ms = None  # disorder is measured within a file: files are read in name order
     read = 0
     try:
         while read < MAX_RECORDS_PER_FILE and (piece := reader.next(True, now_ms)) is not None:
             findings.add(piece.decoded)
+            add(piece.decoded.batch)
             findings.nbytes += piece.nbytes
             read += piece.decoded.batch.num_rows + 1
     finally:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.config import LookupConfig
+from edge.config import LookupConfig, StreamConfig
 from edge.records import Chunk, Position, Source
 from edgewater.errors import InvalidConfig, StorageError
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN, type_name
@@ -231,10 +231,21 @@ class StreamLookups:
         Raises:
             StorageError: a file has never been loaded.
         """
+        return self._joined(batch, needs_all=True)
+
+    def _joined(self, batch: pa.RecordBatch, *, needs_all: bool) -> pa.RecordBatch:
         arrays = {name: batch.column(name) for name in batch.schema.names}
         for lookup in self.lookups:
-            arrays.update(lookup.columns_for(arrays[lookup.config.stream_key]))
+            if needs_all or lookup.loaded_ms is not None:
+                arrays.update(lookup.columns_for(arrays[lookup.config.stream_key]))
+            else:
+                types = {name: COLUMN_TYPES[kind] for name, kind in lookup.config.columns.items()}
+                arrays |= {name: pa.nulls(batch.num_rows, kind) for name, kind in types.items()}
         return pa.RecordBatch.from_pydict({name: arrays[name] for name in (*self._columns, TIME_COLUMN)})
+
+    def join_loaded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the records with the added columns; they are null where a file has never been loaded."""
+        return self._joined(batch, needs_all=False)
 
     def joined(self, chunk: Chunk) -> Chunk:
         """Returns a chunk with joined records; the journal keeps them. Raises StorageError."""
@@ -250,6 +261,15 @@ class StreamLookups:
         while True:
             await asyncio.sleep(lookup.config.refresh / 1000 if lookup.loaded_ms is not None else RETRY_S)
             await asyncio.to_thread(lookup.refresh)
+
+
+def open_lookups(name: str, stream: StreamConfig, now_ms: Callable[[], int]) -> StreamLookups:
+    """Returns the lookups of a stream, with their files loaded as far as that is possible. Blocking."""
+    types = stream.stream_columns
+    lookups = [Lookup(name, config, types[config.stream_key], now_ms) for config in stream.lookups]
+    for lookup in lookups:
+        lookup.refresh()
+    return StreamLookups(lookups, list(types))
 
 
 class JoinedSource:

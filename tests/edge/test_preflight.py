@@ -10,7 +10,8 @@ import pytest
 
 from edge.config import parse_config
 from edge.preflight import OK_ADVISED, CheckReport, check
-from edgewater.errors import InvalidConfig
+from edgewater.errors import InvalidConfig, InvalidQuery
+from edgewater.query import QuerySpec
 
 NOW_MS = 1_700_000_000_000
 
@@ -19,7 +20,14 @@ NOW_MS = 1_700_000_000_000
 def run(tmp_path: Path) -> Any:
     """Checks a configuration with one file source over the given files."""
 
-    def run(files: dict[str, str | bytes], *, path: str = "*", file: Any = None, **stream: Any) -> CheckReport:
+    def run(
+        files: dict[str, str | bytes],
+        *,
+        path: str = "*",
+        file: Any = None,
+        query: dict[str, Any] | None = None,
+        **stream: Any,
+    ) -> CheckReport:
         data = tmp_path / "data"
         data.mkdir(exist_ok=True)
         for name, content in files.items():
@@ -31,7 +39,8 @@ def run(tmp_path: Path) -> Any:
             **stream,
         }
         config = {"edge": "jfk", "state_dir": str(tmp_path / "state"), "streams": {"flights": given}}
-        return check(parse_config(config), lambda: NOW_MS)
+        spec = None if query is None else QuerySpec.from_mapping(query)
+        return check(parse_config(config), lambda: NOW_MS, query=spec)
 
     return run
 
@@ -192,3 +201,39 @@ def test_access_logs_are_checked_in_rotated_files_too(run: Any) -> None:
     assert report.ok
     assert (source.files, source.records, source.first_ms) == (2, 18, NOW_MS)
     assert [(r.reason, r.count) for r in source.rejected] == [("malformed", 1)]
+
+
+QUERY = {
+    "name": "q", "from": "flights", "where": "distance > 0", "measures": {"n": "count()"}, "window": {"tumbling": "1m"},
+    "group_by": ["city", {"even": "distance % 2 = 0"}],
+}  # fmt: skip
+
+
+def test_a_query_is_tried_on_the_records(run: Any, tmp_path: Path) -> None:
+    cities = tmp_path / "cities.csv"
+    cities.write_text("carrier,city\nAA,Dallas\n")
+    lookups = [{"file": str(cities), "key": "carrier", "columns": {"city": "string"}}]
+    report = run({"a.csv": rows(*range(NOW_MS, NOW_MS + 6))}, lookups=lookups, query=QUERY)
+    found = report.to_json()["query"]
+    assert (found["records"], found["counted"], found["groups"]) == (6, 5, 2)
+    assert found["largest_groups"] == [
+        {"group": {"city": "Dallas", "even": False}, "records": 3},
+        {"group": {"city": "Dallas", "even": True}, "records": 2},
+    ]
+    first = found["examples"][0]
+    assert first["columns"] == {"city": "Dallas", "distance": 1} and first["group"]["even"] is False
+    assert len(found["examples"]) == 3 and "counts 5 of 6 records" in report.to_text()
+    cities.unlink()
+    report = run({}, lookups=lookups, query=QUERY)
+    assert not report.ok and report.to_json()["query"]["largest_groups"][0]["group"]["city"] is None
+    assert run({}, lookups=[], query={**QUERY, "group_by": [], "where": "distance > 9"}).to_json()["query"] == {
+        "query": "q", "stream": "flights", "records": 6, "counted": 0, "examples": [], "groups": 0,
+        "largest_groups": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "field"), [({"from": "x"}, "from"), ({"where": "speed > 1"}, "where")])
+def test_a_query_that_does_not_fit_the_edge_is_refused(run: Any, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidQuery) as caught:
+        run({"a.csv": rows(NOW_MS)}, query={**QUERY, "group_by": [], **changes})
+    assert caught.value.field == field and caught.value.accepted
