@@ -125,7 +125,7 @@ def journal_cell(name: str, seconds: int) -> dict[str, Any]:
     groups, capacity, window, share = CASES[name]
     source = LogSource(groups, seconds)
     waits: dict[str, list[float]] = {v: [] for v in VARIANTS}
-    pushed = durable._payload_record(Ingested("access", "file", source.batches[0], START_MS), None, None)
+    pushed = durable._payload_record(Ingested("access", "file", source.batches[0], START_MS), None, None, None)
     row: dict[str, Any] = {"case": name, "groups": groups, "pushed_records_b_s": len(pushed.payload)}
     real = durable._pull_record
     for _ in range(REPEATS):
