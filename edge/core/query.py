@@ -261,12 +261,19 @@ class QueryPipeline:
             self.unreported_drops.begin(arrival_ms)
 
     def _not_final(self, loss: InputLoss) -> InputLoss | None:
-        """Returns the part of a loss that may lie in windows that are not final here: other records do not count."""
-        counted_from, through = self.since_ms, self.progress.through_ms
+        """Returns the part of a loss that may lie in windows that are not final here. None: there is no such part, and
+        the lost records count in no window of the query.
+        """
+        window, from_ms, through = self.spec.window, self.since_ms, self.progress.through_ms
         if through > MIN_TIME_MS:
-            counted_from = max(counted_from, self.spec.window.slice_start(through - self.spec.lateness_ms))
-        if counted_from > MIN_TIME_MS:
-            loss = replace(loss, from_ms=max(counted_from, loss.from_ms or MIN_TIME_MS))
+            passed_ms = window.slice_start(through - self.spec.lateness_ms)
+            if loss.to_ms is None or loss.to_ms > passed_ms:
+                # Each of these windows that has a moment of the loss before `passed_ms` contains `passed_ms` too.
+                from_ms = max(from_ms, passed_ms)
+            elif self._final(window.slice_start(loss.to_ms - 1), through):
+                return None
+        if from_ms > MIN_TIME_MS:
+            loss = replace(loss, from_ms=max(from_ms, loss.from_ms or MIN_TIME_MS))
         return loss if loss.from_ms is None or loss.to_ms is None or loss.from_ms < loss.to_ms else None
 
     def apply_sampling(self, settings: SamplingSettings) -> None:

@@ -219,6 +219,9 @@ class _QueryCheck:
         self._counters(answer, window, sure, whole, is_settled)
         rows = {tuple(row["group"].get(name) for name in self.spec.group_by): row for row in answer["data"]}
         certain = dict(zip(window.records, sure, strict=True))
+        in_rows = dict(certain)  # what the row of its group must have
+        if not is_settled:
+            in_rows = {i: is_sure and not self._is_late_in_row(i, completeness) for i, is_sure in certain.items()}
         groups = self.truth.by_group(window.records)
         for group in sorted({*rows, *groups}, key=repr):
             members = groups.get(group, [])
@@ -228,7 +231,7 @@ class _QueryCheck:
             for measure in self.spec.measures:
                 if row is not None:
                     self._stated_width(answer, measure, group, row[measure.name])
-                self._cell(answer, measure, group, row, members, [certain[i] for i in members], whole)
+                self._cell(answer, measure, group, row, members, [in_rows[i] for i in members], whole)
                 if is_settled and row is not None and not whole:
                     self._what_it_has(answer, measure, group, row[measure.name], members)
         self._totals(answer, window, certain, whole, is_settled)
@@ -272,6 +275,15 @@ class _QueryCheck:
             return whole and is_settled  # nothing is counted as missing
         # A bound of an answer that is not whole holds for everything that was given, heard of or not.
         return fate is Fate.COUNTED and (is_settled or not whole or not late)
+
+    def _is_late_in_row(self, i: int, completeness: Mapping[str, Any]) -> bool:
+        """Whether record i came late, and every edge that can have records of its group has closed the window: the row
+        is then as in a complete answer, which later revisions extend by late records."""
+        group = dict(zip(self.spec.group_by, self.truth.groups[i], strict=True))
+        only = completeness.get("only", {})
+        unclosed = (*completeness["missing"], *completeness.get("left", ()))
+        excluded = (any(group[name] != value for name, value in only.get(edge, {}).items()) for edge in unclosed)
+        return self.truth.records[i].late and all(excluded)
 
     def _counters(
         self, answer: Answer, window: TrueWindow, sure: Sequence[bool], whole: bool, is_settled: bool

@@ -31,7 +31,7 @@ from edge.core import EdgeCore, Effect, Event, Ingested, MemoryLimits
 from edge.records import Chunk, Position, PushId, Rejection, Rejections
 from edge.sources.http import http_source_name
 from edgewater.errors import OutdatedState, StorageError
-from edgewater.streams import TIME_COLUMN, Delivery
+from edgewater.streams import TIME_COLUMN, Delivery, EdgeId
 from edgewater.wire import QueryRef
 from tests.simulation.scenario import COLUMN_NAMES, COLUMNS, STREAM, WRONG_TYPE, EdgePlan
 from tests.simulation.virtual import Process
@@ -236,6 +236,10 @@ class GatewayProgram:
                 return
             except StorageError:
                 await asyncio.sleep(0.5)
+
+    def serves(self, edge: str) -> bool:
+        """Returns whether the gateway has a session with the edge."""
+        return self.process.alive and EdgeId(edge) in self.gateway._sessions
 
     def close(self) -> None:
         self.catalog.close()

@@ -69,6 +69,37 @@ def test_true_answers_have_no_falsehood() -> None:
     assert kinds(answer(TRUE_ROWS)) == set()
 
 
+def test_a_row_of_an_early_answer_may_lack_late_records_if_no_missing_edge_has_its_group() -> None:
+    """Edge e2 is missing and has only group c. Edge e1 has closed the window, so the row of b is settled but for late
+    records. The row of another group is not."""
+    late = (record(0, x=1), record(10, x=2, late=True))
+    rows = [{"group": {"k": "a"}, "n": exactly(1), "s": exactly(1)}]
+    given = answer(rows, phase="early", observed=1)
+    given["quality"]["completeness"] |= {"missing": ["e2"], "only": {"e2": {"k": "c"}}}
+    settled = {**given, "revision": 2, "data": copy.deepcopy(TRUE_ROWS[:1])}
+    settled["quality"] = {**given["quality"], "records": {**given["quality"]["records"], "observed": 2}}
+    truth = QueryTruth(spec(), late, COLUMNS)
+
+    def found(*answers: dict[str, Any]) -> set[str]:
+        return {f.kind for f in check_query(truth, answers, at_rest=True).false}
+
+    assert found(given, settled) == set()
+    assert found(given) >= {"interval"}, "the last answer has the late records"
+    given["quality"]["completeness"]["only"] = {"e2": {"k": "a"}}
+    assert found(given, settled) == {"interval"}, "e2 may have the group"
+    in_time = QueryTruth(spec(), (late[0], replace(late[1], late=False)), COLUMNS)
+    given["quality"]["completeness"]["only"] = {"e2": {"k": "c"}}
+    assert {f.kind for f in check_query(in_time, (given, settled), at_rest=True).false} == {"interval"}
+
+
+@pytest.mark.parametrize(("watermark_ms", "false"), [(999, {"completeness", "number"}), (1_000, set())])
+def test_a_lost_record_concerns_the_windows_that_were_not_final_when_it_came(
+    watermark_ms: int, false: set[str]
+) -> None:
+    lost = (*RECORDS[:2], record(20, x=4, fate=Fate.LOST, late=True, watermark_ms=watermark_ms))
+    assert kinds(answer(TRUE_ROWS[:1], observed=2), lost) == false
+
+
 def changed(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     result = copy.deepcopy(answer(TRUE_ROWS))
     change(result)

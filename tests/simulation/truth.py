@@ -35,7 +35,8 @@ class Fate(StrEnum):
     UNCERTAIN = "uncertain"
     """Its push got no positive reply: it may be in the answers or not, and nothing needs to be said about it."""
     LOST = "lost"
-    """It was accepted, and its edge lost its state: an answer has it, or says that it is not complete."""
+    """It was accepted, and its edge lost its state, had no memory for it, or states impossible numbers: an answer has
+    it, or says that it is not complete."""
     DROPPED = "dropped"
     """It was refused, or dropped on purpose and counted by reason: no answer has it."""
 
@@ -141,9 +142,12 @@ class QueryTruth:
         """The fate of record i in a window that ends at `end_ms`."""
         record = self.records[i]
         came_ms = record.watermark_ms
-        if record.fate is Fate.COUNTED and came_ms is not None and end_ms + self.spec.lateness_ms <= came_ms:
+        if came_ms is None or end_ms + self.spec.lateness_ms > came_ms:
+            return record.fate
+        if record.fate is Fate.COUNTED:
             return Fate.UNCERTAIN if record.unread else Fate.EITHER
-        return record.fate
+        # Of a lost record, the count that would say that it came too late is lost too.
+        return Fate.UNCERTAIN if record.fate is Fate.LOST else record.fate
 
     def _windows(self) -> dict[int, TrueWindow]:
         windows: dict[int, TrueWindow] = {}

@@ -331,9 +331,9 @@ class World:
         if fault.kind == "slow":
             link.slow = 30.0
         elif fault.kind == "silent":
+            gateway = self.gateway.process if self.gateway is not None and self.gateway.serves(fault.edge) else None
             self.network.cut(fault.edge, tell_edge=False, tell_gateway=False, flush=False, gateway_s=2 * fault.lasts_s)
             link.up = False
-            gateway = self.gateway.process if self.gateway is not None else None
             self.loop.call_later(fault.lasts_s - 0.5, self._check_silence, EdgeId(fault.edge), gateway)
         else:
             told = fault.kind == "reset"
@@ -346,8 +346,13 @@ class World:
         link.up, link.slow = True, 1.0
 
     def _check_silence(self, name: EdgeId, gateway: Process | None) -> None:
-        """The gateway, unless it was killed since, knows that the edge is silent, and goes on writing what it knows.
-        Another fault may have ended the silence."""
+        """Checks that a gateway records an edge as silent, and goes on recording its own sign of life. Called while the
+        edge is silent, unless another fault has ended the silence.
+
+        Args:
+            gateway: the gateway that had a session with the edge when the silence began. None: no running gateway had.
+                The catalog's sign of life is then of a gateway that was killed before, and is old.
+        """
         known = next((e for e in self.catalog.edges() if e.edge == name and e.connected), None)
         if known is None or gateway is None or not gateway.alive or self.network.link(name).up:
             return
@@ -487,12 +492,14 @@ class World:
         self.report.faults["edge is hostile"] += sum(disk.plan.is_hostile for disk in self.disks.values())
 
     def _must_miss_column(self, disk: Disk) -> bool:
-        """Whether one agent has read enough records with a column, and then without it."""
+        """Whether one agent has read enough records with a column, and then without it. Clients repeat pushes that were
+        refused, so records may come in another order than they were written."""
         plan = disk.plan
         if plan.drift is None or self._starts[plan.name] > 1 or plan.joins_s or plan.dies_s is not None:
             return False
-        read = [r.rejected is None and r.values["id"] in disk.seen for r in plan.records]
-        return sum(read[: plan.drift[1]]) >= VALUES and sum(read[plan.drift[1] :]) >= NULLS
+        lacking = {r.values["id"] for r in plan.records[plan.drift[1] :]}
+        lacks = [number in lacking for number in disk.seen]  # in the order in which they were read
+        return len(lacks) >= VALUES + NULLS and not any(lacks[:VALUES]) and all(lacks[-NULLS:])
 
     def _false_rejections(
         self, ref: QueryRef, plan: QueryPlan, answers: list[dict[str, Any]], counted: int, *, at_rest: bool
@@ -546,6 +553,8 @@ class World:
                 fate = self._fate(disk, record, rule, plan, unlisted)
                 if fate is not None:
                     late, came_ms = (rule.late, rule.watermark_ms) if rule is not None else (False, None)
+                    if fate is Fate.LOST and (disk.plan.loses_state_s is not None or disk.plan.restores_s is not None):
+                        came_ms = None  # the record may have come in time before, in the state that was lost
                     late |= fate is Fate.LOST  # it may have been late in the state that was lost
                     unread = disk.plan.dies_s is not None and record.values["id"] not in disk.seen
                     if unread and disk.watermark_ms is not None:  # it would have been late, as the edge was at its end

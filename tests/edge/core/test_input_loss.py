@@ -9,8 +9,9 @@ import pytest
 from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, InputLost, PullEvent, StreamSpec
 from edge.core.dropped import MAX_SLICES
 from edge.records import RejectedRecords
+from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
-from edgewater.wire import Frame, FrameBody, InputLoss
+from edgewater.wire import Frame, FrameBody, InputLoss, QueryRef
 from tests.edge.core.test_core import ALL_OPEN, LATER, batch, make_core
 from tests.edge.recovery_world import COLUMNS, QUERIES
 
@@ -45,6 +46,32 @@ def test_a_loss_is_stated_once_by_each_query_from_where_its_windows_are_not_fina
     assert stated["budgeted"] == (InputLoss("file", "file-gone", 40_000, LOST_AT + 1),)
     assert losses(frames(core)) == {}
     assert core.streams["flights"].records == 2
+
+
+@pytest.mark.parametrize(
+    ("window", "lost_ms", "stated"),
+    [
+        # The windows that end by 44 s are final. The last window over a record at 39.5 s ends at 69 s.
+        ({"sliding": "30s", "every": "1s"}, 39_500, True),
+        ({"sliding": "30s", "every": "1s"}, 16_000, True),
+        ({"sliding": "30s", "every": "1s"}, 13_500, False),
+        ({"session": "1s", "max": "20s"}, 39_500, True),
+        ({"session": "1s", "max": "20s"}, 20_500, False),
+        ({"tumbling": "10s"}, 41_000, True),
+        ({"tumbling": "10s"}, 39_500, False),
+    ],
+)
+def test_a_late_record_that_is_lost_is_stated_while_a_window_over_its_slice_is_not_final(
+    window: dict[str, str], lost_ms: int, stated: bool
+) -> None:
+    """A record may be too late for some windows over its slice, and count in others."""
+    mapping = {"name": "q", "from": "flights", "measures": {"n": "count()"}, "window": window, "lateness": "1s"}
+    core = make_core(queries=((QueryRef("q", 1), QuerySpec.from_mapping(mapping)),))
+    core.handle(Ingested("flights", "file", batch(("UA", 500, 1_000), ("UA", 500, 45_000)), 45_000))
+    frames(core)
+    core.handle(lost(from_ms=lost_ms, to_ms=lost_ms + 1, records=1, was_ingested=True))
+    expected = {"q": (InputLoss("file", "file-gone", lost_ms, lost_ms + 1, 1),)} if stated else {}
+    assert losses(frames(core)) == expected
 
 
 def test_records_ahead_of_the_clock_may_be_lost_too() -> None:
