@@ -315,14 +315,14 @@ def _start_ms(answer: dict[str, Any]) -> int:
 def _compared(system: Demo, name: str, query: Query) -> dict[str, Any]:
     """Compares all answers of a query with the truth."""
     resource = "rollup" if query.question else "windows"
-    found: Groups = {}
+    estimates: Groups = {}
     outside, params = 0, {**query.question, "limit": "500"}
     while True:
         page = system.client.get(f"/v1/queries/{name}/{resource}", params=params).raise_for_status().json()
         for answer in page["answers"]:
             for row in answer["data"]:
                 key, cell = (_start_ms(answer), *row["group"].values()), row["v"]
-                found[key] = cell["estimate"]
+                estimates[key] = cell["estimate"]
                 truth = query.truth.get(key)
                 outside += truth is None or not (cell["lower"] is None or cell["lower"] <= truth)
                 outside += truth is not None and cell["upper"] is not None and cell["upper"] < truth
@@ -331,7 +331,7 @@ def _compared(system: Demo, name: str, query: Query) -> dict[str, Any]:
         params["cursor"] = page["next_cursor"]
     wrong = [
         key for key, truth in query.truth.items()
-        if key not in found or abs(found[key] - truth) > query.tolerance * abs(truth)
+        if key not in estimates or abs(estimates[key] - truth) > query.tolerance * abs(truth)
     ]  # fmt: skip
     return {"groups": len(query.truth), "wrong": len(wrong), "outside_of_interval": outside}
 

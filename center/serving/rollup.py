@@ -1,7 +1,7 @@
 """Roll-ups: the answers of a query's windows, merged into answers of longer intervals such as hours or days.
 
-The synopses are merged, so a rolled-up count is the count of all records, and a rolled-up quantile or distinct count is
-what one window of that length would have given. The quality is the union of what the windows state.
+The synopses are merged. So a rolled-up count is the count of all records, and a rolled-up quantile or distinct count is
+the value of one window as long as the interval. The quality unites the statements of the windows.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _united_records(parts: Sequence[dict[str, Any]], whole: bool) -> dict[str, A
 
 
 def _united_contract(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The contract of a roll-up is that of each window: it is met if all windows have met it."""
+    """Returns the contract of a roll-up. It is met if each window has met its contract."""
     by_code: dict[str, list[str]] = {}
     for part in parts:
         for violation in part["violations"]:

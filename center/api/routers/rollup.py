@@ -75,12 +75,12 @@ def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request
     start = None if start is None else intervals.at(start).start_ms
     end = None if params.end is None else intervals.at(params.end - 1).end_ms
     records = _bounded(center, query, params.min_phase, start, end)
-    found, cursor = _page(roll_up(records, query.spec, intervals), intervals, params.limit)
+    answers, cursor = _page(roll_up(records, query.spec, intervals), intervals, params.limit)
     form = params.form(request.headers.get("accept"))
     if params.require is not None:
-        require_complete(found)
+        require_complete(answers)
     page = Page(shown(params.start), shown(params.end), params.limit, cursor)
-    etag = entity_tag(query, found, questions, page, f"{form} {params.every} {params.zone}")
+    etag = entity_tag(query, answers, questions, page, f"{form} {params.every} {params.zone}")
     headers = {"ETag": etag, "Cache-Control": CHANGING, "Vary": "Accept"}
     if cursor is not None:
         headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'
@@ -88,7 +88,7 @@ def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request
         return Response(None, 304, headers)
     # A budget is about one window, and the contract says how the windows kept it.
     asked = replace(query, spec=replace(query.spec, budget=None))
-    return Response(center.renderer.rolled_up(found, asked, questions, page, form), 200, headers, form)
+    return Response(center.renderer.rolled_up(answers, asked, questions, page, form), 200, headers, form)
 
 
 class _PageFull(Exception):
@@ -109,18 +109,18 @@ def _page(answers: Iterator[AnswerRecord], intervals: Intervals, limit: int) -> 
     Raises:
         InvalidRequest: one interval has more windows than a request may merge.
     """
-    found: list[AnswerRecord] = []
+    page: list[AnswerRecord] = []
     try:
         for answer in answers:
-            if len(found) == limit:
-                return found, str(answer.window_start_ms)
-            found.append(answer)
+            if len(page) == limit:
+                return page, str(answer.window_start_ms)
+            page.append(answer)
     except _PageFull as full:
-        if not found:
+        if not page:
             accepted = f"intervals of at most {MAX_WINDOWS} windows and {MAX_BYTES >> 20} MiB of synopses"
             raise InvalidRequest("every", None, accepted) from None
-        return found, str(intervals.at(full.start_ms).start_ms)
-    return found, None
+        return page, str(intervals.at(full.start_ms).start_ms)
+    return page, None
 
 
 def _bounded(
