@@ -75,7 +75,7 @@ def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request
     start = None if start is None else intervals.at(start).start_ms
     end = None if params.end is None else intervals.at(params.end - 1).end_ms
     records = _bounded(center, query, params.min_phase, start, end)
-    answers, cursor = _page(roll_up(records, query.spec, intervals), intervals, params.limit)
+    answers, cursor = _page(roll_up(records, query.spec, intervals), intervals, params)
     form = params.form(request.headers.get("accept"))
     if params.require is not None:
         require_complete(answers)
@@ -103,7 +103,9 @@ class _PageFull(Exception):
         super().__init__()
 
 
-def _page(answers: Iterator[AnswerRecord], intervals: Intervals, limit: int) -> tuple[list[AnswerRecord], str | None]:
+def _page(
+    answers: Iterator[AnswerRecord], intervals: Intervals, params: RollupParams
+) -> tuple[list[AnswerRecord], str | None]:
     """Returns a page of answers, and the cursor of the next page.
 
     Raises:
@@ -112,13 +114,13 @@ def _page(answers: Iterator[AnswerRecord], intervals: Intervals, limit: int) -> 
     page: list[AnswerRecord] = []
     try:
         for answer in answers:
-            if len(page) == limit:
+            if len(page) == params.limit:
                 return page, str(answer.window_start_ms)
             page.append(answer)
     except _PageFull as full:
         if not page:
             accepted = f"intervals of at most {MAX_WINDOWS} windows and {MAX_BYTES >> 20} MiB of synopses"
-            raise InvalidRequest("every", None, accepted) from None
+            raise InvalidRequest("every", params.every, accepted) from None
         return page, str(intervals.at(full.start_ms).start_ms)
     return page, None
 
