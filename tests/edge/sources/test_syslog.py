@@ -369,6 +369,8 @@ def test_every_message_of_logger_arrives_over_tcp(
 def test_messages_of_logger_arrive_over_udp(agent: Callable[..., AgentProcess], tmp_path: Path) -> None:
     port = free_port(socket.SOCK_DGRAM)
     process = agent(listen=f"127.0.0.1:{port}", protocol="udp", receive_buffer="4MiB")
+    # Nobody keeps a datagram for a socket that is not open yet.
+    process.until(lambda: f":{port:04X} " in Path("/proc/net/udp").read_text())
     lines = tmp_path / "lines"
     lines.write_text("".join(f"message {n}\n" for n in range(100)))
     command = [program("logger"), "--server", "127.0.0.1", "--port", str(port), "--udp", "--file", str(lines)]
