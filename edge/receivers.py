@@ -1,4 +1,4 @@
-"""The interface of receivers: what a kind of source implements to take requests with records.
+"""Defines the interface of receivers. A kind of source implements it to take requests with records.
 
 `edge.sources.receiving` authorises a request, reserves memory, reads, decompresses and counts the body. A receiver says
 which sources the request feeds, decodes the body, and renders the replies.
@@ -42,9 +42,9 @@ class Refused(Exception):
     Args:
         status: the HTTP status.
         code: a stable label of the reason.
-        retry_after_s: time after which the client should send the request again; None: the client should not.
+        retry_after_s: the client should repeat the request after this time; None: it should not repeat the request.
         headers: further headers of the reply.
-        members: further members of the reply's body, where the body is JSON.
+        members: further members of the reply's body, if the body is JSON.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Body:
     Attributes:
         arrival_ms: wall time at which the body arrived.
         limit_bytes: size that a body may have; the records may take `MAX_EXPANSION` times as much.
-        check: raises BodyTooCostly once the CPU time is used up. To be called between pieces of bounded work.
+        check: raises BodyTooCostly when the CPU time is used up. Decoders call it between pieces of bounded work.
     """
 
     plain: bytes
@@ -100,14 +100,14 @@ MAX_EXPANSION = 16
 
 
 class PushedSource:
-    """A `Source` whose records arrive in requests; `chunks` yields nothing and never ends.
+    """A `Source` whose records arrive in requests. `chunks` yields no records and never ends.
 
-    A request is acknowledged once the journal has its records. Each record therefore counts exactly once, as long as
-    the client sends an unacknowledged request again, unchanged.
+    A request is acknowledged when the journal has its records. If the client repeats an unacknowledged request
+    unchanged, each record therefore counts exactly once.
 
     Attributes:
-        knows_bodies: whether a body without an `Idempotency-Key` that its client sends again is a repetition.
-        delivery: at least once, if a body without a key that is sent again counts twice.
+        knows_bodies: whether an equal body without an `Idempotency-Key` is a repetition, which does not count again.
+        delivery: exactly once if `knows_bodies`, otherwise at least once.
     """
 
     replayable = False
@@ -157,9 +157,9 @@ class Part:
     """The records of one source in a request.
 
     Attributes:
-        decoded: the records, and those that were rejected.
-        convert: returns the records to count instead, with the rejections of `decoded` and its own; None: `decoded`
-            counts. It is called just before the ingestion, so that requests with the same series follow each other.
+        decoded: the records, and the rejected records.
+        convert: returns the records that count in place of `decoded`, with all rejections; None: `decoded` counts.
+            It is called just before the ingestion, so that requests with the same series follow each other.
     """
 
     source: PushedSource
@@ -174,7 +174,7 @@ class Counted:
     Attributes:
         records: number of records that count.
         rejected: the records that do not count, by reason.
-        already_counted: the request is a repetition; nothing of it was counted again.
+        already_counted: whether the request is a repetition, which was not counted again.
     """
 
     source: PushedSource

@@ -1,10 +1,9 @@
-"""Increments of cumulative series, such as counters that clients send as totals since their start.
+"""Computes increments of cumulative series, such as counters that clients send as totals since their start.
 
-Increments can be added, totals cannot. The last total of each series is in the same journal record as the increments
-that were computed with it, and in the checkpoint. A crash therefore leaves both or neither, and no increment is lost or
-counts twice.
+Increments can be added, but totals cannot. The journal record of an increment also has the last total of its series.
+So does the checkpoint. A crash therefore leaves both or neither, and no increment is lost or counts twice.
 
-Pure: takes times as arguments.
+The code is pure: it takes times as arguments.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Totals:
 
     Attributes:
         keys: `KEY_BYTES` that identify the series of each point, such as a digest of its attributes.
-        start_ns: time since which the point's total is counted; 0: unknown.
+        start_ns: time at which the count of the point's total began; 0: unknown.
         time_ns: time of the point.
         bits: the total, not negative: an integer, or the bits of a float64.
         is_int: whether `bits` is an integer.
@@ -64,8 +63,8 @@ class SeriesUpdate:
     """A change of a `SeriesMemory`: the last point of each series of a batch.
 
     Attributes:
-        since_ns: as `SeriesMemory.since_ns`.
-        forget_before_ns: other series whose last point is earlier are forgotten.
+        since_ns: the new value of `SeriesMemory.since_ns`.
+        forget_before_ns: the memory forgets other series whose last point is earlier than this time.
     """
 
     last: Totals
@@ -86,13 +85,13 @@ class Increments:
     """What points add to their series. All arrays have the length of the points.
 
     Attributes:
-        counts: whether the point has an increment. A point without an increment is a first point whose total began
-            before the memory did, a late point or a repetition, or rejected.
-        bits, is_int, extra: the increments, as `Totals`.
-        out_of_order: rejected: the start of the point is older than the start of its series, or another point has the
-            same time and another total. Two processes may send the same series.
-        too_many: rejected: the memory is full, and the series is new.
-        update: to be applied to the memory with the ingestion of the increments.
+        counts: whether the point has an increment. It has none if it is rejected, late or a repetition. It also has
+            none if it is the first point of a series whose total began before the memory did.
+        bits, is_int, extra: the increments, in the form of `Totals`.
+        out_of_order: whether the point is rejected, because its start is older than the start of its series, or
+            because another point has the same time and another total. Two processes may send the same series.
+        too_many: whether the point is rejected, because the memory is full and the series is new.
+        update: the change that is applied to the memory with the ingestion of the increments.
     """
 
     counts: BoolArray
@@ -118,7 +117,7 @@ class SeriesMemory:
 
     Attributes:
         since_ns: every series with a point after this time is in the memory. The first total of an unknown series is
-            an increment only if the series has begun later: otherwise the total may have been counted before.
+            an increment only if the series began after this time. Otherwise the total may have been counted before.
     """
 
     since_ns: int

@@ -1,4 +1,4 @@
-"""How each source of a running agent stands: for `/metrics`, ``GET /v1/sources`` and `edgewater edge top`."""
+"""Tells the state of each source of a running agent, for `/metrics`, ``GET /v1/sources`` and `edgewater edge top`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class SourceStatus:
     """One entry of ``sources`` in the configuration.
 
     Attributes:
-        source: its name; of a topic with many partitions, the name without the partition.
-        parts: its sources, such as partitions.
+        source: the name of the source; for a topic with many partitions, the name without the partition.
+        parts: the number of sources of the entry, such as partitions.
         state: ready, failing, or ended.
-        failing: number of its sources that cannot be read.
-        reason: why the first of them cannot be read.
-        records, rejected: since the agent started; rejected by reason.
-        behind_s: how long it has been read without being found empty; of the source that is furthest behind.
+        failing: the number of sources of the entry that cannot be read.
+        reason: why the first failing source cannot be read.
+        records, rejected: numbers since the agent started; rejected records by reason.
+        behind_s: how long the edge has read without finding a source empty, for the source that is furthest behind.
         positions: where reading resumes after a restart, by source.
     """
 

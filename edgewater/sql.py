@@ -1,7 +1,7 @@
-"""Statements in SQL: a query as `CREATE MATERIALIZED VIEW`, and the statements about queries and streams.
+"""Reads and writes SQL: `CREATE MATERIALIZED VIEW` for a query, and the statements about queries and streams.
 
-`parse_statement` reads a statement, and `to_sql` writes a query. Both use the mapping of a query in YAML, so that every
-check and every default is in `QuerySpec.from_mapping`: `parse_statement(to_sql(spec)).spec() == spec`.
+`parse_statement` reads a statement, and `to_sql` writes a query. Both use the mapping of a query in YAML, so
+`QuerySpec.from_mapping` has every check and every default. `parse_statement(to_sql(spec)).spec() == spec` holds.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class CreateQuery:
 
     Attributes:
         mapping: the query, as `QuerySpec.from_mapping` reads it.
-        replaces: another query of the name is deleted first.
-        explains: `EXPLAIN` is before it.
+        replaces: whether another query with the same name is deleted first.
+        explains: whether the statement begins with `EXPLAIN`.
     """
 
     mapping: Mapping[str, object]
@@ -112,7 +112,7 @@ class ShowCreate:
 
 @dataclass(frozen=True, slots=True)
 class DescribeTable:
-    """`DESCRIBE name`: a query, or a stream where no query has the name; `DESCRIBE STREAM name` is always a stream."""
+    """`DESCRIBE name`: a query, or a stream if no query has the name. `DESCRIBE STREAM name` is always a stream."""
 
     name: str
     kind: Literal["query", "stream"] | None
@@ -120,7 +120,7 @@ class DescribeTable:
 
 @dataclass(frozen=True, slots=True)
 class SelectRows:
-    """`SELECT`, or another statement that reads answers; DuckDB's SQL."""
+    """`SELECT`, or another statement that reads answers, in the SQL of DuckDB."""
 
     text: str
 
@@ -174,7 +174,7 @@ def _where(exc: SqlglotError) -> str:
 
 
 class _Tokenizer(tokens.Tokenizer):  # type: ignore[misc]  # sqlglot is not typed
-    """Reads what follows EXPLAIN and SHOW as tokens; sqlglot makes one text of it."""
+    """Reads the text after EXPLAIN and SHOW as tokens. sqlglot would make it one text."""
 
     COMMANDS: set[TokenType] = set()
 
@@ -198,7 +198,7 @@ def _as_name(read: list[Token], number: int) -> Token:
 
 
 class _StatementParser(BoundedParser):
-    """Parses one statement; `statement` is its result, and `expected` what a syntax error would have to be."""
+    """Parses one statement. `statement` is the result. `expected` is the syntax that an error names."""
 
     expected = STATEMENTS
     statement: Statement

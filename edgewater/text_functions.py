@@ -1,6 +1,6 @@
-"""Text functions of expressions, on Arrow arrays and scalars. The result for a null is null.
+"""Computes the text functions of expressions on Arrow arrays and scalars. The result for a null is null.
 
-Regular expressions are RE2's: the time of a match is linear in the text, whatever the pattern.
+Regular expressions run on RE2. For every pattern, the time of a match is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_PATTERN = 1_000
 
 
 class InvalidPattern(ValueError):
-    """A regular expression that RE2 does not accept; the message says why."""
+    """RE2 does not accept a regular expression. The message says why."""
 
 
 def check_pattern(pattern: str, replacement: str = "") -> None:

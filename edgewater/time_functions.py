@@ -1,4 +1,4 @@
-"""Calendar functions of expressions: parts of times, and the begin of calendar units, in UTC or another zone.
+"""Computes the calendar functions of expressions: parts of times, and the start of calendar units, in any time zone.
 
 Times are int64 ms since the epoch. Times outside the years 1 to 9999 give null.
 """

@@ -1,7 +1,7 @@
-"""Roll-ups: the answers of a query's windows, merged into answers of longer intervals such as hours or days.
+"""Merges the answers of a query's windows into answers of longer intervals, such as hours or days (*roll-ups*).
 
-The synopses are merged. So a rolled-up count is the count of all records, and a rolled-up quantile or distinct count is
-the value of one window as long as the interval. The quality unites the statements of the windows.
+The synopses are merged. So a rolled-up count is the count of all records. A rolled-up quantile or distinct count is the
+same as in one window of this length. The quality unites the statements of the windows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Interval:
     """Event times [start_ms, end_ms) whose windows are merged.
 
     Attributes:
-        windows: number of windows that cover it without an overlap.
+        windows: number of windows that cover the interval without an overlap.
     """
 
     start_ms: int
@@ -54,7 +54,7 @@ class Intervals:
         zone: of calendar units.
 
     Raises:
-        InvalidRequest: session windows, or not an interval or a zone.
+        InvalidRequest: the windows are sessions, or `every` or `zone` is not valid.
     """
 
     def __init__(self, window: object, every: str, zone: str = time_functions.UTC) -> None:

@@ -1,7 +1,7 @@
-"""The totals of an answer: each exact measure over all groups, with what edges withhold of the groups.
+"""Computes the totals of an answer: each exact measure over all groups, including the values that edges withhold.
 
-Under a budget the groups of an answer may lack much together, though each lacks little. Edges state the rest exactly
-(`edgewater.synopses.rests`), so the total is exact as soon as every edge has closed the window.
+Under a budget each group of an answer lacks little, but all groups together may lack much. Edges state the rest exactly
+(`edgewater.synopses.rests`). So the total is exact when every edge has closed the window.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNKNOWN: Cell = {"estimate": None, "lower": None, "upper": None}
 
 @dataclass(frozen=True, slots=True)
 class Rests:
-    """What all groups of an answer together lack, by measure; None: unknown. An absent measure lacks nothing."""
+    """The values that all groups of an answer together lack, by measure; None: unknown. Absent measures lack none."""
 
     of_measures: Mapping[str, Rest | None]
 

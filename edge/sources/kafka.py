@@ -1,8 +1,8 @@
-"""Topics of a Kafka broker (extra ``kafka``). Each record counts exactly once.
+"""Reads topics of a Kafka broker (extra ``kafka``). Each record counts exactly once.
 
-Each partition is a source with a watermark of its own. The journal has the records together with the partition's
-offset. So a restart needs no record a second time, and no consumer group is used. All partitions of a topic share one
-consumer, whose thread fetches and decodes. The thread also looks for new partitions.
+Each partition is a source with its own watermark. The journal has the records together with the offset of their
+partition. So a restart needs no record a second time, and the edge uses no consumer group. All partitions of a topic
+share one consumer. Its thread fetches and decodes messages, and looks for new partitions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BACKFILL_MESSAGES = 4_000
 
 @dataclass(slots=True)
 class _Arrived:
-    """What the consumer's thread gives to a partition: a chunk, a failure, or the number of partitions."""
+    """A chunk, a failure, or the number of partitions, which the consumer's thread gives to a partition."""
 
     chunk: Chunk | None = None
     newest_ms: int = 0
@@ -58,9 +58,9 @@ class _Assigned:
     """A partition that is read.
 
     Attributes:
-        offset: of the next message that the thread reads.
-        queued_bytes: bytes of the messages in `arrived`; changed by both threads, under the topic's lock.
-        at_end: the thread has found no further message.
+        offset: the offset of the next message that the thread reads.
+        queued_bytes: bytes of the messages in `arrived`. Both threads change it, under the topic's lock.
+        at_end: whether the thread has found no further message.
         high: the offset after the newest message that the broker had at the newest fetch; negative: unknown.
     """
 

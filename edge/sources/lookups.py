@@ -1,6 +1,7 @@
-"""Lookups: columns that an edge adds to the records of a stream from a file, by the value of a key column.
+"""Adds columns of a file to the records of a stream, by the value of a key column (a *lookup*).
 
-The joined records go into the journal, so a restart counts each record with the version of the file that it has seen.
+The journal has the joined records. So after a restart, each record keeps the row that the file had when the edge read
+the record.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class LookupTable:
     """The rows of a lookup file, by key.
 
     Args:
-        keys: one value per row, without nulls and without duplicates; text, int64 or bool.
-        columns: the columns that are added, each with a value per row.
+        keys: one text, int64 or bool per row, without nulls and without duplicates.
+        columns: the columns to add, each with one value per row.
 
     Raises:
         ValueError: a key is null or occurs twice; the message shows it.
@@ -92,7 +93,7 @@ class LookupTable:
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """What tells whether a file has changed."""
+    """Identifies a version of a file. It differs when the file has changed."""
 
     inode: int
     size: int
@@ -168,9 +169,9 @@ class Lookup:
     """One lookup of a stream, with the version of its file that is in use.
 
     Attributes:
-        failure: why the newest version of the file is not in use; None: it is.
-        unmatched: records so far whose key was not null and in no row.
-        loaded_ms: wall time at which the version in use was loaded; None: there is none yet.
+        failure: why the newest version of the file is not in use; None: it is in use.
+        unmatched: the number of records so far whose key was not null, and in no row.
+        loaded_ms: wall time at which the version in use was loaded; None: no version is loaded yet.
     """
 
     def __init__(self, stream: str, config: LookupConfig, key_type: pa.DataType, now_ms: Callable[[], int]) -> None:
@@ -219,7 +220,7 @@ class Lookup:
 
 
 class StreamLookups:
-    """The lookups of one stream, in the order of the configuration: a key may be a column that an earlier one added."""
+    """The lookups of a stream, in the order of the configuration. An earlier lookup may add the key of a later one."""
 
     def __init__(self, lookups: Sequence[Lookup], columns: Sequence[str]) -> None:
         self.lookups = tuple(lookups)
@@ -273,7 +274,7 @@ def open_lookups(name: str, stream: StreamConfig, now_ms: Callable[[], int]) -> 
 
 
 class JoinedSource:
-    """A source whose records get the columns of lookups. Everything else is the source's own."""
+    """Adds the columns of lookups to the records of a source. All else comes from the source unchanged."""
 
     def __init__(self, source: Source, lookups: StreamLookups) -> None:
         self._source, self._lookups = source, lookups

@@ -1,8 +1,8 @@
-"""Topics of an MQTT 5 broker (extra ``mqtt``), with QoS 1.
+"""Reads topics of an MQTT 5 broker (extra ``mqtt``) with QoS 1.
 
-The broker keeps the session while the agent is away. A message is acknowledged once the journal has it. After a crash
-of the agent, or a lost connection, the broker sends unacknowledged messages again, with the flag DUP. The journal
-remembers the packet identifiers and digests of the newest messages, so such a repetition counts once.
+The broker keeps the session while the agent is not connected. The edge acknowledges a message when the journal has it.
+After a crash of the agent, or a lost connection, the broker sends unacknowledged messages again, with the flag DUP. The
+journal remembers the packet identifiers and digests of the newest messages, so such a repetition counts once.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class MqttConfig(TextConfig):
 
     Attributes:
         broker: host:port of the broker.
-        topics: filters. A level such as ``{device}`` matches as ``+`` does; the column ``device`` gets its text.
-        client_id: names the session at the broker; no other client may use it.
+        topics: filters. A level such as ``{device}`` matches as ``+`` does. The column ``device`` gets its text.
+        client_id: names the session at the broker. No other client may use the name.
         username: user at the broker. None: no credentials.
         password: password at the broker.
         tls: true means TLS with the system's CAs.
-        session: how long the broker keeps messages while the agent is away.
-        retained: also count the message that the broker has retained for a topic, at each new session.
+        session: how long the broker keeps messages while the agent is not connected.
+        retained: whether each new session also counts the message that the broker has retained for a topic.
     """
 
     broker: RemoteAddress
@@ -176,7 +176,7 @@ class _Subscribed:
     """The broker has confirmed the subscriptions.
 
     Attributes:
-        is_new: the broker had no session of this client.
+        is_new: whether the broker had no session of this client.
     """
 
     is_new: bool
@@ -186,7 +186,8 @@ class _Connection:
     """A connection to the broker. The thread of the client fills `arrived`; `open` and `close` block.
 
     Attributes:
-        arrived: messages, then perhaps a `MqttFailed`; first a `_Subscribed`.
+        arrived: messages and one `_Subscribed`, and perhaps a `MqttFailed` at the end. Messages of an old session may
+            come before the `_Subscribed`.
     """
 
     def __init__(self, config: MqttConfig) -> None:

@@ -1,11 +1,11 @@
-"""Samples of Prometheus remote write 1.0 (extra ``remote-write``), each sample one record.
+"""Receives samples of Prometheus remote write 1.0 (extra ``remote-write``). Each sample is one record.
 
-Prometheus sends a refused request again without a change, so the digest of its body makes the request count once. A
-counter's samples become increments, see `edge.series`. The journal has the increments together with the last value of
-each series, so they count once through a kill of the agent, too.
+Prometheus repeats a refused request unchanged. The digest of its body identifies the request, so it counts once. The
+samples of a counter become increments (`edge.series`). The journal has the increments together with the last value of
+each series, so they also count once if the agent is killed.
 
-One path may feed several streams, which each take some of the metrics. The label sets of series come again in each
-request. They are decoded once and found by their bytes.
+One path may feed several streams, and each stream takes some of the metrics. Each request repeats the label sets of its
+series. The edge decodes a label set once, and then finds it by its bytes.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class RemoteWriteConfig(Model):
         metrics: regular expressions (RE2) of whole names of metrics; None: all metrics.
         columns: by column, ``label.NAME`` or ``value``. A column without an entry is the label of its name; the column
             ``value`` is the value, and the column ``metric`` is the name of the metric.
-        counters: regular expressions of the metrics whose values are totals. Their increments are counted.
-        max_series: the most counters' series that the edge has last values of.
+        counters: regular expressions of the metrics whose values are totals. The edge counts their increments.
+        max_series: the largest number of series of counters whose last values the edge remembers.
     """
 
     path: str = Field(default="/api/v1/write", pattern=r"^(/[A-Za-z0-9._~-]+)+$")
@@ -141,7 +141,7 @@ class _Samples:
 
 @dataclass(slots=True)
 class _LabelSets:
-    """Decoded label sets by number, with what each source makes of them. Numbers are only added, arrays are replaced.
+    """Decoded label sets by number, and their meaning for each source. Numbers are only added. Arrays are replaced.
 
     Attributes:
         digests: identities of the series.
@@ -157,7 +157,7 @@ class _LabelSets:
 
 
 class _Mapping:
-    """What one source makes of label sets."""
+    """The meaning of label sets for one source."""
 
     def __init__(self, config: RemoteWriteConfig, source: PushedSource) -> None:
         self.source, self.max_series = source, config.max_series

@@ -1,8 +1,8 @@
-"""Messages of syslog, which this edge receives over TCP, TLS or UDP.
+"""Receives messages of syslog over TCP, TLS or UDP.
 
-The protocol has no acknowledgements. Messages that the edge has read, and the journal does not have yet, are lost with
-the process, and so are messages in the kernel's buffers. Each message therefore counts at most once. Over TCP the edge
-holds senders back while it cannot take more. Over UDP the kernel then drops messages, and nobody sees it.
+The protocol has no acknowledgements. If the process ends, messages that are not in the journal yet are lost. So are
+messages in the kernel's buffers. Each message therefore counts at most once. While the edge cannot take more, it holds
+senders back over TCP. Over UDP the kernel then drops messages, and nobody sees it.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class SyslogConfig(TextConfig):
 
     Attributes:
         listen: the address at which messages arrive.
-        protocol: with tcp, both framings of RFC 6587 are accepted; with tcp and `tls`, it is TLS (RFC 5425).
-        tls: the server's certificate; with `client_ca`, senders present a certificate.
+        protocol: with tcp, both framings of RFC 6587 are accepted. With tcp and `tls`, it is TLS (RFC 5425).
+        tls: the server's certificate. With `client_ca`, senders must present a certificate.
         peers: networks whose machines may send; None: all machines that can reach the address.
-        columns: by column, the field of the message. Without `format`, a column named as a field needs no entry.
+        columns: by column, the field of the message. Without `format`, a column with a field's name needs no entry.
         format: the format of the text of each message, which has the other columns; None: the text is one column.
-        zone: IANA name of the zone of times without a zone, which RFC 3164 has.
+        zone: IANA name of the time zone for times of RFC 3164, which have none.
         max_message: bytes of a message. Longer messages are rejected.
-        max_connections: a further sender takes the place of the connection that has been idle the longest.
-        idle: a connection without a message for this time is closed.
+        max_connections: if more senders connect, the edge closes the connection that has been idle the longest.
+        idle: the edge closes a connection without a message for this time.
         receive_buffer: size of the kernel's buffer, for UDP.
     """
 
@@ -186,7 +186,7 @@ def _array(table: pa.Table, name: str) -> pa.Array:
 
 
 class _Intake:
-    """The messages that have arrived and are not decoded yet, and the open connections of a listener."""
+    """The open connections of a listener, and the messages that have arrived but are not decoded yet."""
 
     def __init__(self, config: SyslogConfig, now_s: Callable[[], float]) -> None:
         self.config, self.now_s = config, now_s
@@ -238,7 +238,7 @@ class _Intake:
 
 
 class _Connection(asyncio.Protocol):
-    """One sender over TCP or TLS. The handshake of TLS is in it, so that it counts among the connections."""
+    """One sender over TCP or TLS. A connection in its TLS handshake already counts as a connection."""
 
     def __init__(self, intake: _Intake) -> None:
         self.idle_since_s = intake.now_s()

@@ -1,7 +1,7 @@
-"""What edges withhold of a measure, over all groups together, as a few numbers (`Rest`).
+"""Describes in a few numbers (`Rest`) the values of a measure that edges withhold, over all groups together.
 
-The rest of a count, sum, extremum, mean or variance is exact, and so is the total over all groups then. The rest of any
-other measure is the number of its records, which bounds the total (`missing_records`).
+The rest of a count, sum, extremum, mean or variance is exact. So the total over all groups is exact, too. The rest of
+any other measure is the number of its records. This number bounds the total (`missing_records`).
 """
 
 from __future__ import annotations

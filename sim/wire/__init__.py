@@ -1,7 +1,7 @@
-"""Edges behind a modelled connection: production code from the source to the socket, in virtual time.
+"""Runs edges behind a modelled connection in virtual time. From the source to the socket, the code is production code.
 
 `sim.wire.experiment.run` is the entry. Each edge has the production core, worker, outbox, session, flow control, frame
-encoder and session stream. Modelled are the connection (packets of TCP and gRPC over a link), the gateway's
-acknowledgements and the center's processing time. `sim.budgets` moves abstract updates instead, which is faster, and
-which the offline optimum needs.
+encoder and session stream. The connection (packets of TCP and gRPC over a link), the gateway's acknowledgements and the
+center's processing time are modelled. `sim.budgets` instead moves abstract updates. It is faster, and the offline
+optimum needs it.
 """

@@ -1,4 +1,4 @@
-"""The center of a wire simulation: the gateway's side of sessions, and the time that answers take."""
+"""Simulates the center of a wire simulation: the gateway's side of sessions, and the time that answers take."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MARGIN_MS = 200
 
 @dataclass(frozen=True, slots=True)
 class CenterTimes:
-    """What the center adds to a frame's way, measured on two cores.
+    """Times that the center takes for a frame, measured on two cores.
 
     Attributes:
-        commit_s: from a frame's arrival until it is durable and acknowledged.
-        batch_s: of each micro-batch, which takes all frames that are durable when it begins.
-        entry_s: of each entry of a batch.
-        answer_s: from the end of the batch that completes a window until a client sees the answer.
+        commit_s: time from a frame's arrival until it is durable and acknowledged.
+        batch_s: time of each micro-batch. A micro-batch takes all frames that are durable when it begins.
+        entry_s: time of each entry of a batch.
+        answer_s: time from the end of the batch that completes a window until a client sees the answer.
     """
 
     commit_s: float = 0.012
@@ -46,7 +46,7 @@ class CenterTimes:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Frames of which no batch has begun."""
+    """Frames that no batch has taken yet."""
 
     parts: list[Callable[[float], None]] = field(default_factory=list)
     arrivals_ms: list[int] = field(default_factory=list)
@@ -58,8 +58,8 @@ class WireCenter:
 
     Args:
         merging: receives the values, with the times at which a client can see them, in event time.
-        clock: of the query's stream; the edges' clocks are right.
-        now_ms: wall clock.
+        clock: the clock of the query's stream. The clocks of the edges are right.
+        now_ms: the wall clock.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A gRPC call over one TCP connection, packet by packet over a modelled link."""
+"""Models a gRPC call over one TCP connection, packet by packet over a modelled link."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPENING_BYTES = 900, 550
 
 
 class Direction:
-    """One direction of a connection: data arrives in order, and is acknowledged by packets of the other direction.
+    """One direction of a connection. Data arrives in order. Packets of the other direction acknowledge it.
 
     Args:
         deliver: called with each message when its last byte arrives.
@@ -93,10 +93,10 @@ class Direction:
 
 
 class Call:
-    """One `Session` call of an edge, which `edge.uplink.session` uses as gRPC's. It never ends.
+    """One `Session` call of an edge, which `edge.uplink.session` uses like a call of gRPC. It never ends.
 
     Args:
-        number: of the edge; links with jitter differ by it.
+        number: the number of the edge. Edges with different numbers have different jitter.
         serve: called with each message of the edge when it arrives at the gateway.
     """
 

@@ -1,4 +1,4 @@
-"""An edge of a wire simulation: the production agent's parts, with a trace as its source."""
+"""Simulates an edge of a wire simulation: it has the parts of the production agent, and a trace as its source."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MEMORY_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class EdgeTimes:
-    """What an edge's processor takes, measured on two cores.
+    """Times of an edge's processor, measured on two cores.
 
     Attributes:
-        batch_s: of each batch of records, in the source, the journal and the query.
-        record_s: of each record.
-        thread_s: of each call in a thread, such as the fsync of the journal before a frame is sent.
+        batch_s: time of each batch of records, in the source, the journal and the query.
+        record_s: time of each record.
+        thread_s: time of each call in a thread, such as the fsync of the journal before a frame is sent.
     """
 
     batch_s: float = 0.004
@@ -48,7 +48,7 @@ class WireEdge:
     """One edge: `loops` are its tasks.
 
     Args:
-        directory: for the journal.
+        directory: the directory of the journal.
         call: the edge's end of the connection.
     """
 

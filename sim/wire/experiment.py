@@ -30,10 +30,10 @@ class WireSettings:
     """The settings of a run.
 
     Attributes:
-        speed: ms of event time in a ms of wall time.
-        lead_s: edges connect so long before the first record is due.
-        limit_s: the run ends this long after the end of the last window, complete or not.
-        limits: of the edges' uplinks.
+        speed: ms of event time for each ms of wall time.
+        lead_s: edges connect this long before the first record is due.
+        limit_s: the run ends at the latest this long after the end of the last window, even if windows are incomplete.
+        limits: the limits of the edges' uplinks.
     """
 
     speed: float = 1.0

@@ -1,6 +1,6 @@
-"""OpenTelemetry's protocol: logs, metrics and spans that SDKs and collectors send.
+"""Receives the protocol of OpenTelemetry: logs, metrics and spans from SDKs and collectors.
 
-`kind` has the options and the receiver, `messages` reads requests, `columns` and `metrics` make columns of them.
+`kind` has the options and the receiver. `messages` reads requests. `columns` and `metrics` turn them into columns.
 """
 
 from edge.sources.otlp.kind import KIND, OtlpConfig, OtlpReceiver

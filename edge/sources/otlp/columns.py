@@ -1,4 +1,4 @@
-"""Columns of OTLP records: fields and attributes by path, converted to the types of a stream."""
+"""Makes columns of OTLP records. It finds fields and attributes by path, and converts them to the types of a stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Bad:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A column: its values, and for each row the index of its value; -1: null. Without `codes`, one value per row."""
+    """A column. `codes` has the index of each row's value, or -1 for null. Without `codes`, each row has one value."""
 
     values: Sequence[Any]
     codes: IntArray | None = None
@@ -86,10 +86,10 @@ def _convert(value: Any, kind: pa.DataType) -> Any:
 
 
 class Rows:
-    """The rows of a request; each has one event time. Columns are computed once for all streams.
+    """The rows of a request. Each row has one event time. Columns are computed once for all streams.
 
     Attributes:
-        time_ns: event time of each row; 0: it has none.
+        time_ns: event time of each row; 0: the row has none.
     """
 
     signal: ClassVar[str]

@@ -1,8 +1,8 @@
-"""The kind ``otlp`` (extra ``otlp``): logs, metrics and spans from OpenTelemetry SDKs and collectors.
+"""Provides the kind ``otlp`` (extra ``otlp``): logs, metrics and spans from OpenTelemetry SDKs and collectors.
 
 Requests arrive at ``/v1/logs``, ``/v1/metrics`` and ``/v1/traces`` of `http.listen`, or over gRPC at `http.grpc`. All
-streams with a signal get its records. A request counts once for each stream, because exporters repeat a request
-unchanged.
+streams with a signal get the records of the signal. Exporters repeat a request unchanged, so a request counts once for
+each stream.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OtlpConfig(Model):
         columns: by column, the field or attribute that it gets, such as ``resource.service.name``. A column with the
             name of a field gets that field.
         metrics: only metrics of these names; a name may end in ``*``.
-        max_series: most cumulative series that are remembered; points of further ones are rejected.
+        max_series: the largest number of remembered cumulative series. Points of further series are rejected.
     """
 
     signal: Signal

@@ -1,9 +1,9 @@
 """Reads OTLP requests (protobuf or JSON) into groups of records, within bounds of memory.
 
-A record or an attribute of two bytes takes fifty bytes or more as a message. So the levels of a request are read one
-after the other, and counted before they become messages. The classes here differ from the classes of
-`opentelemetry-proto` in some fields: `bytes` instead of a message, which is the same on the wire. An attribute stays
-bytes until a column asks for its owner's attributes; equal attributes are then decoded once.
+A record or an attribute of two bytes takes fifty bytes or more as a message. So this module reads the levels of a
+request one after the other, and counts them before they become messages. Some fields of the classes here are `bytes`,
+where `opentelemetry-proto` has a message. Both are the same on the wire. An attribute stays bytes until a column asks
+for the attributes of its owner. Equal attributes are then decoded once.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def message_class(name: str) -> Any:
 
 
 class Budget:
-    """Counts what a body consists of, before it takes memory."""
+    """Counts the parts of a body before they take memory."""
 
     def __init__(self, body: Body) -> None:
         self._most = self._left = max(body.limit_bytes // UNIT_BYTES, RECORD_UNITS)
@@ -105,7 +105,7 @@ class Records:
     Attributes:
         messages: the records.
         group_of: index of each record's group.
-        resources, scopes, sizes: by group; the last is its number of records.
+        resources, scopes, sizes: the resource, the scope and the number of records of each group.
     """
 
     budget: Budget
@@ -232,7 +232,7 @@ class Attributes:
         owners: for each owner its serialized attributes.
 
     Raises:
-        InvalidRecord: they are more than `budget` allows.
+        InvalidRecord: there are more attributes than `budget` allows.
     """
 
     def __init__(self, owners: Sequence[Sequence[bytes]], budget: Budget) -> None:

@@ -1,11 +1,12 @@
-"""Rows of OTLP metrics, and increments of cumulative points.
+"""Makes rows of OTLP metrics, and increments of cumulative points.
 
-A gauge or a sum gives one row for each point. A histogram gives a row with its count, sum, least and greatest value,
-and a row for each bucket that is not empty. A summary gives a row with its count and sum, and a row for each quantile.
+Each point of a gauge or a sum gives one row. A point of a histogram gives a row with its count, sum, least and greatest
+value. Each of its buckets that is not empty gives a row, too. A point of a summary gives a row with its count and sum,
+and a row for each quantile.
 
 Totals of monotonic sums, histograms and summaries become increments (`edge.series`), because increments can be added
-over windows and edges. Each bucket is a series of its own, also while it is empty: otherwise its first value could not
-be told from a value that was counted before.
+over windows and edges. Each bucket is a series of its own, even while it is empty. Otherwise the first value of a
+bucket would look like a value that was counted before.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class _Metric:
 
 
 class _Builder:
-    """Collects rows. Lists have one entry per row; `points` and `metrics` have one per point."""
+    """Collects rows. Lists have one entry per row. `points` and `metrics` have one entry per point."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
@@ -257,7 +258,7 @@ class MetricStream:
 
     Args:
         paths: by column, the path of a field or an attribute.
-        max_series: most cumulative series that are remembered.
+        max_series: the largest number of remembered cumulative series.
     """
 
     def __init__(self, schema: RecordSchema, paths: Mapping[str, str], max_series: int) -> None:
