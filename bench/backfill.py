@@ -25,8 +25,8 @@ from edge.config import parse_config
 from edge.core import Configured
 from edge.process import now_ms
 from edge.records import Chunk
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
 
 OUT = Path("bench/out")

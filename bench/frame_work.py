@@ -3,7 +3,7 @@
 One edge sends one frame that asks for far more than a frame may have. The gateway's check cuts it, and the job's reader
 and processor apply what is left, without a JVM: Spark only carries rows between the two. All queries wait for one
 transaction, so the greatest CPU time of one is what a frame can delay other queries' answers by. It is also given per
-unit of work, which is what bounds frames (`edgewater/frame_work.py`).
+unit of work, which is what bounds frames (`edgewater/guard/frame_work.py`).
 
 The second table is about what has come before: an edge of a query that an editor may register has sent slices, and
 closes all of them at once. The greatest CPU time is that of any transaction until all of their windows are answered.
@@ -32,9 +32,9 @@ from center.job.rows import ROW_SCHEMA
 from center.ledger import Ledger
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog, StoredFrame
-from edgewater.frame_work import MAX_FRAME_WORK
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.guard.frame_work import MAX_FRAME_WORK
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, FrameBody, Partial, Rest, SliceClose, Withheld
 

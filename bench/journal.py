@@ -28,8 +28,8 @@ from edge.durability import DurableCore
 from edge.durability import durable_core as durable
 from edge.durability.journal import Record
 from edge.records import Position
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, QueryRef
 

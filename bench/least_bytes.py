@@ -23,8 +23,8 @@ from bench.budgets.workload import CRAN_WINDOW_MS
 from bench.data import DOWNLOADS_WEEK, existing
 from center.budgets import BudgetAllocator, BudgetReport, MembersChanged, RebalanceEvent, ShareReported
 from edge.core import BudgetSet, DriftRates
-from edgewater.query import QuerySpec
-from edgewater.streams import EdgeId
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import EdgeId
 from edgewater.synopses import FloatArray
 from sim.budgets.edges import EdgeSimulation, simulate
 from sim.budgets.link import LinkModel

@@ -28,7 +28,7 @@ from sqlalchemy import insert, select, update
 
 from center.catalog import RegisteredQuery
 from center.results.schema import answers, counters
-from edgewater.health import bound_address, listen
+from edgewater.runtime.health import bound_address, listen
 from tests.center.api.conftest import HOUR, T0, Desk
 
 SMALL_PER_S = 2.0

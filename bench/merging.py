@@ -17,7 +17,7 @@ import click
 import numpy as np
 import pyarrow as pa
 
-from edgewater.measure import Measure
+from edgewater.model.measure import Measure
 from edgewater.synopses import GroupedAggregate
 
 OUT = Path("bench/out")

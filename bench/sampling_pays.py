@@ -31,6 +31,7 @@ import pyarrow.csv as pa_csv
 
 from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
+from center.early import rates_differ
 from center.ledger import (
     EdgesChanged,
     Emission,
@@ -41,7 +42,6 @@ from center.ledger import (
     QueryRegistered,
     TimeAdvanced,
 )
-from center.sampling import rates_differ
 from edge.core import (
     Acked,
     Configured,
@@ -55,10 +55,10 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
-from edgewater import record_functions
-from edgewater.query import QuerySpec
-from edgewater.record_functions import RecordFunction, RecordFunctions
-from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
+from edgewater.model import record_functions
+from edgewater.model.query import QuerySpec
+from edgewater.model.record_functions import RecordFunction, RecordFunctions
+from edgewater.model.streams import LIVE, TIME_COLUMN, EdgeId
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire import Frame, QueryRef, SamplingReason
 

@@ -39,8 +39,8 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN, EdgeId
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 

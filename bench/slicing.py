@@ -16,7 +16,7 @@ from typing import Any
 import click
 import numpy as np
 
-from center.slicing import Bucketing, Slicer, SlidingWindow
+from center.batch.slicing import Bucketing, Slicer, SlidingWindow
 from edgewater.synopses import CountMin, DDSketch, HyperLogLog
 
 OUT = Path("bench/out")

@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from bench.data import TAXI, existing
-from edgewater.quantities import duration_ms
-from edgewater.timestamps import parse_time
+from edgewater.model.quantities import duration_ms
+from edgewater.model.timestamps import parse_time
 from sim.demo.run import Demo, free_port
 
 T0 = 1_640_995_200_000

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from center.edge_access import without_secret
-from edgewater.configuration import Duration, Instant, Section, is_loopback, read_yaml, refusal, validate
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
+from edgewater.runtime.configuration import Duration, Instant, Section, is_loopback, read_yaml, refusal, validate
 
 Role = Literal["reader", "editor", "admin"]
 ROLES: tuple[Role, ...] = ("reader", "editor", "admin")
@@ -52,7 +52,7 @@ class Grant:
 
     def names_columns(self, columns: Iterable[str]) -> bool:
         """Whether new queries may read all of these columns. Event time is a column of every stream."""
-        from edgewater.streams import TIME_COLUMN  # loads Arrow, which starts threads: see `fork_components`
+        from edgewater.model.streams import TIME_COLUMN  # loads Arrow, which starts threads: see `fork_components`
 
         return self.columns is None or all(c == TIME_COLUMN or _matches(c, self.columns) for c in columns)
 

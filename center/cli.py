@@ -17,9 +17,9 @@ from typing import Any
 import click
 
 from center.config import ENVIRONMENT_PREFIX, CenterConfig
-from edgewater.configuration import PRIVATE_UMASK
-from edgewater.errors import InvalidConfig
-from edgewater.log_output import configure_logging, log_options
+from edgewater.model.errors import InvalidConfig
+from edgewater.runtime.configuration import PRIVATE_UMASK
+from edgewater.runtime.log_output import configure_logging, log_options
 
 
 def _overrides(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> dict[str, object]:

@@ -16,7 +16,10 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from center.api_access import OidcSection, PrincipalEntry
 from center.edge_access import AccessEntry, EdgeAccess, read_tokens_file, without_secret
-from edgewater.configuration import (
+from edgewater.guard.frame_work import WORK_PER_S
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.quantities import duration_ms
+from edgewater.runtime.configuration import (
     Address,
     Duration,
     Instant,
@@ -28,9 +31,6 @@ from edgewater.configuration import (
     refusal,
     validate,
 )
-from edgewater.errors import InvalidConfig
-from edgewater.frame_work import WORK_PER_S
-from edgewater.quantities import duration_ms
 
 DEFAULT_DATA_DIR = Path(".edgewater/center")
 ENVIRONMENT_PREFIX = "EDGEWATER_CENTER__"

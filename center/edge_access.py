@@ -13,8 +13,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, SecretStr
 
-from edgewater.configuration import Instant, Section, read_yaml, validate
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
+from edgewater.runtime.configuration import Instant, Section, read_yaml, validate
 
 
 def _listed(value: object) -> object:

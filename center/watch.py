@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from edgewater.client.center import Center
-from edgewater.terminal import show_again, table
+from edgewater.runtime.terminal import show_again, table
 
 COLUMNS = (
     "query", "slack, s", "frames", "late, s", "cost, ms", "latest edge", "late there, s", "queued there, s",

@@ -53,12 +53,12 @@ from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Input, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edge.worker import OFF, QUEUE_SHARE, Worker
-from edgewater.allocator import release_free_memory
-from edgewater.connections import ConnectionLimits, guarded
-from edgewater.errors import InvalidConfig, InvalidInput, Retired, StorageError
-from edgewater.health import EmbeddedServer, health_routes, listen
-from edgewater.host_check import LocalHosts
-from edgewater.streams import Delivery, StreamClock, weaker_than_exactly_once
+from edgewater.model.errors import InvalidConfig, InvalidInput, Retired, StorageError
+from edgewater.model.streams import Delivery, StreamClock, weaker_than_exactly_once
+from edgewater.runtime.allocator import release_free_memory
+from edgewater.runtime.connections import ConnectionLimits, guarded
+from edgewater.runtime.health import EmbeddedServer, health_routes, listen
+from edgewater.runtime.host_check import LocalHosts
 from edgewater.synopses import source_of
 from edgewater.wire import LossReason
 

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from edge.core import BackfillEnded, BackfillIngested
 from edge.durability import DurableCore
 from edge.records import Source
-from edgewater.errors import InvalidInput
+from edgewater.model.errors import InvalidInput
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import click
 
-from edgewater.errors import EdgewaterError, InvalidInput, OutdatedState
-from edgewater.log_output import configure_logging, log_options
+from edgewater.model.errors import EdgewaterError, InvalidInput, OutdatedState
+from edgewater.runtime.log_output import configure_logging, log_options
 
 BEGINS_ANEW = (
     "the edge goes on as a new incarnation, without the records that it has accepted and not shipped: they may be"
@@ -63,8 +63,8 @@ def run(config: Path, log_level: str, log_format: str) -> None:
     streams with an http source. State survives `kill -9` at any moment: a restarted agent resumes.
     """
     configure_logging(log_level, log_format)
-    from edgewater.allocator import leave_out_pandas, return_large_blocks, use_system_allocator
-    from edgewater.configuration import PRIVATE_UMASK
+    from edgewater.runtime.allocator import leave_out_pandas, return_large_blocks, use_system_allocator
+    from edgewater.runtime.configuration import PRIVATE_UMASK
 
     return_large_blocks()
     use_system_allocator()
@@ -90,7 +90,7 @@ def run(config: Path, log_level: str, log_format: str) -> None:
 
 
 async def _until_signalled(run_agent: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    from edgewater.allocator import release_start_code
+    from edgewater.runtime.allocator import release_start_code
 
     release_start_code()
     stop = asyncio.Event()
@@ -117,7 +117,7 @@ def check(config: Path, as_json: bool, offline: bool, query: Path | None) -> Non
     from edge.config import load_config
     from edge.preflight import check as run_check
     from edge.process import now_ms
-    from edgewater.query import QuerySpec
+    from edgewater.model.query import QuerySpec
 
     try:
         spec = None if query is None else QuerySpec.from_yaml(query.read_text())

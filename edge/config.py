@@ -42,7 +42,10 @@ from edge.codecs import (
     is_time_pattern,
 )
 from edge.source_kinds import BUILT_IN, KINDS
-from edgewater.configuration import (
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.measure import NAME, NAME_ACCEPTED
+from edgewater.model.streams import COLUMN_TYPES, MAX_CONSTANT, TIME_COLUMN, Constant, is_constant
+from edgewater.runtime.configuration import (
     INSTANT_ACCEPTED,
     Address,
     Duration,
@@ -55,9 +58,6 @@ from edgewater.configuration import (
     refusal,
     validate,
 )
-from edgewater.errors import InvalidConfig
-from edgewater.measure import NAME, NAME_ACCEPTED
-from edgewater.streams import COLUMN_TYPES, MAX_CONSTANT, TIME_COLUMN, Constant, is_constant
 
 IDLE_MS = 10_000
 MIN_BANDWIDTH = 1 << 10

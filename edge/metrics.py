@@ -11,7 +11,7 @@ from edge.durability import DurableCore
 from edge.source_status import SourceStatus
 from edge.sources.lookups import StreamLookups
 from edge.worker import QueryLoad
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.wire import QueryRef
 
 

@@ -25,10 +25,10 @@ from edge.source_kinds import SourceContext
 from edge.sources import build_source, check_package, file_opener, package_sources
 from edge.sources.files import matching_files
 from edge.sources.lookups import load_table, open_lookups
-from edgewater.errors import InvalidConfig, InvalidInput, InvalidQuery
-from edgewater.quantities import format_duration
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN, Delivery
+from edgewater.model.errors import InvalidConfig, InvalidInput, InvalidQuery
+from edgewater.model.quantities import format_duration
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN, Delivery
 
 MAX_FILES = 3
 MAX_RECORDS_PER_FILE = 50_000

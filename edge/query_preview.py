@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
+from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import IntArray
 from edgewater.synopses.key_table import KeyTable
-from edgewater.timestamps import rfc3339
 
 SHOWN_RECORDS = 3
 SHOWN_GROUPS = 10

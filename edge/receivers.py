@@ -17,8 +17,8 @@ from edge.codecs import RecordSchema
 from edge.records import Chunk, Decoded, Position, Rejection
 from edge.series import SeriesMemory, SeriesUpdate
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.errors import StorageError
-from edgewater.streams import Delivery
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import Delivery
 
 LOOK_S = 0.25
 """Interval at which a source without requests is recorded as having nothing to read."""

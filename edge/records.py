@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edge.series import SeriesUpdate
-from edgewater.errors import StorageError
-from edgewater.streams import Delivery
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import Delivery
 
 IntArray = npt.NDArray[np.int64]
 Position = dict[str, Any]

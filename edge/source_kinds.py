@@ -19,8 +19,8 @@ from edge.codecs import RecordSchema
 from edge.receivers import Receiver
 from edge.records import Chunk, Decoded, Position, Source
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.errors import StorageError
-from edgewater.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
+from edgewater.model.errors import StorageError
+from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
 
 GROUP = "edgewater.sources"
 BUILT_IN = ("file", "stdin", "http")

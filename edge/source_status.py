@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.records import Chunk, Lag, Position, ReportsLag, Source
 from edge.utilization import BusyMeter
-from edgewater.streams import Delivery, weaker_than_exactly_once
+from edgewater.model.streams import Delivery, weaker_than_exactly_once
 
 log = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from edge.core import Configured
 from edge.durability import KIND_NAMES, journal
 from edge.process import now_ms
 from edge.records import Position
-from edgewater.query import QuerySpec
-from edgewater.streams import Delivery
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import Delivery
 from edgewater.wire import QueryRef
 
 STREAM = "events"

@@ -21,9 +21,9 @@ from rich.live import Live
 from rich.text import Text
 
 from edge.config import load_config
-from edgewater.configuration import split_address
-from edgewater.errors import EdgewaterError, InvalidConfig, ProtocolError
-from edgewater.terminal import console, plain, table
+from edgewater.model.errors import EdgewaterError, InvalidConfig, ProtocolError
+from edgewater.runtime.configuration import split_address
+from edgewater.runtime.terminal import console, plain, table
 
 TOKEN = "EDGEWATER_EDGE_TOKEN"
 PREFIX = "edgewater_edge_"
@@ -283,7 +283,7 @@ def _query_row(state: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _time(seconds: float | None) -> str:
-    from edgewater.timestamps import rfc3339
+    from edgewater.model.timestamps import rfc3339
 
     return "none" if seconds is None else rfc3339(int(seconds * 1000))
 

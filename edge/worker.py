@@ -31,10 +31,10 @@ from edge.core import Ingested, Ran
 from edge.durability import DurableCore
 from edge.records import COALESCE_S
 from edge.uplink.ports import QueryDelay
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
+from edgewater.model.windows import SlidingWindow
 from edgewater.scheduling import MemoryLimits, Operator, QueryProfile, QueryState, Scheduler, Turn, make_policy
-from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
-from edgewater.windows import SlidingWindow
 from edgewater.wire import QueryRef
 
 BLOCK_MS = 50.0

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from edgewater.errors import EdgewaterError, InvalidInput
+from edgewater.model.errors import EdgewaterError, InvalidInput
 
 GROUP = "edgewater.commands"
 OWN_PACKAGES = frozenset({"edgewater", "edge", "center", "sim"})

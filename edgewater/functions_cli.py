@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:  # the commands import what they need, so that `--help` is fast
-    from edgewater.plugins import PluginProblem
-    from edgewater.record_functions import RecordFunction
+    from edgewater.model.record_functions import RecordFunction
+    from edgewater.runtime.plugins import PluginProblem
     from edgewater.synopses import Function, Stack
 
 
@@ -42,7 +42,7 @@ def functions(as_json: bool) -> None:
     For each function: argument and result types, cost, and the package that provides it. Exit status 1 if a plugin
     could not be loaded; the output names it.
     """
-    from edgewater import record_functions
+    from edgewater.model import record_functions
 
     listed = [_record_function(function) for _, function in sorted(record_functions.installed().items())]
     lines = [
@@ -70,7 +70,7 @@ def _print(
 
 
 def _record_function(function: RecordFunction) -> dict[str, Any]:
-    from edgewater import record_functions
+    from edgewater.model import record_functions
 
     return {
         "name": function.name,

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from edgewater.errors import InvalidConfig
-from edgewater.quantities import duration_ms, fraction, size_bytes
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.quantities import duration_ms, fraction, size_bytes
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from edgewater.errors import InvalidQuery
-from edgewater.query import QuerySpec
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.query import QuerySpec
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "examples", "sim", "bench", "deploy", "k8s", "README.md", "ARCHITECTURE.md", "tests", "center/api")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.budgets.workload import BudgetsSize, work
-from edgewater.caching import CacheSpec
+from edgewater.model.caching import CacheSpec
 from sim.budgets.experiment import SimulatedPolicy, run
 from sim.budgets.link import LinkModel
 from sim.budgets.outcome import truth_per_window

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.data import DOWNLOADS_WEEK
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from sim.budgets.trace import Trace, cran, rhythm, zipf
 from sim.demo import data as flights
 

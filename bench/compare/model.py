@@ -13,7 +13,7 @@ from pyarrow import csv
 from bench.compare.links import LinkSettings
 from bench.compare.ways import Way
 from bench.compare.workload import COLUMNS, Workload
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from sim.budgets.link import LinkModel
 from sim.budgets.trace import Trace
 from sim.plan.trace import PlacedTrace

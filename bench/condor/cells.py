@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from bench.condor.data import ORIGIN_MS, ROWS_PER_SECOND, synthetic, taxi
 from center.batch import Strategy, build, evaluate
 from center.batch.compute_phase import CHUNK_ROWS
-from center.spark.session import SessionConfig, start_session
+from center.spark.spark_session import SessionConfig, start_session
+from edgewater.model.windows import SlidingWindow, TumblingWindow
 from edgewater.synopses import (
     BloomFilter,
     CountMin,
@@ -29,7 +30,6 @@ from edgewater.synopses import (
     Kll,
     ReservoirSample,
 )
-from edgewater.windows import SlidingWindow, TumblingWindow
 
 T = TypeVar("T")
 REPEATS = 3

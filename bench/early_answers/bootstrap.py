@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from center.early_trigger import finite_population_size
-from center.early_trigger.function_estimate import DEFAULT_REPLICATES
-from edgewater.accuracy import AccuracyTarget, check_confidence
-from edgewater.errors import InvalidInput
+from center.early import finite_population_size
+from center.early.function_answers import DEFAULT_REPLICATES
+from edgewater.model.accuracy import AccuracyTarget, check_confidence
+from edgewater.model.errors import InvalidInput
 from edgewater.synopses import FloatArray
 
 Statistic = Callable[[Any], Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from center.sampling import RATE_MARGIN
+from center.early import RATE_MARGIN
 
 MOST_RATE = 1.1 * RATE_MARGIN
 """Largest sampling rate relative to the oracle's. Edges sample with a margin, as they do not keep the other records."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from bench.early_answers.bootstrap import sample_for_function
-from center.early_trigger import mean_size
-from edgewater.accuracy import AccuracyTarget
+from center.early import mean_size
+from edgewater.model.accuracy import AccuracyTarget
 from edgewater.synopses import FloatArray
 
 CLUSTERS = 4

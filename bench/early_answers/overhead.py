@@ -19,10 +19,10 @@ import pyarrow.json as pa_json
 
 from edge.arrivals import BernoulliSampler, SubstreamMonitor
 from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
-from edgewater.accuracy import report_schedule
 from edgewater.arrivals import ReportSchedule
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.accuracy import report_schedule
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire import QueryRef
 

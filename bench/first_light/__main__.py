@@ -65,7 +65,7 @@ def _edge_python() -> str:
 
 def _memory(python: str, groups: int) -> dict[str, Any]:
     program = (
-        "from edgewater.allocator import *; use_system_allocator();"
+        "from edgewater.runtime.allocator import *; use_system_allocator();"
         "import edge.agent, json; from bench.first_light.edge_rates import *; before = resident_mib();"
         f"at = memory_at({groups}); release_free_memory();"
         "print(json.dumps({'idle_mib': before, **at, 'given_back_mib': resident_mib()}))"

@@ -14,7 +14,7 @@ import pyarrow as pa
 from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink
 from edge.uplink.outbox import MAX_PULLED_FRAMES
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import CountStack, GroupedAggregate, IntegerSumStack
 from edgewater.wire import PROTOCOL, Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 from edgewater.wire import uplink_pb2 as pb

@@ -2,7 +2,7 @@
 
 Every target gets an equal part of the time. A mutant is made from an honest input, or from a mutant that the target
 accepted; each target has its own generator, so that `--only` repeats its mutants. Failures are: an error outside the
-tree of `edgewater.errors`, a warning (a number that is not one), a run that takes more CPU time than the target's
+tree of `edgewater.model.errors`, a warning (a number that is not one), a run that takes more CPU time than the target's
 seconds, and memory beyond its bound, which is measured for one mutant in `--measure`. The first failures of each target
 are written to `bench/out/hostile` as hex, and `--replay FILE` runs one again.
 """

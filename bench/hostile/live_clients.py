@@ -34,8 +34,8 @@ from center.catalog import Catalog, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from edge.process import now_ms
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import CountStack, GroupedAggregate
 from edgewater.wire import SliceClose
 from sim.demo.run import free_port

@@ -30,11 +30,11 @@ from center.catalog import COMPONENTS, Catalog, ComponentHeartbeat, ComponentReg
 from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
-from edgewater.expressions import bind
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.model.expressions import bind
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, EdgeId
+from edgewater.model.syntax import parse_sql
 from edgewater.synopses import GroupedAggregate
-from edgewater.syntax import parse_sql
 from edgewater.wire import SliceClose
 
 HOUR, T0 = 3_600_000, 1_356_998_400_000

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from bench.hostile.frames import honest_frames
 from bench.hostile.mutate import Rng, mutated_bytes, pick
 from bench.hostile.targets import Target, register
-from edgewater.errors import CorruptFrame
+from edgewater.model.errors import CorruptFrame
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import SessionPacker, SessionUnpacker, unpacker_bytes
 

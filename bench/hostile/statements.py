@@ -20,9 +20,9 @@ from center.ingest.frame_check import FrameCheck
 from center.ingest.validation import read_budget_report, read_heartbeat, read_query_delays, read_utilization
 from center.ledger.quality import Totals, assess
 from center.serving.totals import Rests
-from edgewater.errors import ProtocolError
-from edgewater.query import QuerySpec
-from edgewater.streams import MAX_TIME_MS, EdgeId
+from edgewater.model.errors import ProtocolError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import (
     DroppedRecords,
     DropReason,

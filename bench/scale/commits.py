@@ -18,8 +18,8 @@ from bench.first_light.synthetic_edge import spec, synopsis
 from center.catalog import Catalog, StreamRecord, UnindexedFrame, query_key
 from center.job.frame_source import FrameReader, SourceOptions
 from center.storage.frame_log import FrameLog, StoredFrame
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import Frame, FrameBody, Partial, SliceClose
 
 EDGE, STEP_MS = EdgeId("jfk"), 1000

@@ -27,7 +27,7 @@ from bench.compare.workload import COLUMNS, generate_downloads
 from bench.scale.sessions import start_gateway
 from center.catalog import Catalog
 from edge.process import now_ms
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from sim.demo.run import free_port
 
 WINDOW_MS = 5_000

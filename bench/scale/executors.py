@@ -32,7 +32,7 @@ from center.catalog import Catalog
 from center.results import ResultStore
 from center.spark.java import require_java
 from edge.process import now_ms
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from sim.demo.run import free_port
 
 PARTIALS, WINDOWS = 32, 600

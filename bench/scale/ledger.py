@@ -10,8 +10,8 @@ from unittest.mock import patch
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, stored_state
 from center.ledger.withheld import Totals, WithheldBound
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import QueryRef, SliceClose
 
 REF = QueryRef("q", 1)

@@ -16,8 +16,8 @@ from bench.first_light.synthetic_edge import STREAM, WINDOW_MS, spec
 from edge.core import Acked, Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec, TickEvent
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink import UplinkOutbox, outbox
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 

@@ -18,7 +18,7 @@ from bench.first_light.synthetic_edge import STREAM, WINDOW_MS, spec, synopsis
 from bench.scale.raw_edges import RawEdges
 from center.catalog import Catalog
 from edge.process import now_ms
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose
 from edgewater.wire import uplink_pb2 as pb
 from sim.demo.run import free_port

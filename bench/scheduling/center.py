@@ -29,9 +29,9 @@ from center.job.rows import ROW_SCHEMA
 from center.ledger import Ledger
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog, StoredFrame
-from edgewater.frame_work import FrameWork
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.guard.frame_work import FrameWork
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose
 

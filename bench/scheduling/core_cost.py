@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from bench.scheduling.edge import QUERIES, specs
 from edge.core import Configured, EdgeCore, Ingested, StreamSpec
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
 
 Row = dict[str, Any]

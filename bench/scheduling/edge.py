@@ -30,7 +30,7 @@ from edge.agent import Agent, open_agent
 from edge.config import parse_config
 from edge.core import Configured
 from edge.process import now_ms
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.truth.cases import CONFIDENCES, Case, Tallies, Tally
 from bench.truth.data import EDGES, NUMBERS, three_edges
-from center.early_trigger import estimate_function
+from center.early import estimate_function
 from edgewater.synopses import (
     Count,
     Estimates,

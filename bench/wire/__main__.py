@@ -26,8 +26,8 @@ from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 from bench.wire import workload
 from center.catalog import Catalog, query_key
 from center.config import CenterConfig
-from edgewater.query import QuerySpec
-from edgewater.streams import MAX_TIME_MS
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MAX_TIME_MS
 from sim.demo.run import free_port
 
 OUT = Path("bench/out")

@@ -18,8 +18,8 @@ from center.api.audit import begin_change
 from center.api.problems import HttpProblem
 from center.api.services import Services
 from center.api_access import Principal, Role
-from edgewater.errors import NotFound, Unauthenticated
-from edgewater.query import QuerySpec
+from edgewater.model.errors import NotFound, Unauthenticated
+from edgewater.model.query import QuerySpec
 
 BEARER = HTTPBearer(auto_error=False, description="A token of the center's configuration, or a JWT of its issuer.")
 Scope = Literal["query", "some", "all"]

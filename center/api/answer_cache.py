@@ -27,8 +27,8 @@ from center.catalog import RegisteredQuery
 from center.ledger import Violation, with_violations
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, csv_table, render, to_stated_table
-from edgewater.errors import InvalidInput
-from edgewater.timestamps import rfc3339
+from edgewater.model.errors import InvalidInput
+from edgewater.model.timestamps import rfc3339
 
 R = TypeVar("R")
 RELEASE = version("edgewater")

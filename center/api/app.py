@@ -53,7 +53,7 @@ from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.results import ResultStore
 from center.serving import SynopsisCache
-from edgewater.host_check import LocalHosts
+from edgewater.runtime.host_check import LocalHosts
 
 DESCRIPTION = """
 Streaming queries over data from many places. Every answer states its error, its completeness and its age.

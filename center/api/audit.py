@@ -24,8 +24,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgewater.errors import InvalidConfig, StorageError
-from edgewater.timestamps import rfc3339
+from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.model.timestamps import rfc3339
 
 REFUSED = (401, 403, 421, 429)
 REFUSED_PER_MINUTE = 60

@@ -17,10 +17,10 @@ from cachetools import LRUCache
 
 from center.api_access import ANYONE, OidcSection, Principal, PrincipalEntry, read_principals_file
 from center.config import ApiSection
-from edgewater.bearer import bearer_token, token_digest
-from edgewater.configuration import file_signature
-from edgewater.errors import InvalidConfig, StorageError, Unauthenticated
-from edgewater.timestamps import rfc3339
+from edgewater.model.errors import InvalidConfig, StorageError, Unauthenticated
+from edgewater.model.timestamps import rfc3339
+from edgewater.runtime.bearer import bearer_token, token_digest
+from edgewater.runtime.configuration import file_signature
 
 NO_END_MS = 1 << 62
 VERIFIED = 1024

@@ -12,8 +12,8 @@ import yaml
 from fastapi import Request
 
 from center.api.problems import HttpProblem
-from edgewater.errors import InvalidQuery
-from edgewater.plain_yaml import load_yaml
+from edgewater.model.errors import InvalidQuery
+from edgewater.runtime.plain_yaml import load_yaml
 
 MAX_BODY_BYTES = 64 << 10
 CLOSE = {"Connection": "close"}

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from cachetools import TTLCache
 
 from center.catalog import Catalog, EdgeRecord, RegisteredQuery, expected_edges
-from edgewater.errors import NotFound
-from edgewater.streams import MAX_TIME_MS, EdgeId
-from edgewater.timestamps import rfc3339
+from edgewater.model.errors import NotFound
+from edgewater.model.streams import MAX_TIME_MS, EdgeId
+from edgewater.model.timestamps import rfc3339
 
 FRESH_S = 0.5
 """Maximum age of the catalog view that all streams share."""

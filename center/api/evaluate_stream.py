@@ -20,8 +20,8 @@ from starlette.types import Receive, Scope, Send
 from center.api.answer_cache import to_json
 from center.api.problems import INTERNAL_ERROR, problem_of
 from center.serving import Evaluator, StoredWindows, WindowQuestion, parse_json
-from edgewater.errors import EdgewaterError, InvalidRequest
-from edgewater.timestamps import parse_time
+from edgewater.model.errors import EdgewaterError, InvalidRequest
+from edgewater.model.timestamps import parse_time
 
 NDJSON = "application/x-ndjson"
 READ_TYPES = (NDJSON, "application/ndjson", "application/jsonl", "application/json-lines")

@@ -33,7 +33,7 @@ from center.catalog import RegisteredQuery
 from center.ledger import Phase
 from center.results import AnswerRecord, NewestAnswers, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
-from edgewater.errors import NotFound, StorageError
+from edgewater.model.errors import NotFound, StorageError
 from edgewater.wire import QueryRef
 
 PAGE = 100

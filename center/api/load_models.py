@@ -9,8 +9,8 @@ from typing import Self
 from pydantic import BaseModel, Field
 
 from center.catalog import EdgeRecord, QueryDelayRecord, RegisteredQuery
-from edgewater.streams import MAX_TIME_MS
-from edgewater.windows import window_ends
+from edgewater.model.streams import MAX_TIME_MS
+from edgewater.model.windows import window_ends
 
 
 class EdgeLoad(BaseModel):

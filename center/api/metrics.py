@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from center.api.edge_progress import EdgeProgress, edge_state
 from center.catalog import COMPONENTS, ComponentRegistry, component_status
 from center.results import ResultStore
-from edgewater.errors import StorageError
-from edgewater.streams import MAX_TIME_MS
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import REJECTIONS
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)

@@ -15,8 +15,8 @@ from center.api.measure_models import AnswerRow, IntervalCell, Rfc3339, WindowRa
 from center.api.waiting import EdgeCause, QueryState, QueryWait
 from center.catalog import AlarmRecord, DeclaredStream, EdgeRecord, QueryStatusRecord, RegisteredQuery
 from center.catalog import QuarantinedFrame as QuarantinedRecord
-from edgewater.streams import Constant, Delivery, type_name
-from edgewater.timestamps import rfc3339
+from edgewater.model.streams import Constant, Delivery, type_name
+from edgewater.model.timestamps import rfc3339
 from edgewater.wire import REJECTIONS
 
 EXAMPLE_SPEC: dict[str, Any] = {

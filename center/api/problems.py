@@ -1,7 +1,7 @@
 """Errors as RFC 9457 problem details: ``application/problem+json`` with stable `type` URIs.
 
-The only mapping of the codes of `edgewater/errors.py` to HTTP. FastAPI's validation errors, unknown paths and methods,
-and internal errors have the same form.
+The only mapping of the codes of `edgewater/model/errors.py` to HTTP. FastAPI's validation errors, unknown paths and
+methods, and internal errors have the same form.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgewater.configuration import as_phrase
-from edgewater.errors import EdgewaterError, InvalidInput, InvalidRequest
+from edgewater.model.errors import EdgewaterError, InvalidInput, InvalidRequest
+from edgewater.runtime.configuration import as_phrase
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_BASE = "https://edgewater.dev/problems/"
@@ -59,7 +59,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "storage": ProblemType(503, "Storage unavailable"),
     "internal": ProblemType(500, "Internal error"),
 }
-"""By code of `edgewater/errors.py`."""
+"""By code of `edgewater/model/errors.py`."""
 
 HTTP_PROBLEMS: dict[str, ProblemType] = {
     "forbidden": ProblemType(403, "Forbidden"),

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from center.api.negotiation import FORMATS, negotiate
 from center.ledger import Phase
 from center.serving import MAX_ASKED, MeasureQuestions, require_possible
-from edgewater.errors import InvalidRequest
-from edgewater.query import QuerySpec
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.query import QuerySpec
 from edgewater.synopses.named_questions import read_confidence
 
 MAX_VALUES = MAX_ASKED

@@ -12,9 +12,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from center.config import ApiSection, ApiTlsSection, load_certificate
-from edgewater.configuration import file_signature
-from edgewater.connections import ConnectionLimits, GuardedServer, guarded
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
+from edgewater.runtime.configuration import file_signature
+from edgewater.runtime.connections import ConnectionLimits, GuardedServer, guarded
 
 GRACE_S = 5
 """How long open requests may take once the API is told to stop."""

@@ -23,7 +23,7 @@ import pyarrow as pa
 from anyio import CapacityLimiter
 
 from center.api.problems import HttpProblem
-from edgewater.errors import InvalidQuery, StorageError
+from edgewater.model.errors import InvalidQuery, StorageError
 
 TIMEOUT_S = 3.0
 START_S = 30.0

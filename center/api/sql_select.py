@@ -9,8 +9,8 @@ from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import SqlglotError
 
-from edgewater.errors import InvalidQuery, did_you_mean
-from edgewater.syntax import BoundedParser, TooManySteps, syntax_error
+from edgewater.model.errors import InvalidQuery, did_you_mean
+from edgewater.model.syntax import BoundedParser, TooManySteps, syntax_error
 
 MAX_TOKENS = 10_000
 MAX_TABLES = 16

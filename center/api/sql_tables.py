@@ -14,10 +14,10 @@ from center.api.services import Services
 from center.catalog import Catalog, RegisteredQuery
 from center.ledger import Phase, Quality
 from center.results import AnswerRecord
-from edgewater.errors import InvalidQuery
-from edgewater.query import QuerySpec
-from edgewater.streams import type_name
-from edgewater.timestamps import rfc3339
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import type_name
+from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
 MAX_ROWS = 200_000

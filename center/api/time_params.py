@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from edgewater.timestamps import TIME_ACCEPTED as ACCEPTED
-from edgewater.timestamps import parse_time
+from edgewater.model.timestamps import TIME_ACCEPTED as ACCEPTED
+from edgewater.model.timestamps import parse_time
 
 
 def _validate(value: object) -> object:

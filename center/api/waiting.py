@@ -8,9 +8,9 @@ from typing import Literal
 
 from center.api.edge_progress import edge_state
 from center.catalog import EdgeRecord, QueryStatusRecord, RegisteredQuery, expected_edges
-from edgewater.query import ErrorBudget
-from edgewater.streams import MAX_TIME_MS, EdgeId
-from edgewater.timestamps import rfc3339
+from edgewater.model.query import ErrorBudget
+from edgewater.model.streams import MAX_TIME_MS, EdgeId
+from edgewater.model.timestamps import rfc3339
 
 NAMED_EDGES = 3
 """A reason names this many edges, and the number of the others."""

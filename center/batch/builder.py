@@ -18,8 +18,8 @@ from center.batch.pattern import SynopsisPattern
 from center.batch.strategy import Strategy, check, choose
 from center.batch.streaming import keep_state
 from center.batch.windows import Family, family_of
-from edgewater.errors import InvalidRequest
-from edgewater.windows import Window
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.windows import Window
 
 
 def build(
@@ -45,8 +45,8 @@ def build(
         of: the column of values, by name or as a `Column`; for a grouped aggregate a mapping from the names of its keys
             and measures to columns. Null values are counted (`nulls`) and skipped.
         time: event time, as a timestamp or as ms in a bigint. Not needed for one synopsis over everything.
-        window: from `edgewater.windows`, or `center.slicing.SlidingCount`; None: one synopsis over everything. Count
-            windows begin at each `every`-th record, and the last ones may not be full.
+        window: from `edgewater.model.windows`, or `center.batch.slicing.SlidingCount`; None: one over everything.
+            Count windows begin at each `every`-th record, and the last ones may not be full.
         stratify_by: columns; there is one synopsis per combination of their values. Null is a stratum of its own.
         strategy: "auto" derives it from the synopsis' algebra and the window; `plan` returns it.
         lateness: of a streaming DataFrame, such as "10 minutes": event time after the end of a window during which

@@ -13,13 +13,13 @@ from pyspark import TaskContext
 from center.batch.layout import RecordLayout, timestamp
 from center.batch.pattern import SynopsisPattern
 from center.batch.slice_states import RowBuffer, SliceStates, numbers, pick, zeros
+from center.batch.slicing import SlidingCount
 from center.batch.windows import Family, family_of, grid_of
-from center.slicing import SlidingCount
 from center.spark.workers import settle
-from edgewater.errors import InvalidRecord
-from edgewater.streams import COLUMN_TYPES
+from edgewater.model.errors import InvalidRecord
+from edgewater.model.streams import COLUMN_TYPES
+from edgewater.model.windows import SlidingWindow, Window
 from edgewater.synopses import BoolArray, IntArray, KeyTable, finalised
-from edgewater.windows import SlidingWindow, Window
 
 CHUNK_ROWS = 1 << 17
 """Records per update. Smaller batches are concatenated: an update costs tens of µs per slice."""

@@ -25,7 +25,7 @@ from center.batch.questions import (
     parse_question_json,
 )
 from center.batch.sql_functions import merge_function
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 from edgewater.synopses import Question
 
 BROADCAST_BYTES = 1 << 30

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from center.batch.layout import RESULT_COLUMNS, SPARK_TYPES, RecordLayout
 from center.batch.pattern import SynopsisPattern
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 
 ColumnLike: TypeAlias = "str | Column"
 """A column by name, or an expression."""

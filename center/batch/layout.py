@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from edgewater.streams import COLUMN_TYPES
+from edgewater.model.streams import COLUMN_TYPES
 
 SPARK_TYPES = {"string": "string", "int64": "bigint", "float64": "double", "bool": "boolean"}
 """Spark's name of each column type."""

@@ -19,8 +19,8 @@ from center.batch.pattern import merged
 from center.batch.slice_states import ROWS_BYTES, RowBuffer
 from center.batch.windows import Family
 from center.spark.workers import settle
+from edgewater.model.windows import SessionWindow, SlidingWindow, sessions_of
 from edgewater.synopses import from_bytes
-from edgewater.windows import SessionWindow, SlidingWindow, sessions_of
 
 KeyedPartial = tuple[tuple[Any, ...], dict[str, Any], "SlicePartial"]
 """A row of the compute phase: stratum, columns, and its partial."""

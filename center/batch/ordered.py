@@ -29,9 +29,9 @@ from center.batch.slice_states import ROWS_BYTES, RowBuffer, numbers
 from center.batch.strategy import Strategy
 from center.batch.windows import Family, grid_of
 from center.spark.workers import settle
-from edgewater.errors import InvalidRecord
+from edgewater.model.errors import InvalidRecord
+from edgewater.model.windows import SlidingWindow
 from edgewater.synopses import GeneralManager, SliceManager, from_bytes
-from edgewater.windows import SlidingWindow
 
 
 def build_ordered(job_input: BatchInput, job: BatchJob, chosen: Strategy) -> DataFrame:

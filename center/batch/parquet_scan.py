@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from center.batch.compute_phase import CHUNK_ROWS
 from center.batch.scan_plan import ScanPlan
-from edgewater.errors import InvalidRecord
+from edgewater.model.errors import InvalidRecord
 
 FORMAT = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
 _ARROW_TYPES: dict[str, tuple[pa.DataType, ...]] = {

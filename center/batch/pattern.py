@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.errors import InvalidRequest, UnsupportedVersion
+from edgewater.model.errors import InvalidRequest, UnsupportedVersion
 from edgewater.synopses import (
     GroupedAggregate,
     Properties,

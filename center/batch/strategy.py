@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from center.batch.windows import Family, family_of
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 from edgewater.synopses import Properties
 
 Divide = Literal["stratified", "round_robin", "order_based", "centralised"]

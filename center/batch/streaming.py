@@ -26,7 +26,7 @@ from center.batch.compute_phase import BatchJob
 from center.batch.layout import SPARK_TYPES
 from center.batch.merge_phase import SlicePartial, bounds_of, piece_of, session_windows, union
 from center.spark.workers import settle
-from edgewater.windows import SessionWindow
+from edgewater.model.windows import SessionWindow
 
 EmittedSessions = dict[tuple[int, int], tuple[int, int, int]]
 """Emitted sessions: (start, end) -> revision, records, nulls."""

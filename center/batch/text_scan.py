@@ -28,7 +28,7 @@ from pyarrow import json as json_lines
 from pyspark.sql import SparkSession
 
 from center.batch.scan_plan import FileRange, ScanPlan
-from edgewater.errors import InvalidRecord
+from edgewater.model.errors import InvalidRecord
 
 CSV = "org.apache.spark.sql.execution.datasources.csv.CSVFileFormat"
 JSON = "org.apache.spark.sql.execution.datasources.json.JsonFileFormat"

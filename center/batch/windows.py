@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from center.slicing import SlidingCount
-from edgewater.errors import InvalidRequest
-from edgewater.windows import CountWindow, SessionWindow, SlicedWindow, SlidingWindow, TumblingWindow
+from center.batch.slicing import SlidingCount
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.windows import CountWindow, SessionWindow, SlicedWindow, SlidingWindow, TumblingWindow
 
 ACCEPTED = (
     'None, TumblingWindow("60s"), SlidingWindow("20s", "5s"), SessionWindow("30s"), CountWindow(1000) or '

@@ -3,7 +3,7 @@
 Invariant: for every slice, the shares that edges may apply to it add up to at most E, whatever messages are late,
 lost or duplicated and whichever process dies. No answer's withheld error exceeds E.
 
-How it holds. A share belongs to the slices from some slice on (`edgewater/share_steps.py`), so the share that
+How it holds. A share belongs to the slices from some slice on (`edgewater/model/share_steps.py`), so the share that
 edge i may apply to slice x is a step function that changes only by grants of the center. A grant counts from the moment
 it is stored until the edge has confirmed a smaller one, and then only for slices before the smaller share's first one.
 A share grows no earlier than the slice from which all reductions that pay for it are in force. A silent edge keeps its
@@ -24,8 +24,8 @@ from functools import singledispatchmethod
 from typing import Any
 
 from center.budgets.holdings import NO_HOLDING, Grant, Holding
-from edgewater.query import QuerySpec
-from edgewater.streams import MIN_TIME_MS, EdgeId
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MIN_TIME_MS, EdgeId
 
 _RELATIVE_TOLERANCE = 1e-9
 """Shares that went through the wire, and their sums, compare equal within this."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgewater.share_steps import ShareStep, ShareSteps
-from edgewater.streams import MIN_TIME_MS
+from edgewater.model.share_steps import ShareStep, ShareSteps
+from edgewater.model.streams import MIN_TIME_MS
 
 MAX_STEPS = 8
 

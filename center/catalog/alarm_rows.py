@@ -10,7 +10,7 @@ from sqlalchemy import Connection, case, func, insert, select, update
 
 from center.catalog import schema as t
 from center.catalog.edges import AlarmRecord
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 
 MAX_MESSAGES = 20
 """Alarms of one kind, edge and query that are distinguished by their message."""

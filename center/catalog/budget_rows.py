@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Table, delete, insert, select, update
 from center.catalog import schema as t
 from center.catalog.edge_rows import lock_catalog
 from center.storage.database import upsert
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 

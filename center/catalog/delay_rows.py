@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from center.catalog import schema as t
 from center.catalog.query_rows import live_queries
 from center.storage.database import upsert
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 

@@ -17,8 +17,8 @@ from center.catalog.edges import (
     streams_from_json,
 )
 from center.edge_access import EdgeAccess
-from edgewater.errors import LimitExceeded, ProtocolError
-from edgewater.streams import EdgeId
+from edgewater.model.errors import LimitExceeded, ProtocolError
+from edgewater.model.streams import EdgeId
 
 MAX_EDGES = 100_000
 MAX_INCARNATIONS = 500

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Row
 
-from edgewater.errors import ProtocolError
-from edgewater.query import QuerySpec
-from edgewater.streams import COLUMN_TYPES, Constant, Delivery, EdgeId, StreamClock, type_name
+from edgewater.model.errors import ProtocolError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import COLUMN_TYPES, Constant, Delivery, EdgeId, StreamClock, type_name
 from edgewater.wire import QueryRef
 
 UNREACHABLE_AFTER_MS = 5_000

@@ -36,9 +36,9 @@ from sqlalchemy import (
 from center.catalog import schema as t
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows
 from center.storage.frame_log import FrameEntry, FrameLocation
-from center.storage.segments import COMMITS
-from edgewater.errors import StorageError
-from edgewater.streams import EdgeId
+from center.storage.segment_files import COMMITS
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 _RANGE = {"name": Identifier(63), "version": BigInteger(), "after": BigInteger(), "through": BigInteger()}

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from center.catalog import alarm_rows
 from center.catalog import schema as t
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 
 EQUAL_INPUTS = "equal-inputs"
 MAX_PAIRS = 5

@@ -22,7 +22,7 @@ from center.storage.database import (
     schema_transaction,
     write_transaction,
 )
-from edgewater.errors import EdgewaterError
+from edgewater.model.errors import EdgewaterError
 
 Component = Literal["gateway", "job", "api"]
 Role = Literal["", "leader", "standby"]

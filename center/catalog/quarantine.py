@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, delete, insert, select, update
 from center.catalog import schema as t
 from center.catalog.frame_index import drop_segments, entry_of, query_key
 from center.storage.frame_log import FrameEntry
-from edgewater.errors import Conflict, NotFound
+from edgewater.model.errors import Conflict, NotFound
 from edgewater.wire import QueryRef
 
 MAX_PER_EDGE = 100

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, Row, delete, exists, func, insert, or_, selec
 from center.catalog import schema as t
 from center.catalog.edges import EdgeRecord
 from center.catalog.frame_index import query_key
-from edgewater.errors import InvalidQuery, StorageError
-from edgewater.query import QuerySpec
+from edgewater.model.errors import InvalidQuery, StorageError
+from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)

@@ -34,8 +34,8 @@ from center.catalog.edges import NO_PROGRESS, StateDigest, StreamRecord, require
 from center.catalog.stream_rows import DeclaredStream, require_declared
 from center.edge_access import UNLIMITED, EdgeAccess
 from center.storage.database import upsert
-from edgewater.errors import Conflict, EdgewaterError, OutdatedState, ProtocolError, Retired
-from edgewater.streams import EdgeId
+from edgewater.model.errors import Conflict, EdgewaterError, OutdatedState, ProtocolError, Retired
+from edgewater.model.streams import EdgeId
 
 
 @dataclass(frozen=True, slots=True)

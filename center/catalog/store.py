@@ -64,9 +64,9 @@ from center.storage.database import (
 )
 from center.storage.frame_log import FrameEntry
 from center.storage.lineage import Lineage, raise_mark, read_lineage, write_lineage
-from edgewater.errors import Conflict, EdgewaterError, InvalidQuery, NotFound
-from edgewater.query import QuerySpec
-from edgewater.streams import EdgeId
+from edgewater.model.errors import Conflict, EdgewaterError, InvalidQuery, NotFound
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 FORMAT = 1

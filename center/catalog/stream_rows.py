@@ -13,8 +13,8 @@ from center.catalog import schema as t
 from center.catalog.edges import StreamRecord
 from center.config import ColumnEntry
 from center.storage.database import upsert
-from edgewater.errors import ProtocolError
-from edgewater.streams import COLUMN_TYPES, EdgeId, type_name
+from edgewater.model.errors import ProtocolError
+from edgewater.model.streams import COLUMN_TYPES, EdgeId, type_name
 
 _SHOWN = 20
 """Columns that a message names."""

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, and_, delete, select, update
 from center.catalog import alarm_rows
 from center.catalog import schema as t
 from center.storage.database import upsert
-from edgewater.errors import NotFound
-from edgewater.streams import EdgeId
+from edgewater.model.errors import NotFound
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 ALARM = "query-suspended"

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from center.budgets import Grant, MembersChanged
 from center.catalog import DeclaredStream, EdgeRecord, RegisteredQuery, contributes
-from center.sampling import SamplingRequirement, is_expensive
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from center.early import SamplingRequirement, is_expensive
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 

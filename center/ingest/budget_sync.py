@@ -26,7 +26,7 @@ from center.budgets import (
 from center.catalog import BudgetStateChange, Catalog, query_key
 from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment
 from center.ingest.status_writer import StatusWriter
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 RATES_WRITE_INTERVAL_MS = 5_000

@@ -18,9 +18,9 @@ import grpc
 from center.config import TlsSection, load_certificate
 from center.edge_access import EdgeAccess, read_tokens_file
 from center.ingest.authentication import Credentials, Presented
-from edgewater.configuration import file_signature
-from edgewater.errors import InvalidConfig
-from edgewater.streams import EdgeId
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.streams import EdgeId
+from edgewater.runtime.configuration import file_signature
 
 if TYPE_CHECKING:
     from center.ingest.revocation import RevocationLists

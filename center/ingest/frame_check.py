@@ -19,16 +19,16 @@ from google.protobuf.message import DecodeError
 
 from center.ingest.validation import bounded_text
 from center.ledger.events import FRAMES, refusal
-from edgewater.accuracy import report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
-from edgewater.errors import InvalidQuery, named
-from edgewater.frame_work import FIELDS_PER_UNIT, MAX_FRAME_WORK, STATEMENTS_PER_UNIT, FrameWork
-from edgewater.partial_check import PartialCheck
-from edgewater.query import MAX_MEASURES, QuerySpec
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.guard.frame_work import FIELDS_PER_UNIT, MAX_FRAME_WORK, STATEMENTS_PER_UNIT, FrameWork
+from edgewater.guard.partial_check import PartialCheck
+from edgewater.model.accuracy import report_schedule
+from edgewater.model.errors import InvalidQuery, named
+from edgewater.model.query import MAX_MEASURES, QuerySpec
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.timestamps import EARLIEST_MS
+from edgewater.model.windows import SlicedWindow
 from edgewater.synopses.rests import FUNCTIONS, MAX_PARTS
-from edgewater.timestamps import EARLIEST_MS
-from edgewater.windows import SlicedWindow
 from edgewater.wire import Encoding, Frame, FrameBody, InputLoss, LossReason, body_from_wire
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import MAX_SHARD, loss_from_wire, parse_body

@@ -6,7 +6,7 @@ refused, threads check all its frames.
 
 In the threads each session's frames are checked in order, those that wait together in one turn of at most `TURN_BYTES`;
 then it is the next session's turn. So an edge whose frames take long delays its own. What is checked is passed on as
-fast as the edge's share of the center's work allows (`edgewater/frame_work.py`), over all of its sessions.
+fast as the edge's share of the center's work allows (`edgewater/guard/frame_work.py`), over all of its sessions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from center.ingest.frame_check import CheckedFrame, FrameCheck
 from center.ingest.open_windows import OpenWindows
 from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import Hello
-from edgewater.errors import StorageError
-from edgewater.frame_work import BYTES_PER_UNIT
-from edgewater.streams import EdgeId
-from edgewater.token_bucket import TokenBucket
+from edgewater.guard.frame_work import BYTES_PER_UNIT
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import EdgeId
+from edgewater.runtime.token_bucket import TokenBucket
 from edgewater.wire import Frame, QueryRef
 
 THREADS = 2

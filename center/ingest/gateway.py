@@ -29,17 +29,17 @@ from center.ingest.assignments import AssignmentPlan
 from center.ingest.authentication import Presented
 from center.ingest.budget_sync import BudgetSync
 from center.ingest.credential_files import CredentialFiles
+from center.ingest.edge_session import CLOCK_DIFFERS, GatewaySession, clock_differs
 from center.ingest.frame_validator import FrameValidator
 from center.ingest.group_commit import GroupCommit
 from center.ingest.hello_queue import HelloQueue
 from center.ingest.metrics import GatewayMetrics
-from center.ingest.session import CLOCK_DIFFERS, GatewaySession, clock_differs
 from center.ingest.status_writer import StatusWriter
 from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import Hello, permitted, read_hello
 from center.storage.frame_log import FrameLog
-from edgewater.configuration import is_loopback
-from edgewater.errors import (
+from edgewater.guard.frame_work import MAX_FRAME_WORK, WORK_PER_S
+from edgewater.model.errors import (
     Conflict,
     EdgewaterError,
     InvalidConfig,
@@ -49,9 +49,9 @@ from edgewater.errors import (
     StorageError,
     Unauthenticated,
 )
-from edgewater.frame_work import MAX_FRAME_WORK, WORK_PER_S
-from edgewater.streams import EdgeId
-from edgewater.token_bucket import TokenBucket
+from edgewater.model.streams import EdgeId
+from edgewater.runtime.configuration import is_loopback
+from edgewater.runtime.token_bucket import TokenBucket
 from edgewater.wire import CODE_METADATA, RETRY_METADATA, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 
@@ -65,7 +65,7 @@ STATUS_OF_CODE = {
     "limit-exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "storage": grpc.StatusCode.UNAVAILABLE,
 }
-"""The gRPC status of an error of `edgewater.errors`; its code is sent as trailing metadata."""
+"""The gRPC status of an error of `edgewater.model.errors`; its code is sent as trailing metadata."""
 
 STOP_GRACE_S = 2.0
 ASSIGNED_AT_ONCE = 200
@@ -91,7 +91,7 @@ class GatewayConfig:
         credit_bytes: bytes of frames that an edge may have in flight.
         compression_bytes: memory of all sessions to decompress what edges send; without it they compress frames alone.
         open_windows: windows of a query that an edge may keep open, besides those of the query's lateness.
-        work_per_s: units of work (`edgewater.frame_work`) that the frames of an edge may make per second, at this
+        work_per_s: units of work (`edgewater.guard.frame_work`) that the frames of an edge may make per second, at this
             gateway; more is delayed.
         max_pending_bytes: bytes of frames not yet committed, over all sessions.
         max_sessions: edges connected at once; as many calls may be waiting for their Hello.

@@ -24,7 +24,7 @@ from center.catalog import Catalog, IndexOutcome, UnindexedFrame
 from center.ingest.assignments import Admission, AssignmentPlan
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 from edgewater.wire import QueryRef
 
 MAX_BATCH_BYTES = 32 << 20

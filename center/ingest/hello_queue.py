@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from center.catalog import Catalog, SessionStart
 from center.ingest import limits
 from center.ingest.metrics import GatewayMetrics
-from edgewater.errors import EdgewaterError
-from edgewater.streams import EdgeId
+from edgewater.model.errors import EdgewaterError
+from edgewater.model.streams import EdgeId
 
 HELLOS_AT_ONCE = 128
 """Hellos of one transaction, which takes 100 µs of CPU for each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from center.ingest.metrics import GatewayMetrics
-from edgewater.errors import LimitExceeded
+from edgewater.model.errors import LimitExceeded
 from edgewater.wire.session_stream import LEAST_WINDOW_LOG, MOST_WINDOW_LOG, unpacker_bytes
 
 HELLO_BYTES = 1 << 20

@@ -11,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from edgewater.query import QuerySpec
-from edgewater.streams import MIN_TIME_MS
-from edgewater.windows import SlicedWindow, SlidingWindow
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MIN_TIME_MS
+from edgewater.model.windows import SlicedWindow, SlidingWindow
 
 MAX_STEPS = 1_024
 """Closed slices of which the frame is remembered, for those that are sent again."""

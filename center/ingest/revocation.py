@@ -7,7 +7,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
-from edgewater.errors import InvalidConfig, Unauthenticated
+from edgewater.model.errors import InvalidConfig, Unauthenticated
 
 _BEGIN = b"-----BEGIN X509 CRL-----"
 

@@ -25,8 +25,8 @@ from center.catalog import (
     QueryStatusRecord,
 )
 from center.ingest.metrics import GatewayMetrics
-from edgewater.errors import StorageError
-from edgewater.streams import EdgeId
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 SILENT_HEARTBEATS = 2.5

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from center.catalog import StreamRecord
 from center.config import StreamSection
-from edgewater.errors import ProtocolError
-from edgewater.streams import LIVE, StreamClock
-from edgewater.timestamps import rfc3339
+from edgewater.model.errors import ProtocolError
+from edgewater.model.streams import LIVE, StreamClock
+from edgewater.model.timestamps import rfc3339
 
 CLOCK_LEAD_MS = 60_000
 """Wall time by which an edge's clock may be ahead of the center's."""

@@ -13,11 +13,10 @@ import pyarrow as pa
 from center.budgets import BudgetReport
 from center.catalog import HeartbeatRecord, InputRecord, QueryDelayRecord, StateDigest, StreamRecord
 from center.edge_access import EdgeAccess
-from edgewater.errors import ProtocolError
-from edgewater.measure import NAME
-from edgewater.query import MAX_MEASURES
-from edgewater.scheduling.ingestion import MAX_DELAY_MS
-from edgewater.streams import (
+from edgewater.model.errors import ProtocolError
+from edgewater.model.measure import NAME
+from edgewater.model.query import MAX_MEASURES
+from edgewater.model.streams import (
     COLUMN_TYPES,
     LIVE,
     MAX_CONSTANT,
@@ -31,6 +30,7 @@ from edgewater.streams import (
     type_name,
     weaker_than_exactly_once,
 )
+from edgewater.scheduling.ingestion import MAX_DELAY_MS
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
-from edgewater.frame_work import BYTES_PER_UNIT, MAX_FRAME_WORK
+from edgewater.guard.frame_work import BYTES_PER_UNIT, MAX_FRAME_WORK
 from edgewater.scheduling import PATIENCE, IngestionHistory
 
 BATCH_S = 2.0
@@ -36,7 +36,7 @@ class PendingFrame(NamedTuple):
 
     Attributes:
         size: its bytes; a frame that makes more work than bytes of its number do counts as more
-            (`edgewater.frame_work`).
+            (`edgewater.guard.frame_work`).
         received_at_ms: at the gateway; `edge`: of which edge.
         through_ms: event time up to which its edge has answered the query with it.
     """

@@ -27,7 +27,7 @@ from center.ledger import EdgesChanged, Ledger
 from center.results import ResultStore
 from center.storage.frame_log import FrameEntry, FrameLog
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 from edgewater.synopses import GroupedAggregate
 
 TIMEOUT_S = 20.0

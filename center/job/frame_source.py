@@ -39,9 +39,9 @@ from center.job.rows import ROW_DDL, FrameRow, RowKind, row_of_damage, rows_of_f
 from center.spark.workers import settle
 from center.storage.frame_log import FrameEntry, FrameLocation, FrameLog, decode_fetched
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from edgewater.errors import CorruptFrame, StorageError
-from edgewater.frame_work import BYTES_PER_UNIT
-from edgewater.windows import window_ends
+from edgewater.guard.frame_work import BYTES_PER_UNIT
+from edgewater.model.errors import CorruptFrame, StorageError
+from edgewater.model.windows import window_ends
 
 if TYPE_CHECKING:
     from center.catalog import Catalog, LastPositions

@@ -13,16 +13,15 @@ from collections.abc import Iterable
 import numpy as np
 
 from center.catalog import Catalog, query_key
-from center.early_trigger import plan_rate
+from center.early import plan_rate, rates_differ
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.results import AnswerRecord, ResultStore
-from center.sampling import rates_differ
 from center.serving import SEED, function_confidence
 from center.storage.progress import NoProgress, Progress, Track
-from edgewater.errors import EdgewaterError, StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import EdgeId
+from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import EdgeId
 from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire import QueryRef
 

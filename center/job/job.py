@@ -42,10 +42,10 @@ from center.job.warm_up import problem_of_executors, warm_up
 from center.ledger import Ledger
 from center.results import MAX_ANSWER_BYTES, LeaseLost, ResultStore
 from center.spark.java import require_java
-from center.spark.session import SessionConfig, start_session
+from center.spark.spark_session import SessionConfig, start_session
 from center.storage.progress import Progress, Track, write_whole
-from edgewater.errors import StorageError, named
-from edgewater.health import health_server
+from edgewater.model.errors import StorageError, named
+from edgewater.runtime.health import health_server
 from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)

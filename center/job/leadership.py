@@ -18,7 +18,7 @@ from pathlib import Path
 from center.job.metrics import JobMetrics
 from center.results import Lease, LeaseLost, ResultStore
 from center.storage.query_partition import QueryPartition
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from center.ledger import (
 from center.results import LeaseLost, MergedDelta, ResultStore
 from center.storage.progress import NoProgress, Progress, Track
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from edgewater.errors import StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import MIN_TIME_MS, EdgeId
+from edgewater.model.errors import StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import REJECTIONS, QueryRef
 
 logger = logging.getLogger(__name__)

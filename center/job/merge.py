@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from center.job.rows import MAX_REASON_BYTES, FrameRow, RowKind
-from edgewater.errors import SynopsisError
+from edgewater.model.errors import SynopsisError
 from edgewater.synopses import GroupedAggregate, merge_what_fits
 
 

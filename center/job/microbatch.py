@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from center.catalog import Catalog, query_from_key, query_key
+from center.early import RATES_EVERY_MS, rates_differ
 from center.job.frame_source import read_frames
 from center.job.ledger_writer import FOR_EVER_MS, LedgerWriter
 from center.job.merge import merge_key, merge_rows
@@ -33,10 +34,9 @@ from center.job.processing_delay import ProcessingDelays
 from center.job.rows import FRAME_KINDS, MAX_REASON_BYTES, FrameRow, RowKind, control_body, from_table, row_of_damage
 from center.ledger import FRAMES, Emission, FrameSummary, QueryTooLarge, state_refusal
 from center.results import MergedDelta
-from center.sampling import RATES_EVERY_MS, rates_differ
 from center.storage.frame_log import FrameEntry, FrameLog
-from edgewater.errors import Conflict, EdgewaterError, NotFound, StorageError, named
-from edgewater.streams import MIN_TIME_MS, EdgeId
+from edgewater.model.errors import Conflict, EdgewaterError, NotFound, StorageError, named
+from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import InputLoss, LossReason, QueryRef
 
 logger = logging.getLogger(__name__)

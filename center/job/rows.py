@@ -13,7 +13,7 @@ from enum import IntEnum
 import pyarrow as pa
 
 from center.storage.frame_log import FrameEntry
-from edgewater.errors import CorruptFrame
+from edgewater.model.errors import CorruptFrame
 from edgewater.wire import FrameBody, Partial, body_from_wire, body_to_wire
 from edgewater.wire.frames import MAX_SHARD
 from edgewater.wire.uplink_pb2 import FrameBody as FrameBodyMessage

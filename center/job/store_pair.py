@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from center.storage.lineage import Lineage
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 
 if TYPE_CHECKING:  # executors load `center.job` and must not load SQLAlchemy
     from center.catalog import Catalog

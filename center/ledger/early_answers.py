@@ -17,16 +17,15 @@ from dataclasses import replace
 from typing import Any
 
 from center.catalog import EdgeRecord
-from center.estimation import Delays, EarlyAnswerEstimator, Prediction
+from center.early import Delays, EarlyAnswerEstimator, Prediction, needed_rate
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.quality import Phase, Quality, with_accuracy
-from center.ledger.query import MAX_AHEAD_MS
 from center.ledger.state import EstimatorLogEntry, QueryState, StateEntry, StateTable, WindowState
 from center.ledger.time_windows import TimeWindowLedger
-from center.sampling import needed_rate
-from edgewater.accuracy import report_schedule
-from edgewater.query import QuerySpec
-from edgewater.streams import EdgeId
+from center.ledger.window_book import MAX_AHEAD_MS
+from edgewater.model.accuracy import report_schedule
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import EdgeId
 from edgewater.wire import SamplingReason
 
 SNAPSHOT = -1

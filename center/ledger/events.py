@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from center.catalog import EdgeRecord, RegisteredQuery
 from center.ledger.quality import Phase, Quality
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 from edgewater.wire import Arrivals, DroppedRecords, InputLoss, LossReason, QueryRef, SliceClose
 
 FRAMES = "frames"

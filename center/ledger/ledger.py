@@ -25,15 +25,15 @@ from center.ledger.events import (
     SlicesRefused,
     TimeAdvanced,
 )
-from center.ledger.query import EventWork, QueryLedger
 from center.ledger.session_windows import SessionWindowLedger
 from center.ledger.state import QueryState, StateEntry
 from center.ledger.stored_state import EntryRow, pack_state, unpack_state
 from center.ledger.time_windows import TimeWindowLedger
-from edgewater.errors import NotFound, StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import MIN_TIME_MS, EdgeId
-from edgewater.windows import SessionWindow
+from center.ledger.window_book import EventWork, QueryLedger
+from edgewater.model.errors import NotFound, StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MIN_TIME_MS, EdgeId
+from edgewater.model.windows import SessionWindow
 from edgewater.wire import QueryRef
 
 AT_ONCE_MS = 0

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from center.estimation import GroupPrediction, Prediction
+from center.early import GroupPrediction, Prediction, describe_reasons, is_expensive
 from center.ledger.violations import (
     ACCURACY,
     AFTER_FINAL,
@@ -23,11 +23,10 @@ from center.ledger.violations import (
     with_violations,
 )
 from center.ledger.withheld import Totals, WithheldBound, over_budget, without_bounds
-from center.sampling import describe_reasons, is_expensive
-from edgewater.accuracy import MAX_GROUPS
-from edgewater.caching import format_fraction
-from edgewater.query import ErrorBudget, QuerySpec
-from edgewater.streams import Constant, Delivery, EdgeId
+from edgewater.model.accuracy import MAX_GROUPS
+from edgewater.model.caching import format_fraction
+from edgewater.model.query import ErrorBudget, QuerySpec
+from edgewater.model.streams import Constant, Delivery, EdgeId
 from edgewater.wire import REJECTIONS, InputLoss, Rest, SamplingReason
 
 

@@ -18,12 +18,12 @@ from dataclasses import replace
 
 from center.ledger.events import Emission
 from center.ledger.quality import Quality, SessionQuality, assess
-from center.ledger.query import QueryLedger
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.ledger.state import EdgeIncarnation, WindowState
+from center.ledger.window_book import QueryLedger
 from center.ledger.withheld import Totals
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
-from edgewater.windows import Extent, SessionWindow
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.windows import Extent, SessionWindow
 from edgewater.wire import SliceClose
 
 

@@ -1,8 +1,8 @@
 """Session windows from the extents of slices. Pure.
 
-Slices are as wide as the gap, so all records of one slice belong to one session and only neighbouring slices can share
-one (`edgewater.windows`). Sessions are therefore a function of the slices' extents: which edge reported an extent, in
-which order and how often makes no difference.
+Slices are as wide as the gap (`edgewater.model.windows`). So all records of one slice belong to one session, and only
+neighbouring slices can share one. Sessions are therefore a function of the slices' extents: which edge reported an
+extent, in which order and how often makes no difference.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from edgewater.windows import Extent, SessionWindow, sessions_of
+from edgewater.model.windows import Extent, SessionWindow, sessions_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from center.catalog import RegisteredQuery
 from center.ledger.quality import Constants, Phase
 from center.ledger.sessionize import ObservedSession
 from center.ledger.withheld import Totals
-from edgewater.errors import UnsupportedVersion
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
-from edgewater.windows import Extent
+from edgewater.model.errors import UnsupportedVersion
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
+from edgewater.model.windows import Extent
 from edgewater.wire import InputLoss, QueryRef, Rest, SliceClose, Withheld
 
 STATE_VERSION, PARTS_VERSION = 1, 2

@@ -25,7 +25,7 @@ from center.ledger.state import (
     WindowState,
     dump,
 )
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 from edgewater.wire import SliceClose
 
 EDGES_PER_PART = 64

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from center.ledger.query import QueryLedger
 from center.ledger.state import WindowState
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
-from edgewater.windows import SlidingWindow
+from center.ledger.window_book import QueryLedger
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
+from edgewater.model.windows import SlidingWindow
 
 MAX_LACKING = 1000
 """Windows without data that are answered because records of an edge may be lost: of one statement."""

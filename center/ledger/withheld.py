@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 
 from center.ledger.violations import WITHHELD, Violation
-from edgewater.caching import format_fraction
-from edgewater.query import ErrorBudget, QuerySpec
+from edgewater.model.caching import format_fraction
+from edgewater.model.query import ErrorBudget, QuerySpec
 from edgewater.synopses.missing_records import has_bounds
 from edgewater.synopses.rests import union_of_rests
 from edgewater.wire import Rest, Signs, SliceClose, Withheld

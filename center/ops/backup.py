@@ -29,9 +29,9 @@ from center.ops.supervisor import exclusive_lock
 from center.results import ResultStore
 from center.storage.database import BUSY_TIMEOUT_MS
 from center.storage.progress import write_whole
-from center.storage.segments import COMMITS
-from edgewater.errors import InvalidConfig, InvalidInput, StorageError
-from edgewater.timestamps import rfc3339
+from center.storage.segment_files import COMMITS
+from edgewater.model.errors import InvalidConfig, InvalidInput, StorageError
+from edgewater.model.timestamps import rfc3339
 
 MANIFEST, CATALOG, RESULTS, LOG = "backup.json", "catalog.db", "results.db", "log"
 LINKED = ".backup"

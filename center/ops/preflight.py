@@ -11,8 +11,8 @@ from pathlib import Path
 
 from center.api_access import read_principals_file
 from center.config import CenterConfig
-from edgewater.errors import EdgewaterError, StorageError
-from edgewater.health import bound_address, listen
+from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.runtime.health import bound_address, listen
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from pyspark import SparkContext
 
 from center.job.job import Job, JobConfig
 from center.spark.java import require_java
-from center.spark.session import SessionConfig, class_archive
-from edgewater.errors import StorageError
+from center.spark.spark_session import SessionConfig, class_archive
+from edgewater.model.errors import StorageError
 
 STATED_LINES = 3
 """Last lines of the job's standard error that a failure states."""

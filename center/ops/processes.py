@@ -30,10 +30,10 @@ from tenacity import (
 )
 
 from center.config import CenterConfig
-from edgewater.allocator import return_large_blocks
-from edgewater.configuration import is_loopback
-from edgewater.errors import StorageError
-from edgewater.health import bound_address, health_server, listen
+from edgewater.model.errors import StorageError
+from edgewater.runtime.allocator import return_large_blocks
+from edgewater.runtime.configuration import is_loopback
+from edgewater.runtime.health import bound_address, health_server, listen
 
 if TYPE_CHECKING:  # imported when a component runs: the API must not load Spark, nor the gateway
     from center.catalog import Catalog, Component, HeartbeatThread
@@ -229,7 +229,7 @@ def gateway_config(config: CenterConfig) -> GatewayConfig:
 def job_config(config: CenterConfig) -> JobConfig:
     """The job's configuration."""
     from center.job.job import JobConfig
-    from center.spark.session import SessionConfig
+    from center.spark.spark_session import SessionConfig
 
     return JobConfig(
         catalog_url=config.catalog,

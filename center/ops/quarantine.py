@@ -20,8 +20,8 @@ from center.job.examination import Examiner
 from center.ops.processes import now_ms
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog
-from edgewater.errors import Conflict, EdgewaterError, InvalidConfig
-from edgewater.timestamps import rfc3339
+from edgewater.model.errors import Conflict, EdgewaterError, InvalidConfig
+from edgewater.model.timestamps import rfc3339
 
 
 class Quarantine:

@@ -19,8 +19,8 @@ from center.config import CenterConfig
 from center.ops.processes import now_ms
 from center.ops.supervisor import ComponentCommand, Supervisor
 from center.ops.watchdog import HangWatch
-from edgewater.configuration import split_address
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
+from edgewater.runtime.configuration import split_address
 
 POLL_S = 0.2
 STANDBY = "standby"

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import BinaryIO, Protocol
 
 from center.storage.progress import write_whole
-from edgewater.errors import InvalidConfig, StorageError
+from edgewater.model.errors import InvalidConfig, StorageError
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from center.ledger import Phase, with_late_records
 from center.results import schema as t
 from center.results.writes import late_by_window, read_counter
 from center.storage.database import read_transaction
-from edgewater.errors import InvalidRequest, NotFound
+from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.wire import QueryRef
 
 MAX_NEWEST = 10_000

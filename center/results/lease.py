@@ -18,7 +18,7 @@ from sqlalchemy import Connection, case, insert, select, update
 
 from center.results import schema as t
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from edgewater.errors import Conflict
+from edgewater.model.errors import Conflict
 
 DRIVER = "driver"
 _SHELVED = "driver 1 of 1"

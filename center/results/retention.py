@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from center.results.store import ResultStore
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 
 logger = logging.getLogger(__name__)
 

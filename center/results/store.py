@@ -59,7 +59,7 @@ from center.storage.database import (
 )
 from center.storage.lineage import Lineage, raise_mark, read_lineage, write_lineage
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from edgewater.errors import Conflict, StorageError
+from edgewater.model.errors import Conflict, StorageError
 from edgewater.wire import QueryRef
 
 FORMAT = 1

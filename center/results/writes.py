@@ -43,7 +43,7 @@ from center.ledger import (
 )
 from center.results import schema as t
 from center.storage.database import MAX_ADDED, MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
-from edgewater.streams import MIN_TIME_MS
+from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate, merge_what_fits
 from edgewater.synopses.encoding import codec
 from edgewater.wire import QueryRef

@@ -31,9 +31,10 @@ from center.serving.render import sorted_groups, with_prediction
 from center.serving.synopsis_cache import SynopsisCache
 from center.serving.totals import Rests
 from center.serving.withheld import GroupsWithheld, of_all_groups, read_bounds, record_count, union_of_windows
-from edgewater.errors import IncompatibleSynopses, InvalidRequest, NotFound
-from edgewater.measure import Measure
-from edgewater.query import QuerySpec
+from edgewater.model.errors import IncompatibleSynopses, InvalidRequest, NotFound
+from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
+from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import (
     BoolArray,
     Estimates,
@@ -55,7 +56,6 @@ from edgewater.synopses.named_questions import (
     require_confidence,
     top_items_question,
 )
-from edgewater.timestamps import rfc3339
 
 _PHASES = ("early", "complete", "final")
 

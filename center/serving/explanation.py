@@ -15,11 +15,11 @@ from center.serving.measures import MeasureQuestions, is_incomplete, lacking_row
 from center.serving.own_error import OwnError
 from center.serving.render import AnswerRows, answer_rows, group_cells, stated_quality
 from center.serving.withheld import with_withheld_amounts
-from edgewater.errors import NotFound
-from edgewater.measure import Measure
-from edgewater.query import QuerySpec
+from edgewater.model.errors import NotFound
+from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
+from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import Estimates
-from edgewater.timestamps import rfc3339
 
 NO_BOUND = "no bound is known"
 _VALUE = ("estimate", "lower", "upper")

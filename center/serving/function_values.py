@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 from cachetools import LRUCache
 
-from center.early_trigger import FunctionEstimate, estimate_function
+from center.early import FunctionEstimate, estimate_function
 from center.ledger import ACCURACY, ALL_RECORDS_NEEDED, Violation, with_violations
 from center.serving.cells import Cell, interval_columns, intervals, nullable, plain, stated_confidence
-from edgewater.accuracy import AccuracyTarget
-from edgewater.measure import Measure
-from edgewater.query import QuerySpec
+from edgewater.model.accuracy import AccuracyTarget
+from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, FloatArray, RowSampleStack
 
 DEFAULT_CONFIDENCE = 0.95

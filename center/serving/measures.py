@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from center.serving.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart
 from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
 from center.serving.own_error import OwnError
-from edgewater.errors import InvalidRequest
-from edgewater.measure import Measure
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.measure import Measure
 from edgewater.synopses import (
     BloomStack,
     BoolArray,

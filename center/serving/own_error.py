@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from center.ledger import ACCURACY, Violation, with_violations
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates
 
 ROUNDING = "rounding"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 from edgewater.synopses.named_questions import BINARY_QUESTIONS, QUESTION_KINDS, read_confidence
 
 MAX_LATEST = 1000

@@ -34,9 +34,10 @@ from center.serving.measures import (
 from center.serving.own_error import OwnError, error_by_cause, with_own_errors
 from center.serving.totals import answer_totals
 from center.serving.withheld import GroupsWithheld, read_bounds, with_withheld
-from edgewater.accuracy import Accuracy, group_key, group_values
-from edgewater.measure import Measure
-from edgewater.query import QuerySpec
+from edgewater.model.accuracy import Accuracy, group_key, group_values
+from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
+from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import (
     Estimates,
     GroupedAggregate,
@@ -47,7 +48,6 @@ from edgewater.synopses import (
     Stack,
 )
 from edgewater.synopses.key_table import KeyTable
-from edgewater.timestamps import rfc3339
 
 _UNSTATED = (None, None, None)
 _PREDICTION_ROUNDING = 2.0**-44

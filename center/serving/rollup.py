@@ -16,12 +16,12 @@ import pyarrow as pa
 from center.results import AnswerRecord
 from center.serving.totals import Rests
 from center.serving.withheld import read_bounds, union_of_windows
-from edgewater import time_functions
-from edgewater.errors import InvalidRequest
-from edgewater.quantities import duration_ms, format_duration
-from edgewater.query import QuerySpec
+from edgewater.model import time_functions
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.quantities import duration_ms, format_duration
+from edgewater.model.query import QuerySpec
+from edgewater.model.windows import SlidingWindow
 from edgewater.synopses import GroupedAggregate
-from edgewater.windows import SlidingWindow
 
 CALENDAR_UNITS = ("day", "week", "month", "quarter", "year")
 _HOUR_MS = 3_600_000

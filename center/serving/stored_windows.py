@@ -15,7 +15,7 @@ from center.results import AnswerRecord, ResultStore
 from center.serving.evaluator import WindowAnswer
 from center.serving.synopsis_cache import SynopsisCache
 from center.serving.totals import Rests
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 
 PAGE = 25

@@ -24,8 +24,8 @@ from center.serving.measures import (
     widen_by_missing,
     without_bounds,
 )
-from edgewater.measure import Measure
-from edgewater.query import QuerySpec
+from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate, Stack
 from edgewater.synopses.named_questions import merge_groups
 from edgewater.synopses.rests import NOTHING, has_exact_rest, union_of_rests, with_rest

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from center.ledger import WITHHELD, Violation, WithheldBound, with_violations
-from edgewater.measure import Measure
-from edgewater.query import ErrorBudget, QuerySpec
+from edgewater.model.measure import Measure
+from edgewater.model.query import ErrorBudget, QuerySpec
 from edgewater.synopses import Estimates, FloatArray, GroupedAggregate, IntArray, Question, Stack
 from edgewater.synopses.missing_records import with_missing_records
 

@@ -2,7 +2,7 @@
 
 Before a stream runs, Spark starts five Python processes one after the other: to look for data sources, to create one,
 to plan, to read, and for its workers. Each would load PySpark, Arrow and the center's modules for itself.
-`center.spark.session` starts this server beside the JVM; the interpreter that Spark starts is `fork_client.py`.
+`center.spark.spark_session` starts this server beside the JVM; the interpreter that Spark starts is `fork_client.py`.
 
 A process with threads must not fork. NumPy and Arrow start one each unless `SINGLE_THREADED` is in the environment. If
 there is a thread for another reason, the server ends, and the clients start interpreters of their own.

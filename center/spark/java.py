@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 
 JAVA_MIN = 17
 JAVA_ACCEPTED = (

@@ -48,8 +48,8 @@ from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import TypeDecorator, TypeEngine
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
-from edgewater.errors import InvalidConfig, StorageError
-from edgewater.state_release import RELEASE, require_format
+from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.runtime.state_release import RELEASE, require_format
 
 BUSY_TIMEOUT_MS = 30_000
 """How long a transaction waits for a lock."""

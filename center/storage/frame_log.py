@@ -21,9 +21,9 @@ from pathlib import Path
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from center.storage.segments import COMMITS, SegmentDirectory, SegmentStore
-from edgewater.errors import ProtocolError, StorageError
-from edgewater.streams import EdgeId
+from center.storage.segment_files import COMMITS, SegmentDirectory, SegmentStore
+from edgewater.model.errors import ProtocolError, StorageError
+from edgewater.model.streams import EdgeId
 from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from edge.arrivals.monitor import extremes
 from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, NO_VALUES, GroupedSubstream, SlotGrid, lag_groups, summed
-from edgewater.errors import CorruptSynopsis, InvalidConfig
+from edgewater.model.errors import CorruptSynopsis, InvalidConfig
 from edgewater.synopses import FloatArray, IntArray, KeyTable
 from edgewater.synopses.encoding.state import State
 

@@ -25,7 +25,7 @@ from typing import Any, Self
 import numpy as np
 
 from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, Moments, SlotGrid, SubstreamStatistics, lag_groups
-from edgewater.errors import InvalidConfig, InvalidRecord
+from edgewater.model.errors import InvalidConfig, InvalidRecord
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 

@@ -12,8 +12,8 @@ Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Dist
 
 from edge.cache.arrival_profile import parts_of
 from edge.cache.entries import SliceEntries
+from edge.cache.error_limits import ErrorLimits, primary_mask
 from edge.cache.history import GroupHistory
-from edge.cache.partition import ErrorLimits, primary_mask
 from edge.cache.policy import (
     RankingContext,
     learn,

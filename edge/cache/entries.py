@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from edge.cache.arrival_profile import PARTS
 from edge.cache.timetable import Positions, RecordTimes, most_times
-from edgewater.query import BoundQuery
+from edgewater.model.query import BoundQuery
 from edgewater.synopses import (
     BoolArray,
     BoundedError,

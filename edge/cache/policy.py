@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.cache.entries import SliceEntries, ratio
+from edge.cache.error_limits import ErrorLimits, primary_mask
 from edge.cache.error_target import nth_largest
-from edge.cache.eviction import EVICTION_POLICIES, SliceView, most_accumulated_error
 from edge.cache.history import GroupHistory
-from edge.cache.partition import ErrorLimits, primary_mask
 from edge.cache.send_queue import SendQueue
+from edge.cache.send_ranking import EVICTION_POLICIES, SliceView, most_accumulated_error
 from edge.cache.sizing import SIZINGS, SendSlots, accumulated_errors, error_scales, explicit_errors, target_level
-from edgewater.caching import CacheSpec
+from edgewater.model.caching import CacheSpec
 from edgewater.synopses import IntArray
 
 STALENESS_EAGER_FACTOR, ERROR_EAGER_FACTOR = 0.2, 10.0

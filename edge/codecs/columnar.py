@@ -16,8 +16,8 @@ from edge.codecs.csv_codec import check_columns
 from edge.codecs.event_time import cast_or_null, extract_event_times, readable_times, time_values
 from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, RejectionReason, Rejections
-from edgewater.errors import InvalidRecord
-from edgewater.streams import type_name
+from edgewater.model.errors import InvalidRecord
+from edgewater.model.streams import type_name
 from edgewater.synopses import BoolArray
 
 

@@ -19,8 +19,8 @@ from edge.codecs.event_time import cast_or_null, readable_times, time_accepted
 from edge.codecs.line_decoder import Undecodable, count_lines
 from edge.codecs.schema import RecordSchema
 from edge.records import IntArray, RejectionReason, Rejections
-from edgewater.errors import InvalidRecord
-from edgewater.streams import type_name
+from edgewater.model.errors import InvalidRecord
+from edgewater.model.streams import type_name
 
 _TRUE = ["1", "true", "True", "TRUE"]
 _FALSE = ["0", "false", "False", "FALSE"]

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from edge.codecs.schema import EventTime, RecordSchema
 from edge.records import Decoded, RejectionReason, Rejections
-from edgewater.quantities import format_duration
-from edgewater.streams import Constant
+from edgewater.model.quantities import format_duration
+from edgewater.model.streams import Constant
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

@@ -18,7 +18,7 @@ from edge.codecs.line_decoder import Undecodable
 from edge.codecs.logfmt import logfmt_fields
 from edge.codecs.schema import RecordSchema
 from edge.records import RejectionReason, Rejections
-from edgewater.streams import type_name
+from edgewater.model.streams import type_name
 from edgewater.synopses import BoolArray
 
 COMBINED_TIME = "%d/%b/%Y:%H:%M:%S %z"

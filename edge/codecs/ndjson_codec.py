@@ -18,7 +18,7 @@ from edge.codecs.event_time import readable_times, time_accepted
 from edge.codecs.line_decoder import Undecodable, count_lines
 from edge.codecs.schema import RecordSchema
 from edge.records import RejectionReason, Rejections
-from edgewater.streams import type_name
+from edgewater.model.streams import type_name
 
 _LEAD = b"{}\n"
 _EXAMPLES = {"string": '"JFK"', "int64": "42", "float64": "4.2", "bool": "true"}

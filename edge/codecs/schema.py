@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from edgewater.streams import TIME_COLUMN, Constant
+from edgewater.model.streams import TIME_COLUMN, Constant
 
 TIME_UNITS = ("ms", "s", "us", "iso8601")
 

@@ -35,7 +35,7 @@ from edge.core.events import (
     TickEvent,
 )
 from edge.core.memory import MemoryAction, MemoryLimits, next_limit
-from edge.core.query import QueryPipeline
+from edge.core.query_pipeline import QueryPipeline
 from edge.core.streams import StreamSpec, StreamState
 
 __all__ = [

@@ -19,13 +19,13 @@ import pyarrow as pa
 
 from edge.arrivals import BernoulliSampler, GroupMonitor, SubstreamMonitor
 from edge.core.slices import Slice
-from edgewater.accuracy import MAX_GROUPS
 from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
-from edgewater.query import QuerySpec
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.accuracy import MAX_GROUPS
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.windows import SlidingWindow
 from edgewater.synopses import DEFAULT_SEED, BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
-from edgewater.windows import SlidingWindow
 from edgewater.wire import Arrivals, SamplingReason
 
 Statistics = SubstreamStatistics | GroupedSubstream

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge.core.ahead import no_numbers, span_begins
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import IntArray
 
 MAX_BUCKETS = 2048

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgewater.share_steps import ShareStep, ShareSteps
+from edgewater.model.share_steps import ShareStep, ShareSteps
 
 MAX_STEPS = 64
 

@@ -47,14 +47,14 @@ from edge.core.events import (
 )
 from edge.core.least_bytes import MIN_DRAIN_MS
 from edge.core.memory import HeldMemory
-from edge.core.query import NO_DRAIN_WINDOW, QueryPipeline
+from edge.core.query_pipeline import NO_DRAIN_WINDOW, QueryPipeline
 from edge.core.selection import PullResult, RecordedPull
 from edge.core.shared_batch import QueuedRecords, Records, Sharing
 from edge.core.slices import LinkEstimate
 from edge.core.streams import StreamSpec, StreamState
-from edgewater.errors import InvalidQuery, StorageError
-from edgewater.query import BoundQuery, QuerySpec
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
+from edgewater.model.errors import InvalidQuery, StorageError
+from edgewater.model.query import BoundQuery, QuerySpec
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Frame, QueryRef, encode_body
@@ -575,7 +575,7 @@ class EdgeCore:
         The arguments are as in the event.
 
         Closed slices are sent at once. Entries of open slices are sent if their gain is large enough
-        (`edge/cache/eviction.py`), once sending all pending values would take noticeable time. After a pull that
+        (`edge/cache/send_ranking.py`), once sending all pending values would take noticeable time. After a pull that
         sent nothing the next one is delayed.
         """
         earliest: int | None = None

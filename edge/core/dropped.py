@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgewater.streams import MIN_TIME_MS
+from edgewater.model.streams import MIN_TIME_MS
 from edgewater.wire import DroppedRecords, DropReason
 
 MAX_SLICES = 1_024

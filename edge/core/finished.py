@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import IntArray
 from edgewater.synopses.encoding.state import State
 

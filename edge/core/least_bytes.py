@@ -23,8 +23,8 @@ import numpy as np
 
 from edge.cache import MAX_QUEUED, ErrorLimits, GroupHistory, primary_mask
 from edge.core.slices import CLOSING_FRAME_BYTES, LinkEstimate, Slice
-from edgewater.query import QuerySpec
-from edgewater.streams import MIN_TIME_MS
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import DivisibleSum, Stack
 
 USED_AFTER_CLOSE = 0.8

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from edgewater.arithmetic import to_float
-from edgewater.query import BoundMeasure, BoundQuery
+from edgewater.model.arithmetic import to_float
+from edgewater.model.query import BoundMeasure, BoundQuery
+from edgewater.model.syntax import null_rejecting_columns, parse_sql
 from edgewater.synopses import BoolArray, FloatArray
-from edgewater.syntax import null_rejecting_columns, parse_sql
 
 
 @dataclass(slots=True)

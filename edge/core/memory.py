@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self, TypeVar
 
-from edgewater.streams import MIN_TIME_MS
+from edgewater.model.streams import MIN_TIME_MS
 
 Q = TypeVar("Q")
 

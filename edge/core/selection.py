@@ -27,8 +27,8 @@ from edge.cache import (
     rank_open_by_deadline,
 )
 from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
-from edgewater.query import QuerySpec, StalenessBudget
-from edgewater.streams import MIN_TIME_MS
+from edgewater.model.query import QuerySpec, StalenessBudget
+from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody
 

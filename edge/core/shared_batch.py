@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from edge.core.batch_queue import BatchQueue, QueuedBatch, joined
-from edgewater.query import BoundQuery
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.query import BoundQuery
+from edgewater.model.streams import TIME_COLUMN
+from edgewater.model.syntax import called_names, column_names, parse_sql
+from edgewater.model.windows import SlicedWindow
 from edgewater.synopses import BoolArray, EncodedKeys, IntArray
-from edgewater.syntax import called_names, column_names, parse_sql
-from edgewater.windows import SlicedWindow
 
 MOST_KEPT = 4
 """What is kept of a batch takes at most so many times the batch's size; the rest each query computes for itself."""

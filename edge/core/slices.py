@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edge.cache import ErrorLimits, SendQueue, SliceEntries, primary_mask
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import IntArray
 from edgewater.synopses.encoding.state import State
 

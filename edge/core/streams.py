@@ -13,7 +13,16 @@ from edge.core.ahead import AheadRecords
 from edge.core.backfill import TimeCounts
 from edge.core.events import InputLost
 from edge.records import RejectedRecords
-from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, Constant, Delivery, StreamClock, type_name
+from edgewater.model.streams import (
+    LIVE,
+    MAX_TIME_MS,
+    MIN_TIME_MS,
+    TIME_COLUMN,
+    Constant,
+    Delivery,
+    StreamClock,
+    type_name,
+)
 from edgewater.wire import REJECTIONS, InputLoss, LossReason
 
 MAX_LOSSES = 32

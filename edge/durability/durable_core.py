@@ -69,10 +69,10 @@ from edge.durability.journal import Record, Segment
 from edge.durability.pushes import CountedPushes
 from edge.records import InputGone, Position, PushId, RejectedRecords
 from edge.series import SeriesMemory, SeriesUpdate
-from edgewater.errors import CorruptSynopsis, IncompatibleState, StorageError, SynopsisError
-from edgewater.query import QuerySpec
-from edgewater.state_release import RELEASE, require_format
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.errors import CorruptSynopsis, IncompatibleState, StorageError, SynopsisError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
+from edgewater.runtime.state_release import RELEASE, require_format
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Frame, LossReason, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from edge.durability.durable_core import DurableCore
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 
 log = logging.getLogger(__name__)
 

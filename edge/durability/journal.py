@@ -16,7 +16,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 
 MAGIC = b"EWJ1"
 _RECORD = struct.Struct("<IIB")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from edge.records import PushId
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 
 REMEMBERED_MS = 600_000
 """How long a pushed batch is remembered after its arrival."""

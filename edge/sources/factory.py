@@ -16,8 +16,8 @@ from edge.sources.http import http_source_name
 from edge.sources.pacing import PacedSource
 from edge.sources.stdin import StdinSource
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.errors import InvalidConfig
-from edgewater.streams import Delivery, StreamClock
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.streams import Delivery, StreamClock
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -112,7 +112,7 @@ def package_sources(config: PackageSourceConfig, context: SourceContext, taken: 
             accepted = f"a name of its own that begins with {prefix}, and the stream {context.stream}"
             raise InvalidConfig(f"streams.{context.stream}.sources.{config.kind}", source.name, accepted)
         if source.delivery not in tuple(Delivery):
-            accepted = f"a delivery of edgewater.streams.Delivery for the source {source.name}"
+            accepted = f"a delivery of edgewater.model.streams.Delivery for the source {source.name}"
             raise InvalidConfig(f"streams.{context.stream}.sources.{config.kind}", source.delivery, accepted)
     return sources
 

@@ -13,7 +13,7 @@ from edge.config import HttpTlsConfig
 from edge.receivers import Receiver, Refused, Request
 from edge.sources.push_shares import PushMemory, TooManyBytes
 from edge.sources.receiving import RETRY_AFTER_S, PushEndpoint
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 
 MEDIA = "application/grpc"
 """The media type of requests over gRPC."""

@@ -17,7 +17,7 @@ from edge.series import SeriesMemory
 from edge.sources.http_body import ENCODINGS, MEDIA_TYPES, BodyLimits, decode_body, media_kind
 from edge.sources.receiving import Accept, BearerTokens, PushEndpoint, PushLimits, Unavailable
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.errors import Retired
+from edgewater.model.errors import Retired
 
 TYPE_BASE = "https://edgewater.dev/problems/"
 """Base URI of problem types, the same as in the center's API."""

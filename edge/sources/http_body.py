@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from edge.codecs import LineStream, RecordSchema, TextFormat, check_schema, concat, convert, is_text
 from edge.receivers import MAX_EXPANSION, Body, BodyTooCostly, BodyTooLarge, Decompress
 from edge.records import Decoded
-from edgewater.errors import InvalidRecord
+from edgewater.model.errors import InvalidRecord
 
 _MEDIA = {
     "application/x-ndjson": "ndjson",

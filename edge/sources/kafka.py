@@ -22,8 +22,8 @@ from edge.codecs import MessageDecoder
 from edge.records import Chunk, Decoded, Lag, Position, Source
 from edge.source_kinds import KeptSource, SourceCheck, SourceContext, next_item
 from edge.sources.kafka_client import NO_END, OLDEST, KafkaConfig, KafkaConsumer, KafkaFailed, OffsetGone
-from edgewater.errors import InvalidConfig
-from edgewater.streams import MIN_TIME_MS, Delivery
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.streams import MIN_TIME_MS, Delivery
 from edgewater.wire import LossReason
 
 log = logging.getLogger(__name__)

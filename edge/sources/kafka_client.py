@@ -12,8 +12,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from edge.codecs import TextFormatName
 from edge.config import TextConfig, TlsConfig, secret
-from edgewater.configuration import refusal
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
+from edgewater.runtime.configuration import refusal
 
 REQUEST_S = 8.0
 FIRST_SLICE_S = 0.25

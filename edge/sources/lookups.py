@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from edge.config import LookupConfig, StreamConfig
 from edge.records import Chunk, Position, Source
-from edgewater.errors import InvalidConfig, StorageError
-from edgewater.streams import COLUMN_TYPES, TIME_COLUMN, type_name
+from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.model.streams import COLUMN_TYPES, TIME_COLUMN, type_name
 from edgewater.synopses import IntArray
 from edgewater.synopses.hashing import WordArray, hash_values
 

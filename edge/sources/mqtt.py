@@ -26,9 +26,9 @@ from edge.codecs import MessageDecoder, TextFormatName
 from edge.config import TextConfig, TlsConfig, secret
 from edge.records import Chunk, Decoded, Position, Source
 from edge.source_kinds import KeptSource, SourceCheck, SourceContext, next_item
-from edgewater.configuration import Duration, RemoteAddress, refusal, split_address
-from edgewater.errors import InvalidConfig
-from edgewater.streams import Delivery
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.streams import Delivery
+from edgewater.runtime.configuration import Duration, RemoteAddress, refusal, split_address
 from edgewater.wire import LossReason
 
 RECEIVE_MAXIMUM = 500

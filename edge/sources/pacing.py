@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.config import ReplayConfig
 from edge.records import COALESCE_S, Chunk, CoalesceTime, Position, Source, shortest_wait
-from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
+from edgewater.model.streams import LIVE, TIME_COLUMN, StreamClock
 
 RELEASE_INTERVAL_MS = int(1000 * COALESCE_S)
 """Records that become due within this many ms of wall time are released together."""

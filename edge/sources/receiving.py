@@ -30,8 +30,8 @@ from edge.series import SeriesMemory
 from edge.sources.http_body import BodyLimits
 from edge.sources.push_shares import DecodingThreads, PushMemory, Reservation, TooManyBytes
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.bearer import bearer_token, token_digest
-from edgewater.errors import EdgewaterError, InvalidInput, InvalidRecord, InvalidRequest, Retired, StorageError
+from edgewater.model.errors import EdgewaterError, InvalidInput, InvalidRecord, InvalidRequest, Retired, StorageError
+from edgewater.runtime.bearer import bearer_token, token_digest
 
 MAX_BODIES_PENDING = 4
 DECODING_THREADS = 2

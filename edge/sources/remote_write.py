@@ -28,9 +28,9 @@ from edge.receivers import Body, BodyTooLarge, Conversion, Counted, Decompress, 
 from edge.records import Decoded, RejectionReason, Rejections, Source
 from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
 from edge.source_kinds import SourceContext
-from edgewater.configuration import refusal
-from edgewater.errors import InvalidConfig, InvalidRecord
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.errors import InvalidConfig, InvalidRecord
+from edgewater.model.streams import TIME_COLUMN
+from edgewater.runtime.configuration import refusal
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.wire import remote_write_pb2 as pb
 

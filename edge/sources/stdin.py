@@ -14,8 +14,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from edge.codecs import LineStream, TextFormat
 from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, split_rows
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.errors import StorageError
-from edgewater.streams import Delivery
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import Delivery
 
 WAIT_S = 0.25
 

@@ -36,9 +36,9 @@ from edge.config import HttpTlsConfig, TextConfig
 from edge.records import BLOCK_BYTES, Chunk, Decoded, Position, RejectionReason, Rejections, Source, split_rows
 from edge.source_kinds import KeptSource, SourceContext
 from edge.sources.syslog_framing import BadFrame, Framing
-from edgewater.configuration import Address, Duration, Size, is_loopback, refusal, split_address
-from edgewater.errors import InvalidConfig
-from edgewater.streams import Delivery, type_name
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.streams import Delivery, type_name
+from edgewater.runtime.configuration import Address, Duration, Size, is_loopback, refusal, split_address
 
 log = logging.getLogger(__name__)
 

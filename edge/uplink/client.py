@@ -18,8 +18,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from edge.uplink.flow_control import DailyQuota, LinkLimits
 from edge.uplink.ports import UplinkEndpoint
-from edge.uplink.session import LinkDown, Pacing, PendingTake, UplinkSession
-from edgewater.errors import InvalidConfig, OutdatedState, Retired
+from edge.uplink.uplink_session import LinkDown, Pacing, PendingTake, UplinkSession
+from edgewater.model.errors import InvalidConfig, OutdatedState, Retired
 from edgewater.wire import CODE_METADATA, RETRY_METADATA, uplink_pb2_grpc
 
 MAX_SILENCE_S = 60.0

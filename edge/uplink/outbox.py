@@ -26,9 +26,9 @@ from edge.core import (
 )
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.ports import BudgetUpdate, Input, QueryDelay, QueryStatusReport
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, MAX_TIME_MS, Delivery, type_name
 from edgewater.scheduling.costs import MAX_COST_MS
-from edgewater.streams import LIVE, MAX_TIME_MS, Delivery, type_name
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 

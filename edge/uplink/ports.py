@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from edgewater.arrivals.schedule import SlotGrid, lag_groups
 from edgewater.arrivals.substream import range_of_moments, require_ranges, require_sampled
-from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
 from edgewater.synopses import FloatArray, IntArray, KeyTable
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec

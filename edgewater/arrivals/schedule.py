@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgewater.errors import InvalidQuery
-from edgewater.quantities import format_duration
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.quantities import format_duration
+from edgewater.model.windows import SlidingWindow
 from edgewater.synopses import IntArray
-from edgewater.windows import SlidingWindow
 
 MAX_LAGS = 4096
 SLOTS_PER_SUBSTREAM = 30

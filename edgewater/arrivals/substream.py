@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from edgewater.arrivals.schedule import SlotGrid, lag_groups
-from edgewater.errors import CorruptSynopsis, InvalidRecord, UnsupportedVersion
+from edgewater.model.errors import CorruptSynopsis, InvalidRecord, UnsupportedVersion
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.layout import MAX_SHIPPED
 

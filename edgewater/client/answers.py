@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from edgewater.client.display import answer_html, answers_html
 from edgewater.client.interval import Interval, Number
-from edgewater.errors import EdgewaterError, InvalidRequest
-from edgewater.timestamps import parse_time
+from edgewater.model.errors import EdgewaterError, InvalidRequest
+from edgewater.model.timestamps import parse_time
 
 if TYPE_CHECKING:  # Arrow takes longer to import than most commands take to run
     import pandas as pd

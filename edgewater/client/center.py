@@ -32,7 +32,7 @@ class Center:
             does not matter.
 
     Every method raises `Unreachable` if the center does not answer, and the error that it states if it refuses:
-    `edgewater.errors` (`NotFound`, `Conflict`, `InvalidRequest`, `InvalidQuery`, `Unauthenticated`, …) or
+    `edgewater.model.errors` (`NotFound`, `Conflict`, `InvalidRequest`, `InvalidQuery`, `Unauthenticated`, …) or
     `RequestRefused`.
     """
 

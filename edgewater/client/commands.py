@@ -15,8 +15,8 @@ import click
 from edgewater.client.answers import Answer, Gap, Progress
 from edgewater.client.center import Center, Query
 from edgewater.client.interval import Interval, shown
-from edgewater.errors import InvalidRequest
-from edgewater.terminal import plain, print_table
+from edgewater.model.errors import InvalidRequest
+from edgewater.runtime.terminal import plain, print_table
 
 Command = Callable[..., Any]
 
@@ -432,7 +432,7 @@ def _declared(declared: tuple[str, ...], file: Path | None) -> Any:
     if file is not None:
         import yaml
 
-        from edgewater.plain_yaml import load_yaml
+        from edgewater.runtime.plain_yaml import load_yaml
 
         try:
             return load_yaml(file.read_text())
@@ -501,7 +501,7 @@ def _cells(answer: Answer, name: str) -> list[str]:
 
 
 def latest_or_none(found: Query) -> Answer | None:
-    from edgewater.errors import NotFound
+    from edgewater.model.errors import NotFound
 
     try:
         return found.latest()

@@ -17,7 +17,7 @@ from tenacity import wait_random_exponential
 
 from edgewater.client.answers import Answer, Gap, Progress, from_json
 from edgewater.client.requests import Pause, Request, RequestRefused, Unreachable, checked, segment
-from edgewater.errors import EdgewaterError, InvalidConfig, NotFound, ProtocolError
+from edgewater.model.errors import EdgewaterError, InvalidConfig, NotFound, ProtocolError
 
 DEFAULT_URL = "http://127.0.0.1:7480"
 SILENCE_S = 30.0
@@ -38,7 +38,7 @@ def _with_scheme(address: str, where: str, token: str | None) -> str:
     """
     if "://" in address:
         return address
-    from edgewater.configuration import is_loopback, split_address  # pydantic, which few clients need
+    from edgewater.runtime.configuration import is_loopback, split_address  # pydantic, which few clients need
 
     try:
         split_address(address)

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from edgewater.client.interval import Interval, shown
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from edgewater.client.answers import Answer, Answers

@@ -16,11 +16,11 @@ from urllib.parse import quote
 import httpx
 import yaml
 
-from edgewater import errors
 from edgewater.client.answers import ARROW, Answer, Answers
-from edgewater.errors import Conflict, EdgewaterError, InvalidInput, InvalidQuery, InvalidRequest, ProtocolError
-from edgewater.plain_yaml import load_yaml
-from edgewater.timestamps import TIME_ACCEPTED, parse_time, rfc3339
+from edgewater.model import errors
+from edgewater.model.errors import Conflict, EdgewaterError, InvalidInput, InvalidQuery, InvalidRequest, ProtocolError
+from edgewater.model.timestamps import TIME_ACCEPTED, parse_time, rfc3339
+from edgewater.runtime.plain_yaml import load_yaml
 
 if TYPE_CHECKING:  # as in `answers`
     import pyarrow as pa
@@ -64,7 +64,7 @@ class WaitTimeout(EdgewaterError):
 
 
 class RequestRefused(EdgewaterError):
-    """A problem that is neither an input's nor one of `edgewater.errors`, such as `forbidden`.
+    """A problem that is neither an input's nor one of `edgewater.model.errors`, such as `forbidden`.
 
     Attributes:
         status: of HTTP.

@@ -13,9 +13,9 @@ import click
 from edgewater.client.center import Center
 from edgewater.client.commands import asks_center, print_json
 from edgewater.client.interval import shown
-from edgewater.errors import EdgewaterError
-from edgewater.sql import LISTS, split_statements
-from edgewater.terminal import plain, print_table
+from edgewater.model.errors import EdgewaterError
+from edgewater.model.sql import LISTS, split_statements
+from edgewater.runtime.terminal import plain, print_table
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

@@ -12,8 +12,8 @@ from edgewater.client.answers import Answer
 from edgewater.client.center import Center
 from edgewater.client.commands import EDGE_COLUMNS, asks_center, edge_rows, latest_or_none, print_json
 from edgewater.client.interval import Interval, shown
-from edgewater.errors import EdgewaterError, InvalidRequest
-from edgewater.terminal import plain, show_again, table
+from edgewater.model.errors import EdgewaterError, InvalidRequest
+from edgewater.runtime.terminal import plain, show_again, table
 
 ALARMS = 5
 """The latest alarms that are shown."""

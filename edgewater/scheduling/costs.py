@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 
 MAX_COST_MS = 60_000.0
 """Per record, per firing, and of what another tier reports; more is taken for an error of the report."""

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 
 FloatArray = NDArray[np.float64]
 Variance = Literal["predictive", "printed"]

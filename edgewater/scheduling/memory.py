@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 from edgewater.scheduling.queries import QueryState
 
 NEARLY_BEST = 0.99

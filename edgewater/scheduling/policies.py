@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 from edgewater.scheduling.queries import QueryState
 
 _DUE_FIRST = 1e13

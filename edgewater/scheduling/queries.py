@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 from edgewater.scheduling.costs import CostEstimate, Operator
 from edgewater.scheduling.ingestion import DEFAULT_EPOCHS, IngestionHistory
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgewater.errors import Conflict, InvalidConfig, InvalidRecord, NotFound
+from edgewater.model.errors import Conflict, InvalidConfig, InvalidRecord, NotFound
 from edgewater.scheduling.memory import MemoryLimits, MemoryManager
 from edgewater.scheduling.policies import LeastSlack, Policy
 from edgewater.scheduling.queries import MAX_COUNTED_FIRINGS, Item, QueryProfile, QueryState

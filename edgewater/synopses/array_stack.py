@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses.base import BoolArray, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.codec import ArrayRoles

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.errors import InvalidRecord, InvalidRequest
+from edgewater.model.errors import InvalidRecord, InvalidRequest
 from edgewater.synopses.base import BoolArray, IntArray
 
 

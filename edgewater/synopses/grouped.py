@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisError
-from edgewater.streams import COLUMN_TYPES, type_name
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisError
+from edgewater.model.streams import COLUMN_TYPES, type_name
 from edgewater.synopses.array_stack import run_indices
 from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Stack
 from edgewater.synopses.checks import MAX_DENSE_BYTES

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.errors import InvalidRecord
+from edgewater.model.errors import InvalidRecord
 from edgewater.synopses.base import IntArray
 
 WordArray = npt.NDArray[np.uint64]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
-from edgewater.streams import COLUMN_TYPES, type_name
+from edgewater.model.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
+from edgewater.model.streams import COLUMN_TYPES, type_name
 from edgewater.synopses.array_stack import ArrayStack
 from edgewater.synopses.base import ITEM_TYPES, FloatArray
 from edgewater.synopses.encoding import codec

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses.base import Estimate, Properties
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 from edgewater.synopses.base import (
     Count,
     Distinct,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Self
 
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 from edgewater.synopses.base import Count, Estimate, Mean, Question, Questions, Sum
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin, PluginProblem
-from edgewater.streams import COLUMN_TYPES
+from edgewater.model.streams import COLUMN_TYPES
+from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin, PluginProblem
 from edgewater.synopses import registry
 from edgewater.synopses.base import Estimates, Properties, Question, Stack
 from edgewater.synopses.registry import Function

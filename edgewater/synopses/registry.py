@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from edgewater.errors import (
+from edgewater.model.errors import (
     CorruptSynopsis,
     InvalidInput,
     InvalidQuery,
@@ -23,7 +23,7 @@ from edgewater.errors import (
     UnsupportedVersion,
     did_you_mean,
 )
-from edgewater.streams import type_name
+from edgewater.model.streams import type_name
 from edgewater.synopses.base import NUMBER_TYPES, Question, SampleFunction, Stack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -237,7 +237,7 @@ class Function:
     def check_argument(self, data_type: pa.DataType | None, at: str) -> None:
         """Raises InvalidQuery unless the function takes an argument of this type."""
         if self.argument == "rows":
-            return  # binding has checked that all are numbers (`edgewater.expressions.bind_row`)
+            return  # binding has checked that all are numbers (`edgewater.model.expressions.bind_row`)
         if data_type is not None and type_name(data_type) not in self.types:
             raise InvalidQuery(
                 at,

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import IncompatibleSynopses, SynopsisError, UnsupportedVersion
+from edgewater.model.errors import IncompatibleSynopses, SynopsisError, UnsupportedVersion
 from edgewater.synopses import plugins
 from edgewater.synopses.distinct.hyperloglog import HyperLogLog
 from edgewater.synopses.encoding import codec, columns, flat

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
-from edgewater.streams import COLUMN_TYPES, type_name
+from edgewater.model.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
+from edgewater.model.streams import COLUMN_TYPES, type_name
 from edgewater.synopses.base import Estimate, IntArray, Properties, Question, Questions, Stack, arrow_values
 from edgewater.synopses.checks import whole_numbers
 from edgewater.synopses.encoding import codec

@@ -12,9 +12,9 @@ import google_crc32c
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from edgewater.errors import CorruptFrame
+from edgewater.guard.nesting import Nesting, check_nesting
+from edgewater.model.errors import CorruptFrame
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.nesting import Nesting, check_nesting
 
 MAX_BODY_BYTES = 64 << 20
 """Bytes of a frame's body before compression that a reader accepts."""
@@ -30,7 +30,7 @@ _LEAST_COMPRESSED_BYTES = 256
 _WITHHELD = Nesting(packed=frozenset({61}))
 _BODY_NESTING = Nesting({1: Nesting(), 2: Nesting({4: _WITHHELD}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
 MAX_MESSAGES = 1 << 16
-"""Messages in a body that a reader accepts; a third more than a center applies (`edgewater.frame_work`)."""
+"""Messages in a body that a reader accepts; a third more than a center applies (`edgewater.guard.frame_work`)."""
 _BYTES_PER_MESSAGE = 4
 """A close of a slice without records has the slice's start, which is more; others are longer."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import zstandard
 from google.protobuf.message import DecodeError
 
-from edgewater.errors import CorruptFrame
+from edgewater.model.errors import CorruptFrame
 from edgewater.wire import uplink_pb2 as pb
 
 LEAST_WINDOW_LOG, MOST_WINDOW_LOG = 14, 20

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgewater.measure import Measure
-from edgewater.query import QuerySpec
+from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import FloatArray, GroupedAggregate, IntArray, KeyTable
 from edgewater.wire import FrameBody
 from sim.budgets.outcome import PolicyOutcome

@@ -33,8 +33,8 @@ from edge.core import (
     TickEvent,
 )
 from edge.uplink import MIN_FRAME_BYTES
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 from sim.budgets.center import MergingCenter

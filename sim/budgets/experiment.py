@@ -11,10 +11,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from edgewater.caching import CacheSpec
-from edgewater.errors import InvalidRequest
-from edgewater.query import QuerySpec
-from edgewater.windows import SlidingWindow
+from edgewater.model.caching import CacheSpec
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.query import QuerySpec
+from edgewater.model.windows import SlidingWindow
 from sim.budgets.baselines import batching, random_early, streaming
 from sim.budgets.edges import Rebalance, simulate
 from sim.budgets.link import LinkModel

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import FloatArray
 from sim.budgets.baselines import accumulate
 from sim.budgets.trace import Trace

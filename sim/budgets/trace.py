@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from edgewater.errors import InvalidRequest
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, IntArray, KeyTable
 
 ZIPF_EXPONENT = 1.1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgewater.accuracy import AccuracyTarget, MeasureKind
-from edgewater.errors import InvalidConfig
+from edgewater.model.accuracy import AccuracyTarget, MeasureKind
+from edgewater.model.errors import InvalidConfig
 from sim.early_answers.baselines import (
     AionAsPublished,
     AionMinus,

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from center.early_trigger import finite_population_size, mean_size
-from edgewater.accuracy import AccuracyTarget, MeasureKind
-from edgewater.errors import InvalidInput
+from center.early import finite_population_size, mean_size
+from edgewater.model.accuracy import AccuracyTarget, MeasureKind
+from edgewater.model.errors import InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 HISTORY_WINDOWS = 10

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from edgewater.accuracy import MEASURES, SCOPES, check_confidence, check_error, check_measure
-from edgewater.errors import InvalidConfig
-from edgewater.quantities import format_duration
+from edgewater.model.accuracy import MEASURES, SCOPES, check_confidence, check_error, check_measure
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.quantities import format_duration
 from sim.early_answers.baseline_runs import BASELINES
 from sim.early_answers.study import Study, run_study
 from sim.early_answers.summary import table

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from center.sampling import EdgeSamplingController, SamplingRequirement
+from center.early import EdgeSamplingController, SamplingRequirement
 from edge.arrivals import BernoulliSampler, GroupMonitor, SubstreamMonitor
-from edgewater.accuracy import MAX_GROUPS
 from edgewater.arrivals import SlotGrid
+from edgewater.model.accuracy import MAX_GROUPS
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire import Arrivals, SamplingReason
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
+from center.early import RATES_EVERY_MS, SamplingRequirement, rates_differ
 from center.ledger import (
     ACCURACY,
     EdgesChanged,
@@ -26,13 +27,12 @@ from center.ledger import (
     QueryRegistered,
     TimeAdvanced,
 )
-from center.sampling import RATES_EVERY_MS, SamplingRequirement, rates_differ
-from edgewater.accuracy import AccuracyTarget, MeasureKind, group_values, report_schedule
 from edgewater.arrivals.schedule import HORIZON_WINDOWS
-from edgewater.errors import InvalidInput
-from edgewater.quantities import format_duration
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.model.accuracy import AccuracyTarget, MeasureKind, group_values, report_schedule
+from edgewater.model.errors import InvalidInput
+from edgewater.model.quantities import format_duration
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.wire import QueryRef, SliceClose
 from sim.early_answers.edges import SimulatedEdge

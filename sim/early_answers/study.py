@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edgewater.accuracy import AccuracyTarget, MeasureKind
-from edgewater.errors import InvalidConfig
+from edgewater.model.accuracy import AccuracyTarget, MeasureKind
+from edgewater.model.errors import InvalidConfig
 from sim.early_answers.baseline_runs import run_baseline
 from sim.early_answers.engine import EarlyAnswerSimulation, Progress, SilentSource, WindowOutcome
 from sim.early_answers.summary import oracle_rate, summarise

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edgewater.errors import InvalidConfig
-from edgewater.quantities import duration_ms, fraction, size_bytes
-from edgewater.query import Budget, CombinedBudget, ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.quantities import duration_ms, fraction, size_bytes
+from edgewater.model.query import Budget, CombinedBudget, ErrorBudget, QuerySpec, StalenessBudget
 
 Kind = Literal["error", "staleness", "combined"]
 ERROR_SHARES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)

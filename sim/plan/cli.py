@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edgewater.caching import ESTIMATES, EVICTIONS, SIZINGS, CacheSpec
-from edgewater.errors import InvalidConfig, StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
-from edgewater.syntax import column_names, parse_sql
+from edgewater.model.caching import ESTIMATES, EVICTIONS, SIZINGS, CacheSpec
+from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
+from edgewater.model.syntax import column_names, parse_sql
 from sim.budgets.optimal import ROUNDING
 from sim.budgets.outcome import truth_per_window
 from sim.parameters import Duration
@@ -26,8 +26,8 @@ from sim.plan.budgets import PlannedBudget, bandwidth, budgets
 from sim.plan.cost import update_bytes
 from sim.plan.event_times import NUMBER, UNITS, event_times
 from sim.plan.grid import POLICIES, PlanInputs, Row, chosen_names, combinations, measure_all
+from sim.plan.planned_query import QueryFlags, omitted_measures, read_query
 from sim.plan.plot import SUFFIXES, plot
-from sim.plan.query import QueryFlags, omitted_measures, read_query
 from sim.plan.reader import ColumnSelection, read_files
 from sim.plan.table import label, table, write_csv
 from sim.plan.trace import Notify, PlacedTrace, Placement, build_trace

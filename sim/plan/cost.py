@@ -20,9 +20,9 @@ from edge.core import (
 )
 from edge.uplink import MIN_FRAME_BYTES
 from edge.uplink.flow_control import PackingEstimator
-from edge.uplink.session import LINK_OVERHEAD_BYTES, WIDE_LEVEL
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE
+from edge.uplink.uplink_session import LINK_OVERHEAD_BYTES, WIDE_LEVEL
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb

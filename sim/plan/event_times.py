@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge.codecs import DAY_MS, YEAR_2000_MS, YEAR_2200_MS, cast_or_null, read_times, time_values
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 from edgewater.synopses import BoolArray, IntArray
 
 UNITS = {"s": 1000.0, "ms": 1.0, "us": 1e-3}

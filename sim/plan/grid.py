@@ -11,9 +11,9 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
-from edgewater.caching import CacheSpec
-from edgewater.errors import InvalidConfig
-from edgewater.query import QuerySpec
+from edgewater.model.caching import CacheSpec
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.query import QuerySpec
 from sim.budgets.experiment import PolicyName, SimulatedPolicy, run
 from sim.budgets.link import LinkModel
 from sim.budgets.optimal import ROUNDING

@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edgewater.errors import InvalidConfig
-from edgewater.quantities import duration_ms, format_duration
-from edgewater.query import QuerySpec
-from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.quantities import duration_ms, format_duration
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import COLUMN_TYPES, TIME_COLUMN
+from edgewater.model.windows import TumblingWindow
 from edgewater.synopses import BoolArray, IntArray
-from edgewater.windows import TumblingWindow
 from sim.budgets.outcome import measured_values
 from sim.budgets.trace import Trace
-from sim.plan.query import default_window
+from sim.plan.planned_query import default_window
 
 Notify = Callable[[str], None]
 BORDER = 0.05

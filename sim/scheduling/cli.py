@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from edgewater.errors import InvalidConfig
-from edgewater.quantities import duration_ms, format_duration
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.quantities import duration_ms, format_duration
 from edgewater.scheduling import POLICIES
 from edgewater.scheduling.scheduler import DEFAULT_CYCLE_MS
 from sim.parameters import Duration, Fraction, Size

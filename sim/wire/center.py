@@ -12,8 +12,8 @@ from center.budgets import BudgetAllocator, Grant, MembersChanged, RebalanceEven
 from center.ingest.gateway import GatewayConfig
 from center.ingest.validation import read_budget_report
 from center.job.processing_delay import ProcessingDelays
-from edgewater.query import QuerySpec
-from edgewater.streams import EdgeId, StreamClock
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import EdgeId, StreamClock
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import PROTOCOL, Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb

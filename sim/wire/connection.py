@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from edge.uplink.session import HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES
+from edge.uplink.uplink_session import HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES
 from edgewater.wire import uplink_pb2 as pb
 from sim.budgets.link import LinkModel, LinkSimulation
 
@@ -93,7 +93,7 @@ class Direction:
 
 
 class Call:
-    """One `Session` call of an edge, which `edge.uplink.session` uses like a call of gRPC. It never ends.
+    """One `Session` call of an edge, which `edge.uplink.uplink_session` uses like a call of gRPC. It never ends.
 
     Args:
         number: the number of the edge. Edges with different numbers have different jitter.

@@ -14,9 +14,9 @@ from edge.durability import DurableCore, JournalGroupCommit
 from edge.records import Chunk
 from edge.sources.pacing import paced
 from edge.uplink import LinkLimits, UplinkOutbox
-from edge.uplink.session import Pacing, PendingTake, UplinkSession
+from edge.uplink.uplink_session import Pacing, PendingTake, UplinkSession
 from edge.worker import OFF, Worker
-from edgewater.streams import StreamClock
+from edgewater.model.streams import StreamClock
 from edgewater.synopses import source_of
 from sim.budgets.trace import Trace
 from sim.wire.connection import Call

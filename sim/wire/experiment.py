@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from edge.uplink import LinkLimits
-from edgewater.query import QuerySpec
-from edgewater.streams import StreamClock
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import StreamClock
 from sim.budgets.center import MergingCenter
 from sim.budgets.link import LinkModel
 from sim.budgets.outcome import PolicyOutcome, truth_per_window

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
-from center.estimation import EarlyAnswerEstimator
+from center.early import EarlyAnswerEstimator
 from center.ledger import (
     EdgesChanged,
     Emission,
@@ -23,8 +23,8 @@ from center.ledger import (
 )
 from center.ledger.early_answers import EarlyAnswerLedger
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, TIME_COLUMN, EdgeId, StreamClock
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, TIME_COLUMN, EdgeId, StreamClock
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire import Frame, QueryRef
 

@@ -24,8 +24,8 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, TIME_COLUMN, Constant, EdgeId
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, TIME_COLUMN, Constant, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef
 

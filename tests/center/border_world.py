@@ -28,9 +28,9 @@ from center.storage.frame_log import FrameEntry
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
 from edge.records import RejectedRecords
-from edgewater.errors import OutdatedState
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, Constant, EdgeId
+from edgewater.model.errors import OutdatedState
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, Constant, EdgeId
 from edgewater.wire import Frame, FrameBody, QueryRef
 
 MINUTE = 60_000

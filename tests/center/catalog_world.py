@@ -6,8 +6,8 @@ import pyarrow as pa
 
 from center.catalog import Catalog, StreamRecord, UnindexedFrame
 from center.storage.frame_log import FrameLocation
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import QueryRef
 
 FLIGHTS = StreamRecord("flights", {"carrier": pa.string(), "distance": pa.int64()}, LIVE)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from center.catalog import Catalog
-from center.spark.session import SessionConfig, start_session
+from center.spark.spark_session import SessionConfig, start_session
 from tests.center.postgres import OLDEST, PostgresServer, find_binaries, serving
 from tests.center.results_world import Job
 

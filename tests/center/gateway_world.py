@@ -20,10 +20,10 @@ from center.config import Columns
 from center.edge_access import EdgeAccess
 from center.ingest.gateway import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
-from center.storage.segments import SegmentDirectory
-from edgewater.errors import StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import EdgeId
+from center.storage.segment_files import SegmentDirectory
+from edgewater.model.errors import StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import CODE_METADATA, Frame, FrameBody, Partial, QueryRef, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb

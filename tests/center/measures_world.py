@@ -12,7 +12,7 @@ from center.ledger import Phase
 from center.ledger.quality import assess
 from center.ledger.withheld import Totals, WithheldBound
 from center.results import AnswerRecord
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 

@@ -11,9 +11,9 @@ from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, Emission, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from center.results import schema as t
-from edgewater.measure import Measure
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef, SliceClose
 

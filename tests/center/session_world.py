@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened, StreamSpec
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN, EdgeId
-from edgewater.windows import SessionWindow
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN, EdgeId
+from edgewater.model.windows import SessionWindow
 from edgewater.wire import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)

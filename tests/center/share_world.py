@@ -21,7 +21,7 @@ from center.budgets import (
     ShareViolation,
 )
 from edge.core import ShareSchedule
-from edgewater.streams import MIN_TIME_MS, EdgeId
+from edgewater.model.streams import MIN_TIME_MS, EdgeId
 
 SLICE_MS = 1_000
 EAGER = AllocationPolicy(min_gain=1.02, min_interval_ms=0)

@@ -8,7 +8,7 @@ from typing import Any
 from center.catalog import RegisteredQuery
 from center.ledger import EdgesChanged, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame
 from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, record_of, spec

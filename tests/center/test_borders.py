@@ -12,8 +12,8 @@ import pytest
 from center.catalog import HeartbeatRecord, SessionStart, StateDigest, StreamRecord
 from center.serving import StoredWindows, SynopsisCache
 from edge.records import RejectedRecords
-from edgewater.errors import OutdatedState
-from edgewater.streams import LIVE, EdgeId
+from edgewater.model.errors import OutdatedState
+from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import DroppedRecords, DropReason, FrameBody, SliceClose
 from tests.center.border_world import COLUMNS, MINUTE, STREAM, T0, Border
 

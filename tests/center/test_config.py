@@ -7,8 +7,8 @@ import yaml
 
 from center.config import CenterConfig
 from center.edge_access import EdgeAccess
-from edgewater.configuration import is_loopback, split_address
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
+from edgewater.runtime.configuration import is_loopback, split_address
 
 
 def write(tmp_path: Path, text: str) -> Path:

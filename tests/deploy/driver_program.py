@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-from center.spark.session import SessionConfig, start_session
+from center.spark.spark_session import SessionConfig, start_session
 
 
 def main() -> None:

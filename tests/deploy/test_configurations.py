@@ -18,8 +18,8 @@ from center.edge_access import EdgeAccess
 from center.ops.processes import job_config
 from edge.config import EdgeConfig, load_config
 from edgewater.__main__ import main
-from edgewater.configuration import is_loopback
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
+from edgewater.runtime.configuration import is_loopback
 
 
 def center_environment(rendered: Any, part: str) -> dict[str, str]:

@@ -24,9 +24,9 @@ from pydantic_core import PydanticUndefined
 from center.config import CenterConfig, RetentionSection
 from edge.config import EdgeConfig
 from edge.source_kinds import GROUP, KINDS
-from edgewater.configuration import Address, Duration, Instant, RemoteAddress, Size
-from edgewater.quantities import format_duration
-from edgewater.timestamps import rfc3339
+from edgewater.model.quantities import format_duration
+from edgewater.model.timestamps import rfc3339
+from edgewater.runtime.configuration import Address, Duration, Instant, RemoteAddress, Size
 from tests.docs.query_keys import QUERY_KEYS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,8 +1,8 @@
-"""The keys of query files, for `docs/reference/configuration.md`. A test compares them with `edgewater.query`."""
+"""The keys of query files, for `docs/reference/configuration.md`. A test compares them with `edgewater.model.query`."""
 
 from __future__ import annotations
 
-from edgewater.caching import ESTIMATES, EVICTIONS, SIZINGS, CacheSpec, format_fraction
+from edgewater.model.caching import ESTIMATES, EVICTIONS, SIZINGS, CacheSpec, format_fraction
 
 
 def _names(names: tuple[str, ...]) -> str:

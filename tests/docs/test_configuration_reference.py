@@ -1,8 +1,8 @@
 """The reference of the configuration is what the models say."""
 
-from edgewater import accuracy, query
-from edgewater.caching import CacheSpec
-from edgewater.query import QuerySpec
+from edgewater.model import accuracy, query
+from edgewater.model.caching import CacheSpec
+from edgewater.model.query import QuerySpec
 from tests.docs.configuration_reference import PAGE, files, render
 from tests.docs.query_keys import QUERY_KEYS
 

@@ -16,9 +16,9 @@ from edge.sources.kafka_client import KafkaConfig
 from edge.sources.mqtt import MqttConfig
 from edge.sources.remote_write import RemoteWriteConfig
 from edge.sources.syslog import SyslogConfig
-from edgewater import accuracy, query
-from edgewater.caching import ESTIMATES, EVICTIONS, SIZINGS
-from edgewater.query import QuerySpec
+from edgewater.model import accuracy, query
+from edgewater.model.caching import ESTIMATES, EVICTIONS, SIZINGS
+from edgewater.model.query import QuerySpec
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 

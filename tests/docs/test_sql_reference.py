@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from center.api.sql_select import check_select
-from edgewater import sql
-from edgewater.sql import CreateQuery, SelectRows, parse_statement
+from edgewater.model import sql
+from edgewater.model.sql import CreateQuery, SelectRows, parse_statement
 from tests.written_queries import written_queries
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -21,7 +21,7 @@ from edge.config import EdgeConfig, parse_config
 from edge.core import Configured, FrameBuilt, PullEvent, SourceEnded
 from edge.durability import DurableCore
 from edge.process import now_ms
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, InputLoss, QueryRef
 

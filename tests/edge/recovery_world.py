@@ -26,8 +26,8 @@ from edge.core import (
 )
 from edge.durability import DurableCore
 from edge.records import Position
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, QueryRef
 

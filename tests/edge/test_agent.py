@@ -23,9 +23,9 @@ from edge.agent import RETIRED, Agent, open_agent
 from edge.config import parse_config
 from edge.process import now_ms
 from edge.records import Chunk, Rejection
-from edgewater.errors import InvalidConfig, StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import MAX_TIME_MS, EdgeId
+from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import FrameBody
 from tests.certificates import make_certificates
 from tests.edge.core.test_core import merged

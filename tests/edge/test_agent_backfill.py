@@ -12,8 +12,8 @@ from edge.agent import open_agent
 from edge.core import Configured, FrameBuilt, PullEvent, SourceEnded
 from edge.durability import DurableCore
 from edge.process import now_ms
-from edgewater.query import QuerySpec
-from edgewater.streams import MAX_TIME_MS
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import FrameBody, QueryRef
 from tests.edge.agent_process import COUNT, QUERY, AgentProcess, counted, lines
 from tests.edge.core.test_core import merged

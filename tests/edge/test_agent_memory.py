@@ -11,7 +11,7 @@ import pytest
 from edge.agent import open_agent
 from edge.config import EdgeConfig, parse_config
 from edge.process import now_ms
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.wire import InputLoss
 from tests.edge.test_agent import NDJSON, Center, free_port, run, running, until
 

@@ -17,8 +17,8 @@ import yaml
 
 from center.catalog import EdgeRecord
 from edge.process import now_ms
-from edgewater.query import QuerySpec
-from edgewater.streams import EdgeId
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import EdgeId
 from edgewater.synopses import GroupedAggregate
 from tests.edge.test_agent import NDJSON, Center, free_port
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from edge.config import load_config, parse_config
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 
 YAML = """
 edge: jfk

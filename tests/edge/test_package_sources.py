@@ -21,9 +21,9 @@ from edge.preflight import check
 from edge.records import Chunk, Decoded, Lag, Position, Source
 from edge.source_kinds import GROUP, KeptSource, SourceCheck, SourceContext, SourceKinds, SourcePluginWarning
 from edge.sources import factory
-from edgewater.configuration import refusal
-from edgewater.errors import InvalidConfig
-from edgewater.streams import Delivery
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.streams import Delivery
+from edgewater.runtime.configuration import refusal
 from tests.edge.core.test_core import merged
 from tests.edge.test_agent import NDJSON, START_MS, Center, config, expected, run, running, until
 

@@ -10,8 +10,8 @@ import pytest
 
 from edge.config import parse_config
 from edge.preflight import OK_ADVISED, CheckReport, check
-from edgewater.errors import InvalidConfig, InvalidQuery
-from edgewater.query import QuerySpec
+from edgewater.model.errors import InvalidConfig, InvalidQuery
+from edgewater.model.query import QuerySpec
 
 NOW_MS = 1_700_000_000_000
 

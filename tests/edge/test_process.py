@@ -7,8 +7,8 @@ import pytest
 
 from edge.core import Configured, Dropped, EdgeCore, Ingested, SourcesOpened, StreamSpec
 from edge.process import CLOCK_STEP_CONFIRMED_S, WallClock
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
 
 START_S = 1_800_000_000.0

@@ -16,8 +16,8 @@ from edge.durability.durable_core import RAN_TOGETHER
 from edge.records import COALESCE_S, Chunk
 from edge.sources.pacing import paced
 from edge.worker import BLOCK_MS, FRAME_TURNS, LONGEST_WAIT_S, MOST_WAITING, OFF, PIECE_MS, READ_EVERY_MS, Worker
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN, StreamClock
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN, StreamClock
 from edgewater.wire import QueryRef
 
 START_MS = 1_767_225_600_000

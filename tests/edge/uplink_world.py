@@ -19,7 +19,7 @@ from center.ingest.gateway import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLog
 from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.wire import (
     MIN_PROTOCOL,
     PROTOCOL,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edgewater.streams import COLUMN_TYPES
+from edgewater.model.streams import COLUMN_TYPES
 from edgewater.synopses import (
     BernoulliSample,
     BiasedReservoir,

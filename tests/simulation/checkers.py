@@ -18,9 +18,9 @@ from datetime import datetime
 from fractions import Fraction
 from typing import Any
 
-from edgewater.measure import Measure
-from edgewater.quantities import fraction
-from edgewater.windows import SessionWindow
+from edgewater.model.measure import Measure
+from edgewater.model.quantities import fraction
+from edgewater.model.windows import SessionWindow
 from tests.simulation.truth import UNKNOWN, Bounds, Fate, Group, QueryTruth, TrueWindow
 
 Answer = Mapping[str, Any]

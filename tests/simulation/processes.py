@@ -30,8 +30,8 @@ from edge.config import parse_config
 from edge.core import EdgeCore, Effect, Event, Ingested, MemoryLimits
 from edge.records import Chunk, Position, PushId, Rejection, Rejections
 from edge.sources.http import http_source_name
-from edgewater.errors import OutdatedState, StorageError
-from edgewater.streams import TIME_COLUMN, Delivery, EdgeId
+from edgewater.model.errors import OutdatedState, StorageError
+from edgewater.model.streams import TIME_COLUMN, Delivery, EdgeId
 from edgewater.wire import QueryRef
 from tests.simulation.scenario import COLUMN_NAMES, COLUMNS, STREAM, WRONG_TYPE, EdgePlan
 from tests.simulation.virtual import Process

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from edge.records import RejectionReason
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from tests.simulation.virtual import EPOCH_MS
 
 STREAM = "events"

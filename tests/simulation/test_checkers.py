@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from tests.simulation.checkers import Outcome, RevisionWatch, check_query, false_confidences, time_ms
 from tests.simulation.truth import Fate, QueryTruth, TrueRecord
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from edgewater.measure import Measure
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
-from edgewater.windows import SessionWindow, SlidingWindow
+from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
+from edgewater.model.windows import SessionWindow, SlidingWindow
 
 Group = tuple[Any, ...]
 """The values of the `group_by` columns, in their order."""

@@ -29,7 +29,7 @@ from sqlalchemy import Engine, event
 import center.catalog.store
 import center.job.frame_source
 import center.results.store
-import center.storage.segments
+import center.storage.segment_files
 import edge.agent
 import edge.durability.journal
 import edge.uplink.client
@@ -40,8 +40,8 @@ from center.serving import render
 from center.storage.database import open_engine
 from edge.process import WallClock
 from edge.utilization import no_marker
-from edgewater.errors import NotFound
-from edgewater.streams import EdgeId
+from edgewater.model.errors import NotFound
+from edgewater.model.streams import EdgeId
 from edgewater.wire import REJECTIONS, QueryRef
 from tests.simulation.checkers import Falsehood, Findings, RevisionWatch, check_query, time_ms
 from tests.simulation.lies import Liar
@@ -644,7 +644,7 @@ def installed(world: World) -> Iterator[None]:
             (edge.agent, "build_sources"): build_sources,
             (edge.agent, "release_free_memory"): lambda: None,
             (edge.durability.journal, "os"): CrashableOs(),
-            (center.storage.segments, "os"): CrashableOs(),
+            (center.storage.segment_files, "os"): CrashableOs(),
             (center.job.frame_source, "now_ms"): lambda: this_process().now_ms(),
             (grpc.aio, "server"): lambda options=(): Server(world.network, this_process()),
             (center.catalog.store, "open_engine"): shared_engine,

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from center.api.prometheus.series import ABSENT, Axis, Labels, Samples, Selection, SeriesReader, is_absent, selection
 from center.catalog import RegisteredQuery
-from edgewater.errors import EdgewaterError
+from edgewater.model.errors import EdgewaterError
 
 MAX_LENGTH = 8_192
 """Characters of an expression."""

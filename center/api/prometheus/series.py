@@ -31,7 +31,7 @@ from center.serving import NO_QUESTIONS, MeasureQuestions
 from center.serving.cells import Cell
 from center.serving.render import answer_rows, merged_data, stated_quality
 from center.serving.totals import answer_totals
-from edgewater.errors import EdgewaterError
+from edgewater.model.errors import EdgewaterError
 from edgewater.synopses import GroupedAggregate
 
 Labels = tuple[tuple[str, str], ...]

@@ -24,8 +24,8 @@ from center.catalog import RegisteredQuery
 from center.ledger import Phase
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions
-from edgewater.errors import InvalidRequest, NotFound
-from edgewater.timestamps import rfc3339
+from edgewater.model.errors import InvalidRequest, NotFound
+from edgewater.model.timestamps import rfc3339
 
 MAX_LIMIT = 1_000
 CHUNK = 25

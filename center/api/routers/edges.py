@@ -8,7 +8,7 @@ from center.api.access import ADMINISTERS, IN_TURN, READS
 from center.api.models import Edge, EdgeList
 from center.api.openapi import problems
 from center.api.services import Center
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 
 router = APIRouter(prefix="/v1/edges", tags=["edges"])
 

@@ -19,7 +19,7 @@ from center.api.services import Center, Services
 from center.api_access import Principal
 from center.catalog import RegisteredQuery
 from center.serving import Evaluator, StoredWindows
-from edgewater.errors import NotFound
+from edgewater.model.errors import NotFound
 
 EXAMPLE_QUESTIONS = """\
 {"id":1,"latest":1,"measure":"ips","question":"frequency","item":"10.0.0.1"}

@@ -18,11 +18,11 @@ from center.budgets import BudgetAllocator, Holding, error_limits
 from center.catalog import RegisteredQuery, expected_edges
 from center.results import AnswerRecord
 from center.serving import edge_statements, explain_value, value_of_group
-from edgewater.errors import InvalidRequest, NotFound
-from edgewater.measure import Measure
-from edgewater.query import QuerySpec
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
-from edgewater.timestamps import rfc3339
+from edgewater.model.errors import InvalidRequest, NotFound
+from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
+from edgewater.model.timestamps import rfc3339
 
 MAX_REVISIONS = 20
 """Revisions of a window that an explanation evaluates."""

@@ -10,8 +10,8 @@ from center.api.access import OPEN, READS_ALL
 from center.api.models import ComponentReadiness, Readiness
 from center.api.services import Center, Services
 from center.catalog import COMPONENTS, component_status, query_key
-from edgewater.errors import EdgewaterError, StorageError
-from edgewater.health import metrics_response
+from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.runtime.health import metrics_response
 
 router = APIRouter(tags=["health"])
 

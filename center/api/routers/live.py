@@ -20,7 +20,7 @@ from center.api.openapi import Responses, problems
 from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
 from center.ledger import Phase
-from edgewater.errors import EdgewaterError, InvalidRequest, NotFound
+from edgewater.model.errors import EdgewaterError, InvalidRequest, NotFound
 
 EXAMPLE = """\
 id: 41

@@ -21,7 +21,7 @@ from center.api.prometheus.evaluate import Matchers, PromqlError, evaluate, inst
 from center.api.prometheus.series import MAX_POINTS, Axis, Labels, SeriesReader, TooMany
 from center.api.services import Center, Services
 from center.catalog import RegisteredQuery
-from edgewater.timestamps import EARLIEST_MS, LATEST_MS, parse_time
+from edgewater.model.timestamps import EARLIEST_MS, LATEST_MS, parse_time
 
 PROMETHEUS_VERSION = "2.42.0"
 """The version whose answers these are like. Clients choose by it what they ask."""

@@ -33,12 +33,12 @@ from center.api.sql_tables import columns_of, empty_table
 from center.api.waiting import explain
 from center.api_access import Principal
 from center.catalog import COMPONENTS, EdgeRecord, RegisteredQuery, component_status, expected_edges
-from edgewater.errors import InvalidQuery, NotFound, did_you_mean
-from edgewater.query import QuerySpec
-from edgewater.sql import to_sql
-from edgewater.streams import EdgeId
+from edgewater.model.errors import InvalidQuery, NotFound, did_you_mean
+from edgewater.model.query import QuerySpec
+from edgewater.model.sql import to_sql
+from edgewater.model.streams import EdgeId
+from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import require_fit
-from edgewater.timestamps import rfc3339
 
 router = APIRouter(prefix="/v1/queries", tags=["queries"])
 

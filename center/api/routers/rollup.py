@@ -23,9 +23,9 @@ from center.catalog import RegisteredQuery
 from center.ledger import Phase
 from center.results import AnswerRecord
 from center.serving import EVERY_ACCEPTED, Intervals, roll_up
-from edgewater.errors import InvalidRequest
-from edgewater.time_functions import UTC
-from edgewater.timestamps import rfc3339
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.time_functions import UTC
+from edgewater.model.timestamps import rfc3339
 
 MAX_INTERVALS = 1_000
 MAX_WINDOWS = 50_000

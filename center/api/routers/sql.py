@@ -29,8 +29,8 @@ from center.api.sql_tables import MAX_ROWS, columns_of, empty_table, query_table
 from center.api.time_params import Time
 from center.api_access import Principal
 from center.serving import csv_table
-from edgewater.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
-from edgewater.sql import (
+from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
+from edgewater.model.sql import (
     CreateQuery,
     DescribeTable,
     DropQuery,
@@ -42,7 +42,7 @@ from edgewater.sql import (
     parse_statement,
     to_sql,
 )
-from edgewater.timestamps import rfc3339
+from edgewater.model.timestamps import rfc3339
 
 router = APIRouter(prefix="/v1/sql", tags=["sql"])
 

@@ -13,9 +13,9 @@ from center.api.models import StreamColumns, StreamList
 from center.api.openapi import problems
 from center.api.services import Center, Services
 from center.config import Columns
-from edgewater.configuration import Section, validate
-from edgewater.errors import InvalidConfig, InvalidRequest
-from edgewater.measure import NAME
+from edgewater.model.errors import InvalidConfig, InvalidRequest
+from edgewater.model.measure import NAME
+from edgewater.runtime.configuration import Section, validate
 
 _EXAMPLE = {"columns": {"carrier": "string", "distance": {"type": "int64", "description": "miles"}}}
 _BODY: dict[str, Any] = {

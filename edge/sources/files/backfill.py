@@ -13,7 +13,7 @@ from typing import Any
 from edge.records import InputGone, Position
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import FileReader, OpenReader, Piece
-from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
+from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from edge.sources.files.fingerprint import (
 )
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import FileReader, OpenReader, Piece, file_gone_piece
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 from edgewater.wire import LossReason
 
 MAX_FOLLOWED_FILES = 1000

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edge.records import Position, Rejection
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from edge.sources.files.parquet import ParquetReader
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import FileReader, OpenReader, Piece, file_gone_piece, note_piece
 from edge.sources.files.text import TextReader
-from edgewater.errors import InvalidConfig, StorageError
-from edgewater.streams import Delivery
+from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.model.streams import Delivery
 
 POLL_S = 0.25
 BACKFILL_ROWS = 2_048

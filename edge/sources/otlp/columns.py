@@ -15,7 +15,7 @@ import pyarrow as pa
 from edge.codecs import RecordSchema, extract_event_times
 from edge.records import Decoded, RejectionReason, Rejections
 from edge.sources.otlp.messages import Attributes, Records, any_value, refusing
-from edgewater.streams import type_name
+from edgewater.model.streams import type_name
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

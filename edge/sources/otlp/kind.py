@@ -23,9 +23,9 @@ from edge.source_kinds import SourceContext
 from edge.sources.grpc_receiving import MEDIA as GRPC
 from edge.sources.grpc_receiving import STATUS
 from edge.sources.http_body import ENCODINGS
-from edgewater.configuration import refusal
-from edgewater.errors import InvalidConfig
-from edgewater.streams import type_name
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.streams import type_name
+from edgewater.runtime.configuration import refusal
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 MAX_SERIES = 1_000_000

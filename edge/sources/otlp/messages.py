@@ -28,7 +28,7 @@ from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from edge.receivers import Body
-from edgewater.errors import InvalidRecord
+from edgewater.model.errors import InvalidRecord
 
 IntArray = npt.NDArray[np.int64]
 T = TypeVar("T")

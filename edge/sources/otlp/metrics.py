@@ -26,7 +26,7 @@ from edge.records import Decoded, RejectionReason
 from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
 from edge.sources.otlp.columns import IntArray, Prepared, Rows, Values, nanoseconds, prepare
 from edge.sources.otlp.messages import Budget, Records, message_class, refusing
-from edgewater.streams import type_name
+from edgewater.model.streams import type_name
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]

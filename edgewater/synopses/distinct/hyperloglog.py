@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses.array_stack import ArrayStack, group_mask
 from edgewater.synopses.base import (
     ITEM_TYPES,

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.guard.nesting import MAX_PACKED, Nesting, check_nesting
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
 from edgewater.synopses.base import IntArray
-from edgewater.wire.nesting import MAX_PACKED, Nesting, check_nesting
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses
 from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.codec import ArrayRoles

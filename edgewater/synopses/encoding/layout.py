@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from edgewater.errors import CorruptSynopsis
+from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 

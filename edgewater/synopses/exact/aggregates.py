@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis
+from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses.array_stack import ArrayStack, keep_better
 from edgewater.synopses.base import (
     ITEM_TYPES,

@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import CorruptSynopsis
+from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses.array_stack import rounds
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding import codec

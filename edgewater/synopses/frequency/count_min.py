@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 from edgewater.synopses.base import Count, Estimates, IntArray, Question, Questions
 from edgewater.synopses.checks import check_fraction
 from edgewater.synopses.frequency.counters import (

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses.array_stack import halvings, with_capacity
 from edgewater.synopses.base import ITEM_TYPES, IntArray, Properties
 from edgewater.synopses.checks import check_fold, check_power_of_two, check_whole

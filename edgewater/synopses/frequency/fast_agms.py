@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 from edgewater.synopses.base import Count, Estimates, FloatArray, IntArray, Question, Questions
 from edgewater.synopses.checks import check_confidence, check_fraction
 from edgewater.synopses.frequency.counters import (

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, InvalidRequest
-from edgewater.streams import COLUMN_TYPES
+from edgewater.model.errors import CorruptSynopsis, InvalidRequest
+from edgewater.model.streams import COLUMN_TYPES
 from edgewater.synopses.array_stack import run_indices
 from edgewater.synopses.base import ITEM_TYPES, Count, Estimate, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.checks import check_fold, check_fraction, check_whole

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses.base import NUMBER_TYPES, Estimate, Estimates, Quantile, Question, Questions
 from edgewater.synopses.checks import check_not_nan, check_whole
 from edgewater.synopses.encoding import codec

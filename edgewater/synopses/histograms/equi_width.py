@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses.array_stack import ArrayStack, halvings, with_capacity
 from edgewater.synopses.base import (
     NUMBER_TYPES,

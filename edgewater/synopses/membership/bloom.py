@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses.array_stack import halvings, with_capacity
 from edgewater.synopses.base import (
     ITEM_TYPES,

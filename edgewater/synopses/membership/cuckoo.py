@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses.base import (
     ITEM_TYPES,
     BoolArray,

@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses.array_stack import ArrayStack, group_mask, run_indices
 from edgewater.synopses.base import (
     NUMBER_TYPES,

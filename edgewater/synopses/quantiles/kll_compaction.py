@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import CorruptSynopsis
+from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.synopses.hashing import finalised
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 from edgewater.synopses.base import (
     ITEM_TYPES,
     BoolArray,

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 from edgewater.synopses.base import (
     ITEM_TYPES,
     BoolArray,

@@ -1,7 +1,7 @@
 """Functions of a window's rows that have no mergeable state: k-means, exact quantiles, third-party functions.
 
 Edges ship rows (`row_sample`), all or a sample of them, and the center evaluates the function on the rows of a query's
-window on demand. The error of a sample's value is estimated by resampling (`center.early_trigger.function_estimate`),
+window on demand. The error of a sample's value is estimated by resampling (`center.early.function_answers`),
 unless the function has a formula (`SampleFunction.interval`). A third-party function is a `SampleFunction` subclass and
 `sample_function(...)`, which a plugin provides (`plugins`).
 """

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses.array_stack import group_mask, run_indices
 from edgewater.synopses.base import ITEM_TYPES, BoolArray, IntArray, arrow_values
 from edgewater.synopses.checks import check_fold, check_whole, whole_numbers

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from edgewater.errors import CorruptSynopsis, InvalidRequest, SynopsisError, UnsupportedVersion
+from edgewater.model.errors import CorruptSynopsis, InvalidRequest, SynopsisError, UnsupportedVersion
 from edgewater.synopses.base import Question
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.registry import stack_from_message

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from bench.early_answers.bootstrap import bootstrap_error, sample_for_function
-from center.early_trigger import mean_size
-from edgewater.accuracy import AccuracyTarget
-from edgewater.errors import InvalidInput
+from center.early import mean_size
+from edgewater.model.accuracy import AccuracyTarget
+from edgewater.model.errors import InvalidInput
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bench.truth.arrivals import LateRecords
-from edgewater.accuracy import AccuracyTarget, MeasureKind
-from edgewater.errors import InvalidInput
+from edgewater.model.accuracy import AccuracyTarget, MeasureKind
+from edgewater.model.errors import InvalidInput
 from sim.early_answers.engine import EarlyAnswerSimulation, WindowOutcome
 
 

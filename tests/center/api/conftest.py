@@ -23,9 +23,9 @@ from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from center.results.schema import answers
-from edgewater.health import bound_address, listen
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, Delivery, EdgeId
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, Delivery, EdgeId
+from edgewater.runtime.health import bound_address, listen
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import SliceClose, Withheld
 

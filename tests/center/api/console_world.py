@@ -15,7 +15,7 @@ from center.budgets import (
     ShareReported,
 )
 from center.catalog import BudgetStateChange, ComponentHeartbeat, RegisteredQuery
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 from edgewater.wire import Rest, Withheld
 
 HOUR = 3_600_000

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edgewater.health import EmbeddedServer, bound_address, listen
+from edgewater.runtime.health import EmbeddedServer, bound_address, listen
 
 
 class Issuer:

@@ -23,7 +23,7 @@ from center.api.app import ROUTERS
 from center.api.authentication import FETCH_PAUSE_S
 from center.catalog import ComponentHeartbeat
 from center.config import CenterConfig
-from edgewater.errors import InvalidConfig, StorageError, Unauthenticated
+from edgewater.model.errors import InvalidConfig, StorageError, Unauthenticated
 from tests.center.api.conftest import T0
 from tests.center.api.issuer import Issuer, issuing
 

@@ -13,8 +13,8 @@ from center.api.models import Edge, ProblemDetails, Readiness
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
 from center.catalog import ComponentHeartbeat, QueryDelayRecord, UnindexedFrame
 from center.storage.frame_log import FrameEntry, FrameLocation
-from edgewater import errors
-from edgewater.streams import MAX_TIME_MS, EdgeId
+from edgewater.model import errors
+from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import QueryRef
 
 T0 = 1_356_998_400_000

@@ -22,7 +22,7 @@ import pytest
 from starlette.responses import Response, StreamingResponse
 
 from center.api.pages import PAGE_POLICY, SWAGGER_FILES
-from edgewater.connections import SMALL_CHUNKS
+from edgewater.runtime.connections import SMALL_CHUNKS
 from tests.certificates import make_certificates
 
 WAIT_S = 60.0

@@ -14,7 +14,7 @@ from center.budgets import (
     ShareReported,
 )
 from center.catalog import BudgetStateChange
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 from edgewater.wire import Withheld
 
 HOUR = 3_600_000

@@ -10,9 +10,9 @@ import pytest
 
 from bench.hostile.__main__ import fuzz
 from bench.hostile.targets import all_targets
-from edgewater.errors import InvalidQuery
-from edgewater.plain_yaml import MAX_NESTING
-from edgewater.syntax import MAX_TOKENS, parse_sql
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.syntax import MAX_TOKENS, parse_sql
+from edgewater.runtime.plain_yaml import MAX_NESTING
 
 SPEC: dict[str, Any] = {"name": "n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 LIMIT_S = 3.0

@@ -21,7 +21,7 @@ from center.api.live_feed import AnswerPoller, LiveStream, SharedReads
 from center.results import NewestAnswers
 from center.results.schema import answers as stored
 from center.serving import NO_QUESTIONS, MeasureQuestions, render
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 from edgewater.wire import QueryRef
 
 HOUR = 3_600_000

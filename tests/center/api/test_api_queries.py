@@ -8,8 +8,8 @@ import pytest
 
 from center.api.bodies import MAX_BODY_BYTES
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, QueryDetail
-from edgewater.query import QuerySpec
-from edgewater.streams import EdgeId
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import EdgeId
 
 SPEC = {"name": "n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 

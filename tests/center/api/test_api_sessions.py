@@ -7,7 +7,7 @@ import pytest
 from center.api.models import Answer
 from center.ledger import FrameSummary
 from center.results import MergedDelta
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import SliceClose
 

@@ -13,9 +13,9 @@ import pytest
 
 from center.api.sql_guard import SqlGuard
 from center.api.sql_select import check_select
-from edgewater.errors import InvalidQuery
-from edgewater.query import QuerySpec
-from edgewater.sql import to_sql
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.query import QuerySpec
+from edgewater.model.sql import to_sql
 from tests.center.api.conftest import HOUR, SPEC, T0, Desk
 
 CREATE = to_sql(QuerySpec.from_mapping(SPEC))

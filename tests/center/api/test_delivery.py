@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from edgewater.__main__ import Commands
 from edgewater.client import Center
-from edgewater.streams import Delivery
+from edgewater.model.streams import Delivery
 from tests.center.api.conftest import HOUR, T0, Desk
 
 POINTS = [EntryPoint("edges", "edgewater.client.commands:edges", "edgewater.commands"),

@@ -103,7 +103,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, str]
     (path / "prometheus.yml").write_text("global: {}\n")
     blocks = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "samples.om", "data"]
     subprocess.run(blocks, cwd=path, check=True, capture_output=True)
-    from edgewater.health import listen
+    from edgewater.runtime.health import listen
 
     with listen("127.0.0.1:0", "test") as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"

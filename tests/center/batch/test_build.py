@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from center.batch import Strategy, build
-from center.slicing import SlidingCount
-from edgewater.errors import InvalidRequest
+from center.batch.slicing import SlidingCount
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 from edgewater.synopses import (
     BloomFilter,
     CountMin,
@@ -23,7 +24,6 @@ from edgewater.synopses import (
     from_bytes,
     function_named,
 )
-from edgewater.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 
 pytestmark = pytest.mark.spark
 

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from center.batch import build, evaluate, register_sql
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.windows import SlidingWindow, TumblingWindow
 from edgewater.synopses import CountMin, DDSketch, Distinct, Frequency, HyperLogLog, Quantile, from_bytes
-from edgewater.windows import SlidingWindow, TumblingWindow
 
 pytestmark = pytest.mark.spark
 

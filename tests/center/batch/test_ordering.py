@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from center.batch import Strategy, build, evaluate
-from center.slicing import SlidingCount
+from center.batch.slicing import SlidingCount
+from edgewater.model.windows import CountWindow, SlidingWindow, TumblingWindow
 from edgewater.synopses import HaarWavelet, Point, RangeSum, from_bytes
-from edgewater.windows import CountWindow, SlidingWindow, TumblingWindow
 
 pytestmark = pytest.mark.spark
 

@@ -15,8 +15,8 @@ import pytest
 import center.batch.builder
 from center.batch import Strategy, build
 from center.batch.file_scan import file_scan
+from edgewater.model.windows import SlidingWindow, TumblingWindow
 from edgewater.synopses import CountMin, GroupedAggregate, HyperLogLog, Kll, ReservoirSample, function_named
-from edgewater.windows import SlidingWindow, TumblingWindow
 
 pytestmark = pytest.mark.spark
 

@@ -17,7 +17,8 @@ from center.batch.compute_phase import BatchJob, Compute
 from center.batch.layout import RecordLayout
 from center.batch.merge_phase import FinishLevel, SlicePartial, bounds_of, session_windows, sliding_windows
 from center.batch.pattern import SynopsisPattern
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 from edgewater.synopses import (
     CountMin,
     GroupedAggregate,
@@ -28,7 +29,6 @@ from edgewater.synopses import (
     from_bytes,
     function_named,
 )
-from edgewater.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 from tests.examples import examples
 
 

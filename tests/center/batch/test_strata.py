@@ -14,8 +14,8 @@ from center.batch.layout import RecordLayout
 from center.batch.merge_phase import CombineLevel, FinishLevel
 from center.batch.ordered import _ManagerBuilder, _PartBuilder
 from center.batch.pattern import SynopsisPattern
+from edgewater.model.windows import SlidingWindow, TumblingWindow
 from edgewater.synopses import CountMin, HaarWavelet
-from edgewater.windows import SlidingWindow, TumblingWindow
 
 LAYOUT = RecordLayout((("key", "float64"),), ("int64",), ("v",), "t")
 ORDER = [(name, "ascending") for name in ("_s0", "block", "slice_start", "part")]

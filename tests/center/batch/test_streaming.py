@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from center.batch import build, latest_revisions
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.windows import SessionWindow, SlidingWindow, TumblingWindow
 from edgewater.synopses import CountMin, HaarWavelet, HyperLogLog, from_bytes
-from edgewater.windows import SessionWindow, SlidingWindow, TumblingWindow
 
 pytestmark = pytest.mark.spark
 

@@ -15,8 +15,8 @@ from center.batch import build
 from center.batch.file_scan import file_scan
 from center.batch.scan_plan import FileRange, ScanPlan
 from center.batch.text_scan import CSV, JSON, TextScan
+from edgewater.model.windows import TumblingWindow
 from edgewater.synopses import CountMin, Kll
-from edgewater.windows import TumblingWindow
 
 pytestmark = pytest.mark.spark
 

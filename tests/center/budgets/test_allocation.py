@@ -17,7 +17,7 @@ from center.budgets import (
     RebalanceEvent,
     ShareReported,
 )
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 from tests.center.share_world import EAGER, SLICE_MS, ShareWorld
 from tests.examples import examples
 

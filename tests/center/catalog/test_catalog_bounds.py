@@ -13,9 +13,9 @@ from center.catalog.edge_rows import REMEMBER_MS
 from center.catalog.query_rows import FORGET_AFTER_MS
 from center.storage.database import write_transaction
 from center.storage.frame_log import FrameLocation
-from edgewater import windows
-from edgewater.errors import Conflict, InvalidQuery, LimitExceeded, ProtocolError
-from edgewater.streams import EdgeId
+from edgewater.model import windows
+from edgewater.model.errors import Conflict, InvalidQuery, LimitExceeded, ProtocolError
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, frame, hello, spec
 

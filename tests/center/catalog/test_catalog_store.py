@@ -23,8 +23,8 @@ from center.catalog import (
 from center.catalog.query_rows import _log_once, _read_spec
 from center.config import ColumnEntry
 from center.storage.frame_log import FrameLocation
-from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
-from edgewater.streams import LIVE, EdgeId, StreamClock
+from edgewater.model.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
+from edgewater.model.streams import LIVE, EdgeId, StreamClock
 from edgewater.synopses import registry
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from center.catalog import Catalog, InputRecord
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 from tests.center.catalog_world import JFK, LGA, hello
 
 

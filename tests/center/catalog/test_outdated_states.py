@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from center.catalog import Catalog, HeartbeatRecord, IndexOutcome, SessionStart, StateDigest
-from edgewater.errors import EdgewaterError, OutdatedState
+from edgewater.model.errors import EdgewaterError, OutdatedState
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import FLIGHTS, JFK, frame, spec
 

@@ -13,8 +13,8 @@ from center.ingest.assignments import AssignmentPlan
 from center.ingest.budget_sync import BudgetSync
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import StatusWriter
-from edgewater.errors import StorageError
-from edgewater.streams import MIN_TIME_MS, EdgeId
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, hello, spec
 from tests.center.gateway_world import on_a_loop

@@ -11,7 +11,7 @@ import pytest
 
 from center.config import TlsSection
 from center.ingest.credential_files import CredentialFiles
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 from edgewater.wire import uplink_pb2_grpc
 from tests.center.gateway_world import Center, RawEdge, center, eventually, on_a_loop
 

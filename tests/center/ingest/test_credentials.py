@@ -11,8 +11,8 @@ import pytest
 from center.catalog import Catalog
 from center.edge_access import EdgeAccess
 from center.ingest.authentication import Credentials, Presented
-from edgewater.errors import InvalidConfig, Unauthenticated
-from edgewater.streams import EdgeId
+from edgewater.model.errors import InvalidConfig, Unauthenticated
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import JFK, Center, RawEdge, center, eventually, frame, on_a_loop, spec

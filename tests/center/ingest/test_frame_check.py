@@ -20,9 +20,9 @@ from center.ingest.frame_check import (
 )
 from center.ingest.open_windows import OpenWindows
 from edgewater.arrivals import SubstreamStatistics, lag_groups
-from edgewater.frame_work import MAX_FRAME_WORK, PER_CLOSE
-from edgewater.query import QuerySpec
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.guard.frame_work import MAX_FRAME_WORK, PER_CLOSE
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
 from edgewater.wire import (

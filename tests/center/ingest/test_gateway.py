@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from center.storage.frame_log import FrameLog, StoredFrame
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
 from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, on_a_loop, spec

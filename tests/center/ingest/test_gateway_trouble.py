@@ -16,8 +16,8 @@ from center.catalog import Catalog
 from center.ingest.gateway import Gateway, GatewayConfig
 from center.ingest.group_commit import LAG_MS
 from center.storage.frame_log import FrameLog
-from edgewater.errors import InvalidConfig, StorageError
-from edgewater.health import health_routes
+from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.runtime.health import health_routes
 from edgewater.wire import Encoding, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import JFK, MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, tokens

@@ -16,8 +16,8 @@ from center.ingest import hello_queue
 from center.ingest.hello_queue import HelloQueue
 from center.ingest.limits import TryLater
 from center.ingest.metrics import GatewayMetrics
-from edgewater.errors import EdgewaterError, Retired, StorageError
-from edgewater.streams import EdgeId
+from edgewater.model.errors import EdgewaterError, Retired, StorageError
+from edgewater.model.streams import EdgeId
 from tests.center.gateway_world import on_a_loop
 
 

@@ -21,9 +21,9 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
-from edgewater.frame_work import FULL_FRAME_WORK
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, TIME_COLUMN
+from edgewater.guard.frame_work import FULL_FRAME_WORK
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.wire import QueryRef
 from tests.edge.core.test_shipped_partials import COLUMNS, MEASURES, OTHERS, batch
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from center.ingest.open_windows import MAX_STEPS, OpenWindows, SliceSet
-from edgewater.query import QuerySpec
-from edgewater.streams import MIN_TIME_MS
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MIN_TIME_MS
 from edgewater.wire import Frame, FrameBody, InputLoss, Partial, SliceClose
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, on_a_loop, spec, synopsis
 

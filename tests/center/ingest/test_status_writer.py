@@ -10,8 +10,8 @@ import pytest
 from center.catalog import Catalog, EdgeRecord, HeartbeatRecord, SessionStart
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import MAX_HEARTBEATS, StatusWriter
-from edgewater.errors import StorageError
-from edgewater.streams import EdgeId
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import EdgeId
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, spec
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from center.catalog.edges import streams_from_json, streams_to_json
 from center.ingest.validation import MAX_FINGERPRINTS, read_heartbeat, read_hello, read_inputs, read_utilization
-from edgewater.errors import ProtocolError
-from edgewater.streams import Delivery, EdgeId
+from edgewater.model.errors import ProtocolError
+from edgewater.model.streams import Delivery, EdgeId
 from edgewater.wire import uplink_pb2 as pb
 
 

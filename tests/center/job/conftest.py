@@ -15,9 +15,9 @@ from center.catalog import Catalog, StreamRecord, UnindexedFrame, query_key
 from center.ledger import Phase
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog, StoredFrame
-from edgewater.frame_work import PER_CLOSE, PER_MEASURE, PER_PARTIAL
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId
+from edgewater.guard.frame_work import PER_CLOSE, PER_MEASURE, PER_PARTIAL
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose
 

@@ -10,9 +10,9 @@ import pytest
 
 from center.job.ledger_writer import FOR_EVER_MS
 from center.ledger import Emission, QueryTooLarge
-from center.ledger import query as ledger_query
+from center.ledger import window_book as ledger_query
 from center.results import store, writes
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 from tests.center.gateway_world import synopsis
 from tests.center.job.conftest import WINDOW_MS, World, spec

@@ -20,7 +20,7 @@ from center.results import schema as t
 from center.storage.database import write_transaction
 from center.storage.progress import Progress, Track, progress_path, read_progress
 from center.storage.query_partition import QueryPartition
-from edgewater.errors import NotFound
+from edgewater.model.errors import NotFound
 from edgewater.wire import QueryRef
 from tests.center.job.conftest import World
 from tests.center.job.micro_batches import MicroBatches, deadly, install_deadly

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from center.job.admission import BatchLimits
-from center.ledger import query
-from edgewater.frame_work import BYTES_PER_UNIT
+from center.ledger import window_book as query
+from edgewater.guard.frame_work import BYTES_PER_UNIT
 from edgewater.wire import FrameBody, Partial, SliceClose
 from tests.center.job.conftest import WINDOW_MS, World, synopsis
 from tests.center.job.micro_batches import MicroBatches

@@ -21,8 +21,8 @@ from center.job.rows import FrameRow, RowKind, from_table
 from center.ledger import Ledger
 from center.storage.frame_log import FrameEntry
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from edgewater.errors import StorageError
-from edgewater.streams import EdgeId
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import EdgeId
 from edgewater.wire import FrameBody, QueryRef
 
 

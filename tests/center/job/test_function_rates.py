@@ -14,7 +14,7 @@ from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary, Ledger
 from center.results import AnswerRecord, MergedDelta
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire import QueryRef, SliceClose
 

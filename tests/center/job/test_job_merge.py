@@ -9,8 +9,8 @@ from center.job.merge import merge_rows
 from center.job.microbatch import gaps, to_micro_batch, unapplied
 from center.job.rows import ROW_SCHEMA, FrameRow, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
 from center.storage.frame_log import FrameEntry
-from edgewater.errors import CorruptFrame
-from edgewater.streams import MAX_TIME_MS, EdgeId
+from edgewater.model.errors import CorruptFrame
+from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
 

@@ -15,7 +15,7 @@ from center.job.metrics import JobMetrics
 from center.job.pipeline import BatchPipeline
 from center.ledger import Ledger
 from center.results import Lease, LeaseLost, ResultStore
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 from tests.center.job.test_ledger_writer import staleness_spec
 
 LEASE_S = 3.0

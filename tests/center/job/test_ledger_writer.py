@@ -13,9 +13,9 @@ from center.job.frame_retention import FrameRetention
 from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import Ledger, Phase
-from edgewater.errors import InvalidConfig, StorageError
-from edgewater.health import health_server
-from edgewater.query import QuerySpec
+from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.runtime.health import health_server
 
 WITHIN_S = 60
 

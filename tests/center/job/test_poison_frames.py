@@ -17,9 +17,9 @@ from tenacity import RetryCallState, Retrying
 from center.job import examination, microbatch
 from center.job.examination import Examiner, Trial
 from center.job.job import SUSPICIOUS, Job, JobConfig
-from center.ledger.query import QueryLedger
-from edgewater.errors import StorageError
-from edgewater.query import QuerySpec
+from center.ledger.window_book import QueryLedger
+from edgewater.model.errors import StorageError
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
 from edgewater.wire import FrameBody, InputLoss, Partial, QueryRef, SliceClose

@@ -20,11 +20,11 @@ from center.ledger import (
     QueryRegistered,
     TimeAdvanced,
 )
-from center.ledger.query import MAX_SEALED_STATEMENTS, MAX_WORK
 from center.ledger.state import WindowState
-from edgewater.errors import NotFound, StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from center.ledger.window_book import MAX_SEALED_STATEMENTS, MAX_WORK
+from edgewater.model.errors import NotFound, StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import InputLoss, LossReason, QueryRef, Rest, SliceClose, Withheld
 
 REF = QueryRef("q", 1)

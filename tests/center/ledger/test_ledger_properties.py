@@ -21,8 +21,8 @@ from center.ledger import (
     QueryRegistered,
     TimeAdvanced,
 )
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import QueryRef, SliceClose, Withheld
 from tests.examples import examples
 

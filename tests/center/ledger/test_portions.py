@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from center.ledger import AT_ONCE_MS, Emission
-from center.ledger.query import MAX_WORK
-from edgewater.streams import EdgeId
+from center.ledger.window_book import MAX_WORK
+from edgewater.model.streams import EdgeId
 from edgewater.wire import InputLoss
 from tests.center.ledger.test_ledger import MINUTE, REF, Center, close, reload, told
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from center.ledger.withheld import Totals, WithheldBound, over_budget
-from edgewater.query import ErrorBudget
+from edgewater.model.query import ErrorBudget
 from edgewater.wire import Signs, SliceClose, Withheld
 from tests.center.answer_world import query
 

@@ -24,9 +24,9 @@ from center.ledger import (
 )
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.results import AnswerRecord, MergedDelta, ResultStore
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
+from edgewater.model.windows import SessionWindow
 from edgewater.synopses import GroupedAggregate
-from edgewater.windows import SessionWindow
 from edgewater.wire import FrameBody, SliceClose
 from tests.center.ledger.test_ledger import Center, told
 from tests.center.results_world import Job, edge_record, total

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from center.catalog import RegisteredQuery
 from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, pack_state, stored_state
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId, StreamClock
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, EdgeId, StreamClock
 from edgewater.wire import SliceClose
 from tests.center.ledger.test_ledger_properties import CLOCKS, COURSE, REF, SPECS, course, record
 from tests.examples import examples

@@ -21,7 +21,7 @@ from center.ops.backup import restore_backup, take_backup
 from center.ops.supervisor import exclusive_lock
 from center.results import ResultStore
 from edgewater.__main__ import main
-from edgewater.errors import InvalidConfig, InvalidInput, StorageError
+from edgewater.model.errors import InvalidConfig, InvalidInput, StorageError
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, frame, hello, spec
 from tests.center.job.conftest import World

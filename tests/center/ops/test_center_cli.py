@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 
 from center.catalog import Catalog, ComponentRegistry, IndexOutcome, UnindexedFrame
 from center.results import ResultStore
-from center.spark.session import class_archive
+from center.spark.spark_session import class_archive
 from edgewater.__main__ import main
 from edgewater.wire import FrameBody, Partial, SliceClose
 from tests.center.job.conftest import World

@@ -11,7 +11,7 @@ from center.catalog import Catalog
 from center.config import CenterConfig, SparkSection
 from center.ops.processes import opened
 from center.ops.startup import Startup
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 
 
 def test_a_database_that_cannot_be_reached_is_tried_again(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from center.catalog import quarantine
-from center.ledger.query import QueryLedger
+from center.ledger.window_book import QueryLedger
 from center.results.writes import late_by_window
 from center.storage.frame_log import FrameLog
 from edgewater.__main__ import main
-from edgewater.errors import Conflict, NotFound
+from edgewater.model.errors import Conflict, NotFound
 from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
 from tests.center.job.conftest import World, synopsis
 from tests.center.job.micro_batches import MicroBatches

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from center.ops.supervisor import Backoff, ComponentCommand, Supervisor, describe_exit, exclusive_lock
-from edgewater.errors import InvalidConfig, StorageError
+from edgewater.model.errors import InvalidConfig, StorageError
 
 WAIT_S = 30.0
 SLEEPER = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); signal.pause()"

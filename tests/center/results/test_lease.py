@@ -15,7 +15,7 @@ from center.results import Lease, LeaseLost, ResultStore
 from center.results import lease as leases
 from center.storage.database import open_engine, write_transaction
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from edgewater.errors import Conflict
+from edgewater.model.errors import Conflict
 from edgewater.wire import QueryRef
 from tests.center.results_world import KEY, MINUTE, REF, Job, edge_record, registered, total
 

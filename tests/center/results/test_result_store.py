@@ -17,9 +17,9 @@ from center.results import ResultStore, writes
 from center.results import schema as t
 from center.results.writes import MAX_RANGES, MAX_SIDE_BY_SIDE
 from center.storage.database import open_engine
-from edgewater.errors import Conflict, IncompatibleState, InvalidRequest, NotFound, StorageError
-from edgewater.measure import Measure
-from edgewater.state_release import RELEASE
+from edgewater.model.errors import Conflict, IncompatibleState, InvalidRequest, NotFound, StorageError
+from edgewater.model.measure import Measure
+from edgewater.runtime.state_release import RELEASE
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
 from edgewater.wire import DroppedRecords, DropReason, QueryRef

@@ -11,7 +11,7 @@ from center.ledger import AT_ONCE_MS, QueryDeleted
 from center.results import ResultStore, trimming
 from center.results import schema as t
 from center.results.writes import MAX_TRIMMED_WINDOWS
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 from tests.center.results_world import MINUTE, REF, Job
 
 OpenJob = Callable[..., Job]

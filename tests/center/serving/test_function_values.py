@@ -15,8 +15,8 @@ from center.ledger import Phase
 from center.results import AnswerRecord
 from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
 from edge.core import EdgeCore, SamplingSet, StreamSpec
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE
 from edgewater.synopses import function_named
 from tests.center.accuracy_world import BEGIN_MS, COLUMNS, DISORDER_MS, REF, WINDOW_MS, spec
 from tests.center.stored_world import Stored, stored

@@ -13,7 +13,7 @@ import pytest
 from center.api.models import AnswerRow
 from center.ledger.withheld import WithheldBound
 from center.serving import MeasureQuestions, render, require_possible, to_csv, to_table
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 from tests.center.measures_world import EVERY_FUNCTION, aggregate, record, records, spec
 
 QUERY = spec(EVERY_FUNCTION)

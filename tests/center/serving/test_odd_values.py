@@ -14,7 +14,7 @@ from center.api.answer_cache import to_json
 from center.serving import MeasureQuestions, render
 from center.serving.own_error import OwnError, with_own_errors
 from center.serving.render import with_prediction
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, Sum
 from edgewater.synopses.quantiles.ddsketch import DDSketchStack
 from tests.center.answer_world import World, query, rows

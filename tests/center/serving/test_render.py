@@ -16,10 +16,10 @@ from center.ledger.withheld import Totals, WithheldBound
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, render, to_csv, to_table
 from center.serving.render import denoted_values
-from edgewater.errors import InvalidRequest
-from edgewater.query import QuerySpec
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.query import QuerySpec
+from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import Estimates, GroupedAggregate, MeanStack, Quantile
-from edgewater.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
 FLIGHTS = {"carrier": pa.string(), "late": pa.bool_(), "x": pa.int64(), "delay": pa.float64(), "=key": pa.string()}

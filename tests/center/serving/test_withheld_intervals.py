@@ -15,7 +15,7 @@ from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
 
 from center.serving import MeasureQuestions
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from tests.center.answer_world import World, query, rows
 from tests.examples import examples
 

@@ -13,7 +13,7 @@ import pytest
 
 from center.spark.daemon import Acknowledged
 from center.spark.java import java_version, require_java
-from center.spark.session import (
+from center.spark.spark_session import (
     MAX_SOCKET_DIRECTORY,
     SessionConfig,
     class_archive,
@@ -22,7 +22,7 @@ from center.spark.session import (
     socket_settings,
     spark_settings,
 )
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 
 WORK: tuple[Literal["micro_batches", "bulk"], ...] = ("micro_batches", "bulk")
 

@@ -17,8 +17,8 @@ from center.catalog import Catalog, ComponentRegistry, HeartbeatRecord, IndexOut
 from center.results import ResultStore
 from center.storage.database import open_engine, read_transaction, write_transaction
 from center.storage.frame_log import FrameLocation
-from edgewater.errors import InvalidConfig, NotFound, ProtocolError, StorageError
-from edgewater.streams import MAX_TIME_MS, EdgeId
+from edgewater.model.errors import InvalidConfig, NotFound, ProtocolError, StorageError
+from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec
 from tests.center.results_world import MINUTE, REF, Job, total
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.storage import segments
+from center.storage import segment_files as segments
 from center.storage.frame_log import (
     FrameEntry,
     FrameLocation,
@@ -22,8 +22,8 @@ from center.storage.frame_log import (
     decode_record,
     encode_record,
 )
-from edgewater.errors import StorageError
-from edgewater.streams import EdgeId
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import EdgeId
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef
 
 MILES, HOURS = QueryRef("miles", 1), QueryRef("hours", 3)

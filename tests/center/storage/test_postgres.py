@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 
 from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, IndexOutcome, query_key
 from center.storage.database import open_engine, read_transaction, write_transaction
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import frame, hello, spec
 from tests.center.postgres import PostgresServer

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edgewater.query import QuerySpec
-from edgewater.windows import SessionWindow
+from edgewater.model.query import QuerySpec
+from edgewater.model.windows import SessionWindow
 from sim.demo.brokers import MOSQUITTO
 from tests.e2e.soak.plan import FILE_FAULTS, IDLE_MS, INPUT_S, SOURCES, Episode, Fault
 from tests.e2e.soak.questions import specs

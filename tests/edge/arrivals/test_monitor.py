@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from edge.arrivals import SubstreamMonitor
 from edgewater.arrivals import Moments, SlotGrid, SubstreamStatistics, lag_groups
-from edgewater.errors import CorruptSynopsis, InvalidQuery, InvalidRecord, UnsupportedVersion
+from edgewater.model.errors import CorruptSynopsis, InvalidQuery, InvalidRecord, UnsupportedVersion
 from edgewater.synopses.encoding.state import State
 from tests.examples import examples
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.arrivals import BernoulliSampler
-from edgewater.errors import InvalidInput
+from edgewater.model.errors import InvalidInput
 
 
 @given(st.integers(0, 2**62), st.integers(0, 50), st.integers(0, 50))

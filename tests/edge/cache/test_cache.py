@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 
 from edge.cache import ErrorLimits, GroupHistory, SendSlots, SliceEntries, primary_mask
-from edge.cache.eviction import EVICTION_POLICIES, SliceView
 from edge.cache.forecast import Forecast
 from edge.cache.history import MAX_HISTORY_GROUPS
+from edge.cache.send_ranking import EVICTION_POLICIES, SliceView
 from edge.cache.sizing import linear, nth_largest, prev_window, pure_pess
 from edge.core import Acked, BudgetSet, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
-from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
-from edgewater.errors import InvalidQuery
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.caching import EVICTIONS, SIZINGS, CacheSpec
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate, function_named
 from edgewater.wire import QueryRef, Rest
 

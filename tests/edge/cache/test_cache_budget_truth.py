@@ -20,9 +20,9 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
-from edgewater.caching import EVICTIONS
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.caching import EVICTIONS
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef
 

@@ -22,8 +22,8 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
 from edgewater.wire import FrameBody, QueryRef
 from tests.examples import examples

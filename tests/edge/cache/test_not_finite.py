@@ -19,8 +19,8 @@ from edge.cache import (
     rank_open,
 )
 from edge.cache.forecast import forecast
-from edgewater.caching import EVICTIONS, CacheSpec
-from edgewater.query import QuerySpec
+from edgewater.model.caching import EVICTIONS, CacheSpec
+from edgewater.model.query import QuerySpec
 
 ODD = [np.nan, np.inf, -np.inf, 1e300]
 

@@ -9,7 +9,7 @@ import pytest
 from edge.cache import ErrorLimits, GroupHistory, SendQueue, SendSlots, SliceEntries, policy
 from edge.cache.send_queue import MAX_QUEUED, RERANK_FRACTION
 from edge.cache.sizing import pure_pess
-from edgewater.caching import CacheSpec
+from edgewater.model.caching import CacheSpec
 from edgewater.synopses import GroupedAggregate, IntArray, function_named
 
 

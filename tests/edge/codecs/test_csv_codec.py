@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edge.codecs import CsvDialect, EventTime, LineDecoder, RecordSchema, read_header
 from edge.codecs.csv_codec import CsvCodec
 from edge.records import Decoded
-from edgewater.errors import InvalidRecord
+from edgewater.model.errors import InvalidRecord
 from tests.examples import examples
 
 NOW = 1_700_000_000_000

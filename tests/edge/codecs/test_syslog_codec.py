@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge.codecs import ColumnsSchema, EventTime, LineDecoder, RecordSchema, SyslogFormat, TextFormat
 from edge.codecs.messages import MessageDecoder
 from edge.records import Decoded
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.streams import TIME_COLUMN
 from tests.examples import examples
 
 ARRIVAL = dt.datetime(2023, 10, 11, 22, 20, tzinfo=dt.UTC)

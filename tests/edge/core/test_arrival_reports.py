@@ -21,10 +21,10 @@ from edge.core import (
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings
 from edge.durability import DurableCore
 from edge.durability.durable_core import _decode_plain, _encode
-from edgewater.accuracy import MAX_GROUPS, report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
+from edgewater.model.accuracy import MAX_GROUPS, report_schedule
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate, Sum
 from edgewater.wire import Arrivals, FrameBody, QueryRef, SamplingReason, body_from_wire, body_to_wire
 from edgewater.wire import uplink_pb2 as pb

@@ -25,8 +25,8 @@ from edge.core import (
 from edge.core.budget_schedule import MAX_STEPS
 from edge.durability.durable_core import _decode_plain, _encode
 from edge.uplink import PathDelay
-from edgewater.query import QuerySpec
-from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)

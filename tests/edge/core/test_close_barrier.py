@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SamplingSet, SourcesOpened, StreamSpec
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.wire import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)

@@ -25,9 +25,9 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
-from edgewater.errors import StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN, StreamClock
+from edgewater.model.errors import StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef, Rest, Withheld
 from tests.edge.recovery_world import BUDGETED, COLUMNS, EXACT, QUERIES, SHARE, flights, truth, values_of

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from edge.core import finished
 from edge.core.finished import Counters, FinishedSlices
-from edge.core.query import QueryPipeline
+from edge.core.query_pipeline import QueryPipeline
 from edge.core.streams import StreamSpec, StreamState
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import QueryRef
 

@@ -20,8 +20,8 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE
 from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire import Frame, QueryRef
 

@@ -9,8 +9,8 @@ import pytest
 from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, InputLost, PullEvent, StreamSpec
 from edge.core.dropped import MAX_SLICES
 from edge.records import RejectedRecords
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.wire import Frame, FrameBody, InputLoss, QueryRef
 from tests.edge.core.test_core import ALL_OPEN, LATER, batch, make_core
 from tests.edge.recovery_world import COLUMNS, QUERIES

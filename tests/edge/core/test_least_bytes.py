@@ -20,9 +20,9 @@ from edge.core import (
     TickEvent,
 )
 from edge.uplink.flow_control import PackingEstimator
-from edge.uplink.session import LINK_OVERHEAD_BYTES
-from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, TIME_COLUMN
+from edge.uplink.uplink_session import LINK_OVERHEAD_BYTES
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef
 from edgewater.wire import uplink_pb2 as pb

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 
 
 def test_integers_beyond_2_to_53_are_observed_as_the_nearest_float() -> None:

@@ -27,11 +27,11 @@ from edge.core import (
 )
 from edge.durability import DurableCore
 from edge.metrics import EdgeCollector
-from edgewater.accuracy import report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
-from edgewater.query import QuerySpec
-from edgewater.record_functions import RecordFunction
-from edgewater.streams import LIVE, MAX_TIME_MS, TIME_COLUMN
+from edgewater.model.accuracy import report_schedule
+from edgewater.model.query import QuerySpec
+from edgewater.model.record_functions import RecordFunction
+from edgewater.model.streams import LIVE, MAX_TIME_MS, TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef
 from tests.edgewater.functions_world import Counting, install_functions

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from edge.core import Configured, Dropped, EdgeCore, Effect, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
-from edgewater.algebra import LateRecordPolicy
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.algebra import LateRecordPolicy
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import FrameBody, QueryRef, SliceClose
 
 REF = QueryRef("q", 1)

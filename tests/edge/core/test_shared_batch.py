@@ -12,8 +12,8 @@ import pytest
 from edge.core import Configured, EdgeCore, FrameBuilt, FunctionFailed, Ingested, PullEvent, StreamSpec
 from edge.core.batch_queue import BatchQueue, QueuedBatch
 from edge.core.shared_batch import MOST_KEPT, QueuedRecords, Reading, Records, Sharing
-from edgewater.query import BoundQuery, QuerySpec
-from edgewater.streams import LIVE, TIME_COLUMN
+from edgewater.model.query import BoundQuery, QuerySpec
+from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import EncodedKeys, GroupedAggregate
 from edgewater.wire import QueryRef
 from tests.edgewater.functions_world import Counting, install_functions

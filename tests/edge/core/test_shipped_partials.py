@@ -18,10 +18,10 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
-from edgewater import partial_check
-from edgewater.partial_check import PartialCheck
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.guard import partial_check
+from edgewater.guard.partial_check import PartialCheck
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN, StreamClock
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef
 

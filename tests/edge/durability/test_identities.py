@@ -11,7 +11,7 @@ import pytest
 from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
 from edge.records import Position
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate, SampleStack, source_of
 from edgewater.wire import QueryRef
 from tests.edge.recovery_world import COLUMNS, flights

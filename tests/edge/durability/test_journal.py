@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge.durability import journal
 from edge.durability.journal import MAGIC, Record, Segment
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 
 RECORDS = [Record(1, b"first"), Record(2, b""), Record(3, b"x" * 1000), Record(4, b"last")]
 WHOLE = MAGIC + b"".join(journal.encode(r) for r in RECORDS)

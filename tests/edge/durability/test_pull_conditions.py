@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
 
 GROUPS, NOW_MS = 2_000, 5_000

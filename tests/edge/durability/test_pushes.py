@@ -14,8 +14,8 @@ from edge.durability import DurableCore
 from edge.durability.pushes import MAX_REMEMBERED, REMEMBERED_MS, CountedPushes
 from edge.records import PushId
 from edge.series import SeriesMemory, Totals
-from edgewater.errors import InvalidRequest
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.streams import TIME_COLUMN
 
 AT_MS = 1_700_000_000_000
 

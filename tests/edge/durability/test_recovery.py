@@ -13,7 +13,7 @@ from edge.core import FrameBuilt, PullEvent
 from edge.durability import DurableCore, durable_core, journal
 from edge.durability.durable_core import PULL, PULL_FRAMES, platform_id
 from edge.durability.journal import Record
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 from tests.edge.recovery_world import BUDGETED, EXACT, SHARE, Center, World, flights, truth
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge.core import Configured, SourcesOpened
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 from tests.edge.recovery_world import Center, World, flights
 

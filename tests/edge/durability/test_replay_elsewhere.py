@@ -31,10 +31,10 @@ from edge.core import (
 from edge.durability import DurableCore
 from edge.durability import durable_core as durable
 from edge.records import Position
-from edgewater import expressions
-from edgewater.errors import StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model import expressions
+from edgewater.model.errors import StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, QueryRef, SamplingReason
 from tests.edge.recovery_world import Center, World, flights

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from edge.durability import journal, load_identity, lock_state_dir
-from edgewater.errors import IncompatibleState, StorageError
-from edgewater.state_release import RELEASE
+from edgewater.model.errors import IncompatibleState, StorageError
+from edgewater.runtime.state_release import RELEASE
 from edgewater.synopses.encoding.state import State
 from tests.edge.recovery_world import EXACT, Center, World, flights, truth
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core import SourceEnded
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from tests.edge.agent_process import COUNT, AgentProcess, lines, pull
 from tests.edge.sources.kafka_broker import Broker as KafkaBroker

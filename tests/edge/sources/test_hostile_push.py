@@ -25,9 +25,9 @@ from edge.records import Chunk
 from edge.sources import push_endpoint
 from edge.sources.http_body import ENCODINGS, MAX_GZIP_MEMBERS, BodyLimits, decode_body
 from edge.sources.push_shares import DecodingThreads
-from edgewater.connections import SMALL_CHUNKS, ConnectionLimits, guarded
-from edgewater.errors import InvalidConfig, InvalidRecord
-from edgewater.health import EmbeddedServer, listen
+from edgewater.model.errors import InvalidConfig, InvalidRecord
+from edgewater.runtime.connections import SMALL_CHUNKS, ConnectionLimits, guarded
+from edgewater.runtime.health import EmbeddedServer, listen
 
 NOW_MS = 1_700_000_000_000
 SCHEMA = RecordSchema({"k": pa.string(), "x": pa.int64()}, EventTime("t"))

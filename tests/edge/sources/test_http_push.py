@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from edge.config import EdgeConfig, parse_config
 from edge.records import Chunk
 from edge.sources import Unavailable, push_endpoint
-from edgewater.errors import StorageError
+from edgewater.model.errors import StorageError
 
 NDJSON = {"content-type": "application/x-ndjson"}
 CSV = {"content-type": "text/csv; charset=utf-8"}

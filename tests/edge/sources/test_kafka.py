@@ -20,7 +20,7 @@ from edge.source_kinds import SourceCheck, SourceContext
 from edge.sources.kafka import KIND, KafkaPartition
 from edge.sources.kafka_client import KafkaConfig, KafkaFailed
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 from tests.edge.sources.kafka_broker import Broker
 
 AT_MS = 1_700_000_000_000

@@ -11,7 +11,7 @@ import pytest
 
 from edge.records import Chunk, Position
 from edge.sources.kafka_client import KafkaConfig, KafkaConsumer
-from edgewater.streams import MIN_TIME_MS
+from edgewater.model.streams import MIN_TIME_MS
 from tests.edge.agent_process import AgentProcess, counted, lines
 from tests.edge.sources.kafka_broker import Broker
 from tests.edge.sources.test_kafka import AT_MS, numbers, partition, record

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge.sources.kafka_client import KafkaConfig
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 from tests.certificates import make_certificates
 from tests.edge.sources.kafka_broker import Broker, free_port, tls_relay
 from tests.edge.sources.test_kafka import check, record

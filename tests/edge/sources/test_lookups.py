@@ -18,9 +18,9 @@ from edge.preflight import check
 from edge.records import Chunk
 from edge.sources import lookups as module
 from edge.sources.lookups import Lookup, LookupTable, StreamLookups, load_table
-from edgewater.errors import InvalidConfig, StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from tests.edge.agent_process import AgentProcess, lines
 from tests.examples import examples
 

@@ -25,7 +25,7 @@ from edge.codecs import EventTime, RecordSchema
 from edge.records import Chunk, Position
 from edge.source_kinds import SourceCheck, SourceContext
 from edge.sources.mqtt import ANSWER_S, KIND, MqttConfig, MqttFailed, MqttSource
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 from tests.certificates import make_certificates
 
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")

@@ -31,8 +31,8 @@ from edge.config import parse_config
 from edge.records import Chunk
 from edge.series import SeriesMemory
 from edge.sources import GrpcReceivers, Unavailable, package_receivers, push_endpoint
-from edgewater.errors import InvalidConfig
-from edgewater.health import EmbeddedServer, listen
+from edgewater.model.errors import InvalidConfig
+from edgewater.runtime.health import EmbeddedServer, listen
 
 AT_MS = 1_700_000_000_000
 AT_NS = AT_MS * 1_000_000

@@ -11,7 +11,7 @@ from edge.config import ReplayConfig
 from edge.records import Chunk
 from edge.sources import PacedSource, replay_clock
 from edge.sources.pacing import RELEASE_INTERVAL_MS, paced
-from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
+from edgewater.model.streams import LIVE, TIME_COLUMN, StreamClock
 from tests.examples import examples
 
 WALL_MS = 1_700_000_000_000

@@ -29,8 +29,8 @@ from edge.process import now_ms
 from edge.receivers import Body, Request
 from edge.source_kinds import SourceContext
 from edge.sources import remote_write
-from edgewater.errors import InvalidConfig
-from edgewater.query import QuerySpec
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.query import QuerySpec
 from edgewater.wire import remote_write_pb2 as pb
 from tests.edge.agent_process import COUNT, QUERY, AgentProcess
 from tests.edge.sources.test_syslog import free_port, program

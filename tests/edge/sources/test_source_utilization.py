@@ -24,7 +24,7 @@ from edge.sources.files.reader import FileReader
 from edge.sources.files.source import FileSource, text_opener
 from edge.sources.pacing import paced
 from edge.utilization import BusyMeter
-from edgewater.streams import TIME_COLUMN, StreamClock
+from edgewater.model.streams import TIME_COLUMN, StreamClock
 
 WALL_MS = 1_700_000_000_000
 

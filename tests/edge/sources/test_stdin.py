@@ -7,7 +7,7 @@ import pytest
 
 from edge.codecs import TextFormat
 from edge.sources import StdinSource
-from edgewater.errors import InvalidRecord, StorageError
+from edgewater.model.errors import InvalidRecord, StorageError
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from edge.records import Chunk
 from edge.source_kinds import SourceContext
 from edge.sources.syslog import KIND, SyslogConfig, SyslogSource
 from edge.sources.syslog_framing import BadFrame, Framing
-from edgewater.errors import InvalidConfig
-from edgewater.streams import Delivery
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.streams import Delivery
 from tests.certificates import make_certificates
 from tests.edge.agent_process import AgentProcess
 

@@ -21,9 +21,9 @@ from edge.records import RejectedRecords
 from edge.uplink import Input, UplinkOutbox
 from edge.uplink.outbox import DELAYS_EVERY_MS, MAX_DELAYS
 from edge.uplink.ports import QueryDelay
-from edgewater.errors import StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN, EdgeId
+from edgewater.model.errors import StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN, EdgeId
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.edge.uplink_world import gateway, on_a_loop, uplink

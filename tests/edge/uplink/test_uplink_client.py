@@ -12,8 +12,8 @@ from center.config import TlsSection as ServerTls
 from center.edge_access import EdgeAccess
 from center.storage.frame_log import FrameLog
 from edge.uplink import LinkLimits, TlsFiles
-from edge.uplink.session import FIRST_HEARTBEATS
-from edgewater.errors import InvalidConfig
+from edge.uplink.uplink_session import FIRST_HEARTBEATS
+from edgewater.model.errors import InvalidConfig
 from edgewater.wire import Encoding, Frame, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 from tests.certificates import make_certificates

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge.arrivals import GroupMonitor, SubstreamMonitor
 from edgewater.arrivals import GroupedSubstream, SlotGrid, SubstreamStatistics, grouped
-from edgewater.errors import CorruptSynopsis, InvalidConfig, InvalidRecord, SynopsisError
+from edgewater.model.errors import CorruptSynopsis, InvalidConfig, InvalidRecord, SynopsisError
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.state import State

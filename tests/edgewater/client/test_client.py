@@ -14,7 +14,7 @@ import pytest
 
 from edgewater.client import AsyncCenter, Center, RequestRefused, Unreachable, WaitTimeout
 from edgewater.client import requests as flows
-from edgewater.errors import (
+from edgewater.model.errors import (
     Conflict,
     InvalidConfig,
     InvalidQuery,
@@ -23,7 +23,7 @@ from edgewater.errors import (
     ProtocolError,
     Unauthenticated,
 )
-from edgewater.health import bound_address, listen
+from edgewater.runtime.health import bound_address, listen
 from tests.center.api.conftest import HOUR, SPEC, T0
 from tests.certificates import make_certificates
 

@@ -20,9 +20,9 @@ from rich.text import Text
 from center.catalog import QueryDelayRecord, UnindexedFrame
 from center.storage.frame_log import FrameLocation
 from edgewater.__main__ import GROUP, Commands
-from edgewater.health import bound_address, listen
-from edgewater.log_output import configure_logging
-from edgewater.streams import EdgeId
+from edgewater.model.streams import EdgeId
+from edgewater.runtime.health import bound_address, listen
+from edgewater.runtime.log_output import configure_logging
 from edgewater.wire import Rest, Withheld
 from tests.center.api.conftest import HOUR, SPEC, T0
 
@@ -149,7 +149,7 @@ def test_top_fills_the_screen_again_and_again_also_while_the_center_is_away_unti
     screens: list[str] = []
     written = io.StringIO()
     terminal = Console(file=written, force_terminal=True, width=200, height=40, highlight=False, markup=False)
-    monkeypatch.setattr("edgewater.terminal.console", lambda: terminal)
+    monkeypatch.setattr("edgewater.runtime.terminal.console", lambda: terminal)
     served = ExitStack()
 
     def between(seconds: float) -> None:
@@ -164,7 +164,7 @@ def test_top_fills_the_screen_again_and_again_also_while_the_center_is_away_unti
         else:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgewater.terminal.time", SimpleNamespace(sleep=between))
+    monkeypatch.setattr("edgewater.runtime.terminal.time", SimpleNamespace(sleep=between))
     with served:
         result = run(served.enter_context(desk.served()), "top")
     assert (result.exit_code, len(screens)) == (0, 3), result.output
@@ -211,7 +211,7 @@ def test_center_top_shows_the_queries_by_slack_also_while_the_center_is_away(two
     assert "cannot reach the center" in run(url, "center", "top").stderr
     written, looks = io.StringIO(), []
     terminal = Console(file=written, force_terminal=True, width=200, height=40, highlight=False, markup=False)
-    monkeypatch.setattr("edgewater.terminal.console", lambda: terminal)
+    monkeypatch.setattr("edgewater.runtime.terminal.console", lambda: terminal)
 
     def between(seconds: float) -> None:
         looks.append(Text.from_ansi(written.getvalue()).plain)
@@ -220,7 +220,7 @@ def test_center_top_shows_the_queries_by_slack_also_while_the_center_is_away(two
         if len(looks) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgewater.terminal.time", SimpleNamespace(sleep=between))
+    monkeypatch.setattr("edgewater.runtime.terminal.time", SimpleNamespace(sleep=between))
     with ExitStack() as served:
         result = run(served.enter_context(desk.served()), "center", "top")
     assert (result.exit_code, len(looks)) == (0, 2), result.output

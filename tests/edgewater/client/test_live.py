@@ -14,7 +14,7 @@ import pytest
 
 from edgewater.client import Answer, Answers, AsyncCenter, Center, Gap, Progress
 from edgewater.client.answers import from_json
-from edgewater.errors import NotFound
+from edgewater.model.errors import NotFound
 from tests.center.api.conftest import HOUR, T0
 
 EVERY_KIND = {

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from edgewater.client import AsyncCenter, Center
-from edgewater.query import QuerySpec
-from edgewater.sql import to_sql
+from edgewater.model.query import QuerySpec
+from edgewater.model.sql import to_sql
 from tests.center.api.conftest import SPEC
 from tests.edgewater.client.test_commands import run, said
 

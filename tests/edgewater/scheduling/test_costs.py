@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 from edgewater.scheduling import CostEstimate, Operator
 from edgewater.scheduling.costs import MAX_COST_MS
 

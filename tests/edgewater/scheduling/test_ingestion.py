@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 from edgewater.scheduling import IngestionHistory, normal_interval
 from sim.scheduling.workload import DELAYS, draw_delays
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import Conflict, InvalidConfig, InvalidRecord, NotFound
+from edgewater.model.errors import Conflict, InvalidConfig, InvalidRecord, NotFound
 from edgewater.scheduling import (
     POLICIES,
     LeastSlack,

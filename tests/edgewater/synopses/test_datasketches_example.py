@@ -19,10 +19,10 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
-from edgewater.errors import InvalidQuery
-from edgewater.partial_check import PartialCheck
-from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.guard.partial_check import PartialCheck
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import Count, Distinct, Quantile, from_bytes, plugins
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.registry import function_named

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
-from edgewater.streams import COLUMN_TYPES
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.model.streams import COLUMN_TYPES
 from edgewater.synopses import Count, Distinct, GroupedAggregate, Quantile, from_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.key_table import KeyTable

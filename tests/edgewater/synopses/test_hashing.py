@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import InvalidRecord
+from edgewater.model.errors import InvalidRecord
 from edgewater.synopses.hashing import DEFAULT_SEED, hash_values
 
 MASK = (1 << 64) - 1

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from edgewater.errors import InvalidRequest
+from edgewater.model.errors import InvalidRequest
 from edgewater.synopses.intervals import dominated_quantile, normal_quantile, thinned_count, wilson
 
 

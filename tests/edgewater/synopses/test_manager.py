@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest, SynopsisError
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest, SynopsisError
 from edgewater.synopses import (
     Count,
     CountMin,

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
 from edgewater.synopses import (
     BernoulliSample,
     BiasedReservoir,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
-from edgewater.measure import Measure
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses
+from edgewater.model.measure import Measure
 from edgewater.synopses.base import Count
 from edgewater.synopses.grouped import GroupedAggregate
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewater.errors import IncompatibleSynopses
+from edgewater.model.errors import IncompatibleSynopses
 from edgewater.synopses import Count, CountMin, FastAgms, HyperLogLog, Kll, Maximum, Minimum, Rank
 
 MAKERS: dict[str, Any] = {

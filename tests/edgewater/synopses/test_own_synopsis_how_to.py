@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from edge.core import Configured, EdgeCore, QueryRefused, StreamSpec
-from edgewater.query import QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import plugins, registry
 from edgewater.synopses.plugins import Plugins
 from edgewater.wire import QueryRef

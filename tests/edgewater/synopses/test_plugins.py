@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from edgewater.errors import InvalidQuery, UnsupportedVersion
 from edgewater.functions_cli import synopses
-from edgewater.measure import Measure
+from edgewater.model.errors import InvalidQuery, UnsupportedVersion
+from edgewater.model.measure import Measure
 from edgewater.synopses import Count, HyperLogLog, from_bytes, plugins, registry
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.plugins import PluginProblem, Plugins, SynopsisPluginWarning

@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from edgewater.errors import InvalidQuery
+from edgewater.model.errors import InvalidQuery
 from edgewater.synopses import DDSketch, HyperLogLog
 from edgewater.synopses.exact.aggregates import CountStack
 from edgewater.synopses.registry import (

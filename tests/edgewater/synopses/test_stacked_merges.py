@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from bench.hostile.synopses import FUNCTIONS, GROUP_BY, partial
-from edgewater.errors import CorruptSynopsis
-from edgewater.query import QuerySpec
+from edgewater.model.errors import CorruptSynopsis
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import CountStack, DDSketch, GroupedAggregate, HyperLogLog, IntegerSumStack
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.registry import kind_named

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import CorruptFrame
+from edgewater.model.errors import CorruptFrame
 from edgewater.wire import (
     FRAME_OVERHEAD_BYTES,
     MAX_BODY_BYTES,

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import CorruptFrame
+from edgewater.model.errors import CorruptFrame
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import (

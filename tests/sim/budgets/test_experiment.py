@@ -8,9 +8,9 @@ import pytest
 
 from edge.core import BudgetSet
 from edge.core.selection import PLANNED_SHARE
-from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
-from edgewater.errors import InvalidRequest
-from edgewater.query import QuerySpec
+from edgewater.model.caching import EVICTIONS, SIZINGS, CacheSpec
+from edgewater.model.errors import InvalidRequest
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import CountStack, GroupedAggregate
 from edgewater.wire import FrameBody
 from sim.budgets import edges as edges_module

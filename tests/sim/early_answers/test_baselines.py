@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from edgewater.accuracy import AccuracyTarget
-from edgewater.errors import InvalidInput
+from edgewater.model.accuracy import AccuracyTarget
+from edgewater.model.errors import InvalidInput
 from sim.early_answers.baselines import (
     AionAsPublished,
     AqKSlack,

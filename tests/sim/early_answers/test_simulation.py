@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from edgewater.__main__ import main
-from edgewater.accuracy import AccuracyTarget
-from edgewater.errors import InvalidConfig
+from edgewater.model.accuracy import AccuracyTarget
+from edgewater.model.errors import InvalidConfig
 from sim.early_answers.engine import EarlyAnswerSimulation, queue_end_ms
 from sim.early_answers.recorded import RecordedDownloads
 from sim.early_answers.study import Study, run_study

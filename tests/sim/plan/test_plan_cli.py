@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgewater.__main__ import main
-from edgewater.errors import InvalidConfig
-from edgewater.query import QuerySpec
+from edgewater.model.errors import InvalidConfig
+from edgewater.model.query import QuerySpec
 from sim.plan.event_times import event_times
 from sim.plan.grid import cache_specs
 from sim.plan.trace import complete_windows

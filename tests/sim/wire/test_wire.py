@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.model.query import ErrorBudget, QuerySpec, StalenessBudget
 from sim.budgets.link import LinkModel
 from sim.budgets.outcome import PolicyOutcome
 from sim.budgets.trace import zipf

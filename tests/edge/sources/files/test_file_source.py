@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from edge.records import BLOCK_BYTES, MAX_CHUNK_ROWS
-from edgewater.errors import InvalidConfig, InvalidRecord, StorageError
+from edgewater.model.errors import InvalidConfig, InvalidRecord, StorageError
 
 pytestmark = pytest.mark.slow
 

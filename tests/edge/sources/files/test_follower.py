@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from edge.sources.files import follower as follow
-from edgewater.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig
 
 
 class Script:

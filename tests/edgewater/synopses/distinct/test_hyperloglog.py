@@ -5,7 +5,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest, UnsupportedVersion
+from edgewater.model.errors import (
+    CorruptSynopsis,
+    IncompatibleSynopses,
+    InvalidRecord,
+    InvalidRequest,
+    UnsupportedVersion,
+)
 from edgewater.synopses import Count, Distinct, HyperLogLog, Synopsis, from_bytes
 from edgewater.synopses.distinct.hyperloglog import STANDARD_ERROR, HyperLogLogStack
 from edgewater.synopses.encoding import codec

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
 from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Array
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses
 from edgewater.synopses import Kll, TopK
 from edgewater.synopses.encoding import codec, columns
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage

@@ -1,5 +1,5 @@
-"""Bytes with a valid checksum that no edge writes: each is refused by an error of `edgewater.errors`, before memory of
-more than the bytes is taken."""
+"""Bytes with a valid checksum that no edge writes are refused by an error of `edgewater.model.errors`, before more
+memory than the bytes is taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.errors import IncompatibleSynopses, SynopsisError
+from edgewater.model.errors import IncompatibleSynopses, SynopsisError
 from edgewater.synopses import CountMin, GroupedAggregate, from_bytes, merge_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.registry import function_named

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edgewater.errors import CorruptSynopsis, UnsupportedVersion
+from edgewater.model.errors import CorruptSynopsis, UnsupportedVersion
 from edgewater.synopses.encoding import state
 from edgewater.synopses.encoding.state import State
 

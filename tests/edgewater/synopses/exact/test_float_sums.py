@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgewater.errors import CorruptSynopsis
+from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.base import Mean
 from edgewater.synopses.encoding import codec

@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import Count, CountMin, Distinct, Frequency, Synopsis, from_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.frequency.count_min import CountMinStack

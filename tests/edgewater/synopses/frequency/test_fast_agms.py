@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from edgewater.errors import IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import Count, Distinct, FastAgms, Frequency, JoinSize, SelfJoinSize, from_bytes
 from edgewater.synopses.frequency.fast_agms import FastAgmsStack, deviations, polynomial
 from edgewater.synopses.hashing import hash_values

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import Count, Distinct, Frequency, ItemRanking, Synopsis, TopItems, TopK, from_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.frequency.top_k import TopKStack

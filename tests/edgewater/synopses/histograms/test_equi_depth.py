@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import DDSketch, EquiDepthHistogram, Quantile, Range, from_bytes
 from edgewater.synopses.encoding import codec
 from tests.examples import examples

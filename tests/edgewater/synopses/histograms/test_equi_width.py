@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.model.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import Count, EquiWidthHistogram, Mean, Quantile, Range, Rank, Synopsis, from_bytes
 from edgewater.synopses.histograms.equi_width import EquiWidthStack
 from tests.examples import examples

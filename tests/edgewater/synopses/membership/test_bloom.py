@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.errors import IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import (
     BloomFilter,
     Contains,

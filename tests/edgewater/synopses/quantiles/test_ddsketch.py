@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.model.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import (
     Count,
     DDSketch,

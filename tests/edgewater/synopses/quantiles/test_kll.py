@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import Count, Distinct, Kll, Maximum, Minimum, Quantile, Rank, Synopsis, from_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.quantiles.kll import KllStack

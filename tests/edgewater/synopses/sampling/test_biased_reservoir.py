@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgewater.errors import IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import BiasedReservoir, Count, Mean, Minimum, Quantile, Rank, Since, Sum, from_bytes
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.sampling.sample_rows import record_tags

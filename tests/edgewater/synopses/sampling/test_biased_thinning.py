@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgewater.errors import IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import BiasedReservoir, Count, Mean, Since, Sum, from_bytes
 from tests.edgewater.synopses.interval_coverage import least_hits
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewater.errors import CorruptSynopsis
+from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses import (
     BernoulliSample,
     BiasedReservoir,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgewater.errors import IncompatibleSynopses
+from edgewater.model.errors import IncompatibleSynopses
 from edgewater.synopses import Count, FifoSample, Maximum, Mean, Minimum, Proportion, Quantile, Rank, Sum, from_bytes
 from edgewater.synopses.sampling.fifo import FifoStack
 

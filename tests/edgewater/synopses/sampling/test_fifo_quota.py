@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import FifoSample, from_bytes
 from tests.examples import examples
 

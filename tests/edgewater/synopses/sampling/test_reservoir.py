@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.model.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import (
     BernoulliSample,
     Count,

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
-from edgewater.query import QuerySpec
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.model.query import QuerySpec
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.sampling.row_sample import RowSampleStack, is_sampled

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from center.early_trigger import estimate_function
-from edgewater.query import QuerySpec
+from center.early import estimate_function
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import plugins, registry
 from edgewater.synopses.plugins import Plugins
 

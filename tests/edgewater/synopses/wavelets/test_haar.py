@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest, SynopsisError
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest, SynopsisError
 from edgewater.synopses import Count, HaarWavelet, Mean, Point, Quantile, RangeSum, Sum, Synopsis, from_bytes
 from edgewater.synopses.encoding import codec
 from tests.examples import examples

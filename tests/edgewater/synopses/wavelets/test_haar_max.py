@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses
 from edgewater.synopses import HaarWavelet, MaxErrorWavelet, Point, RangeSum, from_bytes
 from tests.examples import examples
 

@@ -1,0 +1,157 @@
+"""Merges slices into windows, in amortised O(1) merges per window of a sliding family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from center.batch.slicing.kernels import Kernel
+
+_STEP = 3
+"""Slices per merge of `SlidingMerge`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedSlices:
+    """The merged state of consecutive slices.
+
+    Attributes:
+        key: start of the first slice, in event time or ranks.
+        records, first_ms, last_ms: as in `WindowResult`.
+    """
+
+    key: int
+    state: Any
+    records: int
+    first_ms: int
+    last_ms: int
+
+
+def merged(kernel: Kernel, parts: Sequence[MergedSlices]) -> MergedSlices:
+    """Merges parts; the new state shares nothing with theirs."""
+    if kernel.in_order:
+        state: Any = kernel.managed([(p.key, p.state) for p in parts])
+    else:
+        state = kernel.merged([p.state for p in parts])
+    return MergedSlices(
+        parts[0].key,
+        state,
+        sum(p.records for p in parts),
+        min(p.first_ms for p in parts),
+        max(p.last_ms for p in parts),
+    )
+
+
+class SlidingMerge:
+    """The merge of the slices in a window whose two ends only move forward.
+
+    Two stacks: new slices are added to the back, which has a running merge; when the front is empty, the back is
+    converted into a front of merges of its suffixes. Both store only every third merge, and a window takes the up to
+    two slices on either side that no merge contains. A window therefore costs 1⅔ merges of 6½ states in all, however
+    many slices it has. With every merge stored it would cost three merges of two states each, which reads hardly
+    less, and except for the largest synopses the number of merges dominates. Slices are merged in their order.
+    (Subtracting the slices that leave would need invertible synopses; a tree needs O(log n) merges per window.)
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.clear()
+
+    def clear(self) -> None:
+        """Drops all merges: a slice has changed, or one was inserted among them."""
+        self._front: list[MergedSlices] = []  # slices in descending order
+        self._suffixes: list[MergedSlices] = []  # merges of a slice and all later ones in the front, descending
+        self._back: list[MergedSlices] = []  # slices, ascending
+        self._running: MergedSlices | None = None  # merge of the back without the loose slices
+        self._loose: list[MergedSlices] = []
+        self.end: int | None = None
+
+    def slide(self, start: int, end: int, between: Callable[[int, int], Sequence[MergedSlices]]) -> MergedSlices | None:
+        """The merge of all slices with keys in [start, end), as a new state; None: there are none.
+
+        Args:
+            start, end: not less than in the previous call.
+            between: returns the slices with keys in a range, in order.
+        """
+        known = start if self.end is None else max(self.end, start)
+        self.end = end
+        for held in (self._front, self._suffixes):
+            while held and held[-1].key < start:
+                held.pop()
+        if not self._front:
+            self._turn(start)
+        self._push(between(known, end))
+        parts = self._parts()
+        return merged(self._kernel, parts) if parts else None
+
+    def _parts(self) -> list[MergedSlices]:
+        """The merges and slices that make up the window, in order."""
+        covered = self._suffixes[-1:]
+        parts = list(takewhile(lambda one: not covered or one.key < covered[0].key, reversed(self._front)))
+        parts += covered
+        if self._running is not None:
+            parts.append(self._running)
+        return parts + self._loose
+
+    def _push(self, fresh: Sequence[MergedSlices]) -> None:
+        self._back += fresh
+        self._loose += fresh
+        if len(self._loose) >= _STEP:
+            running = [] if self._running is None else [self._running]
+            self._running, self._loose = merged(self._kernel, running + self._loose), []
+
+    def _turn(self, start: int) -> None:
+        kept = [part for part in self._back if part.key >= start]
+        self._front = kept[::-1]
+        for at in range(len(kept) - _STEP, -1, -_STEP):
+            self._suffixes.append(merged(self._kernel, kept[at : at + _STEP] + self._suffixes[-1:]))
+        self._back, self._running, self._loose = [], None, []
+
+
+class GridWindows:
+    """The pending and the answered windows of one grid.
+
+    Args:
+        index: index of the family in the slicer.
+    """
+
+    def __init__(self, index: int, size: int, every: int, kernel: Kernel) -> None:
+        self.index, self.size = index, size
+        self.pending: set[int] = set()  # starts of windows that need an answer, or a new one
+        self.answered: dict[int, int] = {}  # start -> revision
+        self._kernel = kernel
+        # A manager holds its slices unmerged, and windows without overlap have no merge in common.
+        self._sliding = None if kernel.in_order or every >= size else SlidingMerge(kernel)
+
+    def touch(self, starts: range, key: int, *, new: bool) -> None:
+        """Marks windows as pending: a slice over them has new records. `new`: the slice did not exist before."""
+        if new or (len(starts) and starts[0] in self.answered):
+            self.pending.update(starts)
+        if self._sliding is not None and self._sliding.end is not None and key < self._sliding.end:
+            self._sliding.clear()
+
+    def answer(
+        self, starts: Sequence[int], between: Callable[[int, int], Sequence[MergedSlices]]
+    ) -> list[tuple[int, int, MergedSlices]]:
+        """Answers these windows: (start, revision, merge), ascending. They are pending no longer."""
+        found = []
+        for start in starts:
+            if self._sliding is not None:
+                if self._sliding.end is not None and start + self.size < self._sliding.end:
+                    self._sliding.clear()
+                whole = self._sliding.slide(start, start + self.size, between)
+            else:
+                parts = between(start, start + self.size)
+                whole = merged(self._kernel, parts) if parts else None
+            self.pending.discard(start)
+            if whole is not None:
+                self.answered[start] = self.answered.get(start, 0) + 1
+                found.append((start, self.answered[start], whole))
+        return found
+
+    def forget(self, starts: Sequence[int]) -> None:
+        """Drops final windows."""
+        for start in starts:
+            self.answered.pop(start, None)

@@ -1,0 +1,135 @@
+"""`Records`: values in any columnar form, with event times and arrival numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from center.batch.slicing.families import MAX_TIME_MS
+from edgewater.model.errors import InvalidRecord
+from edgewater.synopses import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """n records as columns.
+
+    Attributes:
+        values: NumPy array, Arrow array or Arrow record batch of length n.
+        times: int64 event times, ms.
+        numbers: int64, ascending by arrival, unique within a stream.
+    """
+
+    values: Any
+    times: IntArray
+    numbers: IntArray
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def at(self, index: npt.NDArray[Any]) -> Records:
+        """Selects rows by positions or by a mask."""
+        if index.dtype == np.bool_:
+            index = np.flatnonzero(index)
+        values = self.values[index] if isinstance(self.values, np.ndarray) else self.values.take(pa.array(index))
+        return Records(values, self.times[index], self.numbers[index])
+
+    def between(self, start: int, end: int) -> Records:
+        """Records [start, end), without a copy."""
+        if start == 0 and end == len(self):
+            return self
+        arrow = isinstance(self.values, pa.Array | pa.RecordBatch)
+        values = self.values.slice(start, end - start) if arrow else self.values[start:end]
+        return Records(values, self.times[start:end], self.numbers[start:end])
+
+    def in_order(self) -> Records:
+        """Sorts by event time; ties keep their order of arrival."""
+        if (self.times[1:] >= self.times[:-1]).all():
+            return self
+        return self.at(np.argsort(self.times, kind="stable"))
+
+
+def concatenated(parts: Sequence[Records]) -> Records:
+    """Concatenates parts whose values have one form."""
+    if len(parts) == 1:
+        return parts[0]
+    values: list[Any] = [p.values for p in parts]
+    if all(isinstance(v, np.ndarray) for v in values):
+        joined = np.concatenate(values)
+    elif isinstance(values[0], pa.RecordBatch):
+        tables = [pa.Table.from_batches([v]) for v in values]
+        joined = columnar(pa.concat_tables(tables, promote_options="permissive"))
+    else:
+        tables = [pa.table({"values": v}) for v in values]
+        joined = pa.concat_tables(tables, promote_options="permissive").combine_chunks().column(0).chunk(0)
+    return Records(joined, np.concatenate([p.times for p in parts]), np.concatenate([p.numbers for p in parts]))
+
+
+def columnar(values: Any) -> Any:
+    """Converts values to a NumPy array (numbers), an Arrow array (anything else), or a record batch."""
+    if isinstance(values, Mapping):
+        values = pa.table(dict(values))
+    if isinstance(values, pa.Table):
+        batches = values.combine_chunks().to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], values.schema)
+    if isinstance(values, pa.RecordBatch) or (isinstance(values, np.ndarray) and values.dtype.kind in "iufb"):
+        return values
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
+    return values if isinstance(values, pa.Array) else pa.array(values)
+
+
+def rows_of(values: Any, times_ms: Any, first_number: int) -> Records:
+    """Converts and validates a batch. Raises InvalidRecord."""
+    held = columnar(values)
+    count = held.num_rows if isinstance(held, pa.RecordBatch) else len(held)
+    if isinstance(times_ms, pa.ChunkedArray):
+        times_ms = times_ms.combine_chunks()
+    accepted = f"{count} whole numbers of ms within ±2^60, one per value, without nulls"
+    if isinstance(times_ms, pa.Array) and times_ms.null_count:
+        raise InvalidRecord("times_ms", f"{times_ms.null_count} nulls", accepted)
+    times = np.asarray(times_ms)
+    if times.size == 0:
+        times = times.astype(np.int64)
+    if times.dtype.kind == "M":
+        times = times.astype("datetime64[ms]").view(np.int64)
+    if times.dtype.kind not in "iu" or times.shape != (count,):
+        raise InvalidRecord("times_ms", f"{times.dtype}{times.shape}", accepted)
+    outside = times[(times > MAX_TIME_MS) | (times < -MAX_TIME_MS)] if times.dtype.kind == "i" else times[:0]
+    if times.dtype.kind == "u":
+        outside = times[times > MAX_TIME_MS]
+    if len(outside):
+        raise InvalidRecord("times_ms", int(outside[0]), accepted)
+    return Records(held, times.astype(np.int64), np.arange(first_number, first_number + count))
+
+
+class PendingRecords:
+    """Records that the watermark has not passed."""
+
+    def __init__(self) -> None:
+        self.parts: list[Records] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def add(self, rows: Records) -> None:
+        if len(rows):
+            self.parts.append(rows)
+
+    def take(self, before_ms: int) -> Records | None:
+        """Removes and returns records with earlier event times, by (time, number); None: there are none."""
+        if not self.parts:
+            return None
+        rows = concatenated(self.parts)
+        due = rows.times < before_ms
+        if not due.any():
+            self.parts = [rows]
+            return None
+        self.parts = [] if due.all() else [rows.at(~due)]
+        taken = rows.at(due)
+        return taken.at(np.lexsort((taken.numbers, taken.times)))

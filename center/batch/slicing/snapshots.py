@@ -1,0 +1,196 @@
+"""Snapshots of a slicer: ``EWSN`` + CRC32C of the rest + length of the index + the index as JSON + blobs.
+
+Blobs are synopses and, as Arrow IPC, records; the index refers to them by number. Merges of slices are not stored but
+computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+from center.batch.slicing.counts import CountSlice, CountSlices
+from center.batch.slicing.merging import GridWindows
+from center.batch.slicing.rows import PendingRecords, Records
+from center.batch.slicing.sessions import OpenRun
+from center.batch.slicing.time_slices import TimeSlice, TimeSlices
+from edgewater.model.errors import Conflict, StorageError
+
+if TYPE_CHECKING:
+    from center.batch.slicing.slicer import Slicer
+
+MAGIC = b"EWSN"
+VERSION = 2
+_HEADER = struct.Struct("<4sI")
+_LENGTH = struct.Struct("<Q")
+
+
+def to_bytes(slicer: Slicer) -> bytes:
+    """Serialises a slicer."""
+    blobs: list[bytes] = []
+    index = {
+        "version": VERSION,
+        "of": _identity(slicer),
+        "number": slicer._number,
+        "watermark": slicer._clocks.watermark,
+        "first": slicer._clocks.first,
+        "sites": slicer._clocks.sites,
+        "idle": sorted(slicer._clocks.idle),
+        "waiting": _waiting(slicer._waiting, blobs),
+        "time": [_time(store, blobs) for store in slicer._time],
+        "count": [_count(store, blobs) for store in slicer._count],
+    }
+    index["blobs"] = [len(blob) for blob in blobs]
+    text = json.dumps(index, separators=(",", ":")).encode()
+    body = b"".join([_LENGTH.pack(len(text)), text, *blobs])
+    return _HEADER.pack(MAGIC, google_crc32c.value(body)) + body
+
+
+def restore_into(slicer: Slicer, data: bytes) -> None:
+    """Restores the state of `to_bytes` into an empty slicer. Raises Conflict or StorageError."""
+    index, blobs = _opened(data)
+    if index["version"] != VERSION or index["of"] != _identity(slicer):
+        raise Conflict(f"a snapshot of {index['of']} cannot be restored into {_identity(slicer)}")
+    slicer._number = index["number"]
+    clocks = slicer._clocks
+    clocks.watermark, clocks.sites, clocks.idle = index["watermark"], dict(index["sites"]), set(index["idle"])
+    clocks.first = index["first"]
+    try:
+        slicer._waiting = _waiting_from(index["waiting"], blobs)
+        for store, state in zip(slicer._time, index["time"], strict=True):
+            _restore_time(store, state, blobs)
+        for number, state in zip(slicer._count, index["count"], strict=True):
+            _restore_count(number, state, blobs)
+    except (LookupError, ValueError, TypeError, pa.ArrowInvalid) as exc:
+        raise StorageError(f"a snapshot with a correct checksum cannot be read: {exc}") from exc
+
+
+def _opened(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    if len(data) < _HEADER.size + _LENGTH.size:
+        raise StorageError(f"{len(data)} bytes are too few for a snapshot of a slicer")
+    magic, checksum = _HEADER.unpack_from(data)
+    body = data[_HEADER.size :]
+    if magic != MAGIC or google_crc32c.value(body) != checksum:
+        raise StorageError("not a snapshot of a slicer, or a corrupt one")
+    (length,) = _LENGTH.unpack_from(body)
+    at = _LENGTH.size + length
+    index, blobs = json.loads(body[_LENGTH.size : at]), []
+    for size in index["blobs"]:
+        blobs.append(body[at : at + size])
+        at += size
+    return index, blobs
+
+
+def _identity(slicer: Slicer) -> dict[str, Any]:
+    return {
+        "strategy": type(slicer).__name__,
+        "windows": [family.to_mapping() for family in slicer.windows],
+        "lateness_ms": slicer.lateness_ms,
+        "synopsis": slicer._kernel.kind,
+    }
+
+
+def _blob(data: bytes, blobs: list[bytes]) -> int:
+    blobs.append(data)
+    return len(blobs) - 1
+
+
+def _rows(rows: Records, blobs: list[bytes]) -> list[int | str]:
+    form = "batch" if isinstance(rows.values, pa.RecordBatch) else "array"
+    if isinstance(rows.values, np.ndarray):
+        form = "numpy"
+    values = rows.values if form == "batch" else pa.record_batch({"values": pa.array(rows.values)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, values.schema) as writer:
+        writer.write_batch(values)
+    numbers = np.stack([rows.times, rows.numbers]).astype("<i8").tobytes()
+    return [form, _blob(sink.getvalue().to_pybytes(), blobs), _blob(numbers, blobs)]
+
+
+def _rows_from(state: list[Any], blobs: list[bytes]) -> Records:
+    form, at, numbers = state
+    table = pa.ipc.open_stream(blobs[at]).read_all()
+    batches = table.combine_chunks().to_batches()
+    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+    values = batch if form == "batch" else batch.column(0)
+    if form == "numpy":
+        values = values.to_numpy(zero_copy_only=False)
+    times, order = np.frombuffer(blobs[numbers], "<i8").astype(np.int64).reshape(2, -1)
+    return Records(values, times, order)
+
+
+def _waiting(waiting: PendingRecords, blobs: list[bytes]) -> list[list[int | str]]:
+    return [_rows(part, blobs) for part in waiting.parts]
+
+
+def _waiting_from(state: list[list[Any]], blobs: list[bytes]) -> PendingRecords:
+    waiting = PendingRecords()
+    waiting.parts = [_rows_from(part, blobs) for part in state]
+    return waiting
+
+
+def _windows(windows: GridWindows) -> dict[str, Any]:
+    return {"pending": sorted(windows.pending), "answered": sorted(windows.answered.items())}
+
+
+def _restore_windows(windows: GridWindows, state: dict[str, Any]) -> None:
+    windows.pending = set(state["pending"])
+    windows.answered = dict(state["answered"])
+
+
+def _time(store: TimeSlices, blobs: list[bytes]) -> dict[str, Any]:
+    return {
+        "windows": [_windows(w) for w in store.windows],
+        "sessions": [
+            [sessions.sealed, [[r.first, r.last, sorted(r.changed), sorted(r.answered.items())] for r in sessions.open]]
+            for sessions in store.sessions
+        ],
+        "slices": [
+            [s.start, s.end, s.first, s.last, s.live, s.records, _blob(s.state.to_bytes(), blobs)] for s in store.slices
+        ],
+    }
+
+
+def _restore_time(store: TimeSlices, state: dict[str, Any], blobs: list[bytes]) -> None:
+    for windows, held in zip(store.windows, state["windows"], strict=True):
+        _restore_windows(windows, held)
+    for sessions, (sealed, rows) in zip(store.sessions, state["sessions"], strict=True):
+        sessions.sealed, sessions.open = sealed, [_run(*row) for row in rows]
+    store.slices = [_slice(store, blobs, *row) for row in state["slices"]]
+
+
+def _run(first: int, last: int, changed: list[int], answered: list[tuple[list[int], int]]) -> OpenRun:
+    return OpenRun(first, last, set(changed), {(start, end): revision for (start, end), revision in answered})
+
+
+def _slice(
+    store: TimeSlices, blobs: list[bytes], start: int, end: int, first: int, last: int, live: int, records: int, at: int
+) -> TimeSlice:
+    return TimeSlice(start, end, first, last, live, records, store.kernel.from_bytes(blobs[at]))
+
+
+def _count(store: CountSlices, blobs: list[bytes]) -> dict[str, Any]:
+    return {
+        "windows": [_windows(w) for w in store.windows],
+        "settled": store.settled,
+        "waiting": _waiting(store.waiting, blobs),
+        "slices": [
+            [s.start, s.end, _rows(s.rows, blobs), None if s.state is None else _blob(s.state.to_bytes(), blobs)]
+            for s in store.slices
+        ],
+    }
+
+
+def _restore_count(store: CountSlices, state: dict[str, Any], blobs: list[bytes]) -> None:
+    for windows, held in zip(store.windows, state["windows"], strict=True):
+        _restore_windows(windows, held)
+    store.settled, store.waiting = state["settled"], _waiting_from(state["waiting"], blobs)
+    store.slices = [
+        CountSlice(start, end, _rows_from(rows, blobs), None if at is None else store.kernel.from_bytes(blobs[at]))
+        for start, end, rows, at in state["slices"]
+    ]

@@ -1,0 +1,173 @@
+"""Arrival counts and sums of sampled values, per sub-stream and edge, as edges have reported them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from center.early.estimate import WindowSample
+from edgewater.arrivals import (
+    NO_VALUES,
+    GroupedSubstream,
+    ReportSchedule,
+    SubstreamStatistics,
+    lag_groups,
+    range_of_moments,
+)
+from edgewater.model.accuracy import MeasureKind, check_relative
+from edgewater.model.errors import InvalidQuery
+from edgewater.synopses import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeReport:
+    """Arrivals up to a report slot, from one frame of an edge. `unread`: the edge may have unread input."""
+
+    slot: int
+    substreams: list[SubstreamStatistics | GroupedSubstream]
+    unread: bool = False
+
+
+class ArrivalCounts:
+    """Sums per sub-stream and edge of one group; those of a window are the sums over its sub-streams.
+
+    A row of sums is float64: arrived events, then count, Σv and Σv² of the sampled ones, each by lag group, then the
+    least and the greatest value of the arrived ones, NaN if some values are not known.
+    """
+
+    def __init__(self, kind: MeasureKind, schedule: ReportSchedule) -> None:
+        self.kind, self._schedule = kind, schedule
+        self.lag_groups = int(lag_groups(schedule.grid.lags)[-1]) + 1
+        self._zeros = np.concatenate([np.zeros(1 + 3 * self.lag_groups), NO_VALUES[:, 0]])
+        self._sums: dict[int, dict[str, FloatArray]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._sums
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether some event was counted but not processed."""
+        if self.kind == "count":
+            return False
+        rows = (sums for by_edge in self._sums.values() for sums in by_edge.values())
+        return any(bool(sums[1 : 1 + self.lag_groups].sum() < sums[0]) for sums in rows)
+
+    def add(self, edge: str, statistics: SubstreamStatistics) -> None:
+        values = statistics.value_sums.reshape(-1) if statistics.value_sums.size else self._zeros[1:-2]
+        row = np.concatenate([[statistics.events], values, [statistics.least, statistics.greatest]])
+        self.add_sums(edge, statistics.index, row)
+
+    def add_sums(self, edge: str, substream: int, sums: FloatArray) -> None:
+        by_edge = self._sums.setdefault(substream, {})
+        by_edge[edge] = _combined(np.stack([by_edge[edge], sums])) if edge in by_edge else sums
+
+    def snapshot(self) -> dict[int, dict[str, FloatArray]]:
+        """Returns the sums for `rollback`. (Adding replaces arrays and never mutates one.)"""
+        return {index: dict(by_edge) for index, by_edge in self._sums.items()}
+
+    def rollback(self, snapshot: dict[int, dict[str, FloatArray]]) -> None:
+        self._sums = snapshot
+
+    def forget_before(self, start_ms: int) -> None:
+        first = self._substream_at(start_ms)
+        for index in [i for i in self._sums if i < first]:
+            del self._sums[index]
+
+    def zero_mean_reason(self, sample: WindowSample, measure: str) -> str:
+        """Returns why a relative error is undefined, if the mean of the values may be zero; else an empty string."""
+        count = float(sample.count.sum())
+        if self.kind == "count" or count < 2:
+            return ""
+        mean = float(sample.total.sum()) / count
+        deviation = math.sqrt(max(float(sample.squares.sum()) / count - mean**2, 0.0))
+        try:
+            check_relative(mean, deviation, count, f"accuracy of {measure}")
+        except InvalidQuery as exc:
+            return exc.message
+        return ""
+
+    def substreams(self, start_ms: int) -> range:
+        """Returns the sub-streams of the window that starts at `start_ms`."""
+        first = self._substream_at(start_ms)
+        return range(first, first + self._schedule.window_slots // self._schedule.grid.substream_slots)
+
+    def edges(self, start_ms: int) -> set[str]:
+        """Returns the edges that have reported events of the window."""
+        return {edge for index in self.substreams(start_ms) for edge in self._sums.get(index, ())}
+
+    def sums(self, substream: int, edges: Sequence[str]) -> list[FloatArray]:
+        """Returns the rows of sums of a sub-stream, by edge."""
+        by_edge = self._sums.get(substream)
+        return [self._zeros] * len(edges) if by_edge is None else [by_edge.get(e, self._zeros) for e in edges]
+
+    def to_state(self) -> list[Any]:
+        """JSON."""
+        return [[i, {e: s.tolist() for e, s in by_edge.items()}] for i, by_edge in self._sums.items()]
+
+    def restore(self, state: Iterable[Any]) -> None:
+        """Restores `to_state`, or what it was without ranges."""
+        self._sums = {i: {e: self._row(s) for e, s in by_edge.items()} for i, by_edge in state}
+
+    def _row(self, values: Sequence[float]) -> FloatArray:
+        row = np.array(values)
+        if len(row) == len(self._zeros):
+            return row
+        count, total, squares = row[1:].reshape(3, -1).sum(axis=1)
+        mean = total / max(count, 1.0)
+        return np.concatenate([row, range_of_moments(row[0], count, mean, squares - count * mean**2)])
+
+    def _substream_at(self, start_ms: int) -> int:
+        return self._schedule.slot_at(start_ms) // self._schedule.grid.substream_slots
+
+
+def _combined(rows: FloatArray) -> FloatArray:
+    """Combines rows of sums, [n, ..., sums]. NaN stays NaN."""
+    result = rows.sum(axis=0)
+    result[..., -2] = rows[..., -2].min(axis=0)
+    result[..., -1] = rows[..., -1].max(axis=0)
+    return np.asarray(result)
+
+
+def window_sums(
+    counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Returns the sums of a window for each group of a query.
+
+    Returns:
+        Arrived events, [group, edge]; count, Σv, Σv² of the sampled ones, [group, edge, 3, lag group]; least and
+        greatest value of the arrived ones, [group, edge, 2].
+    """
+    shape = (len(counts), len(edges), 3 + 3 * counts[0].lag_groups)
+    rows = [[s for c in counts for s in c.sums(index, edges)] for index in counts[0].substreams(start_ms)]
+    shaped = _combined(np.array(rows).reshape(-1, *shape))
+    return shaped[:, :, 0], shaped[:, :, 1:-2].reshape(*shape[:2], 3, -1), shaped[:, :, -2:]
+
+
+def window_sample(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]) -> WindowSample:
+    """Returns the window's sample for a `TriggerBatch`, with a column per group."""
+    arrived, by_lag, ranges = window_sums(counts, start_ms, edges)
+    arrived, (least, greatest) = arrived.T, ranges.transpose(2, 1, 0)
+    sampled_by_lag = by_lag[:, :, 0].reshape(arrived.size, -1)
+    if counts[0].kind == "count":
+        return WindowSample(arrived, arrived, arrived, arrived, sampled_by_lag, least, greatest)
+    count, total, squares = by_lag.sum(axis=3).transpose(2, 1, 0)
+    return WindowSample(arrived, count, total, squares, sampled_by_lag, least, greatest)
+
+
+def true_values(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]) -> list[float | None]:
+    """Returns the window's value per group from all reports; None: not all events were processed, or there is none."""
+    if not counts:
+        return []
+    sample = window_sample(counts, start_ms, edges)
+    known = np.logical_not((sample.count < sample.arrived).any(axis=0))
+    events, total = sample.arrived.sum(axis=0), sample.total.sum(axis=0)
+    if counts[0].kind == "mean":
+        known &= events > 0
+        total = total / np.maximum(events, 1.0)
+    values = events if counts[0].kind == "count" else total
+    return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]

@@ -1,0 +1,168 @@
+"""Calibration of the straggler model's standard errors by its own past errors.
+
+The model knows nothing of ramps, steps, bursts or delays that depend on values. Its past predictions do: at every end
+of a sub-stream it predicts the stragglers as if a window ended there, and some seconds later the truth is known. The
+quantile of past |error|/deviation replaces the normal quantile, so that the interval holds whatever the cause of the
+errors (split conformal prediction; Vovk et al. 2005). Only the recent past counts, so that the quantile follows drift
+(Gibbs and Candès 2021).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import astuple, dataclass, fields
+
+import numpy as np
+
+from center.early.named_arrays import Arrays
+from edgewater.model.errors import CorruptSynopsis
+from edgewater.synopses import normal_quantile
+
+DEFAULT_FACTOR = 4.0
+"""Standard errors per half-width without a record: Chebyshev's at 94 %, the normal distribution's at 99.99 %."""
+MIN_RECORD = 20
+MIN_EXTRAPOLATION = 1.2
+MAX_RECORD = 150
+"""Predictions that are kept: 30 windows of 5 sub-streams."""
+
+OFFSETS = (0, 3, 10, 30, 100, 200)
+ALARM_THRESHOLD = 3.0
+MAX_ALARMED_SHARE = 0.3
+"""Predictions whose alarm exceeds `ALARM_THRESHOLD` standard errors, at most the greatest 30 %, are a category of their
+own (Mondrian conformal prediction, Vovk et al.), so that a drift delays its own windows and not all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prediction:
+    boundary: int
+    offset: int
+    expected: float
+    deviation: float
+    total_then: float
+    alarmed: bool
+    initial: bool
+
+
+class Calibration:
+    """Keeps the scaled errors of predictions, per offset and alarm category.
+
+    Args:
+        offsets: slots after a boundary at which predictions are made, ascending. `factor` for another offset uses the
+            next smaller one.
+    """
+
+    def __init__(self, offsets: tuple[int, ...] = OFFSETS, record: int = MAX_RECORD) -> None:
+        self.offsets, self._limit = offsets, record
+        self._open: deque[_Prediction] = deque()
+        self._record = {(o, alarmed): deque[float](maxlen=record) for o in offsets for alarmed in (False, True)}
+        self._alarms = {offset: deque[float](maxlen=record) for offset in offsets}
+        self._initial = {offset: deque[float](maxlen=record) for offset in offsets}
+
+    def add_prediction(
+        self,
+        boundary: int,
+        offset: int,
+        expected: float,
+        deviation: float,
+        alarm: float,
+        total: float,
+        *,
+        initial: bool = False,
+    ) -> None:
+        """Adds a prediction.
+
+        Args:
+            total: events born before the boundary that had arrived when the prediction was made.
+            initial: it was made from less history than later ones will be. Its error counts only until there is a
+                record of others.
+        """
+        alarmed = self._is_alarm(offset, alarm)
+        if not initial:
+            self._alarms[offset].append(alarm)
+        self._open.append(_Prediction(boundary, offset, expected, deviation, total, alarmed, initial))
+
+    def due(self, slot: int, horizon: int) -> list[int]:
+        """Returns the boundaries with open predictions that are at least `horizon` slots old."""
+        return sorted({p.boundary for p in self._open if slot - p.boundary >= horizon})
+
+    def resolve(self, boundary: int, total: float) -> None:
+        """Compares the predictions for a boundary with `total`, the final number of events born before it."""
+        still_open: deque[_Prediction] = deque()
+        for p in self._open:
+            if p.boundary == boundary:
+                error = abs(total - p.total_then - p.expected)
+                record = self._initial[p.offset] if p.initial else self._record[p.offset, p.alarmed]
+                record.append(error / max(p.deviation, 1e-9))
+            else:
+                still_open.append(p)
+        self._open = still_open
+
+    def factor(self, offset: int, alarm: float, confidence: float) -> float:
+        """Returns the half-width, in standard errors, that contains the stragglers with this confidence.
+
+        Without a record it is at least `DEFAULT_FACTOR` and as large as any error of an initial prediction: where
+        records arrive in batches, the model's standard errors are ten times too small from the first window on.
+        """
+        known = max(o for o in self.offsets if o <= offset)
+        past = self._record[known, self._is_alarm(known, alarm)]
+        count = len(past)
+        if count < MIN_RECORD:
+            return max([DEFAULT_FACTOR, *past, *self._initial[known]])
+        rank = math.ceil((count + 1) * confidence)
+        ordered = np.sort(np.array(past))
+        if rank <= count:
+            return float(ordered[rank - 1])
+        # The quantile is above the largest recorded error; a normal tail extrapolates by how much.
+        beyond = normal_quantile(confidence) / normal_quantile(count / (count + 1))
+        return float(ordered[-1]) * max(MIN_EXTRAPOLATION, beyond)
+
+    def is_tested(self, offset: int, alarm: float) -> bool:
+        """Returns whether enough past predictions are known for `factor` to follow from them."""
+        known = max(o for o in self.offsets if o <= offset)
+        return len(self._record[known, self._is_alarm(known, alarm)]) >= MIN_RECORD
+
+    def to_state(self) -> Arrays:
+        """Ragged queues as one array and their lengths, in the order of `offsets`."""
+        queues = self._queues()
+        return {
+            "offsets": np.array(self.offsets, np.int64),
+            "limit": np.int64(self._limit),
+            "open": np.array([astuple(p) for p in self._open], np.float64).reshape(-1, len(fields(_Prediction))),
+            "lengths": np.array([len(q) for q in queues], np.int64),
+            "queues": np.array([x for q in queues for x in q], np.float64),
+        }
+
+    @classmethod
+    def from_state(cls, arrays: Arrays) -> Calibration:
+        """Returns the calibration whose `to_state` this is; raises CorruptSynopsis."""
+        try:
+            result = cls(tuple(arrays["offsets"].tolist()), int(arrays["limit"]))
+            queues, at = result._queues(), 0
+            for queue, length in zip(queues, arrays["lengths"].tolist(), strict=True):
+                queue.extend(arrays["queues"][at : at + length].tolist())
+                at += length
+            if at != len(arrays["queues"]) or [len(q) for q in queues] != arrays["lengths"].tolist():
+                raise ValueError("lengths")
+            for boundary, offset, expected, deviation, total, *kinds in arrays["open"].tolist():
+                alarmed, initial = map(bool, kinds)
+                prediction = _Prediction(int(boundary), int(offset), expected, deviation, total, alarmed, initial)
+                if prediction.offset not in result.offsets:
+                    raise ValueError("offset")
+                result._open.append(prediction)
+        except (KeyError, ValueError, TypeError) as exc:
+            raise CorruptSynopsis(f"Calibration state cannot be read: {exc}") from exc
+        return result
+
+    def _queues(self) -> list[deque[float]]:
+        return [
+            queue
+            for o in self.offsets
+            for queue in (self._record[o, False], self._record[o, True], self._alarms[o], self._initial[o])
+        ]
+
+    def _is_alarm(self, offset: int, alarm: float) -> bool:
+        past = self._alarms[offset]
+        if alarm <= ALARM_THRESHOLD or len(past) < MIN_RECORD:
+            return alarm > ALARM_THRESHOLD
+        return alarm > float(np.quantile(np.array(past), 1 - MAX_ALARMED_SHARE))

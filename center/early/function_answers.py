@@ -1,0 +1,188 @@
+"""Estimates a function of all rows of a window from a sample of them, and plans the sampling rate for a given error.
+
+The error is that of the function itself, by its own formula or by a bootstrap; a bound on the mean of the values would
+say little about, for instance, the centroids of k-means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from center.early.sample_size import finite_population_size
+from edgewater.model.accuracy import check_confidence
+from edgewater.model.errors import InvalidInput
+from edgewater.synopses import FloatArray, SampleFunction, normal_quantile
+
+DEFAULT_REPLICATES = 100
+MIN_PLANNED_ROWS = 200
+"""Fewest rows of a plan: the scatter of resamples of fewer rows is too uncertain."""
+RATE_INCREASE = 1.25
+"""Factor by which a planned rate that was too small is increased."""
+MIN_RESAMPLED_ROWS = 30
+"""Fewest rows of a sample for an error estimate: two equal rows, for instance, have no scatter."""
+MAX_RESAMPLED_ROWS = 2_000
+"""Rows of a resample of a larger sample; its scatter is scaled by √(m/n)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionEstimate:
+    """The value of a function, from a sample.
+
+    Attributes:
+        value, lower, upper: float64, one per name; NaN: too few rows.
+        error: relative error that holds with the confidence; inf: unknown.
+        size: rows of the sample.
+        rate: probability with which each row of the window was sampled.
+        uncorrected_error: the error without the finite population correction.
+        problem: the function's exception, if it has no value.
+    """
+
+    value: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+    error: float
+    size: int
+    rate: float
+    uncorrected_error: float
+    problem: str = ""
+
+    @property
+    def population(self) -> float:
+        """The estimated number of rows of the window."""
+        return self.size / self.rate
+
+    def without_bounds(self) -> FunctionEstimate:
+        """Returns the estimate for a window of which an unknown number of rows is missing."""
+        unknown = np.full(len(self.value), math.nan)
+        return replace(self, lower=unknown, upper=unknown, error=math.inf)
+
+    def rate_for(self, target: float) -> float:
+        """Returns the rate, in (0, 1], with which a window like this one has a relative error of `target`."""
+        if not target > 0:
+            raise InvalidInput("target", target, "a relative error above 0")
+        if not math.isfinite(self.uncorrected_error) or self.size == 0:
+            return 1.0
+        size = float(finite_population_size(self.size * (self.uncorrected_error / target) ** 2, self.population))
+        return min(1.0, max(size, MIN_PLANNED_ROWS) / self.population)
+
+
+def estimate_function(
+    function: SampleFunction,
+    parameters: Mapping[str, Any],
+    rows: FloatArray,
+    rate: float,
+    rng: np.random.Generator,
+    *,
+    confidence: float = 0.95,
+    replicates: int = DEFAULT_REPLICATES,
+    plan: bool = False,
+) -> FunctionEstimate:
+    """Returns the value of `function` on rows sampled with probability `rate`, and its interval.
+
+    An exception of the function (third-party code) becomes an estimate with a `problem`, so that the other measures of
+    the answer are not affected.
+
+    Args:
+        rows: float64 (n, columns). The function gets a copy, which it may modify.
+        plan: whether to compute `uncorrected_error` even if the rows are all rows of the window.
+    """
+    check_confidence(confidence, "confidence", InvalidInput)
+    run = _Evaluation(function, parameters, len(function.names(parameters, rows.shape[1])), rate, confidence)
+    try:
+        return run.estimate(rows.copy(), rng, replicates, plan)
+    except Exception as exc:  # third-party code may raise anything
+        return run.unknown(len(rows), f"{type(exc).__name__}: {exc}")
+
+
+def plan_rate(
+    function: SampleFunction,
+    parameters: Mapping[str, Any],
+    rows: FloatArray,
+    rate: float,
+    target: float,
+    rng: np.random.Generator,
+    *,
+    confidence: float = 0.95,
+) -> float:
+    """Returns the rate, in (0, 1], with which a window like this one has a relative error of `target`.
+
+    Errors are not exactly proportional to 1/√n: ranks are whole numbers, and small clusters disappear. So the error is
+    measured again on a sample of the planned size, which grows until the error is within the target.
+
+    Args:
+        rows: float64 (n, columns) in random order, so that a prefix is a random sample.
+        rate: probability with which they were sampled.
+    """
+    population = len(rows) / rate
+    if population <= MIN_PLANNED_ROWS:
+        return 1.0
+    found = estimate_function(function, parameters, rows, rate, rng, confidence=confidence, plan=True)
+    planned = found.rate_for(target)
+    while planned < rate:
+        taken = rows[: math.ceil(planned * population)]
+        found = estimate_function(function, parameters, taken, planned, rng, confidence=confidence)
+        if found.error <= target:
+            break
+        planned = min(1.0, planned * RATE_INCREASE)
+    return planned
+
+
+def _known(error: float) -> float:
+    """Returns the error; infinity (unknown) for NaN."""
+    return math.inf if math.isnan(error) else float(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    function: SampleFunction
+    parameters: Mapping[str, Any]
+    width: int
+    rate: float
+    confidence: float
+
+    def unknown(self, size: int, problem: str = "") -> FunctionEstimate:
+        unknown = np.full(self.width, math.nan)
+        error = 0.0 if self.rate >= 1 and not problem else math.inf
+        return FunctionEstimate(unknown, unknown, unknown, error, size, self.rate, math.inf, problem)
+
+    def fit(self, rows: FloatArray, start: FloatArray | None) -> FloatArray:
+        value = np.asarray(self.function.fit(rows, self.parameters, start), float)
+        if value.shape != (self.width,):
+            raise ValueError(f"the function names {self.width} values and returned an array of shape {value.shape}")
+        return value
+
+    def estimate(self, rows: FloatArray, rng: np.random.Generator, replicates: int, plan: bool) -> FunctionEstimate:
+        size, rate = len(rows), self.rate
+        least = self.function.min_rows(self.parameters)
+        if size < max(least, 1):
+            return self.unknown(size)
+        by_formula = self.function.interval(rows, self.parameters, self.confidence, rate)
+        if by_formula is not None:
+            uncorrected = self.function.interval(rows, self.parameters, self.confidence, 0.0)
+            value, lower, upper, error = by_formula
+            uncorrected_error = _known(uncorrected[3]) if uncorrected is not None else math.inf
+            return FunctionEstimate(value, lower, upper, _known(error), size, rate, uncorrected_error)
+        value = self.fit(rows, None)
+        if rate >= 1 and not plan:
+            return FunctionEstimate(value, value, value, 0.0, size, rate, math.inf)
+        taken = max(min(size, MAX_RESAMPLED_ROWS), least)
+        values = np.array([self.fit(rows[rng.integers(0, size, taken)], value) for _ in range(replicates)])
+        gaps = np.array([self.function.distance(v, value, self.parameters) for v in values])
+        rank = min(replicates, math.ceil((replicates + 1) * self.confidence)) - 1
+        # A quantile above that of the largest resample is extrapolated by a normal distribution.
+        resolved = replicates / (replicates + 1)
+        beyond = max(normal_quantile(self.confidence) / normal_quantile(resolved), 1.0)
+        scale = math.sqrt(taken / size) * beyond
+        uncorrected_error = _known(float(np.sort(gaps)[rank])) * scale
+        if size < MIN_RESAMPLED_ROWS:
+            uncorrected_error = math.inf
+        shrink = math.sqrt(max(0.0, 1 - rate))
+        off = np.sort(np.abs(values - value), axis=0)[rank] * scale * shrink
+        error = uncorrected_error * shrink if rate < 1 else 0.0
+        found = FunctionEstimate(value, value - off, value + off, error, size, rate, uncorrected_error)
+        return found if rate >= 1 or size >= MIN_RESAMPLED_ROWS else found.without_bounds()

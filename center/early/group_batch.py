@@ -1,0 +1,334 @@
+"""Vectorised update and evaluation of many group estimators.
+
+The groups of a query have a trigger each (`group.py`), with a few sources times some hundred lags. One by one, hundreds
+of them would take longer than their windows last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from center.early.arrival_counts import window_sample, window_sums
+from center.early.estimate import WindowModel, WindowSample
+from center.early.group import GroupEstimator
+from center.early.prediction import TOO_WIDE, GroupPrediction
+from center.early.stragglers import MIN_EVENTS, StragglersByTrigger
+from center.early.trigger import NEGLIGIBLE_FAILURES, AnswerNow, Wait
+from center.early.trigger_batch import TriggerBatch
+from edgewater.model.accuracy import Accuracy
+from edgewater.synopses import BoolArray, FloatArray, IntArray
+
+BATCH_SIZE = 64
+"""Groups per batch: enough that the cost of calling NumPy is negligible, and few enough that a window that waits for
+one group is not modelled for all."""
+
+ZERO_MEAN_MIN_ARRIVED = 0.5
+"""Part of a window's records that must have arrived before its mean is judged to be possibly zero. Among the first few
+records of a skewed distribution a single large one decides, and waiting brings more."""
+
+TOO_FEW = "too few records for an error bound"
+TOO_YOUNG = "an edge has not been observed for longer than the longest delay"
+UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual ones"
+BEYOND_LAGS = "records come later than the longest lag that is resolved, so stragglers cannot be bounded"
+UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
+UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
+ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
+"""Why a group has no interval."""
+
+
+class GroupBatch:
+    """Groups over the same edges. Valid until the sources of one of them change or it joins another batch."""
+
+    def __init__(self, groups: Sequence[GroupEstimator], accuracy: Accuracy) -> None:
+        self.groups, self.accuracy = list(groups), accuracy
+        self.triggers = TriggerBatch([g.trigger for g in groups])
+
+    def advance(self, slot: int, target: int, rows: IntArray, reporting: BoolArray) -> None:
+        """Advances time from `slot` to `target`.
+
+        Args:
+            rows: arrivals as (slot, source, lag, count, index of the group in the batch), ascending by slot.
+            reporting: mask of the sources that have reported up to `target`.
+        """
+        cuts = np.searchsorted(rows[:, 0], np.arange(slot, target + 1)).tolist()
+        shape, reporting_rows = self.triggers.triangle.seen.shape, np.tile(reporting, len(self.groups))
+        cells, count = (rows[:, 4] * len(reporting) + rows[:, 1]) * shape[1] + rows[:, 2], rows[:, 3]
+        for begin, end in pairwise(cuts):
+            self.triggers.advance(_summed(cells[begin:end], count[begin:end], shape), reporting_rows)
+
+    def catch_up(self, source: int, rows: IntArray) -> None:
+        """Adds the arrivals of a source that was silent.
+
+        Args:
+            rows: (slot, lag, count, index of the group in the batch).
+        """
+        triangle, sources = self.triggers.triangle, self.triggers.triggers[0].triangle.sources
+        silent = triangle.silent_slots[source::sources]
+        for slots in np.unique(silent[silent > 0]).tolist():  # a group may be younger than the silence
+            indices = np.flatnonzero(silent == slots)
+            position = np.full(len(silent), -1)
+            position[indices] = np.arange(len(indices))
+            found = rows[position[rows[:, 3]] >= 0]
+            at = np.maximum(found[:, 0] - (self.groups[0].slot - slots), 0)
+            found, at = found[np.argsort(at, kind="stable")], np.sort(at)
+            cuts = np.searchsorted(at, np.arange(slots + 1)).tolist()
+            cells = position[found[:, 3]] * triangle.grid.lags + found[:, 1]
+            shape = (len(indices), triangle.grid.lags)
+            arrived = (_summed(cells[begin:end], found[begin:end, 2], shape) for begin, end in pairwise(cuts))
+            triangle.catch_up(indices * sources + source, arrived)
+
+    def learn(self, start_ms: int, edges: Sequence[str], predictions: Mapping[str, GroupPrediction]) -> None:
+        """Learns from an answered window."""
+        indices = [i for i, g in enumerate(self.groups) if g.key in predictions and g.has_observed(start_ms)]
+        if not indices:
+            return
+        arrived = window_sample([self.groups[i].counts for i in indices], start_ms, edges).arrived.sum(axis=0)
+        indices = [i for i, events in zip(indices, arrived.tolist(), strict=True) if events > 0]
+        if not indices:
+            return
+        counts = [self.groups[i].counts for i in indices]
+        _, sums, _ = window_sums(counts, start_ms, edges)
+        count, total, squares = sums.transpose(2, 0, 1, 3).reshape(3, -1, sums.shape[3])
+        # A group without an interval learns its values; its stragglers are taken to be of any size.
+        known = [predictions[self.groups[i].key] for i in indices]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            straggler = np.array([p.straggler if p.eligible else 1.0 for p in known])
+            shares = straggler / np.abs(np.array([p.estimate if p.eligible else 1.0 for p in known]))
+        self.triggers.on_answered(indices, window_sample(counts, start_ms, edges), (count, total, squares), shares)
+
+    def evaluate(
+        self, start_ms: int, edges: Sequence[str], *, complete: bool = False, widening: float = 1.0
+    ) -> BatchEvaluation:
+        """Evaluates a window now.
+
+        Args:
+            complete: no more events of the window will arrive.
+            widening: factor of the half-widths of groups of which all arrived events were processed.
+        """
+        sample = window_sample([g.counts for g in self.groups], start_ms, edges)
+        stragglers, model = self.triggers.window_models(self.groups[0].offset(start_ms), sample)
+        if complete:
+            arrived = sample.arrived
+            model = replace(model, population=arrived, events=arrived, straggler_width=np.zeros(len(self.groups)))
+        else:
+            beyond = self.triggers.triangle.beyond_longest(1 - self.accuracy.confidence)
+            beyond = beyond.reshape(3, len(self.groups), -1).transpose(0, 2, 1)
+            share = beyond[1] + beyond[0] * self._missing_beyond_lags(start_ms)
+            # A young source has few records that show how many are late. The interval contains what they do not
+            # exclude.
+            young = self.triggers.triangle.is_young(self.groups[0].trigger.window_slots).reshape(len(self.groups), -1).T
+            share = share + np.where(young & np.isfinite(beyond[2]), beyond[2], 0.0)
+            unmodelled = (share * model.events).sum(axis=0) / np.maximum(model.size, 1e-9) * np.abs(model.estimate)
+            rounding = model.rounding(sample)
+            model = replace(model, straggler_width=model.straggler_width + unmodelled + rounding)
+        sampling = model.sampling_width(sample.count, np.array([g.trigger.quantile for g in self.groups]))
+        ranged = np.isfinite(sampling)
+        if widening > 1 and not complete:
+            factor = np.where((sample.count >= sample.arrived).all(axis=0), widening, 1.0)
+            sampling, model = sampling * factor, replace(model, straggler_width=model.straggler_width * factor)
+        silent = self.triggers.triangle.silent_slots.reshape(len(self.groups), -1).T > 0
+        if complete:
+            stragglers = replace(stragglers, known=np.ones(len(self.groups), bool))
+            enough = sample.count.sum(axis=0) > 1
+            without_interval = np.select([~enough, ~ranged], [TOO_FEW, UNKNOWN_RANGE], "").tolist()
+        else:
+            without_interval = self._without_interval(start_ms, stragglers, model, silent, beyond, ranged)
+        return BatchEvaluation(
+            self, start_ms, sample, stragglers, model, sampling, without_interval, np.asarray(silent)
+        )  # fmt: skip
+
+    def _missing_beyond_lags(self, start_ms: int) -> float:
+        """Returns the greatest part of a window's events with the longest lag that may not have arrived yet.
+
+        The model takes them as arrived at that lag. By the assumption of `ArrivalTriangle.beyond_longest`, at most the
+        part longest lag/age of them comes later than at an age.
+        """
+        trigger, offset = self.groups[0].trigger, self.groups[0].offset(start_ms)
+        age, longest = offset + np.arange(trigger.window_slots), trigger.grid.lags - 1
+        return float(np.where(age >= longest, longest / np.maximum(age, 1), 0.0).mean())
+
+    def _without_interval(
+        self,
+        start_ms: int,
+        stragglers: StragglersByTrigger,
+        model: WindowModel,
+        silent: BoolArray,
+        beyond: FloatArray,
+        ranged: BoolArray,
+    ) -> list[str]:
+        """Per group, why too little is known for an interval (see the module `group`); empty if enough is."""
+        observed = np.array([g.has_observed(start_ms) for g in self.groups])
+        error, size, events = self.accuracy.error, model.size, model.events
+        seen, hidden, unseen = beyond
+        late = np.where(events > 0, unseen, 0.0) * events
+        enough = late.sum(axis=0) <= error * size
+        if self.accuracy.scope is None:
+            # Backtests tell of all sources together, but not of one that has begun to send: less of it than of a window
+            # has been at risk.
+            new = (events > MIN_EVENTS) & (late > -math.log(1 - self.accuracy.confidence))
+            offset, alarms = self.groups[0].offset(start_ms), zip(self.groups, stragglers.alarm.tolist(), strict=True)
+            tested = np.array([g.trigger.calibration.is_tested(offset, alarm) for g, alarm in alarms])
+            enough |= tested & (np.where(new, late, 0.0).sum(axis=0) <= error * size)
+            enough &= size >= 1 / error
+        else:
+            enough &= size >= max(MIN_EVENTS, 1 / error)
+        has_history = ~(np.isinf(unseen) & (events > 0.5)).any(axis=0)
+        resolved = ((seen + hidden) * events).sum(axis=0) <= error * size
+        comparable = self._knows_late_values(stragglers.expected)
+        eligible = observed & stragglers.known & has_history & resolved & enough & ranged & comparable
+        eligible &= np.abs(model.estimate) > 0
+        causes = {
+            "": eligible,
+            UNKNOWN_SILENCE: ~stragglers.known & silent.any(axis=0),
+            TOO_YOUNG: ~stragglers.known,
+            BEYOND_LAGS: ~resolved,
+            UNKNOWN_LATE_VALUES: ~comparable,
+            UNKNOWN_RANGE: has_history & enough & ~ranged,
+            ZERO_ESTIMATE: has_history & (model.estimate == 0),
+        }
+        reasons: list[str] = np.select(list(causes.values()), list(causes), TOO_FEW).tolist()
+        return reasons
+
+    def _knows_late_values(self, expected: FloatArray) -> BoolArray:
+        """Per group, whether values by lag have been learnt or need not be: for a count, and without stragglers."""
+        if self.accuracy.kind == "count":
+            return np.ones(len(self.groups), bool)
+        learnt = np.array([g.trigger.late.count.any() for g in self.groups])
+        return np.asarray(
+            learnt
+            | (
+                expected.reshape(len(self.groups), -1).sum(axis=1)
+                < NEGLIGIBLE_FAILURES * (1 - self.accuracy.confidence)
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEvaluation:
+    """What is known of a window for a batch of groups. Arrays are by group, or [source, group].
+
+    Attributes:
+        sampling: half-width due to sampling.
+        without_interval: why a group has no interval; empty: it has one.
+        silent: sources that do not report.
+    """
+
+    batch: GroupBatch
+    start_ms: int
+    sample: WindowSample
+    stragglers: StragglersByTrigger
+    model: WindowModel
+    sampling: FloatArray
+    without_interval: list[str]
+    silent: BoolArray
+
+    @property
+    def eligible(self) -> BoolArray:
+        """The groups with an interval."""
+        return np.array([not reason for reason in self.without_interval], bool)
+
+    @property
+    def met(self) -> BoolArray:
+        """Whether the interval is within the error."""
+        return np.asarray(self.stragglers.known & self.model.is_within(self.batch.accuracy.error, self.sampling))
+
+    def decide(self) -> tuple[dict[str, str], int | None]:
+        """Decides whether the groups with an interval can be answered, and a query without groups in any case.
+
+        Returns:
+            By key, why the group is answered although the accuracy is not met, empty if it is; and the slot until which
+            a group waits, None if none does. One waiting group makes the whole window wait, and all groups wait until
+            the same slot, so the groups after it are not evaluated.
+        """
+        reasons: dict[str, str] = {}
+        decided = self.eligible if self.batch.accuracy.scope is not None else np.ones_like(self.eligible)
+        met = self.eligible & self.met
+        for i in np.flatnonzero(decided).tolist():
+            group = self.batch.groups[i]
+            if met[i]:
+                reasons[group.key] = ""
+                continue
+            sample, earned = self.sample.of(i), bool(self.eligible[i])
+            decision = group.decide(self.start_ms, sample, (self.stragglers.of(i), self.model.of(i)), earned=earned)
+            if isinstance(decision, AnswerNow) and decision.met:
+                # The model's interval is within the error, the widened one is not: it may be after the next report.
+                return reasons, group.slot + 1
+            if not isinstance(decision, Wait):
+                reasons[group.key] = decision.reason
+            # No wait makes an interval small relative to zero.
+            elif (
+                earned
+                and self._has_mostly_arrived(i)
+                and (zero_mean := group.counts.zero_mean_reason(sample, self.batch.accuracy.measure))
+            ):
+                reasons[group.key] = zero_mean
+            else:
+                return reasons, group.first_slot + decision.until
+        return reasons, None
+
+    def _has_mostly_arrived(self, group: int) -> bool:
+        return float(self.sample.arrived[:, group].sum()) >= ZERO_MEAN_MIN_ARRIVED * float(self.model.size[group])
+
+    def predictions(self, reasons: Mapping[str, str]) -> list[GroupPrediction]:
+        """Returns the predictions of groups with arrived or expected records; without groups, the one of all records.
+
+        Args:
+            reasons: by key, why the group is answered although the accuracy may not be met.
+        """
+        numbers, met, nan = self._numbers(), self.met.tolist(), math.nan
+        result: list[GroupPrediction] = []
+        for i, (arrived, size) in enumerate(zip(self.sample.arrived.sum(axis=0), self.model.size, strict=True)):
+            if self.batch.accuracy.scope is not None and arrived <= 0 and size <= 0.5:
+                continue
+            key, reason, values = self.batch.groups[i].key, self.without_interval[i], numbers[i]
+            eligible = not reason
+            if eligible:
+                reason = "" if met[i] else reasons.get(key) or TOO_WIDE
+            else:
+                values = [self._scaled_up(i), *(nan,) * 5, *values[6:]]
+            estimate, lower, upper, sampling, straggler, missing, come, expected, sampled = values
+            result.append(
+                GroupPrediction(key, eligible, eligible and met[i], estimate, lower, upper, sampling, straggler,
+                                missing, come, expected, sampled, reason)
+            )  # fmt: skip
+        return result
+
+    def _numbers(self) -> list[list[float]]:
+        """The fields of a `GroupPrediction` from `estimate` to `sampled`, by group."""
+        model, size = self.model, self.model.size
+        variance = self.stragglers.deviation.reshape(len(size), -1).T ** 2
+        total = variance.sum(axis=0)
+        of_silent = np.where(self.silent, variance, 0.0).sum(axis=0)
+        silent_share = np.where(total > 0, of_silent / np.where(total > 0, total, 1.0), 0.0)
+        width = np.hypot(self.sampling, model.straggler_width)
+        arrived = self.sample.arrived.sum(axis=0)
+        least, greatest = model.certain_bounds(self.sample)
+        lower, upper = np.maximum(model.estimate - width, least), np.minimum(model.estimate + width, greatest)
+        straggler, missing = (model.straggler_width * np.sqrt(share) for share in (1 - silent_share, silent_share))
+        columns = (
+            model.estimate, lower, upper, self.sampling, straggler, missing, arrived, size,
+            self.sample.count.sum(axis=0),
+        )  # fmt: skip
+        table: list[list[float]] = np.stack(columns, axis=1).tolist()
+        return table
+
+    def _scaled_up(self, group: int) -> float:
+        """The measure of the arrived events, scaled up from the processed ones; NaN if all were processed."""
+        arrived, count, total = (x[:, group] for x in (self.sample.arrived, self.sample.count, self.sample.total))
+        rows = count > 0
+        if not (count < arrived).any() or not rows.any():
+            return math.nan
+        scaled = float((total[rows] / count[rows] * arrived[rows]).sum())
+        return scaled / float(arrived[rows].sum()) if self.batch.accuracy.kind == "mean" else scaled
+
+
+def _summed(cells: IntArray, counts: IntArray, shape: tuple[int, ...]) -> FloatArray:
+    """Sums of counts by cell."""
+    result = np.zeros(shape)
+    np.add.at(result.reshape(-1), cells, counts.astype(np.float64))
+    return result

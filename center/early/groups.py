@@ -1,0 +1,388 @@
+"""The groups of a query with an accuracy: estimators are added and removed as groups appear and disappear.
+
+A query without `group_by` has a single group of all records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from center.early.arrival_counts import true_values, window_sample
+from center.early.group import GroupEstimator
+from center.early.group_batch import BATCH_SIZE, BatchEvaluation, GroupBatch
+from center.early.prediction import GroupPrediction
+from center.early.source_remap import SourceRemap
+from center.early.trigger import EarlyTrigger
+from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
+from edgewater.model.accuracy import MAX_GROUPS, Accuracy, group_key
+from edgewater.synopses import BoolArray, IntArray
+
+ALL = ""
+"""The key of the single group of a query without groups."""
+IDLE_LAGS, OVERFLOW_LAGS = 4, 2
+"""In longest lags: the time after which a group without arrivals is removed, and for which groups are not tracked after
+there were too many."""
+_NO_ROWS = np.zeros((0, 4), np.int64)
+
+
+class Groups:
+    """An estimator per group, at most `MAX_GROUPS`. With more, all are removed for a while.
+
+    Args:
+        new_trigger: makes a trigger of the query with the given number of sources.
+
+    Attributes:
+        overflow_until: the slot up to which groups are not tracked; None: they are.
+        lost_sample: edges were sampling when there were too many groups, so the arrived records are not all records.
+    """
+
+    def __init__(
+        self, new_trigger: Callable[[int], EarlyTrigger], accuracy: Accuracy, schedule: ReportSchedule
+    ) -> None:
+        self._new_trigger, self._accuracy, self._schedule = new_trigger, accuracy, schedule
+        self._groups: dict[str, GroupEstimator] = {}
+        self._batched: list[GroupBatch] | None = None
+        self._key_cache: dict[tuple[object, ...], str] = {}
+        self._next_number = 0
+        self.overflow_until: int | None = None
+        self.lost_sample = False
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[GroupEstimator]:
+        return iter(self._groups.values())
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether some event was counted but not processed."""
+        return any(group.counts.is_sampled for group in self)
+
+    # Changes
+
+    def begin(self, slot: int, sources: int) -> None:
+        """Starts all groups anew at `slot`; lags of earlier events are not known. Counts are kept."""
+        counts = {key: g.counts for key, g in self._groups.items() if not g.counts.is_empty}
+        self.clear()
+        for key in counts if self._accuracy.scope is not None else [ALL]:
+            group = self._add(key, slot, np.ones(sources, bool))
+            group.counts = counts.get(key, group.counts)
+
+    def inherit(
+        self, source: int, sums: NDArray[np.float32], slots: int, late: float = 0.0, uneven: float = 0.0
+    ) -> None:
+        """Sets what another query knows of the delays of a source, for a query without groups.
+
+        Arguments are those of `ArrivalTriangle.inherit` and `StragglerModel.inherit`.
+        """
+        trigger = self._groups[ALL].trigger
+        trigger.triangle.inherit(source, sums.reshape(trigger.triangle.sums[:, :, source].shape), slots)
+        trigger.model.inherit(late, uneven)
+
+    def undeclare(self) -> None:
+        """From now on, any lag can occur."""
+        for group in self:
+            group.trigger.triangle.horizon = self._schedule.grid.lags
+        self._batched = None
+
+    def clear(self) -> None:
+        self._groups, self._batched, self.overflow_until, self.lost_sample = {}, None, None, False
+
+    def add_report(
+        self,
+        edge: str,
+        statistics: SubstreamStatistics | GroupedSubstream,
+        slot: int,
+        reporting: BoolArray,
+        since: IntArray,
+    ) -> IntArray:
+        """Adds an edge's statistics of a sub-stream to the counts; adds new groups.
+
+        Args:
+            slot: the center's current slot; `reporting`: mask of the sources that have reported up to it.
+            since: slots since which the sources have been observed.
+
+        Returns:
+            The arrivals as (slot, lag, count, group number).
+        """
+        if isinstance(statistics, SubstreamStatistics):
+            self._groups[ALL].counts.add(edge, statistics)
+            return np.insert(np.stack(statistics.arrivals(), axis=1), 3, self._groups[ALL].number, axis=1)
+        rows = statistics.arrivals()
+        arrived = np.unique(rows[:, 3])
+        if statistics.unattributed or len(arrived) > MAX_GROUPS:
+            self._overflow(slot)
+        if self.overflow_until is not None:
+            return _NO_ROWS
+        keys = self._keys(statistics)
+        sums, numbers = statistics.arrival_counts(), np.zeros(len(keys), np.int64)
+        for i in arrived.tolist():
+            group = self._groups.get(keys[i]) or self._add(keys[i], slot, reporting, since)
+            group.counts.add_sums(edge, statistics.index, sums[i])
+            numbers[i] = group.number
+        if len(self._groups) > MAX_GROUPS:
+            self._overflow(slot)
+            return _NO_ROWS
+        rows[:, 3] = numbers[rows[:, 3]]
+        return rows
+
+    def add_counts(
+        self, edge: str, statistics: SubstreamStatistics | GroupedSubstream, new: tuple[int, int] | None = None
+    ) -> None:
+        """Adds an edge's statistics of a sub-stream to the counts only, not to the arrivals by lag.
+
+        Args:
+            new: slot and number of sources with which to add new groups; None: new groups are ignored.
+        """
+        if isinstance(statistics, SubstreamStatistics):
+            if ALL in self._groups:
+                self._groups[ALL].counts.add(edge, statistics)
+            return
+        sums = statistics.arrival_counts()
+        for i, key in enumerate(self._keys(statistics)):
+            group = self._groups.get(key)
+            if group is None and new is not None and sums[i][0] > 0:
+                group = self._add(key, new[0], np.ones(new[1], bool))
+            if group is not None:
+                group.counts.add_sums(edge, statistics.index, sums[i])
+
+    def advance(self, slot: int, target: int, rows: IntArray, reporting: BoolArray) -> None:
+        """Advances time from `slot` to `target`.
+
+        Args:
+            rows: arrivals in [slot, target), as (slot, source, lag, count, group number).
+            reporting: mask of the sources that have reported up to `target`.
+        """
+        if not self._groups:
+            return
+        rows, index = self._locate(rows, 4, target)
+        batch, rows[:, 4] = np.divmod(index, BATCH_SIZE)
+        rows = rows[np.argsort(batch * (target - slot) + rows[:, 0] - slot, kind="stable")]
+        ends = np.cumsum(np.bincount(batch, minlength=len(self._batches()))).tolist()
+        for each, begin, end in zip(self._batches(), [0, *ends], ends, strict=False):
+            each.advance(slot, target, rows[begin:end], reporting)
+
+    def catch_up(self, source: int, rows: IntArray, slot: int) -> None:
+        """Adds the arrivals of a source that was silent, as (slot, lag, count, group number)."""
+        rows, index = self._locate(rows, 3, slot)
+        batch, rows[:, 3] = np.divmod(index, BATCH_SIZE)
+        for i, each in enumerate(self._batches()):
+            each.catch_up(source, rows[batch == i])
+
+    def remap_sources(self, rows: Sequence[int | None]) -> None:
+        """Changes the sources (`SourceRemap`)."""
+        if not self._groups:
+            return
+        remap = SourceRemap(next(iter(self)).trigger.triangle.sources, rows, self._new_trigger)
+        for group in self:
+            group.remap_sources(remap)
+        self._batched = None
+
+    def learn(self, start_ms: int, edges: Sequence[str], predictions: Sequence[GroupPrediction]) -> None:
+        """Learns from an answered window."""
+        by_key = {p.key: p for p in predictions}
+        for batch in self._batches():
+            batch.learn(start_ms, edges, by_key)
+
+    def forget_before(self, start_ms: int) -> None:
+        for group in self:
+            group.counts.forget_before(start_ms)
+
+    def idle(self, slot: int) -> list[str]:
+        """Returns the groups without recent arrivals and without records in any window that may still change."""
+        if self._accuracy.scope is None:
+            return []
+        before = slot - IDLE_LAGS * self._schedule.grid.lags
+        return [key for key, g in self._groups.items() if g.last_report_slot < before and g.counts.is_empty]
+
+    def remove(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            del self._groups[key]
+        self._batched = None
+
+    @contextmanager
+    def including(
+        self, reports: Iterable[tuple[str, SubstreamStatistics | GroupedSubstream]], slot: int, sources: int
+    ) -> Iterator[None]:
+        """Adds the reports to the counts for the duration of a `with` block, with new groups that they name."""
+        reports = list(reports)
+        if not reports:
+            yield
+            return
+        saved, number = [(group.counts, group.counts.snapshot()) for group in self], self._next_number
+        known = set(self._groups)
+        try:
+            for edge, statistics in reports:
+                self.add_counts(edge, statistics, None if self.overflow_until is not None else (slot, sources))
+            yield
+        finally:
+            for counts, snapshot in saved:
+                counts.rollback(snapshot)
+            self._next_number = number
+            if new := [key for key in self._groups if key not in known]:
+                self.remove(new)
+
+    # Evaluation
+
+    def evaluate(
+        self, start_ms: int, edges: Sequence[str], *, complete: bool = False, widening: float = 1.0
+    ) -> list[BatchEvaluation]:
+        """Evaluates a window for all groups; see `GroupBatch.evaluate`."""
+        batches = self._batches()
+        evaluations = [b.evaluate(start_ms, edges, complete=complete, widening=widening) for b in batches]
+        eligible = sum(int(e.eligible.sum()) for e in evaluations)
+        if self._accuracy.scope == "all" and eligible:
+            for i, batch in enumerate(batches):
+                changed = [group.set_simultaneous_confidence(eligible) for group in batch.groups]
+                if any(changed):
+                    evaluations[i] = batch.evaluate(start_ms, edges, complete=complete, widening=widening)
+        return evaluations
+
+    def decide(
+        self, start_ms: int, edges: Sequence[str], widening: float = 1.0
+    ) -> tuple[list[BatchEvaluation], dict[str, str], int | None]:
+        """Decides whether a window can be answered.
+
+        Returns:
+            The evaluations of all groups; by key of the groups with an interval, why the group is answered although the
+            accuracy is not met, empty if it is; and the slot until which the window waits. In that case evaluations and
+            reasons are not complete.
+        """
+        reasons: dict[str, str] = {}
+        evaluations: list[BatchEvaluation] = []
+        for evaluation in self._evaluate_lazily(start_ms, edges, widening):
+            batch_reasons, until = evaluation.decide()
+            if until is not None:
+                return evaluations, reasons, until
+            evaluations.append(evaluation)
+            reasons |= batch_reasons
+        return evaluations, reasons, None
+
+    def true_values(self, start_ms: int, edges: Sequence[str]) -> dict[str, float | None]:
+        """Returns `arrival_counts.true_values` by key."""
+        return dict(zip(self._groups, true_values([g.counts for g in self], start_ms, edges), strict=True))
+
+    def arrived(self, start_ms: int, edges: Sequence[str]) -> dict[str, float]:
+        """Returns the number of the window's arrived records by key."""
+        if not self._groups:
+            return {}
+        sample = window_sample([g.counts for g in self], start_ms, edges)
+        return dict(zip(self._groups, sample.arrived.sum(axis=0).tolist(), strict=True))
+
+    def sampled_edges(self, start_ms: int, edges: Sequence[str]) -> list[str]:
+        """Returns the edges that counted some of the window's records without processing them."""
+        if not self._groups:
+            return []
+        sample = window_sample([g.counts for g in self], start_ms, edges)
+        return [edges[i] for i in np.flatnonzero((sample.count < sample.arrived).any(axis=1)).tolist()]
+
+    def from_other_edges(self, start_ms: int, edges: Sequence[str]) -> tuple[bool, bool]:
+        """Returns whether edges besides these have records in the window, and whether these are a sample."""
+        others = {edge for group in self for edge in group.counts.edges(start_ms)}.difference(edges)
+        if not others:
+            return False, False
+        sample = window_sample([g.counts for g in self], start_ms, sorted(others))
+        return bool(sample.arrived.any()), bool((sample.count < sample.arrived).any())
+
+    def rates(self, eligible: set[str]) -> list[float] | None:
+        """Returns the sampling rate of each source for the next window; None: all records are needed.
+
+        A source's rate is the largest that any group needs, because edges draw one sample of all groups. All records
+        are needed as long as a group has no interval.
+
+        Args:
+            eligible: keys of the groups that had an interval in the last answer.
+        """
+        if self._accuracy.scope is not None and eligible != self._groups.keys():
+            return None
+        if self._accuracy.scope == "all":
+            for group in self:
+                group.set_simultaneous_confidence(len(self))
+        rates = np.max([b.triggers.rates().max(axis=1) for b in self._batches()], axis=0)
+        return [float(r) for r in rates]
+
+    # Snapshots
+
+    def to_state(self) -> dict[str, Any]:
+        """JSON."""
+        return {
+            "groups": [g.to_state() for g in self], "next_number": self._next_number,
+            "overflow_until": self.overflow_until, "lost_sample": self.lost_sample,
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores `to_state`; damaged JSON or bytes raise any exception."""
+        arguments = (self._new_trigger, self._accuracy, self._schedule)
+        groups = [GroupEstimator.from_state(g, *arguments) for g in state["groups"]]
+        self._groups, self._batched = {g.key: g for g in groups}, None
+        self._next_number, self.overflow_until = state["next_number"], state["overflow_until"]
+        self.lost_sample = state["lost_sample"]
+
+    def _add(self, key: str, slot: int, reporting: BoolArray, since: IntArray | None = None) -> GroupEstimator:
+        """Adds a group that had no records before the current sub-stream, at sources observed `since` some slots."""
+        slots, lags = self._schedule.grid.substream_slots, self._schedule.grid.lags
+        first_slot, sources = slot // slots * slots, len(reporting)
+        arguments = (self._new_trigger, self._accuracy, self._schedule)
+        group = GroupEstimator(key, self._next_number, first_slot, sources, *arguments)
+        self._next_number += 1
+        for _ in range(slot - first_slot):
+            group.trigger.on_slot(np.zeros((sources, lags)), reporting)
+        if since is not None:
+            age = group.trigger.triangle.age
+            np.minimum(age, np.maximum(slot - since, 0), out=age)
+        self._groups[key], self._batched = group, None
+        return group
+
+    def _overflow(self, slot: int) -> None:
+        self.lost_sample |= self.is_sampled
+        self._groups, self._batched = {}, None
+        self.overflow_until = slot + OVERFLOW_LAGS * self._schedule.grid.lags + self._schedule.window_slots
+
+    def _batches(self) -> list[GroupBatch]:
+        """All groups, in the order in which they were added."""
+        if self._batched is None:
+            groups = list(self)
+            parts = [groups[i : i + BATCH_SIZE] for i in range(0, len(groups), BATCH_SIZE)]
+            self._batched = [GroupBatch(part, self._accuracy) for part in parts]
+        return self._batched
+
+    def _evaluate_lazily(self, start_ms: int, edges: Sequence[str], widening: float) -> Iterator[BatchEvaluation]:
+        if self._accuracy.scope == "all":  # the confidence of each group depends on the number of all
+            yield from self.evaluate(start_ms, edges, widening=widening)
+        else:
+            yield from (b.evaluate(start_ms, edges, widening=widening) for b in self._batches())
+
+    def _keys(self, statistics: GroupedSubstream) -> list[str]:
+        """The keys of the groups in the table, cached: reports repeat them, and encoding takes most of the time."""
+        rows = list(zip(*(k.to_pylist() for k in statistics.keys), strict=True))
+        if any(pa.types.is_floating(k.type) for k in statistics.keys):  # 0.0 and -0.0 are equal, but two groups
+            return [group_key(row) for row in rows]
+        if len(self._key_cache) > 4 * MAX_GROUPS:
+            self._key_cache = {}
+        for row in rows:
+            if row not in self._key_cache:
+                self._key_cache[row] = group_key(row)
+        return [self._key_cache[row] for row in rows]
+
+    def _locate(self, rows: IntArray, column: int, slot: int) -> tuple[IntArray, IntArray]:
+        """Finds the groups of arrivals by their number, and sets their last report slot.
+
+        Returns:
+            The rows of known groups, and the index of each row's group in the order of all.
+        """
+        groups = list(self)
+        if not groups:
+            return rows[:0], np.zeros(0, np.int64)
+        numbers = np.array([g.number for g in groups])  # ascending
+        index = np.minimum(np.searchsorted(numbers, rows[:, column]), len(numbers) - 1)
+        known = numbers[index] == rows[:, column]
+        rows, index = rows[known], index[known]
+        for i in np.unique(index).tolist():
+            groups[i].last_report_slot = slot
+        return rows, index

@@ -1,0 +1,75 @@
+"""Snapshots as bytes: named arrays and a few numbers in the byte format of synopses.
+
+Magic, checksum and narrow integers are those of `edgewater.synopses.encoding.codec`. Arrays are restored exactly, so a
+restored object behaves as one that never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from edgewater.model.errors import CorruptSynopsis
+from edgewater.synopses.encoding import codec
+
+VERSION = 1
+
+Arrays = dict[str, Any]
+"""NumPy arrays by name."""
+
+
+class ArrayState:
+    """Base of estimators whose whole state is a fixed set of arrays, with shapes given by the constructor.
+
+    Subclasses list the attributes in `STATE`.
+    """
+
+    STATE: ClassVar[tuple[str, ...]]
+
+    def to_state(self) -> Arrays:
+        return {name: getattr(self, name).copy() for name in self.STATE}
+
+    def restore(self, arrays: Arrays) -> None:
+        """Sets the attributes to copies of the arrays.
+
+        Raises:
+            CorruptSynopsis: an array is missing, or its shape or dtype differs from the attribute's.
+        """
+        for name in self.STATE:
+            have, found = getattr(self, name), arrays.get(name)
+            if found is None or found.shape != have.shape or found.dtype != have.dtype:
+                raise CorruptSynopsis(
+                    f"{type(self).__name__} state: {name} is {None if found is None else (found.shape, found.dtype)}, "
+                    f"expected {(have.shape, have.dtype)}"
+                )
+            setattr(self, name, found.copy())
+
+
+def pack(kind: str, numbers: Mapping[str, Any], arrays: Arrays) -> bytes:
+    """Serialises numbers (values that JSON represents exactly, no NaN) and arrays of bool, integers or floats."""
+    message = codec.header(kind, VERSION, {"numbers": dict(numbers), "names": list(arrays)})
+    message.arrays.extend(codec.encode(np.asarray(a)) for a in arrays.values())
+    return codec.seal(message)
+
+
+def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], Arrays]:
+    """Returns the numbers and arrays that `pack` wrote. Raises CorruptSynopsis or UnsupportedVersion."""
+    message = codec.unseal(state)
+    parameters = codec.open_message(message, kind, VERSION, len(message.arrays))
+    names, numbers = parameters.get("names"), parameters.get("numbers")
+    if not isinstance(names, list) or not isinstance(numbers, dict) or len(names) != len(message.arrays):
+        raise CorruptSynopsis(f"{kind} state names {names!r} for {len(message.arrays)} arrays")
+    # A copy: parameters are parsed once for equal messages.
+    return dict(numbers), {str(n): codec.decode(a) for n, a in zip(names, message.arrays, strict=True)}
+
+
+def with_prefix(prefix: str, arrays: Arrays) -> Arrays:
+    """Returns the arrays under names that begin with the prefix."""
+    return {f"{prefix}.{name}": value for name, value in arrays.items()}
+
+
+def without_prefix(prefix: str, arrays: Arrays) -> Arrays:
+    """Returns the arrays whose names begin with the prefix, under their names without it."""
+    return {name.removeprefix(f"{prefix}."): a for name, a in arrays.items() if name.startswith(f"{prefix}.")}

@@ -1,0 +1,165 @@
+"""Decides when an edge samples and at which rate, and estimates its clock offset. Pure.
+
+Counts, sums and means cost less than drawing a sample would save. So a query with an accuracy is not sampled while
+edges and links keep up. An edge that does not keep up processes what the accuracy needs and no more. Where the measure
+itself is expensive, the edge always processes only that much.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import EdgeId
+from edgewater.wire import QueryRef, SamplingReason
+from edgewater.wire import uplink_pb2 as pb
+
+LINK_OVERLOADED_S, LINK_RELIEVED_S = 2.0, 0.5
+"""Seconds that the link needs for the backlog: overloaded above the first bound, until it is below the second."""
+BUSY_UTILIZATION, CALM_UTILIZATION = 0.9, 0.6
+"""Busy fraction of the processor's time: overloaded above the first bound, until it is below the second."""
+AGREEING_HEARTBEATS = 3
+"""Consecutive heartbeats that must agree before the state changes."""
+RELAPSE_HEARTBEATS = 30
+"""An overload within so many heartbeats of a relief shows that sampling brought the relief."""
+MAX_AGREEING_HEARTBEATS = AGREEING_HEARTBEATS << 6
+RATE_MARGIN = 1.1
+"""Factor over the planned rate: records that were not processed cannot be added afterwards. Measured in
+`docs/decisions/0008-intervals-from-samples.md`."""
+RATES_EVERY_MS = 5_000
+"""The least time between two writes of needed rates to the catalog."""
+MIN_RATE_CHANGE = 0.1
+"""Relative change of a rate below which no new message is sent."""
+CLOCK_OFFSET_NOISE_MS = 20.0
+"""What a session measures between equal clocks on a busy link; smaller offsets count as 0."""
+OFFSET_HEARTBEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequirement:
+    """The processing rate that a query with an accuracy needs of one edge.
+
+    Attributes:
+        needed_rate: the least fraction of the edge's records that must be processed, in (0, 1].
+        always: the measure is expensive: the edge processes no more than needed even if it keeps up.
+    """
+
+    query: QueryRef
+    needed_rate: float
+    always: bool = False
+
+
+def needed_rate(spec: QuerySpec, planned: float) -> float:
+    """The rate below which the accuracy would be missed, from the rate that the early trigger plans to start with.
+
+    1 where a sample would distort other measures of the answer, or saves nothing: a count needs every record.
+    """
+    if spec.accuracy is None or spec.accuracy.kind == "count" or len(spec.measures) > 1:
+        return 1.0
+    return min(1.0, RATE_MARGIN * planned)
+
+
+def is_expensive(spec: QuerySpec) -> bool:
+    """Whether a sample pays even where edges and links keep up: the measure under the accuracy is expensive."""
+    return spec.accuracy is not None and any(m.is_expensive for m in spec.measures if m.name == spec.accuracy.measure)
+
+
+class ProcessorLoadDetector:
+    """Detects from heartbeats whether an edge's processor keeps up.
+
+    Sampling itself lowers the utilization. So after a relief that did not last, the next relief needs twice as many
+    calm heartbeats, and an edge that is overloaded for good is probed once in some minutes.
+    """
+
+    def __init__(self) -> None:
+        self.overloaded = False
+        self._agreeing = 0
+        self._since_relief: int | None = None
+        self._calm_needed = AGREEING_HEARTBEATS
+
+    def on_heartbeat(self, utilization: float) -> None:
+        """Args: utilization: busy fraction of the time since the last heartbeat; 0 if the edge does not report it."""
+        if self._since_relief is not None:
+            self._since_relief += 1
+        agrees = utilization < CALM_UTILIZATION if self.overloaded else utilization > BUSY_UTILIZATION
+        self._agreeing = self._agreeing + 1 if agrees else 0
+        if self._agreeing < (self._calm_needed if self.overloaded else AGREEING_HEARTBEATS):
+            return
+        self._agreeing, self.overloaded = 0, not self.overloaded
+        if not self.overloaded:
+            self._since_relief = 0
+            return
+        relapse = self._since_relief is not None and self._since_relief <= RELAPSE_HEARTBEATS
+        self._calm_needed = min(2 * self._calm_needed, MAX_AGREEING_HEARTBEATS) if relapse else AGREEING_HEARTBEATS
+
+
+class EdgeSamplingController:
+    """Decides the sampling rates of one edge, for one session."""
+
+    def __init__(self) -> None:
+        self._link_overloaded = False
+        self._processor = ProcessorLoadDetector()
+        self._offsets: deque[float] = deque(maxlen=OFFSET_HEARTBEATS)
+        self._sent: dict[QueryRef, tuple[float, float, SamplingReason]] = {}
+
+    def on_heartbeat(
+        self,
+        backlog_bytes: int,
+        bandwidth_bytes_s: float,
+        clock_offset_ms: float,
+        requirements: tuple[SamplingRequirement, ...],
+        utilization: float = 0.0,
+    ) -> list[pb.Sampling]:
+        """Returns the sampling messages that differ from the last ones; a query's first message is always returned."""
+        behind_s = backlog_bytes / max(bandwidth_bytes_s, 1.0)
+        self._link_overloaded = behind_s > (LINK_RELIEVED_S if self._link_overloaded else LINK_OVERLOADED_S)
+        self._processor.on_heartbeat(utilization)
+        self._offsets.append(clock_offset_ms)
+        offset_ms = median(self._offsets)
+        messages = []
+        for requirement in requirements:
+            reason = self._reason(requirement)
+            rate = requirement.needed_rate if reason else 1.0
+            sent = self._sent.get(requirement.query)
+            if sent is not None and sent[2] is reason and not _differs(sent[:2], rate, offset_ms):
+                continue
+            sent_offset_ms = offset_ms if abs(offset_ms) > CLOCK_OFFSET_NOISE_MS else 0.0
+            self._sent[requirement.query] = (rate, sent_offset_ms, reason)
+            messages.append(
+                pb.Sampling(
+                    query=requirement.query.name,
+                    query_version=requirement.query.version,
+                    rate=rate,
+                    clock_offset_ms=sent_offset_ms,
+                    reason=pb.Sampling.Reason.ValueType(reason),
+                )
+            )
+        live = {requirement.query for requirement in requirements}
+        self._sent = {ref: sent for ref, sent in self._sent.items() if ref in live}
+        return messages
+
+    def _reason(self, requirement: SamplingRequirement) -> SamplingReason:
+        if requirement.needed_rate >= 1.0:
+            return SamplingReason.NONE
+        if requirement.always:
+            return SamplingReason.MEASURE
+        if self._processor.overloaded:
+            return SamplingReason.PROCESSOR
+        return SamplingReason.LINK if self._link_overloaded else SamplingReason.NONE
+
+
+def _differs(sent: tuple[float, float], rate: float, offset_ms: float) -> bool:
+    sent_rate, sent_offset_ms = sent
+    return abs(rate - sent_rate) > MIN_RATE_CHANGE * sent_rate or (rate == 1.0) != (sent_rate == 1.0) or (
+        abs(offset_ms - sent_offset_ms) > CLOCK_OFFSET_NOISE_MS
+    )  # fmt: skip
+
+
+def rates_differ(stored: Mapping[EdgeId, float], now: Mapping[EdgeId, float]) -> bool:
+    """Whether needed rates have changed enough to be stored again."""
+    return stored.keys() != now.keys() or any(
+        abs(now[e] - stored[e]) > MIN_RATE_CHANGE * max(stored[e], 0.01) for e in now
+    )

@@ -1,0 +1,313 @@
+"""Run-off triangle: arrivals by event slot and lag, reduced to the sums that the delay distribution needs.
+
+An event of age τ has been observed only if its delay is at most τ: delays are *right-truncated*. Their plain histogram
+is biased towards short delays, most of all just after delays have grown. The product-limit estimator for truncated data
+(Lynden-Bell 1971; Woodroofe 1985) is unbiased. For each lag l it estimates the probability that an event with a lag of
+at most l has a lag of exactly l, and multiplies the complements:
+
+    r(l) = #{lag = l} / #{lag ≤ l ≤ age},      F(l) = Π_{s > l} (1 - r(s)).
+
+F replaces the mean delay of Eq. 7 of the Aion paper, which ignores the shape of the distribution and becomes negative
+when the mean delay exceeds the sub-stream. In slots of time this is the chain ladder of actuaries, whose development
+factors are 1/(1 - r).
+
+The full table (event slot × lag) is never stored. Per source and lag l there are the arrived events of the slot that is
+now l slots old (`seen`), and exponentially decayed sums of arrivals at lag l and of events at risk there, whose ratio
+is r(l). Two memories run side by side: a long one for precision and a short one that follows drift. Where they
+disagree, delays have changed, and `stragglers.py` widens the interval by the disagreement instead of trusting either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from center.early.named_arrays import Arrays, ArrayState
+from edgewater.arrivals import SlotGrid
+from edgewater.model.errors import CorruptSynopsis, InvalidInput
+from edgewater.synopses import BoolArray, FloatArray, IntArray
+
+LONG, SHORT = 0, 1
+LONG_SUBSTREAMS = 50
+SHORT_SUBSTREAMS = 2
+"""Sub-streams after which the weight of an arrival has decayed by a factor of e, per memory."""
+_QUADRATURE = (np.arange(32) + 0.5) / 32
+
+
+class ArrivalTriangle(ArrayState):
+    """Arrival counts of `sources` sources. `advance` moves all reporting sources on by one slot.
+
+    A source that does not report keeps its state; `silent_slots` is how old that state is.
+
+    Attributes:
+        seen: arrived events of the slot that is now l slots old, float64 [source, lag].
+        sums: decayed sums of arrivals and of events at risk, float32 [arrivals or at risk, memory, source, lag].
+            Single precision halves the state; its rounding is 1,000 times below the noise of r.
+        age: slots since each source's first report, int64 [source]; nothing arrived before.
+        before: slots for which another query had observed the same records of each source before, int64 [source].
+        silent_slots: slots since each source's last report, int64 [source].
+        expired: events of slots older than the largest lag, since the beginning, float64 [source].
+        pause: slots since each source's last arrival, float64 [source].
+        pauses: decayed sum of `pause` over slots, in the long memory, float64 [source].
+        horizon: lags that can occur: those of the grid or, if delays are declared, the fewer that these allow.
+    """
+
+    STATE = ("seen", "sums", "age", "before", "silent_slots", "expired", "pause", "pauses")
+
+    def __init__(self, sources: int, grid: SlotGrid) -> None:
+        if sources < 1:
+            raise InvalidInput("sources", sources, "at least one source")
+        self.grid, self.horizon = grid, grid.lags
+        shape = (sources, grid.lags)
+        self.seen: FloatArray = np.zeros(shape)
+        self.sums = np.zeros((2, 2, *shape), np.float32)
+        memory = grid.substream_slots * np.array([LONG_SUBSTREAMS, SHORT_SUBSTREAMS], float)
+        self._decay = np.exp(-1 / memory).astype(np.float32)[:, None, None]
+        self._cached: tuple[FloatArray, FloatArray] | None = None
+        self.age: IntArray = np.zeros(sources, np.int64)
+        self.before: IntArray = np.zeros(sources, np.int64)
+        self.silent_slots: IntArray = np.zeros(sources, np.int64)
+        self.expired: FloatArray = np.zeros(sources)
+        self.pause: FloatArray = np.zeros(sources)
+        self.pauses: FloatArray = np.zeros(sources)
+        self._members: list[ArrivalTriangle] = []
+        self._joined: ArrivalTriangle | None = None
+
+    @classmethod
+    def join(cls, triangles: Sequence[ArrivalTriangle]) -> ArrivalTriangle:
+        """Returns one triangle of all their sources, in order, that shares its memory with them.
+
+        One `advance` of it advances all, at little more than the cost of advancing one. A change of a single triangle
+        is visible in it. It is valid until one of the triangles is joined into another.
+        """
+        result = cls(sum(t.sources for t in triangles), triangles[0].grid)
+        result.horizon = triangles[0].horizon
+        axes = {name: 2 if name == "sums" else 0 for name in cls.STATE}
+        for name, axis in axes.items():
+            setattr(result, name, np.concatenate([getattr(t, name) for t in triangles], axis=axis))
+        at = 0
+        for triangle in triangles:
+            rows = slice(at, at + triangle.sources)
+            at = rows.stop
+            for name, axis in axes.items():
+                whole = getattr(result, name)
+                setattr(triangle, name, whole[:, :, rows] if axis else whole[rows])
+            triangle._joined = result
+        result._members = list(triangles)
+        return result
+
+    @property
+    def sources(self) -> int:
+        return len(self.seen)
+
+    @property
+    def observed(self) -> IntArray:
+        """Slots for which each source has been observed: longer lags cannot have been seen. int64 [source]."""
+        return self.age + self.before
+
+    def is_young(self, slots: int) -> BoolArray:
+        """Whether each source has been observed for less than the longest lag and so many slots more, [source]."""
+        return np.asarray(self.observed < self.horizon + slots)
+
+    def inherit(self, source: int, sums: NDArray[np.float32], slots: int) -> None:
+        """Takes the delays of a source's records from another query that has observed them for so many slots.
+
+        Args:
+            sums: [arrivals or at risk, memory, lag], of `sums`.
+        """
+        self.sums[:, :, source], self.before[source] = sums, slots
+        self._invalidate()
+
+    def restore(self, arrays: Arrays) -> None:
+        """Restores `to_state`, or what it was before delays could be inherited."""
+        super().restore({"before": np.zeros(self.sources, np.int64)} | arrays)
+
+    def advance(self, arrived: FloatArray, reporting: BoolArray | None = None) -> None:
+        """Advances the reporting sources by one slot.
+
+        Args:
+            arrived: events that arrived in the slot, [source, lag].
+            reporting: mask of the sources that have reported; default all.
+        """
+        if reporting is not None and not reporting.all():
+            subset = self._select(reporting)
+            subset.advance(arrived[reporting])
+            self._write_back(subset, reporting)
+            self.silent_slots[~reporting] += 1
+            return
+        seen, oldest = self.seen, self.seen[:, -1].copy()
+        seen[:, 1:] = seen[:, :-1]
+        seen[:, 0] = 0
+        # The last lag stands for all longer ones: those slots are added up and are never at risk again.
+        self.expired += oldest + arrived[:, -1]
+        seen += arrived
+        self.sums *= self._decay
+        self.sums[0] += arrived.astype(np.float32)
+        self.sums[1] += seen.astype(np.float32)
+        seen[:, -1] -= arrived[:, -1]
+        self.age += 1
+        self.pause += 1
+        self.pause[arrived.any(axis=1)] = 0
+        self.pauses *= self._decay[LONG, 0, 0]
+        self.pauses += self.pause
+        self._invalidate()
+
+    def catch_up(self, sources: IntArray, arrived: Iterable[FloatArray]) -> None:
+        """Adds the arrivals of sources that have been silent equally long.
+
+        Args:
+            arrived: per slot of the silence, the events that arrived in it, [source, lag].
+
+        Raises:
+            InvalidInput: the number of slots is not that of the silence; nothing is changed.
+        """
+        selected = np.zeros(self.sources, bool)
+        selected[sources] = True
+        subset, slots = self._select(selected), 0
+        for rows in arrived:
+            subset.advance(rows)
+            slots += 1
+        if (self.silent_slots[sources] != slots).any():
+            raise InvalidInput("arrived", slots, f"one row for each of {self.silent_slots[sources].max()} slots")
+        self._write_back(subset, selected)
+        self.silent_slots[sources] = 0
+
+    def reset_long_memory(self) -> None:
+        """Restarts the long memory from the short one, after a lasting change of delays."""
+        self.sums[:, LONG] = self.sums[:, SHORT]
+        self._invalidate()
+
+    def hazards(self) -> FloatArray:
+        """Returns r by [memory, source, lag]; 0 where no event was ever at risk."""
+        arrivals, at_risk = self.sums
+        return np.asarray(arrivals / np.maximum(at_risk, np.float32(1e-12)), np.float64)
+
+    def beyond_longest(self, failures: float) -> FloatArray:
+        """Returns the share of events per source whose lag is the last or longer, and what is not known of it.
+
+        The last lag stands for all longer ones, so nothing is known of when such events arrive. And a source of age A
+        has shown only those with a lag of up to A. Without an assumption, a right-truncated sample says nothing of the
+        mass beyond its truncation (Lagakos, Barraj and De Gruttola 1988). The assumption is that the tail is not
+        heavier than the tail of a distribution with a mean: x·P(lag > x) does not increase beyond half the longest lag
+        H. Then a slot of age a has shown at least 1 - H/a of its events beyond H, and at least 1 - H/2a of its events
+        beyond H/2, and the share beyond H is at most half of the share beyond H/2. Few records are at risk at H while
+        the source is hardly older, and many at H/2: the smaller of the two bounds is taken, each with half of
+        `failures`. The sums contain the arrivals of all times up to A with the weights of the long memory.
+
+        Declared delays exclude what is beyond them. Then nothing is hidden, and events are at risk at the first lag
+        that is excluded.
+
+        Args:
+            failures: probability that the number of late events, which is Poisson, is larger than `unseen` allows.
+
+        Returns:
+            Three rows by source: the share that has been seen, in either memory the larger; what truncation hides
+            besides, according to the assumption; a bound of the share that has not been seen, infinite if no event was
+            ever at risk.
+        """
+        if self.horizon < self.grid.lags:
+            at_risk, none = np.asarray(self.sums[1, LONG, :, self.horizon], np.float64), np.zeros(self.sources)
+            with np.errstate(divide="ignore"):
+                return np.stack([none, none, -math.log(failures) / at_risk])
+        longest = self.grid.lags - 1
+        half = longest // 2
+        arrivals, at_risk, shown = self._shown_beyond(longest)
+        late, at_risk_before, shown_before = self._shown_beyond(half)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            hidden = np.where(at_risk > 0, arrivals * (1 / shown - 1) / at_risk, 0.0)
+            unseen = (_poisson_bound(arrivals, failures / 2) / shown - arrivals) / at_risk
+            before = half / longest * _poisson_bound(late, failures / 2) / shown_before / at_risk_before
+        unseen = np.where(at_risk > 0, np.minimum(unseen, before), np.inf)
+        return np.stack([self.hazards()[:, :, -1].max(axis=0), np.minimum(hidden, 1.0), unseen])
+
+    def _shown_beyond(self, lag: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Returns by source: the arrivals of a lag or longer lags, the events that were at risk at the lag, and the
+        least part of such arrivals that truncation does not hide."""
+        memory = self.grid.substream_slots * LONG_SUBSTREAMS
+        oldest = np.exp(-np.maximum(self.observed - lag, 1e-6) / memory)[:, None]
+        ages = self.observed[:, None] + memory * np.log(oldest + (1 - oldest) * _QUADRATURE)
+        shown = np.maximum(1 - (lag / np.maximum(ages, max(lag, 1))).mean(axis=1), 1e-9)
+        arrivals = self.sums[0, LONG, :, lag:].sum(axis=1, dtype=np.float64)
+        return arrivals, np.asarray(self.sums[1, LONG, :, lag], np.float64), shown
+
+    def mean_pause(self) -> FloatArray:
+        """Returns the mean number of slots since the last arrival, per source, in the long memory."""
+        decay = float(self._decay[LONG, 0, 0])
+        return np.asarray(self.pauses * (1 - decay) / np.maximum(1 - decay**self.age, 1e-9))
+
+    def distributions(self) -> FloatArray:
+        """Returns F by [memory, source, lag], the probability of arrival by the end of that lag. Read-only."""
+        return self._estimates()[0]
+
+    def log_variances(self) -> FloatArray:
+        """Returns Var(log F) by [memory, source, lag], Greenwood's formula for reverse hazards. Read-only."""
+        return self._estimates()[1]
+
+    def total(self, first_lag: int) -> FloatArray:
+        """Returns the events per source, since the beginning, of slots that are at least `first_lag` slots old."""
+        return np.asarray(self.expired + self.seen[:, first_lag:].sum(axis=1))
+
+    @classmethod
+    def from_state(cls, arrays: Arrays, grid: SlotGrid) -> ArrivalTriangle:
+        """Returns the triangle whose `to_state` this is; raises CorruptSynopsis."""
+        seen = arrays.get("seen")
+        if seen is None or seen.ndim != 2 or not len(seen):
+            raise CorruptSynopsis("ArrivalTriangle state: no arrivals by source and lag")
+        result = cls(len(seen), grid)
+        result.restore(arrays)
+        return result
+
+    def _select(self, selected: BoolArray) -> ArrivalTriangle:
+        subset = ArrivalTriangle.__new__(ArrivalTriangle)
+        subset.grid, subset._decay = self.grid, self._decay
+        for name in ("seen", "age", "expired", "pause", "pauses"):
+            setattr(subset, name, getattr(self, name)[selected])
+        subset.sums, subset._cached = self.sums[:, :, selected], None
+        subset._members, subset._joined = [], None
+        return subset
+
+    def _write_back(self, subset: ArrivalTriangle, selected: BoolArray) -> None:
+        for name in ("seen", "age", "expired", "pause", "pauses"):
+            getattr(self, name)[selected] = getattr(subset, name)
+        self.sums[:, :, selected] = subset.sums
+        self._invalidate()
+
+    def _invalidate(self) -> None:
+        self._cached = None
+        for member in self._members:
+            member._cached = None
+        if self._joined is not None:
+            self._joined._cached = None
+
+    def _estimates(self) -> tuple[FloatArray, FloatArray]:
+        """F and Var(log F), computed once per slot."""
+        if self._cached is None:
+            hazards = self.hazards()
+            bounded = np.minimum(hazards, 0.999)
+            term = bounded / ((1 - bounded) * np.maximum(self.sums[1], np.float32(1.0)))
+            variance = np.zeros_like(term)
+            np.cumsum(term[..., :0:-1], axis=-1, out=variance[..., -2::-1])
+            self._cached = _distribution(hazards), variance
+        return self._cached
+
+
+def _distribution(hazards: FloatArray) -> FloatArray:
+    """F_l = Π_{s > l} (1 - r_s) along the last axis; the last is 1."""
+    keep = np.ones_like(hazards)
+    keep[..., :-1] = 1 - np.minimum(hazards[..., 1:], 1.0)
+    return np.asarray(np.cumprod(keep[..., ::-1], axis=-1)[..., ::-1])
+
+
+def _poisson_bound(count: FloatArray, failures: float) -> FloatArray:
+    """The greatest mean m with P(Poisson(m) ≤ count) ≥ failures, or more: Chernoff's m - k - k·ln(m/k) = -ln(failures).
+
+    For a count of 0 it is exact (the rule of three, at 95 %).
+    """
+    log, least = -math.log(failures), np.maximum(count, 1e-300)
+    bound = count + log + np.sqrt(log**2 + 2 * log * count)  # (m - k)²/2m = log is weaker
+    for _ in range(4):  # a concave map, from above its fixed point: each iterate is a bound
+        bound = count + log + count * np.log(bound / least)
+    return bound

@@ -1,0 +1,167 @@
+"""Means and variations of past windows' samples, from which the sampling rates of the next window are planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from center.early.estimate import WindowSample
+from center.early.named_arrays import Arrays, ArrayState
+from edgewater.synopses import FloatArray, IntArray
+
+MEMORY_WINDOWS = 20.0
+UPWARD, DOWNWARD = 10.0, 40.0
+"""Multiples of the usual variance at which half of a deviation is attributed to this window, by its direction."""
+RANGE_WINDOWS = 20
+"""The range is that of so many to twice as many windows."""
+MEAN_WINDOWS = 5.0
+"""Effective number of windows in an exponential average with weight 0.3, (2 - 0.3)/0.3."""
+DEPARTURE_VARIANCES = 25.0
+"""Squared standard errors at which half of a source's deviation from the other sources is attributed to itself."""
+HEAVY_TAIL_NOISE = 0.2
+"""Relative variance of σ² between windows above which tails are heavy: single samples then show too little of them."""
+INFLATION, INFLATION_SAMPLED = 0.2, 0.4
+"""Relative increase of σ² where tails are heavy: for a small sample, and in addition if all events are sampled. The
+average σ² is larger than what most windows need, so a small sample meets the target with little inflation. If most
+events are sampled, the few others have a sum as skewed as themselves; but a larger σ² then costs little."""
+
+
+class ValueHistory(ArrayState):
+    """Exponential averages of mean and squared coefficient of variation, float64 [source, 1].
+
+    Sizes are planned on the *average* of σ²/μ² over windows: a single sample of a heavy-tailed distribution mostly
+    shows too little of the tail, so sizes planned on the last sample alone are too small.
+
+    A joined history (`join`) has a column per trigger.
+
+    Attributes:
+        share: rises from 0 towards 1 over the windows in which the source has had events.
+        weight: windows with a valid sample.
+        noise: mean squared relative deviation of a window's σ² from the past.
+        pooled_noise: the same over all sources together, [trigger].
+        windows: answered windows, int64 [trigger].
+        least, greatest: values of the last windows, of this stretch of `RANGE_WINDOWS`, and `least_before`,
+            `greatest_before`, of the one before it; infinity and -infinity without values, NaN if not all are known.
+    """
+
+    STATE = (
+        "mean", "variation", "noise", "pooled_noise", "share", "weight", "windows", "least", "greatest",
+        "least_before", "greatest_before",
+    )  # fmt: skip
+
+    def __init__(self, sources: int) -> None:
+        shape = (sources, 1)
+        self.mean: FloatArray = np.zeros(shape)
+        self.variation: FloatArray = np.zeros(shape)
+        self.share: FloatArray = np.zeros(shape)
+        self.weight: FloatArray = np.zeros(shape)
+        self.noise: FloatArray = np.ones(shape)
+        self.pooled_noise: FloatArray = np.ones(1)
+        self.windows: IntArray = np.zeros(1, np.int64)
+        self.least, self.least_before = np.full(shape, np.inf), np.full(shape, np.inf)
+        self.greatest, self.greatest_before = np.full(shape, -np.inf), np.full(shape, -np.inf)
+
+    @property
+    def range(self) -> tuple[FloatArray, FloatArray]:
+        """The least and the greatest value of the last windows, [source, trigger], NaN if they are not known."""
+        return np.minimum(self.least, self.least_before), np.maximum(self.greatest, self.greatest_before)
+
+    def restore(self, arrays: Arrays) -> None:
+        """Restores `to_state`, or what it was without ranges."""
+        names = ("least", "greatest", "least_before", "greatest_before")
+        super().restore({name: getattr(self, name) for name in names} | arrays)
+
+    @classmethod
+    def join(cls, members: Sequence[ValueHistory]) -> ValueHistory:
+        """Returns a copy with a column per member."""
+        result = cls.__new__(cls)
+        for name in cls.STATE:
+            setattr(result, name, np.concatenate([getattr(m, name) for m in members], axis=-1))
+        return result
+
+    def copy_to(self, members: Sequence[ValueHistory]) -> None:
+        """Copies each column of a joined history back to its member."""
+        for i, member in enumerate(members):
+            for name in self.STATE:
+                setattr(member, name, getattr(self, name)[..., i : i + 1].copy())
+
+    def learn(self, sample: WindowSample) -> None:
+        """Adds the sample of an answered window."""
+        means = sample.means(self.mean)
+        variances = sample.variances(means)
+        if self.windows.any():
+            ratio = self._pooled_ratio(sample, variances, self.variation * self._expected_means(sample, means) ** 2)
+            surprise = np.minimum((np.nan_to_num(ratio, nan=1.0, posinf=6.0) - 1) ** 2, 25.0)
+            change = (surprise - self.pooled_noise) / np.clip(self.windows, 1, MEMORY_WINDOWS)
+            self.pooled_noise += np.where(self.windows > 0, change, 0.0)
+        valid = (sample.count > 1) & (means != 0)
+        squared = np.where(valid, variances / np.where(means != 0, means, 1.0) ** 2, 0.0)
+        self.weight = np.where(valid, self.weight + 1, self.weight)
+        pace = np.where(valid, 1 / np.minimum(np.maximum(self.weight, 1), MEMORY_WINDOWS), 0.0)
+        # Means adapt faster than variations: only the latter need a long memory.
+        self.mean = np.where(valid, self.mean + np.maximum(pace, 0.3) * (means - self.mean), self.mean)
+        surprise = np.where(self.variation > 0, (squared / np.maximum(self.variation, 1e-12) - 1) ** 2, 1.0)
+        self.noise = self.noise + np.where(self.weight > 1, pace, 0.0) * (np.minimum(surprise, 25.0) - self.noise)
+        self.variation = self.variation + pace * (squared - self.variation)
+        now = np.where(sample.arrived > 0, 1.0, self.share)
+        self.share = np.where(self.windows > 0, self.share + 0.2 * (now - self.share), now)
+        self._learn_range(sample)
+        self.windows = self.windows + 1
+
+    def _learn_range(self, sample: WindowSample) -> None:
+        begins = (self.windows > 0) & (self.windows % RANGE_WINDOWS == 0)
+        self.least_before = np.where(begins, self.least, self.least_before)
+        self.greatest_before = np.where(begins, self.greatest, self.greatest_before)
+        self.least = np.minimum(np.where(begins, np.inf, self.least), sample.least)
+        self.greatest = np.maximum(np.where(begins, -np.inf, self.greatest), sample.greatest)
+
+    @property
+    def effective_windows(self) -> FloatArray:
+        """The number of windows whose average `mean` is."""
+        return np.asarray(np.minimum(self.weight, MEAN_WINDOWS))
+
+    def inflated_variation(self, sampled: FloatArray | float = 0.0) -> FloatArray:
+        """Returns σ²/μ², increased where windows differ a lot: the average has then not seen the largest values.
+
+        Args:
+            sampled: share of the events that is sampled, [trigger].
+        """
+        inflation = INFLATION + INFLATION_SAMPLED * sampled
+        return np.asarray(self.variation * (1 + inflation * np.clip(self.noise - HEAVY_TAIL_NOISE, 0.0, 1.0)))
+
+    def spread(self, sample: WindowSample, means: FloatArray) -> FloatArray:
+        """Returns the σ to use for a window: the past σ, corrected by this sample where it differs significantly.
+
+        A sample whose size depends on its own values is biased: it is small where it looks narrow, which for skewed
+        values is where its mean is low. So sizes follow the past. The sample's own means and variances count for all
+        sources together, and only beyond their usual variation, upwards sooner than downwards.
+        """
+        own = sample.variances(means)
+        sampled = sample.count.sum(axis=0) / np.maximum(sample.arrived.sum(axis=0), 1.0)
+        past = self.inflated_variation(sampled) * self._expected_means(sample, means) ** 2
+        ratio = self._pooled_ratio(sample, own, past)
+        gap = (ratio - 1) ** 2
+        reluctance = np.where(ratio > 1, UPWARD, DOWNWARD) * np.maximum(self.pooled_noise, 1e-4)
+        with np.errstate(invalid="ignore"):
+            change = 1 + gap / (gap + reluctance) * (ratio - 1)
+        variance = np.where(np.isfinite(change) & (past > 0), past * change, own)
+        return np.asarray(np.sqrt(np.where(sample.count > 1, variance, past)))
+
+    def _expected_means(self, sample: WindowSample, means: FloatArray) -> FloatArray:
+        """The past means, scaled to this sample's level; but a source that deviates significantly keeps its own."""
+        before = np.where(self.weight > 0, self.mean, means)
+        total = (before * sample.arrived).sum(axis=0)
+        steady = np.abs(total) > 0.1 * (np.abs(before) * sample.arrived).sum(axis=0)
+        move = (means * sample.arrived).sum(axis=0) / np.where(steady, total, 1.0)
+        expected = np.where(steady & (move > 0), before * move, means)
+        error = sample.variances(means) / np.maximum(sample.count, 1.0)
+        gap = (means - expected) ** 2
+        own = gap / np.maximum(gap + DEPARTURE_VARIANCES * error, 1e-300)
+        return np.asarray(expected + own * (means - expected))
+
+    def _pooled_ratio(self, sample: WindowSample, own: FloatArray, past: FloatArray) -> FloatArray:
+        """Variance of the sample over that of the past per trigger, sources weighted by events; 1 without a sample."""
+        weight = np.where((sample.count > 1) & (past > 0), sample.arrived, 0.0)
+        before = (weight * past).sum(axis=0)
+        return np.asarray(np.where(before > 0, (weight * own).sum(axis=0) / np.where(before > 0, before, 1.0), 1.0))

@@ -1,0 +1,136 @@
+"""Stores of the frame log's segments: files that are written once, as a whole, and deleted as a whole.
+
+An object store needs another `SegmentStore` and no other change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from edgewater.model.errors import StorageError
+
+COMMITS = "commits"
+"""The directory of segments. Older releases wrote one directory per query, ``name@version``."""
+SUFFIX = ".frames"
+_PARTIAL = ".part"
+
+
+class SegmentStore(Protocol):
+    """Segments by name, relative paths with ``/``. Any number of processes read, and append segments of their own."""
+
+    def append(self, batch: Sequence[bytes]) -> str:
+        """Writes the pieces of a batch as a new segment; returns its name once it is durable.
+
+        A segment exists as a whole or not at all, also after a crash.
+
+        Raises:
+            OSError: there is no new segment.
+        """
+
+    def read_ranges(self, segment: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes at each (offset, length), fewer at the segment's end. Raises OSError, StorageError for a name."""
+
+    def names(self) -> list[str]:
+        """All segments, sorted. Raises OSError."""
+
+    def delete(self, segment: str) -> None:
+        """Deletes a segment; a missing one is ignored. Raises OSError, StorageError for a name."""
+
+    def delete_partial(self) -> None:
+        """Deletes what crashed writers have left. A writer that lives, and loses a segment by it, gets an OSError."""
+
+
+class SegmentDirectory:
+    """Segments in a directory of a local or a shared file system.
+
+    Args:
+        path: created when the first segment is written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._root = Path(path)
+        self._writer = uuid.uuid4().hex[:12]
+        self._count = count(1)
+
+    def append(self, batch: Sequence[bytes]) -> str:
+        name = f"{COMMITS}/{self._writer}-{next(self._count):08d}{SUFFIX}"
+        path = self._root / name
+        partial = path.with_suffix(_PARTIAL)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _sync(self._root)
+            _sync(self._root.parent)
+        try:
+            _write(partial, b"".join(batch))
+            os.rename(partial, path)  # noqa: PTH104  (the simulation replaces `os`)
+            # The name is durable only with its directory.
+            _sync(path.parent)
+        except OSError:
+            # A full disk gets the space back. After a failed fsync its pages are not trusted: a second one may lie.
+            for left in (partial, path):
+                with contextlib.suppress(OSError):
+                    left.unlink(missing_ok=True)
+            raise
+        return name
+
+    def read_ranges(self, segment: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        with self._path(segment).open("rb", buffering=0) as file:
+            found: dict[tuple[int, int], bytes] = {}
+            for begin, end, parts in _joined(ranges):
+                data = os.pread(file.fileno(), end - begin, begin)
+                found |= {(at, size): data[at - begin : at - begin + size] for at, size in parts}
+        return [found[part] for part in ranges]
+
+    def names(self) -> list[str]:
+        return sorted(path.relative_to(self._root).as_posix() for path in self._root.glob(f"*/*{SUFFIX}"))
+
+    def delete(self, segment: str) -> None:
+        self._path(segment).unlink(missing_ok=True)
+
+    def delete_partial(self) -> None:
+        for path in self._root.glob(f"{COMMITS}/*{_PARTIAL}"):
+            path.unlink(missing_ok=True)
+
+    def _path(self, segment: str) -> Path:
+        parts = PurePosixPath(segment)
+        if parts.is_absolute() or ".." in parts.parts or len(parts.parts) != 2:
+            raise StorageError(f"frame log: {segment!r} is not a segment of this log")
+        return self._root / segment
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """Ranges that follow each other as one: its begin and end, and the ranges in it."""
+    joined: list[tuple[int, int, list[tuple[int, int]]]] = []
+    for offset, length in sorted(set(ranges)):
+        if joined and joined[-1][1] == offset:
+            begin, end, parts = joined.pop()
+            joined.append((begin, end + length, [*parts, (offset, length)]))
+        else:
+            joined.append((offset, offset + length, [(offset, length)]))
+    return joined
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Writes a new file durably."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        view, written = memoryview(data), 0
+        while written < len(data):
+            written += os.pwrite(descriptor, view[written:], written)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,452 @@
+"""One session with the center: a call of the `Session` RPC, from Hello to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import grpc
+
+from edge.uplink.flow_control import DailyQuota, LinkEstimator, LinkLimits, PackingEstimator
+from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
+from edgewater.model.errors import InvalidQuery, ProtocolError, StorageError
+from edgewater.model.query import QuerySpec
+from edgewater.runtime.token_bucket import TokenBucket
+from edgewater.wire import MAX_FRAMES, MIN_PROTOCOL, Frame, QueryRef, SamplingReason
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionPacker
+
+MESSAGE_OVERHEAD_BYTES = 32
+"""Wire bytes of a message besides its body: the headers of gRPC, and of its first HTTP/2 frame and TLS record."""
+LINK_OVERHEAD_BYTES = 66
+"""What a link carries of a small message besides its body: headers of gRPC, HTTP/2, TCP and IP. Without them, the
+estimate of a narrow link's bandwidth would be too low."""
+HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES = 16 << 10, 9
+LONGEST_HEARTBEAT_S = 20.0
+"""The longest interval of heartbeats that a center may ask for."""
+SPARE_HEARTBEAT_S = 5.0
+"""A center that asks for longer intervals has so many edges that no heartbeat may come sooner."""
+FIRST_HEARTBEATS = 5
+"""The first heartbeats of a session follow each other quickly: the center takes the clock's offset from so many."""
+WIDE_LEVEL, NARROW_LEVEL, NARROW_BYTES_S = 3, 19, 32 << 10
+"""Levels of zstd: 3 takes 0.02 ms for a KB of plain bytes. 19 takes 0.2 ms, at most 2 % of a core on a link of
+`NARROW_BYTES_S`, and gives 4 to 11 % fewer bytes."""
+THREAD_BYTES = 64 << 10
+"""A larger message is compressed in a thread: it takes more than two milliseconds."""
+
+_AIO: Any = grpc.aio  # its type stubs lack EOF
+logger = logging.getLogger(__name__)
+
+
+class LinkDown(ProtocolError):
+    """The session has ended; a new one may succeed."""
+
+
+class Pacing:
+    """The link estimates and rate limits over all sessions: they decide when the next message may be sent."""
+
+    def __init__(
+        self,
+        limits: LinkLimits,
+        now_ms: Callable[[], int],
+        monotonic: Callable[[], float],
+        daily_quota: DailyQuota | None = None,
+    ) -> None:
+        self.link = LinkEstimator()
+        self.packing = PackingEstimator()
+        self._now_ms = now_ms
+        self._monotonic = monotonic
+        self._limit_bytes_s = limits.bandwidth_bytes_s
+        self._bucket = TokenBucket(limits.bandwidth_bytes_s, monotonic()) if limits.bandwidth_bytes_s else None
+        self._daily_quota = daily_quota
+        self._throttled_until_s = 0.0
+
+    @property
+    def packing_level(self) -> int:
+        """The level at which a session compresses: a link that is known to be narrow is worth more time."""
+        known = [rate for rate in (self._limit_bytes_s, self.link.capacity_bytes_s) if rate]
+        return NARROW_LEVEL if known and min(known) <= NARROW_BYTES_S else WIDE_LEVEL
+
+    def throttle(self, seconds: float) -> None:
+        self._throttled_until_s = self._monotonic() + seconds
+
+    def consume(self, size: int) -> None:
+        """Counts a message of `size` bytes and its overhead against the limits, before it is sent.
+
+        Raises:
+            LinkDown: the daily count cannot be written, so the message must not be sent.
+        """
+        wire_bytes = size + MESSAGE_OVERHEAD_BYTES + size // HTTP2_FRAME_BYTES * HTTP2_HEADER_BYTES
+        if self._bucket is not None:
+            self._bucket.consume(wire_bytes, self._monotonic())
+        if self._daily_quota is not None:
+            try:
+                self._daily_quota.consume(wire_bytes, self._now_ms())
+            except StorageError as exc:
+                raise LinkDown(f"cannot record the bytes sent today: {exc}") from exc
+
+    def delay_s(self) -> float:
+        """Returns how long to wait before sending, because of a throttle, a rate limit or the link's pace."""
+        now_s = self._monotonic()
+        delays = [self._throttled_until_s - now_s, self.link.delay_s(now_s)]
+        if self._bucket is not None:
+            delays.append(self._bucket.delay_s(now_s))
+        if self._daily_quota is not None:
+            delays.append(self._daily_quota.delay_s(self._now_ms()))
+        return max(0.0, *delays)
+
+
+class PendingTake:
+    """The one call of `UplinkEndpoint.take` in progress. It outlives a session: frames that it has pulled
+    from the core must be sent next, whatever happens to the link meanwhile."""
+
+    def __init__(self, endpoint: UplinkEndpoint) -> None:
+        self._endpoint = endpoint
+        self._task: asyncio.Task[Sequence[Frame]] | None = None
+
+    async def frames(self, capacity_bytes: int) -> Sequence[Frame]:
+        """Returns the next frames; joins the call in progress, if there is one."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._take(capacity_bytes))
+        frames = await asyncio.shield(self._task)
+        self._task = None
+        return frames
+
+    async def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _take(self, capacity_bytes: int) -> Sequence[Frame]:
+        return await self._endpoint.take(capacity_bytes)
+
+
+class UplinkSession:
+    """Runs one call of the `Session` RPC.
+
+    Args:
+        call: the gRPC call, not yet used.
+        silence_s: the session ends if nothing arrives from the center for this long.
+
+    Attributes:
+        silent: whether the session ended because nothing arrived.
+        acknowledged: whether a frame was acknowledged in this session.
+    """
+
+    def __init__(
+        self,
+        call: Any,
+        endpoint: UplinkEndpoint,
+        pending_take: PendingTake,
+        pacing: Pacing,
+        *,
+        limits: LinkLimits,
+        silence_s: float,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._call = call
+        self._endpoint = endpoint
+        self._pending_take = pending_take
+        self._pacing = pacing
+        self._limits = limits
+        self._silence_s = silence_s
+        self._monotonic = monotonic
+        self._write_lock = asyncio.Lock()
+        self._closing = False
+        self._received = asyncio.Event()
+        self._budgets_changed = asyncio.Event()
+        self._echoes: dict[int, tuple[float, int]] = {}  # by sending time: time, wire bytes
+        self._refused: dict[tuple[QueryRef, str], int] = {}
+        self._last_sent = -1
+        self._max_frame_bytes = 0
+        self._window_log = 0
+        self._packer: SessionPacker | None = None
+        self._protocol = MIN_PROTOCOL
+        self._heartbeat_s = limits.heartbeat_s
+        self.silent = False
+        self.acknowledged = False
+
+    async def open(self) -> None:
+        """Sends Hello and receives Welcome. Raises LinkDown or AioRpcError."""
+        hello = self._endpoint.hello()
+        await self._write(pb.FromEdge(hello=hello))
+        first = await self._read()
+        if first.WhichOneof("message") != "welcome":
+            raise LinkDown(f"the center's first message is {first.WhichOneof('message')}, expected welcome")
+        welcome = first.welcome
+        acked = welcome.acked_through if welcome.any_acked else None
+        if acked is not None and acked >= hello.next_seq:
+            raise LinkDown(f"the center has frame {acked}, but the next frame of this edge is {hello.next_seq}")
+        self._last_sent = hello.oldest_seq - 1 if acked is None else max(acked, hello.oldest_seq - 1)
+        self._max_frame_bytes = welcome.max_frame_bytes
+        self._protocol = welcome.protocol
+        self._window_log = min(welcome.window_log, MOST_WINDOW_LOG)
+        self._pacing.link.begin_session(welcome.credit_bytes)
+        self._endpoint.on_welcome(acked)
+
+    async def run(self) -> None:
+        """Runs until the session ends, which raises. When cancelled, sends Goodbye and receives the last messages.
+
+        Raises:
+            LinkDown, AioRpcError: the session has ended.
+        """
+        receiving = asyncio.create_task(self._receive())
+        loops = (self._send_frames(), self._send_heartbeats(), self._report_budgets())
+        tasks = (receiving, *(asyncio.create_task(loop) for loop in loops))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except asyncio.CancelledError:
+            with suppress(TimeoutError, LinkDown, grpc.aio.AioRpcError):
+                async with asyncio.timeout(self._limits.goodbye_s):
+                    await self._goodbye(receiving)
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _goodbye(self, receiving: asyncio.Task[None]) -> None:
+        # Under the lock, because cancelling a write midway cancels the call.
+        async with self._write_lock:
+            self._closing = True
+            await self._call.write(pb.FromEdge(goodbye=pb.Goodbye(reason="the agent stops")))
+        await self._call.done_writing()
+        await receiving
+
+    async def _write(self, message: pb.FromEdge, frames: Sequence[Frame] = ()) -> int:
+        """Sends a message; returns its size in bytes.
+
+        Args:
+            frames: the frames that it contains.
+        """
+        async with self._write_lock:
+            if self._closing:
+                raise LinkDown("the session is closing")
+            message = await self._packed(message)
+            size = message.ByteSize()
+            self._pacing.consume(size)
+            if frames:
+                self._on_frames_sent(frames, size)
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError as exc:
+                raise LinkDown("the call has ended") from exc
+            return size
+
+    async def _packed(self, message: pb.FromEdge) -> pb.FromEdge:
+        """Returns a message as the next part of the session's stream, or as it is if that is not permitted."""
+        size = message.ByteSize()
+        if not self._window_log or size > self._max_frame_bytes:
+            return message
+        if self._packer is None:
+            self._packer = SessionPacker(self._window_log, self._pacing.packing_level)
+        elif self._pacing.packing_level == NARROW_LEVEL:
+            self._packer.set_level(NARROW_LEVEL)
+        if size <= THREAD_BYTES:
+            return self._packer.pack(message)
+        return await asyncio.to_thread(self._packer.pack, message)
+
+    def _on_frames_sent(self, frames: Sequence[Frame], size: int) -> None:
+        wire_bytes = size + LINK_OVERHEAD_BYTES
+        self._pacing.packing.add(sum(frame.plain_wire_bytes for frame in frames), wire_bytes)
+        self._pacing.link.on_sent(frames[-1].seq, wire_bytes, self._monotonic())
+        self._report_link()
+
+    def _report_link(self) -> None:
+        link = self._pacing.link
+        self._endpoint.on_link_estimate(
+            link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes, self._pacing.packing.fraction, link.least_bytes_s
+        )
+
+    async def _read(self) -> pb.ToEdge:
+        try:
+            silence_s = self._heartbeat_s + max(self._silence_s, 4 * self._pacing.link.slowest_ack_s)
+            async with asyncio.timeout(silence_s):
+                message = await self._call.read()
+        except TimeoutError as exc:
+            self.silent = True
+            raise LinkDown(f"nothing received from the center for {silence_s:g} s") from exc
+        if message is _AIO.EOF:
+            # An error status is raised as AioRpcError; here the center ended the call regularly.
+            code, details = await self._call.code(), await self._call.details()
+            raise LinkDown(f"the center ended the session: {code.name} {details or ''}".rstrip())
+        return message  # type: ignore[no-any-return]
+
+    async def _send_frames(self) -> None:
+        frames = deque(self._endpoint.unacknowledged(self._last_sent if self._last_sent >= 0 else None))
+        while frames:
+            await self._send(self._next_message(frames, await self._capacity_bytes()))
+        while True:
+            frames += await self._pending_take.frames(await self._capacity_bytes())
+            while frames:
+                await self._send(self._next_message(frames, self._max_frame_bytes))
+
+    def _next_message(self, frames: deque[Frame], capacity_bytes: int) -> list[Frame]:
+        """Removes the frames of the next message: those that fit together, at least one."""
+        message = [frames.popleft()]
+        size, most = message[0].plain_wire_bytes, min(capacity_bytes, self._max_frame_bytes)
+        while frames and self._protocol > 1 and size + frames[0].plain_wire_bytes <= most:
+            if len(message) == MAX_FRAMES:
+                break
+            message.append(frames.popleft())
+            size += message[-1].plain_wire_bytes
+        return message
+
+    async def _send(self, message: Sequence[Frame]) -> None:
+        # Some may have been taken while the link was down, and already been sent with the unacknowledged frames.
+        frames = [frame for frame in message if frame.seq > self._last_sent]
+        for frame in frames:
+            if frame.seq != self._last_sent + 1:
+                raise RuntimeError(f"frame {frame.seq} follows {self._last_sent}: frames must be contiguous")
+            self._last_sent = frame.seq
+        if not frames:
+            return
+        # Compressed twice, frames would be larger. Those of large bodies are sent as they are.
+        fits = sum(frame.plain_wire_bytes for frame in frames) <= self._max_frame_bytes
+        wire = [(frame.plain() if self._window_log and fits else frame).to_wire() for frame in frames]
+        packed = pb.FromEdge(frame=wire[0]) if len(wire) == 1 else pb.FromEdge(frames=pb.Frames(frames=wire))
+        await self._write(packed, frames)
+
+    async def _capacity_bytes(self) -> int:
+        """Waits until a frame may be sent; returns its maximum size in bytes before compression."""
+        while True:
+            self._received.clear()
+            delay_s = self._pacing.delay_s()
+            room = self._pacing.link.room_bytes(self._max_frame_bytes)
+            if delay_s <= 0 and room > 0:
+                return min(int(room / self._pacing.packing.fraction), self._max_frame_bytes)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s if delay_s > 0 else None):
+                    await self._received.wait()
+
+    async def _send_heartbeats(self) -> None:
+        """Sends heartbeats at the interval that the center asks for; the first ones, and those with news, sooner."""
+        for number in count(1):
+            heartbeat = self._endpoint.heartbeat()
+            began_s, sent_at_ms = self._monotonic(), heartbeat.sent_at_ms
+            self._echoes[sent_at_ms] = began_s, heartbeat.ByteSize() + LINK_OVERHEAD_BYTES
+            while len(self._echoes) > 100:
+                del self._echoes[next(iter(self._echoes))]
+            size = await self._write(pb.FromEdge(heartbeat=heartbeat))
+            if sent_at_ms in self._echoes:
+                self._echoes[sent_at_ms] = began_s, size + LINK_OVERHEAD_BYTES
+            await self._until_heartbeat(number)
+
+    async def _until_heartbeat(self, sent: int) -> None:
+        """Waits for the time of the next heartbeat.
+
+        Args:
+            sent: the number of heartbeats of this session.
+        """
+        waited_s, shortest_s = 0.0, self._limits.heartbeat_s
+        while True:
+            # A center with very many edges asks for long intervals, which hold for all heartbeats.
+            step_s = self._heartbeat_s if self._heartbeat_s > SPARE_HEARTBEAT_S else shortest_s
+            await asyncio.sleep(step_s)
+            waited_s += step_s
+            if waited_s >= self._heartbeat_s or sent < FIRST_HEARTBEATS or self._endpoint.has_news():
+                return
+
+    async def _report_budgets(self) -> None:
+        """Sends budget reports. Not part of heartbeats: a report waits for the disk, a heartbeat must not."""
+        all_queries = True
+        while True:
+            self._budgets_changed.clear()
+            for report in await self._endpoint.budget_reports(all_queries=all_queries):
+                await self._write(pb.FromEdge(budget_report=report))
+            all_queries = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.heartbeat_s):
+                    await self._budgets_changed.wait()
+
+    async def _receive(self) -> None:
+        while True:
+            message = await self._read()
+            kind = message.WhichOneof("message")
+            if kind == "ack":
+                self._on_ack(message.ack)
+            elif kind == "queries":
+                await self._on_queries(message.queries)
+            elif kind == "budget":
+                self._on_budget(message.budget)
+            elif kind == "sampling":
+                sampling = message.sampling
+                ref, reason = (
+                    QueryRef(sampling.query, sampling.query_version),
+                    SamplingReason.from_number(sampling.reason),
+                )
+                self._endpoint.on_sampling(ref, sampling.rate, sampling.clock_offset_ms, reason)
+            elif kind == "cost":
+                cost = message.cost
+                self._endpoint.on_cost(QueryRef(cost.query, cost.query_version), cost.answer_ms)
+            elif kind == "refused":
+                self._on_refused(message.refused)
+            elif kind == "credit":
+                self._pacing.link.set_credit(message.credit.bytes)
+            elif kind == "throttle":
+                self._pacing.throttle(message.throttle.retry_after_ms / 1000)
+            elif kind == "time_echo":
+                self._on_echo(message.time_echo)
+            self._received.set()
+
+    def _on_ack(self, ack: pb.Ack) -> None:
+        through = ack.through
+        if through > self._last_sent:
+            raise LinkDown(f"the center acknowledged frame {through}, but the last frame sent is {self._last_sent}")
+        link = self._pacing.link
+        link.on_acknowledged(through, self._monotonic(), ack.held_ms / 1000)
+        self.acknowledged = True
+        self._endpoint.on_ack(through)
+        self._report_link()
+
+    def _on_budget(self, message: pb.Budget) -> None:
+        ref, shares = QueryRef(message.query, message.query_version), dict(message.shares)
+        self._endpoint.on_budget(BudgetUpdate(ref, shares, message.version, message.from_ms, message.center_ms))
+        self._budgets_changed.set()
+
+    def _on_refused(self, message: pb.Refused) -> None:
+        ref = QueryRef(message.query, message.query_version)
+        before, self._refused[ref, message.reason] = self._refused.get((ref, message.reason), 0), message.frames
+        self._endpoint.on_refused(ref, message.reason, message.message, max(message.frames - before, 0))
+
+    def _on_echo(self, echo: pb.TimeEcho) -> None:
+        asked_s = min(echo.heartbeat_ms / 1000, LONGEST_HEARTBEAT_S)
+        self._heartbeat_s = max(self._limits.heartbeat_s, asked_s)
+        if echo.edge_sent_at_ms not in self._echoes:
+            return
+        (sent_at_s, wire_bytes), now_s = self._echoes.pop(echo.edge_sent_at_ms), self._monotonic()
+        held_s = max(0, echo.center_replied_at_ms - echo.center_received_at_ms) / 1000
+        link = self._pacing.link
+        link.on_echo(now_s - sent_at_s - held_s, now_s, wire_bytes)
+        self._report_link()
+
+    async def _on_queries(self, message: pb.Queries) -> None:
+        queries, reports = [], []
+        for query in message.queries:
+            ref = QueryRef(query.name, query.version)
+            try:
+                queries.append((ref, QuerySpec.from_mapping(json.loads(query.spec))))
+            except (InvalidQuery, ValueError) as exc:
+                # A newer center may have functions that this agent lacks; the other queries are not affected.
+                code = exc.code if isinstance(exc, InvalidQuery) else InvalidQuery.code
+                reports.append(QueryStatusReport(ref, False, code, str(exc)))
+                logger.warning("query %s@%d cannot be read: %s", ref.name, ref.version, exc)
+        reports += self._endpoint.on_queries(message.version, queries)
+        for report in reports:
+            status = pb.QueryStatus(
+                query=report.ref.name,
+                query_version=report.ref.version,
+                accepted=report.accepted,
+                code=report.code,
+                message=report.message,
+            )
+            await self._write(pb.FromEdge(query_status=status))
+        self._budgets_changed.set()

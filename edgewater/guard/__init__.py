@@ -1,0 +1,1 @@
+"""Checks and cost bounds of bytes that arrive from another machine. Pure."""

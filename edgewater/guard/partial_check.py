@@ -1,0 +1,241 @@
+"""`PartialCheck`: whether the bytes of a partial can be what a registered query expects from its edges.
+
+Everything that is compared is derived from the query, nothing from partials that came before. The check reads the
+headers and the lengths of arrays, and of the numbers only the counts; whether the numbers are a valid state is known
+once the partial is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+
+from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisError, UnsupportedVersion
+from edgewater.model.expressions import columns_of
+from edgewater.model.measure import Measure
+from edgewater.model.query import BoundQuery, QuerySpec
+from edgewater.model.streams import COLUMN_TYPES, type_name
+from edgewater.model.syntax import parse_sql
+from edgewater.synopses import GroupedAggregate, Stack
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import KEYS, STRINGS, Field, Layout, check_array, layout_for
+from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+MAX_RECORDS = 1 << 53
+MAX_GROUPS = 1 << 22
+"""Groups of a partial."""
+MAX_STATE_BYTES = 256 << 20
+"""Memory of a partial's states of fixed size, which does not depend on the partial's bytes."""
+
+_NAMES = {STRINGS: "string", "<i8": "int64", "<f8": "float64", "|b1": "bool"}
+_SHOWN = 200
+_SAMPLE_GROUPS = 4
+_MAX_MESSAGES = 1 << 12  # keys, measures and their arrays
+_MAX_HEADERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PartialFacts:
+    """What is known of a partial that was checked.
+
+    Attributes:
+        plain_bytes: its bytes.
+        state_bytes: the memory of its decoded arrays and of its states of fixed size.
+    """
+
+    records: int
+    groups: int
+    plain_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StackHeader:
+    """What every partial has of a measure, for one type of its argument."""
+
+    kind: str
+    version: int
+    parameters: str
+    seed: int
+    layouts: tuple[Layout, ...]
+    group_bytes: int
+
+    @classmethod
+    def of(cls, stack: Stack) -> Self:
+        message = stack.to_message()
+        layouts: tuple[Layout, ...] = getattr(stack, "layouts", ())
+        empty = stack.nbytes
+        stack.grow(_SAMPLE_GROUPS)
+        group_bytes = -(-max(stack.nbytes - empty, 0) // _SAMPLE_GROUPS)
+        strict = tuple(layout.strict() for layout in layouts)
+        return cls(message.kind, message.version, message.parameters, message.seed, strict, group_bytes)
+
+    def fits(self, message: SynopsisMessage) -> bool:
+        return message.kind == self.kind and message.parameters == self.parameters and message.seed == self.seed
+
+    def __str__(self) -> str:
+        # Without the seed: alarms and logs show it, and it is a secret.
+        return f"{self.kind} {self.parameters} with the query's seed"
+
+
+def group_bytes(bound: BoundQuery) -> int:
+    """Returns the memory of one group's states that are of fixed size."""
+    headers = (StackHeader.of(m.measure.stack(m.argument.type if m.argument else None)) for m in bound.measures)
+    return sum(header.group_bytes for header in headers)
+
+
+def max_groups(group_bytes: int) -> int:
+    """Returns how many groups a partial may have, at least one."""
+    return max(min(MAX_STATE_BYTES // max(group_bytes, 1), MAX_GROUPS), 1)
+
+
+class PartialCheck:
+    """The check of the partials of one query.
+
+    Args:
+        keys: name -> type of each column of `group_by`; None: not known.
+        measures: name -> the headers that the measure's state may have, one per type of its argument.
+        max_groups, max_state_bytes: bounds of a partial.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, pa.DataType | None],
+        measures: Mapping[str, Sequence[StackHeader]],
+        max_groups: int = MAX_GROUPS,
+        max_state_bytes: int = MAX_STATE_BYTES,
+    ) -> None:
+        self._keys = {name: None if type_ is None else type_name(type_) for name, type_ in keys.items()}
+        self._measures = {name: tuple(headers) for name, headers in measures.items()}
+        self._max_groups = max_groups if keys else 1
+        self._max_state_bytes = max_state_bytes
+        self._headers: dict[tuple[str, ...], str] = {}
+        counted = Field("number of groups", ("<i8",), ((1,),), total="groups")
+        self._arrays = Layout.of(counted, *(Field(f"key {name}", (KEYS,), (("groups",),)) for name in keys))
+
+    @classmethod
+    def of(cls, spec: QuerySpec, columns: Mapping[str, pa.DataType] | None = None) -> Self:
+        """Returns the check of a query's partials.
+
+        Args:
+            columns: the columns of the query's stream; None: not known, so that any type is accepted that the query's
+                functions take.
+
+        Raises:
+            InvalidQuery: the query does not fit these columns.
+        """
+        if columns is None:
+            types = {m.name: _argument_types(m) for m in spec.measures}
+            keys: Mapping[str, pa.DataType | None] = dict.fromkeys(spec.group_by)
+        else:
+            bound = spec.bind(columns)
+            types = {m.measure.name: [m.argument.type if m.argument else None] for m in bound.measures}
+            keys = dict(zip(spec.group_by, bound.group_types, strict=True))
+        measures = {
+            m.name: list(dict.fromkeys(StackHeader.of(m.stack(t)) for t in types[m.name])) for m in spec.measures
+        }
+        return cls(keys, measures)
+
+    def check(self, payload: bytes) -> PartialFacts:
+        """Checks the bytes of a partial.
+
+        Raises:
+            CorruptSynopsis: damaged or foreign bytes, or arrays that do not belong together.
+            IncompatibleSynopses: a kind, parameters, a seed, keys or measures that the query does not have.
+            UnsupportedVersion: bytes of a newer release.
+        """
+        message = codec.unseal(payload, _MAX_MESSAGES)
+        kind = GroupedAggregate.kind
+        if message.kind != kind:
+            raise IncompatibleSynopses(f"kind: {message.kind[:_SHOWN]!r}; expected {kind!r}")
+        _check_version("", message, GroupedAggregate.version)
+        if message.records > MAX_RECORDS:
+            raise CorruptSynopsis(f"records: {message.records}; expected 0 to {MAX_RECORDS}")
+        found, wanted = (len(message.arrays), len(message.parts)), (len(self._keys) + 1, len(self._measures))
+        if found != wanted:
+            raise IncompatibleSynopses(
+                f"{found[0]} arrays and {found[1]} measures; expected {wanted[0]} arrays, one per key and the number "
+                f"of groups, and {wanted[1]} measures"
+            )
+        # The number of groups, which all other arrays have to have, is the last array.
+        lengths: dict[str, int] = {}
+        state_bytes = self._arrays.check(kind, [message.arrays[-1], *message.arrays[:-1]], lengths)
+        groups = lengths["groups"]
+        if groups > self._max_groups:
+            raise CorruptSynopsis(f"groups: {groups}; expected at most {self._max_groups}")
+        self._check_parameters(message)
+        fixed_bytes = 0
+        for part, (name, headers) in zip(message.parts, self._measures.items(), strict=True):
+            header = next((h for h in headers if h.fits(part)), None)
+            if header is None:
+                raise IncompatibleSynopses(
+                    f"measures.{name}: {part.kind[:_SHOWN]} {part.parameters[:_SHOWN]} with "
+                    f"{'the' if part.seed == headers[0].seed else 'another'} seed; expected "
+                    f"{' or '.join(map(str, headers))}"
+                )
+            fixed_bytes += groups * header.group_bytes
+            state_bytes += _check_stack(f"measures.{name}", header, part, groups)
+        if fixed_bytes > self._max_state_bytes:
+            raise CorruptSynopsis(
+                f"groups: {groups} of {fixed_bytes // groups} bytes each; expected at most {self._max_state_bytes} "
+                "bytes altogether"
+            )
+        return PartialFacts(message.records, groups, len(payload), state_bytes + fixed_bytes)
+
+    def _check_parameters(self, message: SynopsisMessage) -> None:
+        """Checks the names and types of keys, and the names of measures, without parsing the parameters: the types of
+        the arrays determine them."""
+        types = tuple(_key_type(array) for array in message.arrays[:-1])
+        for (name, wanted), found in zip(self._keys.items(), types, strict=True):
+            if wanted not in (None, found):
+                raise IncompatibleSynopses(
+                    f"group_by.{name}: keys of type {found}; expected {wanted}, the type of this key"
+                    " (if a column of the stream has changed, register the query again)"
+                )
+        header = self._headers.get(types)
+        if header is None:
+            named = {name: COLUMN_TYPES[of] for name, of in zip(self._keys, types, strict=True)}
+            empty = GroupedAggregate(named, {})
+            header = codec.header("", 1, {**empty.parameters, "measures": list(self._measures)}).parameters
+            if len(self._headers) < _MAX_HEADERS:
+                self._headers[types] = header
+        if message.parameters != header:
+            raise IncompatibleSynopses(f"parameters: {message.parameters[:_SHOWN]}; expected {header}")
+
+
+def _argument_types(measure: Measure) -> list[pa.DataType | None]:
+    """Returns the types that a measure's argument may have."""
+    if measure.argument is None:
+        return [None]
+    if measure.function.sample is not None:
+        columns = columns_of(parse_sql(measure.argument, f"measures.{measure.name}"))
+        return [pa.list_(pa.float64(), len(columns))]
+    return [COLUMN_TYPES[name] for name in measure.function.types]
+
+
+def _key_type(array: ArrayMessage) -> str:
+    return _NAMES[STRINGS if array.encoding == ArrayMessage.UTF8 else array.type]
+
+
+def _check_version(at: str, message: SynopsisMessage, version: int) -> None:
+    if not 1 <= message.version <= version:
+        raise UnsupportedVersion(f"{at}version: {message.version}; this release reads 1 to {version}")
+
+
+def _check_stack(at: str, header: StackHeader, message: SynopsisMessage, groups: int) -> int:
+    """Checks the state of a measure; returns the bytes of its decoded arrays."""
+    _check_version(f"{at}.", message, header.version)
+    try:
+        if header.layouts:
+            if message.parts:
+                raise CorruptSynopsis(f"{header.kind}: {len(message.parts)} nested synopses; expected none")
+            layout = layout_for(header.kind, header.layouts, message.arrays)
+            return layout.check(header.kind, message.arrays, {"groups": groups})
+        # A third-party kind: each of its arrays by itself.
+        return sum(check_array(header.kind, str(i), array)[-1] for i, array in enumerate(message.arrays))
+    except SynopsisError as exc:
+        raise type(exc)(f"{at}: {exc}") from exc

@@ -1,0 +1,296 @@
+"""The `accuracy` of a query: P(relative error ≤ error) ≥ confidence for the early answer to each window."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from edgewater.arrivals.schedule import ReportSchedule
+from edgewater.model.errors import InvalidInput, InvalidQuery, did_you_mean
+from edgewater.model.quantities import duration_ms, format_duration, fraction, require_keys
+from edgewater.model.windows import SlidingWindow, Window
+
+if TYPE_CHECKING:
+    from edgewater.model.measure import Measure
+
+MeasureKind = Literal["mean", "sum", "count"]
+GroupScope = Literal["each", "all"]
+
+MEASURES: tuple[MeasureKind, ...] = ("mean", "sum", "count")
+SCOPES: tuple[GroupScope, ...] = ("each", "all")
+
+KEYS = {
+    "error": True, "confidence": False, "measure": False, "substream": False, "scope": False, "range": False,
+    "delays": False,
+}  # fmt: skip
+"""The keys of an accuracy, and whether each is required."""
+MAX_GROUPS = 256
+"""Groups per query for which windows are answered early; the center holds an estimator for each."""
+
+ZERO_MEAN_STANDARD_ERRORS = 4.0
+_MAX_VALUE = 1e150
+"""Squares of values within it do not overflow."""
+
+
+def check_measure(name: str, field: str = "measure", error: type[InvalidInput] = InvalidQuery) -> MeasureKind:
+    """Returns the name of a measure that can be answered before its stragglers have arrived.
+
+    For quantiles, variances, extremes and functions, sample sizes are known (`center.early`), but nothing
+    bounds how much the events that have not arrived would change the value.
+
+    Raises:
+        error: another measure; the message lists the alternatives.
+    """
+    for known in MEASURES:
+        if name == known:
+            return known
+    raise error(
+        field, name,
+        "mean, sum or count; for a proportion, the mean of an expression that is 0 or 1; for a quantile, "
+        "exact_quantile, a function of a sample; for other measures a staleness budget, which answers on time from the "
+        "records that have arrived",
+        "nothing bounds how much stragglers would change it",
+    )  # fmt: skip
+
+
+def check_confidence(confidence: object, field: str, error: type[InvalidInput] = InvalidQuery) -> float:
+    """Returns a probability strictly between 0 and 1; raises `error` for anything else.
+
+    It is 1 - δ. (The Aion paper's evaluation uses δ = 0.95 in z(δ/2), which requires almost no samples.)
+    """
+    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
+        raise error(field, confidence, "a probability between 0 and 1, both excluded, such as 0.95")
+    return float(confidence)
+
+
+def check_error(value: object, field: str, error: type[InvalidInput] = InvalidQuery) -> float:
+    """Returns a relative error strictly between 0 and 1; raises `error` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise error(field, value, "a relative error between 0 and 1, both excluded, such as 0.05")
+    return float(value)
+
+
+def check_relative(mean: float, deviation: float, count: float, field: str) -> None:
+    """Refuses a relative error for a measure whose mean may be zero.
+
+    A relative error is undefined where the truth can be 0, and Eq. 4 of the Aion paper then requires all records.
+
+    Args:
+        mean, deviation, count: of the values observed so far.
+
+    Raises:
+        InvalidQuery: the values vary and their mean is not significantly different from zero.
+    """
+    if count < 2 or deviation == 0:
+        return
+    standard_error = deviation / math.sqrt(count)
+    if not abs(mean) > ZERO_MEAN_STANDARD_ERRORS * standard_error:
+        raise InvalidQuery(
+            field,
+            mean,
+            "an absolute error (budget: {error: {...}}), or the mean or sum of an expression that keeps one sign, such "
+            "as abs(x); the relative error of a count is always defined",
+            f"a relative error is undefined where the mean may be zero (standard error {standard_error:.3g})",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyTarget:
+    """P(|estimate - truth| ≤ error·|truth|) ≥ confidence, per window.
+
+    Attributes:
+        groups: number of groups; 1 for a query without groups.
+        scope: "each": the target holds for every single group. "all": for all groups simultaneously. (A target for
+            the total would guarantee nothing about the groups.)
+    """
+
+    error: float = 0.05
+    confidence: float = 0.95
+    groups: int = 1
+    scope: GroupScope = "each"
+
+    def __post_init__(self) -> None:
+        check_error(self.error, "accuracy.error")
+        check_confidence(self.confidence, "accuracy.confidence")
+        if isinstance(self.groups, bool) or not isinstance(self.groups, int) or self.groups < 1:
+            raise InvalidQuery("accuracy.groups", self.groups, "a whole number of groups, at least 1")
+        if self.scope not in SCOPES:
+            raise InvalidQuery("accuracy.scope", self.scope, f"one of {', '.join(SCOPES)}")
+
+    @property
+    def group_confidence(self) -> float:
+        """The confidence that each group needs; Bonferroni's for a simultaneous target."""
+        if self.scope == "all":
+            return 1 - (1 - self.confidence) / self.groups
+        return self.confidence
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The accuracy that a query requests: P(|estimate - truth| ≤ error·|truth|) ≥ confidence, per window.
+
+    Attributes:
+        measure: name of the measure that the accuracy applies to.
+        kind: that measure's function; None for a function of a sample, which is not answered early.
+        substream_ms: length f of a sub-stream, a divisor of the window's slices; None: the default length.
+        scope: for a query with groups, whether the accuracy holds for each group or for all simultaneously; else None.
+        range: least and greatest value that an expensive function can have. A sample says nothing of the size of the
+            values that it misses, so that without a range there is no interval; cheap values are all looked at.
+        delays_ms: event time within which every record reaches its edge, as the user declares; None: not declared.
+    """
+
+    error: float
+    confidence: float
+    measure: str
+    kind: MeasureKind | None
+    substream_ms: int | None = None
+    scope: GroupScope | None = None
+    range: tuple[float, float] | None = None
+    delays_ms: int | None = None
+
+    @classmethod
+    def from_mapping(
+        cls, mapping: object, measures: Sequence[Measure], window: Window, group_by: Sequence[str]
+    ) -> Accuracy | None:
+        """Reads a query's `accuracy`; returns None if `mapping` is None.
+
+        Raises:
+            InvalidQuery: names the field, the value and what is accepted.
+        """
+        if mapping is None:
+            return None
+        fields = require_keys(mapping, "accuracy", KEYS, InvalidQuery)
+        measure = _measure(fields.get("measure"), measures)
+        sampled = measure.function.sample is not None
+        if not isinstance(window, SlidingWindow) and not sampled:
+            raise InvalidQuery("accuracy", mapping, "a tumbling or sliding window, or no accuracy",
+                               "the end of a session window is known only after it has passed")  # fmt: skip
+        error = check_error(_percentage(fields["error"], "accuracy.error", "5%"), "accuracy.error")
+        confidence = _percentage(fields.get("confidence", "95%"), "accuracy.confidence", "95%")
+        substream, delays = fields.get("substream"), fields.get("delays")
+        for name, value in (("substream", substream), ("delays", delays)):
+            if sampled and value is not None:
+                raise InvalidQuery(f"accuracy.{name}", value, f"no {name}",
+                                   f"{measure.function.name} is not answered early")  # fmt: skip
+        result = cls(
+            error,
+            check_confidence(confidence, "accuracy.confidence"),
+            measure.name,
+            None if sampled else check_measure(measure.function.name, "accuracy.measure"),
+            None if substream is None else duration_ms(substream, "accuracy.substream", InvalidQuery, minimum_ms=1),
+            _scope(fields.get("scope"), group_by),
+            _range(fields.get("range"), measure),
+            None if delays is None else duration_ms(delays, "accuracy.delays", InvalidQuery, minimum_ms=1),
+        )
+        report_schedule(window, result, 0)
+        return result
+
+    def to_mapping(self) -> dict[str, object]:
+        """Returns the canonical form that `from_mapping` reads back."""
+        result: dict[str, object] = {
+            "error": f"{100 * self.error:.12g}%",
+            "confidence": f"{100 * self.confidence:.12g}%",
+            "measure": self.measure,
+        }
+        if self.substream_ms is not None:
+            result["substream"] = format_duration(self.substream_ms)
+        if self.scope is not None:
+            result["scope"] = self.scope
+        if self.range is not None:
+            result["range"] = list(self.range)
+        if self.delays_ms is not None:
+            result["delays"] = format_duration(self.delays_ms)
+        return result
+
+    def to_contract(self) -> Mapping[str, object]:
+        """Returns what an answer's contract states as requested."""
+        result: dict[str, object] = {"error": self.error, "confidence": self.confidence, "measure": self.measure}
+        return result if self.scope is None else {**result, "scope": self.scope}
+
+    @property
+    def early_kind(self) -> MeasureKind:
+        """The measure's kind, where windows are answered early."""
+        assert self.kind is not None
+        return self.kind
+
+    @property
+    def target(self) -> AccuracyTarget:
+        return AccuracyTarget(self.error, self.confidence)
+
+
+def _percentage(value: object, field: str, example: str) -> float:
+    share = fraction(value)
+    if share is None:
+        raise InvalidQuery(field, value, f"a percentage between 0% and 100%, such as {example}")
+    return share
+
+
+def _scope(value: object, group_by: Sequence[str]) -> GroupScope | None:
+    if not group_by:
+        if value is not None:
+            raise InvalidQuery(
+                "accuracy.scope", value, "group_by with the columns of the groups, or no scope",
+                "a query without groups has one answer per window",
+            )  # fmt: skip
+        return None
+    if value is None:
+        return "each"
+    for known in SCOPES:
+        if value == known:
+            return known
+    raise InvalidQuery(
+        "accuracy.scope", value, "each (the accuracy holds for every single group; the default) or all (for all groups "
+        "simultaneously)",
+    )  # fmt: skip
+
+
+def _range(value: object, measure: Measure) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    if measure.function.name not in ("sum", "mean"):
+        raise InvalidQuery(
+            "accuracy.range", value, "a sum or a mean, or no range", f"{measure.function.name} needs none"
+        )
+    ends = value if isinstance(value, list | tuple) else ()
+    if len(ends) == 2 and all(isinstance(e, int | float) and not isinstance(e, bool) for e in ends):
+        least, greatest = ends
+        if -_MAX_VALUE <= least <= greatest <= _MAX_VALUE:
+            return float(least), float(greatest)
+    raise InvalidQuery("accuracy.range", value, f"[least, greatest] of the values, numbers within ±{_MAX_VALUE:g}")
+
+
+def _measure(name: object, measures: Sequence[Measure]) -> Measure:
+    names = ", ".join(m.name for m in measures)
+    if name is None:
+        if len(measures) > 1:
+            raise InvalidQuery("accuracy.measure", None, f"one of the measures {names}", "the query has several")
+        return measures[0]
+    found = next((m for m in measures if m.name == name), None)
+    if found is None:
+        reason = f"unknown measure{did_you_mean(name, [m.name for m in measures])}"
+        raise InvalidQuery("accuracy.measure", name, f"one of the measures {names}", reason)
+    return found
+
+
+def report_schedule(window: object, accuracy: Accuracy | None, lateness_ms: int) -> ReportSchedule | None:
+    """Returns a query's report schedule; None if its windows are not answered early.
+
+    Raises:
+        InvalidQuery: the sub-stream does not divide the window's slices.
+    """
+    if accuracy is None or accuracy.kind is None or not isinstance(window, SlidingWindow):
+        return None
+    return ReportSchedule.of(window, accuracy.substream_ms, lateness_ms)
+
+
+def group_key(values: Sequence[object]) -> str:
+    """Returns the text that identifies a group at edges, center and clients, from the values of its key columns."""
+    return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+
+
+def group_values(key: str) -> list[object]:
+    """Returns the values that `group_key` was given."""
+    return list(json.loads(key))

@@ -1,0 +1,174 @@
+"""Parsing of measures: a function of an expression over the record's columns, such as ``sum(bytes)``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import pyarrow as pa
+from sqlglot import exp
+
+from edgewater.model import record_functions
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.expressions import as_row, columns_of
+from edgewater.model.syntax import called_names, check_calls, parse_sql
+from edgewater.synopses import (
+    Function,
+    Parameters,
+    Question,
+    Stack,
+    function_named,
+    function_names,
+    meant_function,
+    plugins,
+)
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+NAME_ACCEPTED = "lower-case letters, digits and _, starting with a letter, at most 63 characters"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One value that a query computes: a function of an expression over the record's columns.
+
+    Attributes:
+        argument: SQL text of the expression; None for ``count()``.
+        seed: seed of the query's synopses; None: the default, which is public.
+    """
+
+    name: str
+    function: Function
+    argument: str | None
+    parameters: Parameters
+    seed: int | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, name: str, text: object) -> Measure:
+        """Parses ``sum(bytes)`` or ``count_min(ip, width=65536)``. Raises InvalidQuery."""
+        at = f"measures.{name}"
+        if not NAME.fullmatch(name):
+            raise InvalidQuery(at, name, NAME_ACCEPTED, "invalid name of a measure")
+        accepted = "a function of an expression, such as sum(bytes); functions: " + ", ".join(function_names())
+        if not isinstance(text, str):
+            raise InvalidQuery(at, text, accepted)
+        called, arguments = _call(text, at, accepted)
+        function = function_named(called)
+        if function is None:
+            why = meant_function(called) or f": {plugins.INSTALLED.hint()}"
+            raise InvalidQuery(at, text, accepted, f"unknown function {called}{why}")
+        positional = [a for a in arguments if not isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
+        by_name = [a for a in arguments if isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
+        named = {a.this.name: a.expression for a in by_name}
+        if len(named) < len(by_name):
+            raise InvalidQuery(at, text, f"each parameter of {called} once", "a parameter is given twice")
+        expression = _argument(function, positional, at, text)
+        if isinstance(expression, exp.Star):
+            expression = None
+        if isinstance(expression, exp.Distinct):
+            raise InvalidQuery(
+                at, text, f"distinct(expression) or {called}(expression)", "DISTINCT is supported in count only"
+            )
+        if expression is None and function.argument in ("required", "rows"):
+            raise InvalidQuery(at, text, f"{called}(expression)", "an argument is missing")
+        if expression is not None:
+            check_calls(expression, at)
+        parameters = function.read_parameters(
+            [_literal(p, at, text) for p in positional], {k: _literal(v, at, text) for k, v in named.items()}, at
+        )
+        return cls(name, function, expression.sql() if expression is not None else None, parameters)
+
+    def stack(self, argument: pa.DataType | None) -> Stack:
+        """Returns an empty stack of the measure.
+
+        Args:
+            argument: type of the argument; None: not known, or no argument.
+        """
+        return self.function.stack(self.parameters, argument, self.seed)
+
+    @property
+    def question(self) -> Question | None:
+        """The question that the measure's value answers; None: the default of its synopsis."""
+        return None if self.function.question is None else self.function.question(self.parameters)
+
+    @property
+    def is_expensive(self) -> bool:
+        """Whether sampling saves more than it costs: a function of a sample, or an argument that calls an expensive
+        function."""
+        if self.function.sample is not None:
+            return True
+        if self.argument is None or "(" not in self.argument:
+            return False
+        called = (record_functions.find(name) for name in _called(self.argument))
+        return any(function is not None and function.expensive for function in called)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Approximate upper bound of the bytes that one group's state takes in a frame."""
+        if self.function.sample is None or self.argument is None:
+            return self.function.entry_bytes(self.parameters)
+        return self.function.entry_bytes(self.parameters, len(columns_of(parse_sql(self.argument, ""))))
+
+    def to_text(self) -> str:
+        """Returns the canonical text that `parse` reads back."""
+        parts = [self.argument] if self.argument is not None else []
+        parts += [f"{k}={v!r}" for k, v in self.parameters if self.function.parameters[k].default != v]
+        return f"{self.function.name}({', '.join(parts)})"
+
+
+@lru_cache(maxsize=1024)
+def _called(expression: str) -> tuple[str, ...]:
+    """Returns the plugin functions that an expression calls. Cached, as parsing takes about 1 ms."""
+    return tuple(called_names(parse_sql(expression, "")))
+
+
+def _argument(function: Function, positional: list[exp.Expression], at: str, text: str) -> exp.Expression | None:
+    """Removes the function's argument from the positional arguments and returns it; the rest are parameters.
+
+    A function of a sample takes a row: all arguments before the first literal.
+    """
+    if not positional or function.argument == "none":
+        return None
+    if function.sample is None:
+        return positional.pop(0)
+    columns: list[exp.Expression] = []
+    while positional and not isinstance(positional[0].this if isinstance(positional[0], exp.Neg) else positional[0],
+                                        exp.Literal):  # fmt: skip
+        columns += columns_of(positional.pop(0))
+    least, most = function.sample.columns
+    if columns and not least <= len(columns) <= most:
+        accepted = (
+            f"{function.name} of {least} column" if least == most else f"{function.name} of {least} to {most} columns"
+        )
+        raise InvalidQuery(at, text, accepted, f"it has {len(columns)}")
+    return as_row(columns) if columns else None
+
+
+def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]:
+    """Returns the function's name as written, and its arguments."""
+    # `distinct` is a keyword of SQL, and SQL's `quantile` has two arguments.
+    match = re.fullmatch(r"\s*(distinct|quantile)\s*\((.*)\)\s*", text, re.IGNORECASE | re.DOTALL)
+    tree = parse_sql(f"{match[1]}_of({match[2]})" if match else text, at)
+    if isinstance(tree, exp.Count) and isinstance(tree.this, exp.Distinct):
+        return "distinct", list(tree.this.expressions)
+    if isinstance(tree, exp.Anonymous):
+        name = match[1].lower() if match else tree.name.lower()
+        return name, list(tree.expressions)
+    if isinstance(tree, exp.Func):
+        # All child expressions: the parser's node for corr(x, y), for one, has no list of arguments.
+        arguments = list(tree.iter_expressions())
+        name = re.match(r"\s*(\w+)\s*\(", text)
+        if name:
+            return name[1].lower(), arguments
+    raise InvalidQuery(at, text, accepted)
+
+
+def _literal(node: exp.Expression, at: str, text: str) -> object:
+    negative = isinstance(node, exp.Neg)
+    inner = node.this if negative else node
+    if isinstance(inner, exp.Literal):
+        if inner.is_string:
+            return inner.this
+        number = int(inner.this) if inner.is_int else float(inner.this)
+        return -number if negative else number
+    raise InvalidQuery(at, text, "parameters that are literals, such as precision=14", f"{node.sql()} is not")

@@ -1,0 +1,543 @@
+"""`QuerySpec`, a query as a user writes it, its validation, and its binding to a stream's columns.
+
+A spec is validated in two steps. `QuerySpec.from_mapping` checks everything that does not depend on the stream's
+columns. `QuerySpec.bind` checks columns and types against a stream: at registration where a stream is known, and again
+at each edge.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+
+import pyarrow as pa
+import yaml
+from sqlglot import exp
+
+from edgewater.model import algebra
+from edgewater.model.accuracy import Accuracy
+from edgewater.model.caching import CacheSpec, format_fraction
+from edgewater.model.errors import InvalidQuery, did_you_mean
+from edgewater.model.expressions import BoundExpression, bind, bind_condition, bind_row
+from edgewater.model.measure import NAME, NAME_ACCEPTED, Measure
+from edgewater.model.quantities import (
+    duration_ms,
+    format_duration,
+    fraction,
+    require_keys,
+    require_serialisable,
+    require_uncut,
+    size_bytes,
+)
+from edgewater.model.record_functions import CallFailures
+from edgewater.model.streams import COLUMN_TYPES, MIN_TIME_MS, TIME_COLUMN
+from edgewater.model.syntax import check_calls, column_names, parse_sql
+from edgewater.model.timestamps import TIME_ACCEPTED, parse_time, rfc3339
+from edgewater.model.windows import ACCEPTED_IN_QUERIES, SlicedWindow, Window
+from edgewater.runtime.plain_yaml import load_yaml
+from edgewater.synopses import DEFAULT_SEED, EncodedKeys
+from edgewater.synopses.missing_records import has_bounds
+
+KEYS = {
+    "name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
+    "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
+    "shards": False, "since": False, "seed": False,
+}  # fmt: skip
+"""The keys of a query, and whether each is required."""
+MAX_MEASURES = 32
+MAX_GROUP_COLUMNS = 16
+MAX_EXPRESSIONS_LENGTH = 32_768
+"""Characters of all expressions of a query together, so that parsing them takes at most about a second."""
+DEFAULT_LATENESS_MS = 0
+BEGINNING = "beginning"
+_MARKS_OF_EXPRESSIONS = ("(", "||", '"')
+"""A column of `group_by` with one of these is an expression; any other text is the name of a column."""
+_HEXADECIMAL = re.compile(r"0x[0-9a-f]{1,16}", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBudget:
+    """The error that the center's answer may have per measure, over all edges together.
+
+    Attributes:
+        limits: absolute limits in the measure's unit; for a measure without an error function, the number of records
+            that the answer may lack.
+        relative: limits as a fraction of the group's true value, or of 1 where that is smaller.
+    """
+
+    limits: tuple[tuple[str, float], ...]
+    relative: tuple[tuple[str, float], ...] = ()
+
+
+RELATIVE_SAVES_REPEATS = (
+    "of a group's own value withholds no group: each edge sends every group at least once per window, unless its "
+    "value is 0, as without a budget. It saves only updates that would be sent again; "
+    "an absolute budget also saves small groups"
+)
+
+
+WITHOUT_BOUND = (
+    "while edges withhold records, nothing bounds some values of this function, so their intervals are null and the "
+    "contract is not met; name the measure in budget.error to limit the records that it may lack, or leave it out"
+)
+WITHOUT_BOUND_LIMITED = (
+    "the limit counts the records that the answer may lack; nothing bounds their effect on the value, so its intervals "
+    "are null while edges withhold any"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessBudget:
+    """The time after a window's end within which the center has an answer."""
+
+    staleness_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedBudget:
+    """Both limits: edges send the fewest bytes with which an answer within the error is there in time."""
+
+    error: ErrorBudget
+    staleness: StalenessBudget
+
+
+Budget = ErrorBudget | StalenessBudget | CombinedBudget | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundMeasure:
+    measure: Measure
+    argument: BoundExpression | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundQuery:
+    """A spec bound to a stream's columns, whose expressions can be evaluated on batches.
+
+    Attributes:
+        keys: the columns of `group_by`.
+        failures: counts failed calls of plugin functions in its expressions; the evaluating code drains it.
+    """
+
+    spec: QuerySpec
+    where: BoundExpression | None
+    measures: tuple[BoundMeasure, ...]
+    keys: tuple[BoundExpression, ...]
+    failures: CallFailures = field(default_factory=CallFailures)
+
+    @property
+    def group_types(self) -> tuple[pa.DataType, ...]:
+        return tuple(key.type for key in self.keys)
+
+    def key_arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Returns the key of each record, an array per column of `group_by`."""
+        return [key.array(batch) for key in self.keys]
+
+    def encoded_keys(self, batch: pa.RecordBatch) -> EncodedKeys:
+        """Returns the keys of the records by their distinct values."""
+        return EncodedKeys.of([key.encoded(batch) for key in self.keys], batch.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySpec:
+    """A query as a user writes it (`docs/reference/query.md`).
+
+    Attributes:
+        stream: the stream that it reads (``from``).
+        where: SQL condition, or None.
+        group_by: names of the columns of a group's key in answers.
+        computed: the SQL expressions of those columns of `group_by` that are not columns of the stream, by name.
+        lateness_ms: event time after a window's end during which the window may be revised.
+        edges: the expected edges, sorted; None: every edge that has the stream.
+        shards: number of partitions of a slice by hash of the group; reserved, without effect in this release.
+        seed: seed of the hashes and random choices of its synopses and samples, 0 to 2^64 - 1; None: the default, which
+            is public. A center draws one when it registers the query.
+        since_ms: event time from which records count that edges have read before the registration and can read again;
+            `MIN_TIME_MS`: all of them; None: none of them.
+    """
+
+    name: str
+    stream: str
+    measures: tuple[Measure, ...]
+    window: SlicedWindow
+    where: str | None = None
+    group_by: tuple[str, ...] = ()
+    budget: Budget = None
+    accuracy: Accuracy | None = None
+    cache: CacheSpec = field(default_factory=CacheSpec)
+    lateness_ms: int = DEFAULT_LATENESS_MS
+    edges: tuple[str, ...] | None = None
+    shards: int = field(default=1)
+    since_ms: int | None = None
+    computed: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def from_yaml(cls, text: str) -> QuerySpec:
+        """Reads one query from YAML. Raises InvalidQuery."""
+        try:
+            mapping = load_yaml(text)
+        except yaml.YAMLError as exc:
+            raise InvalidQuery("", text, "YAML", str(exc).replace("\n", " ")) from exc
+        return cls.from_mapping(mapping)
+
+    @classmethod
+    def from_mapping(cls, mapping: object) -> QuerySpec:
+        """Reads a query from a mapping with the keys of `docs/reference/query.md`.
+
+        Raises:
+            InvalidQuery: names the field, its value and what is accepted.
+        """
+        require_serialisable(mapping, InvalidQuery)
+        require_uncut(mapping, InvalidQuery)
+        q = require_keys(mapping, "", KEYS, InvalidQuery)
+        name = _name(q["name"], "name")
+        stream = _name(q["from"], "from")
+        if not isinstance(q["measures"], Mapping) or not q["measures"]:
+            raise InvalidQuery("measures", q["measures"], "at least one measure, such as {flights: count()}")
+        if len(q["measures"]) > MAX_MEASURES:
+            raise InvalidQuery("measures", len(q["measures"]), f"at most {MAX_MEASURES} measures")
+        group_by, computed = _group_by(q.get("group_by"))
+        _check_length([q.get("where"), *q["measures"].values(), *(text for _, text in computed)])
+        seed = _seed(q.get("seed"))
+        measures = tuple(replace(Measure.parse(str(k), v), seed=seed) for k, v in q["measures"].items())
+        where = q.get("where")
+        if where is not None:
+            if not isinstance(where, str):
+                raise InvalidQuery("where", where, "a SQL condition, such as status < 400")
+            condition = parse_sql(where, "where")
+            check_calls(condition, "where")
+            where = condition.sql()
+        lateness = q.get("lateness")
+        _check_names(measures, group_by)
+        shards = q.get("shards", 1)
+        if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 256:
+            raise InvalidQuery("shards", shards, "a whole number from 1 to 256")
+        window = algebra.require_sliced(Window.from_mapping(q["window"], ACCEPTED_IN_QUERIES))
+        accuracy = Accuracy.from_mapping(q.get("accuracy"), measures, window, group_by)
+        spec = cls(
+            name=name,
+            stream=stream,
+            measures=measures,
+            window=window,
+            where=where,
+            group_by=group_by,
+            budget=_budget(q.get("budget"), measures, accuracy),
+            accuracy=accuracy,
+            cache=CacheSpec.from_mapping(q.get("cache")),
+            lateness_ms=DEFAULT_LATENESS_MS if lateness is None else duration_ms(lateness, "lateness", InvalidQuery),
+            edges=_edges(q.get("edges")),
+            shards=shards,
+            since_ms=_since(q.get("since"), accuracy),
+            computed=computed,
+        )
+        algebra.check_algebra(spec)
+        return spec
+
+    @property
+    def error_budget(self) -> ErrorBudget | None:
+        """The error budget, alone or combined with a staleness budget."""
+        budget = self.budget.error if isinstance(self.budget, CombinedBudget) else self.budget
+        return budget if isinstance(budget, ErrorBudget) else None
+
+    @property
+    def staleness_budget(self) -> StalenessBudget | None:
+        """The staleness budget, alone or combined with an error budget."""
+        budget = self.budget.staleness if isinstance(self.budget, CombinedBudget) else self.budget
+        return budget if isinstance(budget, StalenessBudget) else None
+
+    @property
+    def saves_bytes(self) -> bool:
+        """Whether edges send as little as the limits of a combined budget permit, instead of as early as they can."""
+        return isinstance(self.budget, CombinedBudget)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a valid query does not do, although its writer may expect it."""
+        budget = self.error_budget
+        if budget is None:
+            return []
+        notes = [
+            f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in budget.relative
+        ]
+        named = {name for name, _ in (*budget.limits, *budget.relative)}
+        for measure in self.measures:
+            if not has_bounds(measure.function.name, measure.parameters):
+                at = f"budget.error.{measure.name}" if measure.name in named else f"measures.{measure.name}"
+                notes.append(f"{at}: {WITHOUT_BOUND_LIMITED if measure.name in named else WITHOUT_BOUND}")
+        return notes
+
+    @property
+    def seed(self) -> int | None:
+        return self.measures[0].seed
+
+    @property
+    def sampling_seed(self) -> int:
+        """The seed of the choice of records that are processed."""
+        return DEFAULT_SEED if self.seed is None else self.seed
+
+    def with_seed(self, seed: int | None) -> QuerySpec:
+        return replace(self, measures=tuple(replace(m, seed=seed) for m in self.measures))
+
+    def asks_for(self, registered: QuerySpec) -> bool:
+        """Whether registering this spec means the registered one: they are equal, but for a seed that this lacks."""
+        return self == (registered if self.seed is not None else registered.with_seed(None))
+
+    def to_mapping(self, *, seed: bool = True) -> dict[str, object]:
+        """Returns the canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``.
+
+        Args:
+            seed: False leaves the seed out, for readers: whoever knows the seed can choose records that distort the
+                answers.
+        """
+        result: dict[str, object] = {"name": self.name, "from": self.stream}
+        if self.where is not None:
+            result["where"] = self.where
+        if self.group_by:
+            computed = dict(self.computed)
+            result["group_by"] = [{n: computed[n]} if n in computed else column_text(n) for n in self.group_by]
+        result["measures"] = {m.name: m.to_text() for m in self.measures}
+        result["window"] = self.window.to_mapping()
+        budget: dict[str, object] = {}
+        if (error := self.error_budget) is not None:
+            percentages = {name: format_fraction(share) for name, share in error.relative}
+            budget["error"] = {**dict(error.limits), **percentages}
+        if (staleness := self.staleness_budget) is not None:
+            budget["staleness"] = format_duration(staleness.staleness_ms)
+        if budget:
+            result["budget"] = budget
+        if self.accuracy is not None:
+            result["accuracy"] = self.accuracy.to_mapping()
+        if self.cache != CacheSpec():
+            result["cache"] = self.cache.to_mapping()
+        if self.lateness_ms:
+            result["lateness"] = format_duration(self.lateness_ms)
+        if self.edges is not None:
+            result["edges"] = list(self.edges)
+        if self.shards != 1:
+            result["shards"] = self.shards
+        if self.since_ms is not None:
+            result["since"] = BEGINNING if self.since_ms == MIN_TIME_MS else rfc3339(self.since_ms)
+        if seed and self.seed is not None:
+            result["seed"] = f"{self.seed:#018x}"  # a text: JSON readers round numbers beyond 2^53
+        return result
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the stream that the query reads."""
+        texts = [self.where] if self.where else []
+        texts += [m.argument for m in self.measures if m.argument is not None]
+        names = list(self.plain_keys)
+        for text in [*dict(self.computed).values(), *texts]:
+            names += column_names(parse_sql(text, ""))
+        return list(dict.fromkeys(names))
+
+    @property
+    def key_sources(self) -> tuple[tuple[str, bool], ...]:
+        """What gives each column of `group_by`: a SQL expression and True, or a column of the stream and False."""
+        computed = dict(self.computed)
+        return tuple((computed[name], True) if name in computed else (name, False) for name in self.group_by)
+
+    @property
+    def plain_keys(self) -> tuple[str, ...]:
+        """The columns of `group_by` that are columns of the stream."""
+        computed = dict(self.computed)
+        return tuple(name for name in self.group_by if name not in computed)
+
+    def bind(self, columns: Mapping[str, pa.DataType]) -> BoundQuery:
+        """Checks the query against a stream's columns and compiles its expressions.
+
+        Raises:
+            InvalidQuery: an unknown column, or an operand or argument of the wrong type.
+        """
+        columns = {**columns, TIME_COLUMN: COLUMN_TYPES["int64"]}
+        failures = CallFailures()
+        keys = tuple(
+            _bound_key(text, is_computed, columns, f"group_by.{number}", failures)
+            for number, (text, is_computed) in enumerate(self.key_sources)
+        )
+        where = bind_condition(parse_sql(self.where, "where"), columns, "where", failures) if self.where else None
+        bound = []
+        for measure in self.measures:
+            at = f"measures.{measure.name}"
+            bind_argument = bind if measure.function.sample is None else bind_row
+            tree = parse_sql(measure.argument, at) if measure.argument is not None else None
+            argument = bind_argument(tree, columns, at, failures) if tree is not None else None
+            measure.function.check_argument(argument.type if argument else None, at)
+            bound.append(BoundMeasure(measure, argument))
+        return BoundQuery(self, where, tuple(bound), keys, failures)
+
+
+def _bound_key(
+    text: str, is_computed: bool, columns: Mapping[str, pa.DataType], at: str, failures: CallFailures
+) -> BoundExpression:
+    """Binds a column of `group_by` (`QuerySpec.key_sources`)."""
+    if is_computed:
+        key = bind(parse_sql(text, at), columns, at, failures)
+        if pa.types.is_null(key.type):
+            raise InvalidQuery(at, text, "an expression with a type", "it is always null")
+        return key
+    if text not in columns:
+        known, reason = ", ".join(columns), f"unknown column{did_you_mean(text, columns)}"
+        raise InvalidQuery(at, text, f"one of the columns {known}, or an expression of them", reason)
+    return BoundExpression(columns[text], lambda batch: batch.column(text))
+
+
+def _check_length(expressions: list[object]) -> None:
+    length = sum(len(e) for e in expressions if isinstance(e, str))
+    if length > MAX_EXPRESSIONS_LENGTH:
+        accepted = f"expressions of at most {MAX_EXPRESSIONS_LENGTH} characters together"
+        raise InvalidQuery("", f"expressions of {length} characters", accepted)
+
+
+def _name(value: object, at: str) -> str:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise InvalidQuery(at, value, NAME_ACCEPTED)
+    return value
+
+
+def _group_by(value: object) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Returns the names of the key columns, and the expressions of the computed ones by name."""
+    if value is None:
+        return (), ()
+    if not isinstance(value, list):
+        value = [value]
+    if len(value) > MAX_GROUP_COLUMNS:
+        raise InvalidQuery("group_by", value, f"at most {MAX_GROUP_COLUMNS} columns")
+    keys = [_key(item, f"group_by.{number}") for number, item in enumerate(value)]
+    names = [name for name, _ in keys]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise InvalidQuery(f"group_by.{number}", name, "each name once", "it is the name of another key")
+    return tuple(names), tuple((name, text) for name, text in keys if text is not None)
+
+
+def _key(item: object, at: str) -> tuple[str, str | None]:
+    """Returns the name of a key column, and its expression; None: it is a column of the stream."""
+    if isinstance(item, Mapping) and len(item) == 1:
+        ((name, text),) = item.items()
+        if not isinstance(text, str):
+            raise InvalidQuery(f"{at}.{name}", text, "an expression, such as lower(host)")
+        name, at = _name(name, at), f"{at}.{name}"
+    elif isinstance(item, str) and item:
+        name, text = "", item
+        if not any(mark in text for mark in _MARKS_OF_EXPRESSIONS):
+            return text, None
+    else:
+        raise InvalidQuery(at, item, "a column, an expression such as hour(event_time_ms), or {name: expression}")
+    tree = parse_sql(text, at)
+    check_calls(tree, at)
+    if isinstance(tree, exp.Column) and not tree.table and name in ("", tree.name):
+        return tree.name, None
+    if not name:
+        name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+        if not NAME.fullmatch(name):
+            raise InvalidQuery(at, text, "a name for the expression, such as {route: " + text + "}")
+    return name, tree.sql()
+
+
+def column_text(name: str) -> str:
+    """Returns an entry of `group_by` for a column: in quotes if its name looks like an expression."""
+    is_plain = not any(mark in name for mark in _MARKS_OF_EXPRESSIONS)
+    return name if is_plain else str(exp.to_identifier(name, quoted=True).sql())
+
+
+def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> None:
+    """Raises InvalidQuery unless all columns of an answer's table have different names.
+
+    They are ``group``, the columns of the group, and for each measure its value and both bounds.
+    """
+    taken = {"group": "the key of the group in an answer", **dict.fromkeys(group_by, "a column of group_by")}
+    for measure in measures:
+        for name in (measure.name, f"{measure.name}_lower", f"{measure.name}_upper"):
+            if name in taken:
+                raise InvalidQuery(f"measures.{measure.name}", name, "another name", f"it is {taken[name]}")
+            taken[name] = f"a column of the measure {measure.name}"
+
+
+def _budget(value: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> Budget:
+    if value is None:
+        return None
+    b = require_keys(value, "budget", {"error": False, "staleness": False}, InvalidQuery)
+    if not b:
+        raise InvalidQuery("budget", value, "{error: {measure: amount}}, {staleness: 2s}, or both", "it is empty")
+    staleness = error = None
+    if "staleness" in b:
+        staleness = StalenessBudget(duration_ms(b["staleness"], "budget.staleness", InvalidQuery, minimum_ms=1))
+    if "error" in b:
+        error = _error_budget(b["error"], measures, accuracy)
+    return CombinedBudget(error, staleness) if error is not None and staleness is not None else error or staleness
+
+
+def _error_budget(value: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> ErrorBudget:
+    if accuracy is not None:
+        raise InvalidQuery("budget.error", value, "an accuracy, an error budget, or an accuracy with a staleness "
+                           "budget", "withheld values would add to the error of the accuracy")  # fmt: skip
+    if not isinstance(value, Mapping) or not value:
+        raise InvalidQuery("budget.error", value, "an amount per measure, such as {bytes: 1MB}")
+    names = [m.name for m in measures]
+    limits, relative = [], []
+    for name, amount in value.items():
+        at = f"budget.error.{name}"
+        if name not in names:
+            reason = f"unknown measure{did_you_mean(name, names)}"
+            raise InvalidQuery(at, amount, f"one of the measures {', '.join(names)}", reason)
+        share = fraction(amount)
+        if share is None:
+            limits.append((str(name), _amount(amount, at)))
+        elif 0.0 <= share < 1.0:
+            relative.append((str(name), share))
+        else:
+            raise InvalidQuery(at, amount, "a percentage from 0% to below 100%")
+    return ErrorBudget(tuple(sorted(limits)), tuple(sorted(relative)))
+
+
+def _amount(value: object, at: str) -> float:
+    accepted = "an amount in the measure's own unit, at least 0, such as 1000 or 1MB, or a percentage such as 1%"
+    if isinstance(value, float):
+        if not 0 <= value < float("inf"):
+            raise InvalidQuery(at, value, accepted)
+        return value
+    try:
+        return float(size_bytes(value, at, InvalidQuery))
+    except OverflowError as exc:
+        raise InvalidQuery(at, value, accepted, "it is too large") from exc
+
+
+def _since(value: object, accuracy: Accuracy | None) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, date):  # what YAML makes of a time without quotes
+        value = value.isoformat()
+    if accuracy is not None:
+        raise InvalidQuery("since", value, "a query without accuracy", "an accuracy needs the times at which records "
+                           "arrived, and these are known only of records that are read while it runs")  # fmt: skip
+    accepted = f"{BEGINNING}, or {TIME_ACCEPTED}"
+    if value == BEGINNING:
+        return MIN_TIME_MS
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InvalidQuery("since", value, accepted)
+    try:
+        return parse_time(str(value))
+    except ValueError as exc:
+        raise InvalidQuery("since", value, accepted) from exc
+
+
+def _seed(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and _HEXADECIMAL.fullmatch(value):
+        return int(value, 16)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+        # The value is a secret.
+        raise InvalidQuery("seed", "…", "a whole number from 0 to 2^64 - 1, or up to 16 hexadecimal digits after 0x")
+    return value
+
+
+def _edges(value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value or not all(isinstance(e, str) and e for e in value):
+        raise InvalidQuery("edges", value, "a list of the ids of the expected edges")
+    return tuple(sorted(set(value)))

@@ -1,0 +1,75 @@
+"""Shares of an error budget as a step function over slices. Pure.
+
+An edge keeps the shares that it applies; the center keeps an upper bound of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from edgewater.model.streams import MIN_TIME_MS
+
+
+@dataclass(frozen=True, slots=True)
+class ShareStep:
+    """The shares, per measure, of slices from the one that starts at `from_ms` on."""
+
+    from_ms: int
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSteps:
+    """The shares of all slices. Steps are ascending; before the first one, and without an entry, a share is 0."""
+
+    steps: tuple[ShareStep, ...] = ()
+
+    @classmethod
+    def constant(cls, shares: Mapping[str, float]) -> ShareSteps:
+        """The same shares for all slices."""
+        return cls((ShareStep(MIN_TIME_MS, dict(shares)),))
+
+    @property
+    def last(self) -> ShareStep:
+        """The step that applies to future slices."""
+        return self.steps[-1] if self.steps else ShareStep(MIN_TIME_MS, {})
+
+    def __iter__(self) -> Iterator[ShareStep]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def at(self, slice_start_ms: int) -> Mapping[str, float]:
+        """The shares of a slice."""
+        return next((step.shares for step in reversed(self.steps) if step.from_ms <= slice_start_ms), {})
+
+    def replaced_from(
+        self, from_ms: int, shares: Mapping[str, float], *, max_steps: int, combine: Callable[[float, float], float]
+    ) -> ShareSteps:
+        """The step function with these shares from `from_ms` on.
+
+        Args:
+            max_steps: beyond it, the oldest two steps become one.
+            combine: of two shares, the one that the merged step gets: `min` or `max`.
+        """
+        kept = tuple(step for step in self if step.from_ms < from_ms)
+        steps = (*kept, ShareStep(from_ms, dict(shares)))
+        if len(steps) > max_steps:
+            first, second = steps[0].shares, steps[1].shares
+            merged = {m: combine(first.get(m, 0.0), second.get(m, 0.0)) for m in {*first, *second}}
+            steps = (ShareStep(steps[0].from_ms, merged), *steps[2:])
+        return ShareSteps(steps)
+
+    def without_before(self, slice_start_ms: int) -> ShareSteps:
+        """The step function without the steps that only slices before this one need."""
+        needed = [i for i, step in enumerate(self.steps) if step.from_ms <= slice_start_ms]
+        return ShareSteps(self.steps[needed[-1] :]) if len(needed) > 1 else self
+
+    def to_json(self) -> list[list[object]]:
+        return [[step.from_ms, dict(step.shares)] for step in self.steps]
+
+    @classmethod
+    def from_json(cls, document: list[list[object]]) -> ShareSteps:
+        return cls(tuple(ShareStep(start, shares) for start, shares in document))  # type: ignore[arg-type]

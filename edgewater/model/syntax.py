@@ -1,0 +1,173 @@
+"""Parsing of SQL scalar expressions by sqlglot, and properties of expressions that need no schema."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from sqlglot import exp
+from sqlglot.dialects.dialect import Dialect
+from sqlglot.errors import ParseError, SqlglotError
+from sqlglot.parser import Parser
+
+from edgewater.model import record_functions
+from edgewater.model.errors import InvalidQuery, did_you_mean
+from edgewater.model.quantities import is_number
+
+MAX_DEPTH = 100
+MAX_TOKENS = 4_000
+"""The most tokens of an expression: a list of 2,000 values. The parser takes 3 to 15 µs per token."""
+MAX_DIGITS = 400
+"""The most digits of a number. The largest float has 309, and Python converts at most 4,300."""
+STEPS_PER_TOKEN = 6
+"""How often the parser may read a token. Expressions that can be used need 1 to 3."""
+logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements, with their text; they are refused
+_DIALECT = Dialect.get_or_raise(None)
+_MISSING_OPERAND = re.compile(r"Required keyword: '\w+' missing for <class '(?:\w+\.)*(\w+)'>")
+"""sqlglot's message for an operator or function without an operand."""
+NUMBER_FUNCTIONS = ("abs", "ceil", "floor", "round", "sqrt", "ln", "greatest", "least")
+TEXT_FUNCTIONS = (
+    "lower", "upper", "trim", "length", "substring", "left", "right", "split_part", "replace", "concat",
+    "starts_with", "ends_with", "contains", "regexp_like", "regexp_extract", "regexp_replace",
+)  # fmt: skip
+TIME_FUNCTIONS = (
+    "date_trunc", "extract", "year", "quarter", "month", "week", "day", "day_of_week", "day_of_year", "hour",
+    "minute", "second", "strftime",
+)  # fmt: skip
+SUPPORTED_FUNCTIONS = (*NUMBER_FUNCTIONS, *TEXT_FUNCTIONS, *TIME_FUNCTIONS, "nullif")
+SUPPORTED_SYNTAX = (
+    "arithmetic, ||, comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, CASE, COALESCE, CAST, AT TIME ZONE "
+    f"and the functions {', '.join(SUPPORTED_FUNCTIONS)}"
+)
+"""What expressions may contain besides columns and literals."""
+
+_OWN_CALLS = ("strftime",)
+"""Functions of ours that the parser does not know."""
+
+_OTHER_NAMES = {
+    "dow": "day_of_week(time), with 1 for Monday", "date_part": "extract(hour from time)",
+    "date_format": "strftime(time, '%Y-%m-%d')", "formatdatetime": "strftime(time, '%Y-%m-%d')",
+    "tostartofhour": "date_trunc('hour', time)",
+    "regexp": "regexp_like(text, 'pattern')", "extract_regex": "regexp_extract(text, 'pattern')",
+}  # fmt: skip
+"""What other systems call our functions."""
+
+_NULL_REJECTING = (
+    exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod,
+    exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Not, exp.Like, exp.ILike,
+    exp.Abs, exp.Ceil, exp.Floor, exp.Round, exp.Sqrt, exp.Ln,
+    exp.Lower, exp.Upper, exp.Trim, exp.Length, exp.Cast, exp.Anonymous,
+    exp.DPipe, exp.Substring, exp.Left, exp.Right, exp.SplitPart, exp.Replace, exp.StartsWith, exp.EndsWith,
+    exp.Contains, exp.RegexpLike, exp.RegexpExtract, exp.RegexpReplace,
+    exp.AtTimeZone, exp.DateTrunc, exp.Extract, exp.Year, exp.Quarter, exp.Month, exp.Week, exp.Day, exp.DayOfWeek,
+    exp.DayOfYear, exp.Hour, exp.Minute, exp.Second,
+)  # fmt: skip
+"""Operators and functions whose value is null if one operand is null."""
+
+
+class TooManySteps(Exception):
+    """The parser has read its tokens too often. No SqlglotError, which the parser would take as a reason to go back."""
+
+
+class BoundedParser(Parser):  # type: ignore[misc]  # sqlglot is not typed
+    """A parser whose work is proportional to the number of tokens. `parse` raises TooManySteps beyond it.
+
+    sqlglot goes back and tries again where a text may mean several things. Nested ``struct(``, ``char(`` or ``LIMIT``
+    double the work per level, so that 200 bytes would take years; its own `max_nodes` bounds one attempt only.
+    """
+
+    _steps_left = 0
+
+    def parse(self, raw_tokens: list[object], sql: str) -> list[exp.Expression | None]:
+        self._steps_left = STEPS_PER_TOKEN * (len(raw_tokens) + 10)
+        trees: list[exp.Expression | None] = super().parse(raw_tokens, sql)
+        return trees
+
+    def _advance(self, times: int = 1) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise TooManySteps
+        super()._advance(times)
+
+
+def _parsed(text: str, field: str) -> exp.Expression:
+    """What sqlglot makes of a text. Raises SqlglotError, RecursionError and InvalidQuery."""
+    tokens = _DIALECT.tokenize(text)
+    if len(tokens) > MAX_TOKENS:
+        raise InvalidQuery(field, text, f"an expression of at most {MAX_TOKENS} tokens", f"it has {len(tokens)}")
+    try:
+        trees = BoundedParser(dialect=_DIALECT).parse(tokens, text)
+    except TooManySteps:
+        reason = "it is ambiguous to the parser at every level"
+        raise InvalidQuery(field, text, f"an expression of {SUPPORTED_SYNTAX}", reason) from None
+    if not trees or trees[0] is None:
+        raise ParseError(f"No expression was parsed from '{text}'")
+    return exp.Block(expressions=trees) if len(trees) > 1 else trees[0]
+
+
+def parse_sql(text: str, field: str) -> exp.Expression:
+    """Returns the parsed expression. Raises InvalidQuery with the position of a syntax error.
+
+    Takes at most `MAX_TOKENS` tokens, and time that is linear in their number.
+    """
+    try:
+        tree = _parsed(text, field)
+    except RecursionError:
+        raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms") from None
+    except SqlglotError as exc:
+        raise InvalidQuery(field, text, "a SQL expression over the stream's columns", syntax_error(exc)) from exc
+    if isinstance(tree, exp.Query | exp.Command | exp.DDL | exp.DML):
+        raise InvalidQuery(field, text, "a SQL expression, not a statement")
+    if _depth(tree) > MAX_DEPTH:
+        raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms")
+    for literal in tree.find_all(exp.Literal):
+        if not literal.is_string and not (len(literal.name) <= MAX_DIGITS and is_number(literal.name)):
+            raise InvalidQuery(field, text, f"numbers of at most {MAX_DIGITS} digits, such as 1.5e3")
+    return tree
+
+
+def syntax_error(exc: SqlglotError) -> str:
+    """Returns the first line of sqlglot's message, without the codes that underline text in terminals."""
+    reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
+    return _MISSING_OPERAND.sub(r"an operand of \1 is missing", reason)
+
+
+def _depth(tree: exp.Expression) -> int:
+    """Returns the number of levels of a syntax tree, without recursion."""
+    depth, level = 0, [tree]
+    while level:
+        depth += 1
+        level = [child for node in level for child in node.iter_expressions()]
+    return depth
+
+
+def column_names(tree: exp.Expression) -> list[str]:
+    """Returns the columns that an expression reads, in order of first appearance."""
+    return list(dict.fromkeys(node.name for node in tree.find_all(exp.Column)))
+
+
+def called_names(tree: exp.Expression) -> list[str]:
+    """Returns the plugin functions that an expression calls, in lower case, in order of first appearance."""
+    names = (node.name.lower() for node in tree.find_all(exp.Anonymous))
+    return list(dict.fromkeys(name for name in names if name not in _OWN_CALLS))
+
+
+def null_rejecting_columns(tree: exp.Expression) -> list[str]:
+    """Returns the columns whose null makes the whole expression null (unlike a column inside COALESCE)."""
+    if isinstance(tree, exp.Column):
+        return [tree.name]
+    if not isinstance(tree, _NULL_REJECTING):
+        return []
+    return list(dict.fromkeys(name for child in tree.iter_expressions() for name in null_rejecting_columns(child)))
+
+
+def check_calls(tree: exp.Expression, field: str) -> None:
+    """Raises InvalidQuery for a call of a function that is neither built in nor provided by a plugin."""
+    for name in called_names(tree):
+        if record_functions.find(name) is None:
+            known = ", ".join([SUPPORTED_SYNTAX, *sorted(record_functions.installed())])
+            near = did_you_mean(name, [*SUPPORTED_FUNCTIONS, *record_functions.installed()])
+            if name in _OTHER_NAMES:
+                near = f"; here it is {_OTHER_NAMES[name]}"
+            reason = f"unknown function {name}{near or f': {record_functions.INSTALLED.hint()}'}"
+            raise InvalidQuery(field, tree.sql(), known, reason)

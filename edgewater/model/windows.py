@@ -1,0 +1,388 @@
+"""Window types of queries, and the slices that windows consist of.
+
+A slice is the smallest non-overlapping interval of event time that is aggregated and shipped; a window is a merge of
+slices. Slices have the length gcd(size, every), so every window starts and ends on a slice border, and a record is
+aggregated once however many windows overlap.
+
+Session windows have no borders that are known in advance, but are merges of slices on a fixed grid as well. A slice is
+as long as the gap, so two records of one slice are less than a gap apart and belong to one session; a session is a run
+of adjacent slices in which each starts less than a gap after the last record of the previous one. Edges report the
+first and the last record of each slice, and the center (`center/ledger/sessionize.py`) derives the sessions.
+
+    Window
+    ├── SlicedWindow        supported by queries
+    │   ├── SlidingWindow   TumblingWindow is a subclass
+    │   └── SessionWindow
+    └── CountWindow         needs a total order of the records: `center.batch` and `center.batch.slicing` only
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from edgewater.model.errors import InvalidQuery, did_you_mean
+from edgewater.model.quantities import duration_ms, format_duration
+
+if TYPE_CHECKING:  # a configuration needs this module, and NumPy starts a thread
+    import numpy as np
+    import numpy.typing as npt
+
+    IntArray = npt.NDArray[np.int64]
+
+T = TypeVar("T")
+
+Span = int | str
+"""A length of event time: integer ms, or a duration such as ``"30s"``."""
+
+ACCEPTED_IN_QUERIES = (
+    "{tumbling: 60s}, {sliding: 5m, every: 30s}, each with an optional offset, or {session: 30s} with an optional max"
+)
+ACCEPTED = f"{ACCEPTED_IN_QUERIES}, or {{count: 1000}}"
+MAX_SLICES_PER_WINDOW = 10_000
+MAX_WINDOWS_PER_SLICE = 500
+"""Windows to which one record may belong, where a query is registered. Measured with one core: a window that a record
+touches takes 1 to 2 ms of the center's time when it is answered, so that a late record takes a second at most."""
+DEFAULT_SESSION_MAX_MS = 86_400_000
+"""Default of a session's maximum length; shorter where that would exceed `MAX_SLICES_PER_WINDOW`."""
+MAX_COUNT = 1 << 40
+
+
+class Window:
+    """An assignment of records to windows. Immutable; equal if it produces the same windows."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_mapping(cls, mapping: object, accepted: str = ACCEPTED) -> Window:
+        """Reads a mapping in one of the forms of `ACCEPTED`.
+
+        Args:
+            accepted: the forms that an error message offers.
+
+        Raises:
+            InvalidQuery: names the field, its value and what is accepted.
+        """
+        if not isinstance(mapping, dict) or not mapping:
+            raise InvalidQuery("window", mapping, accepted)
+        kinds = [kind for kind in _KEYS if kind in mapping]
+        if len(kinds) != 1:
+            near = next((meant for key in mapping if (meant := did_you_mean(key, _KEYS))), "")
+            raise InvalidQuery("window", mapping, accepted, f"exactly one kind of window is needed{near}")
+        (kind,) = kinds
+        for key in mapping:
+            if key not in _KEYS[kind]:
+                reason = f"unknown key of a {kind} window{did_you_mean(key, _KEYS[kind])}"
+                raise InvalidQuery(f"window.{key}", mapping[key], accepted, reason)
+        if kind == "count":
+            return CountWindow(mapping["count"])
+        spans = {key: _read(value, key) for key, value in mapping.items()}
+        if kind == "session":
+            return SessionWindow(spans["session"], spans.get("max"))
+        if kind == "tumbling":
+            return TumblingWindow(spans["tumbling"], spans.get("offset", 0))
+        if "every" not in mapping:
+            raise InvalidQuery("window.every", None, "a duration such as 30s", "missing key of a sliding window")
+        return SlidingWindow(spans["sliding"], spans["every"], spans.get("offset", 0))
+
+    def to_mapping(self) -> dict[str, str | int]:
+        """Returns the canonical form that `from_mapping` reads back."""
+        raise NotImplementedError
+
+
+class SlicedWindow(Window):
+    """Windows that are merges of slices ``[origin + k·slice, origin + (k + 1)·slice)`` for all integers k."""
+
+    __slots__ = ()
+
+    @property
+    def slice_ms(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def origin_ms(self) -> int:
+        """Event time of one slice border."""
+        raise NotImplementedError
+
+    @property
+    def longest_ms(self) -> int:
+        """The greatest length of a window."""
+        raise NotImplementedError
+
+    @property
+    def slices_per_window(self) -> int:
+        """The greatest number of slices in a window."""
+        raise NotImplementedError
+
+    def last_window_end(self, slice_start_ms: int) -> int:
+        """Returns the latest end of a window that contains the slice; later, only late records need the slice."""
+        raise NotImplementedError
+
+    def require_affordable(self) -> None:
+        """Raises InvalidQuery if a record costs more than a new query may. Registered ones keep what they have."""
+
+    def slice_starts(self, times_ms: IntArray) -> IntArray:
+        """Returns the start of the slice of each event time, in the shape of `times_ms` (int64)."""
+        width, origin = self.slice_ms, self.origin_ms
+        return (times_ms - origin) // width * width + origin
+
+    def slice_start(self, time_ms: int) -> int:
+        width, origin = self.slice_ms, self.origin_ms
+        return (time_ms - origin) // width * width + origin
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class SlidingWindow(SlicedWindow):
+    """All windows ``[offset + k·every, offset + k·every + size)`` for all integers k.
+
+    A tumbling window has `every == size`. All fields are ms of event time.
+    """
+
+    size_ms: int
+    every_ms: int
+    offset_ms: int
+
+    def __init__(self, size: Span, every: Span, offset: Span = 0) -> None:
+        for name, value in (("size", size), ("every", every), ("offset", offset)):
+            object.__setattr__(self, f"{name}_ms", _span(value, name))
+        if self.size_ms <= 0 or self.every_ms <= 0:
+            raise InvalidQuery("window", self, "a size and a step above 0", "size and step must be positive")
+        if self.every_ms > self.size_ms:
+            raise InvalidQuery(
+                "window.every",
+                format_duration(self.every_ms),
+                f"at most the window's size, {format_duration(self.size_ms)}",
+                "records between two windows would belong to no window",
+            )
+        if self.slices_per_window > MAX_SLICES_PER_WINDOW:
+            raise InvalidQuery(
+                "window.every",
+                format_duration(self.every_ms),
+                f"a step that divides the window into at most {MAX_SLICES_PER_WINDOW} slices",
+                f"this step gives {self.slices_per_window} slices",
+            )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SlidingWindow):
+            return NotImplemented
+        return self._all() == other._all()
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def _all(self) -> tuple[int, int, int]:
+        return self.size_ms, self.every_ms, self.offset_ms
+
+    @property
+    def is_tumbling(self) -> bool:
+        return self.size_ms == self.every_ms
+
+    @property
+    def origin_ms(self) -> int:
+        return self.offset_ms
+
+    @property
+    def slice_ms(self) -> int:
+        return math.gcd(self.size_ms, self.every_ms)
+
+    @property
+    def longest_ms(self) -> int:
+        return self.size_ms
+
+    @property
+    def slices_per_window(self) -> int:
+        return self.size_ms // self.slice_ms
+
+    def require_affordable(self) -> None:
+        windows = -(-self.size_ms // self.every_ms)
+        if windows > MAX_WINDOWS_PER_SLICE:
+            least_ms = -(-self.size_ms // MAX_WINDOWS_PER_SLICE)
+            raise InvalidQuery(
+                "window.every",
+                format_duration(self.every_ms),
+                f"at least {format_duration(least_ms)} for windows of {format_duration(self.size_ms)}",
+                f"each record would belong to {windows} windows, more than {MAX_WINDOWS_PER_SLICE}",
+            )
+
+    def windows_over(self, slice_start_ms: int) -> range:
+        """Returns the starts of all windows that contain the slice."""
+        last = (slice_start_ms - self.offset_ms) // self.every_ms * self.every_ms + self.offset_ms
+        count = (last + self.size_ms - slice_start_ms - 1) // self.every_ms + 1
+        return range(last - (count - 1) * self.every_ms, last + self.every_ms, self.every_ms)
+
+    def windows_of_slice(self, slice_start_ms: int) -> list[int]:
+        """Returns the starts of all windows that contain the slice, ascending."""
+        return list(self.windows_over(slice_start_ms))
+
+    def windows_of_slices(self, slice_starts_ms: Iterable[int]) -> Iterator[int]:
+        """Yields the starts of all windows that contain one of these slices, which ascend: ascending, each once."""
+        after = None
+        for start in slice_starts_ms:
+            windows = self.windows_over(start)
+            yield from windows if after is None else range(max(windows.start, after), windows.stop, self.every_ms)
+            after = windows.stop
+
+    def slices_of_window(self, window_start_ms: int) -> range:
+        """Returns the starts of a window's slices, ascending."""
+        return range(window_start_ms, window_start_ms + self.size_ms, self.slice_ms)
+
+    def end(self, window_start_ms: int) -> int:
+        return window_start_ms + self.size_ms
+
+    def last_window_end(self, slice_start_ms: int) -> int:
+        return self.end(self.windows_over(slice_start_ms)[-1])
+
+    def to_mapping(self) -> dict[str, str | int]:
+        result: dict[str, str | int]
+        if self.is_tumbling:
+            result = {"tumbling": format_duration(self.size_ms)}
+        else:
+            result = {"sliding": format_duration(self.size_ms), "every": format_duration(self.every_ms)}
+        if self.offset_ms:
+            result["offset"] = format_duration(self.offset_ms)
+        return result
+
+
+class TumblingWindow(SlidingWindow):
+    """Windows ``[offset + k·size, offset + (k + 1)·size)``: each record belongs to one."""
+
+    __slots__ = ()
+
+    def __init__(self, size: Span, offset: Span = 0) -> None:
+        SlidingWindow.__init__(self, size, size, offset)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class SessionWindow(SlicedWindow):
+    """Runs of records in which each is less than `gap_ms` after the previous one.
+
+    A session is ``[first record, last record + gap)``; a record exactly a gap after the last one starts another. A
+    session spans at most the slices that fit into `max_ms`: a longer one is cut at that slice border, and the following
+    records start another session.
+    """
+
+    gap_ms: int
+    max_ms: int
+
+    def __init__(self, gap: Span, longest: Span | None = None) -> None:
+        gap_ms = _span(gap, "session")
+        if gap_ms <= 0:
+            raise InvalidQuery("window.session", gap, "a positive duration", "it is the gap that separates sessions")
+        default = min(DEFAULT_SESSION_MAX_MS, MAX_SLICES_PER_WINDOW * gap_ms)
+        max_ms = max(default, gap_ms) if longest is None else _span(longest, "max")
+        if not gap_ms <= max_ms <= MAX_SLICES_PER_WINDOW * gap_ms:
+            raise InvalidQuery(
+                "window.max",
+                longest,
+                f"from the gap, {format_duration(gap_ms)}, to {MAX_SLICES_PER_WINDOW} gaps",
+                "it limits the length of a session",
+            )
+        object.__setattr__(self, "gap_ms", gap_ms)
+        object.__setattr__(self, "max_ms", max_ms)
+
+    @property
+    def origin_ms(self) -> int:
+        return 0
+
+    @property
+    def slice_ms(self) -> int:
+        return self.gap_ms
+
+    @property
+    def longest_ms(self) -> int:
+        return self.max_ms + self.gap_ms
+
+    @property
+    def slices_per_window(self) -> int:
+        return self.max_ms // self.gap_ms
+
+    def closes_at(self, end_ms: int) -> int:
+        """Returns the end of the last slice whose records can extend a session that ends at `end_ms`.
+
+        An edge has reported all records of the session when it has closed that slice.
+        """
+        return -(-end_ms // self.gap_ms) * self.gap_ms
+
+    def cut_ms(self, first_ms: int) -> int:
+        """Where a session whose first record is at `first_ms` is cut if it reaches its maximum length."""
+        return self.slice_start(first_ms) + self.slices_per_window * self.gap_ms
+
+    def last_window_end(self, slice_start_ms: int) -> int:
+        return slice_start_ms + (self.slices_per_window + 1) * self.gap_ms
+
+    def to_mapping(self) -> dict[str, str | int]:
+        return {"session": format_duration(self.gap_ms), "max": format_duration(self.max_ms)}
+
+
+@dataclass(frozen=True, slots=True)
+class CountWindow(Window):
+    """Windows of `count` records each, in the order of event time."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or not 1 <= self.count <= MAX_COUNT:
+            raise InvalidQuery("window.count", self.count, f"a whole number of records from 1 to {MAX_COUNT}")
+
+    def to_mapping(self) -> dict[str, str | int]:
+        return {"count": self.count}
+
+
+_KEYS = {
+    "tumbling": ("tumbling", "offset"),
+    "sliding": ("sliding", "every", "offset"),
+    "session": ("session", "max"),
+    "count": ("count",),
+}
+
+
+def window_ends(window: Window) -> tuple[int, int] | None:
+    """Distance and offset of windows' ends, in ms; of session windows those of their slices. None: not known."""
+    if isinstance(window, SlidingWindow):
+        return window.every_ms, (window.offset_ms + window.size_ms) % window.every_ms
+    return (window.slice_ms, window.origin_ms) if isinstance(window, SlicedWindow) else None
+
+
+def _read(value: object, key: str) -> int:
+    return duration_ms(value, f"window.{key}", InvalidQuery, minimum_ms=0 if key == "offset" else 1)
+
+
+def _span(value: Span, name: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return duration_ms(value, f"window.{name}", InvalidQuery)
+
+
+Extent = tuple[int, int]
+"""Event times, ms, of the first and the last record of a slice."""
+
+
+def sessions_of(
+    slices: Iterable[T], window: SessionWindow, extent: Callable[[T], Extent]
+) -> Iterator[tuple[list[T], bool]]:
+    """Groups slices into sessions.
+
+    Args:
+        slices: slices with records, ascending; each lies within one slice of the window's grid.
+        extent: the extent of a slice.
+
+    Yields:
+        The slices of each session, ascending, and whether the session was cut at its maximum length, so that the
+        next one continues it.
+    """
+    session: list[T] = []
+    cut_ms = last_ms = 0
+    for item in slices:
+        first_ms, item_last_ms = extent(item)
+        continues = bool(session) and first_ms - last_ms < window.gap_ms
+        if session and not (continues and first_ms < cut_ms):
+            yield session, continues
+            session = []
+        if not session:
+            cut_ms = window.cut_ms(first_ms)
+        session.append(item)
+        last_ms = item_last_ms
+    if session:
+        yield session, False

@@ -1,0 +1,233 @@
+"""Configuration of both sides: reading YAML files, common field types, and errors that name the key.
+
+A `Section` is a pydantic model that refuses unknown keys. Every error is an `InvalidConfig` with the key's path, its
+value, what is accepted and, for an unknown key, the key that was probably meant.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
+
+from edgewater.model.errors import InvalidConfig, InvalidInput, did_you_mean
+from edgewater.model.quantities import duration_ms, require_uncut, size_bytes
+from edgewater.runtime.plain_yaml import load_yaml
+
+PRIVATE_UMASK = 0o077
+"""The umask of long-running processes: only their user can read the state and the secrets that they write."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """Base of all configuration models: immutable, unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def read_yaml(path: str | Path, field: str, *, secret: bool = False) -> object:
+    """The content of a YAML file.
+
+    Args:
+        secret: errors quote nothing of the content.
+
+    Raises:
+        InvalidConfig: the file cannot be read or is not plain YAML; `field` names where the path was given.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidConfig(field, str(path), "a readable YAML file in UTF-8", str(exc)) from exc
+    try:
+        return load_yaml(text)
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        reason = where if secret else " ".join(str(exc).split())
+        raise InvalidConfig(field, str(path), "YAML", reason) from (None if secret else exc)
+
+
+def file_signature(path: Path | None) -> tuple[int, int, int] | None:
+    """Changes with a file: with its content, or with a link on the way to it. None: there is no file."""
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_ino, found.st_size)
+
+
+def validate(model: type[M], document: object, context: Mapping[str, Any] | None = None) -> M:
+    """Validates the content of a file, or None for an empty one.
+
+    Args:
+        context: for the model's validators.
+
+    Raises:
+        InvalidConfig: names the key's path, its value and what is accepted.
+    """
+    if document is None:
+        document = {}
+    if not isinstance(document, Mapping):
+        raise InvalidConfig("", document, f"a mapping with the keys {', '.join(_keys(model))}")
+    require_uncut(document, InvalidConfig)
+    try:
+        return model.model_validate(document, context=context)
+    except ValidationError as exc:
+        raise _invalid_config(exc, model) from None
+
+
+def refusal(accepted: str, reason: str = "") -> PydanticCustomError:
+    """The error that a validator raises to refuse its value."""
+    return PydanticCustomError("edgewater", "{accepted}", {"accepted": accepted, "reason": reason})
+
+
+def parsed_by(parse: Callable[[object, str], Any]) -> BeforeValidator:
+    """A validator that calls one of `edgewater.model.quantities` and keeps its error message."""
+
+    def validated(value: object) -> Any:
+        try:
+            return parse(value, "")
+        except InvalidInput as exc:
+            raise refusal(exc.accepted, exc.reason) from exc
+
+    return BeforeValidator(validated)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[v6]:port``. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(address)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach a socket that listens at the ``host:port`` `address`."""
+    host, _ = split_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _address(accepted: str, least_port: int) -> BeforeValidator:
+    """Returns a validator of addresses, which calls `accepted` what it accepts."""
+
+    def validated(value: object) -> object:
+        try:
+            _, port = split_address(value)  # type: ignore[arg-type]  # anything but text has no rpartition
+        except (ValueError, AttributeError) as exc:
+            reason = "it is a URL" if isinstance(value, str) and "://" in value else ""
+            raise refusal(accepted, reason) from exc
+        if port < least_port:
+            raise refusal(accepted, f"its port is {port}")
+        return value
+
+    return BeforeValidator(validated)
+
+
+INSTANT_ACCEPTED = "an ISO 8601 time such as 2013-01-01T00:00:00Z"
+
+
+def _utc_millis(value: object) -> int:
+    """YAML reads an unquoted time as a datetime."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise refusal(INSTANT_ACCEPTED) from None
+    if not isinstance(value, datetime):
+        raise refusal(INSTANT_ACCEPTED)
+    return round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+Instant = Annotated[int, BeforeValidator(_utc_millis)]
+"""Written as ISO 8601, without a zone in UTC; int64 ms."""
+Duration = Annotated[int, parsed_by(duration_ms)]
+"""Written as 30s; int64 ms."""
+Size = Annotated[int, parsed_by(size_bytes)]
+"""Written as 64KiB; bytes."""
+Address = Annotated[str, _address("host:port, such as 127.0.0.1:7400; port 0 takes a free one", 0)]
+"""An address to listen at, written as host:port."""
+RemoteAddress = Annotated[str, _address("host:port of the other side, such as 127.0.0.1:7400", 1)]
+"""An address to connect to, written as host:port."""
+
+
+def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidConfig:
+    """The first error that pydantic found, with the number of the others."""
+    # A misspelt key is also a missing one: the typo is the better message.
+    errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    first, more = errors[0], len(errors) - 1
+    # Of the names of validators, which pydantic puts between the keys, a user has never heard.
+    location = tuple(part for part in first["loc"] if not str(part).startswith("function-"))
+    field, context = ".".join(str(part) for part in location), first.get("ctx", {})
+    further = f"{more} more after it" if more else ""
+    if first["type"] == "extra_forbidden":
+        known = _keys_at(root, location[:-1])
+        reason = f"unknown key{did_you_mean(location[-1], known)}"
+        return InvalidConfig(field, first["input"], f"one of the keys {', '.join(known)}", _join(reason, further))
+    if first["type"] == "missing":
+        return InvalidConfig(field, None, "a value", _join("missing key", further))
+    if first["type"] == "edgewater":
+        return InvalidConfig(
+            field, _without_values(first["input"]), context["accepted"], _join(context["reason"], further)
+        )
+    if first["type"] == "string_pattern_mismatch":
+        return InvalidConfig(field, first["input"], f"text that matches {context['pattern']}", further)
+    return InvalidConfig(field, first["input"], as_phrase(first["msg"]), further)
+
+
+def _without_values(value: object) -> object:
+    """Returns a value as an error may show it: of a mapping only the keys, since its values may be secrets."""
+    return f"keys {', '.join(map(str, value))}" if isinstance(value, dict) and value else value
+
+
+def _join(*reasons: str) -> str:
+    return ", ".join(reason for reason in reasons if reason)
+
+
+def as_phrase(message: str) -> str:
+    """What pydantic's message says of a value, as a phrase that follows "expected"."""
+    phrase = re.sub(r"^(\w+ should (be |have )?|Value error, )", "", message)
+    return phrase if phrase[1:2].isupper() else phrase[:1].lower() + phrase[1:]
+
+
+def _keys_at(root: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The keys of the model at a location."""
+    kind: Any = root
+    for part in location:
+        kind = _inner(_without_none(kind), part)
+    model = _without_none(kind)
+    return _keys(model) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _inner(kind: Any, part: int | str) -> Any:
+    """The type under a key or index of a container or model."""
+    if get_origin(kind) in (dict, list):
+        return get_args(kind)[-1]
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        for name, field in kind.model_fields.items():
+            if part in (name, field.alias):
+                return field.annotation
+    return None
+
+
+def _without_none(kind: Any) -> Any:
+    """X of ``X | None``; other types unchanged."""
+    if get_origin(kind) in (dict, list) or isinstance(kind, type):
+        return kind
+    return next((inner for inner in get_args(kind) if inner is not type(None)), None)

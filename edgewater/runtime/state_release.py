@@ -1,0 +1,34 @@
+"""The release and the format of a state on disk.
+
+Edges and centers record both in their state. A state of another format is refused with the name of the release that
+wrote it, and nothing in it is changed.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from edgewater.model.errors import IncompatibleState
+
+RELEASE = version("edgewater")
+
+
+def require_format(state: str, written: tuple[int, str] | None, reads: int, remedy: str) -> None:
+    """Returns if this release reads a state. Called before anything else of the state is read.
+
+    Args:
+        state: names the state, such as ``state_dir /var/lib/edgewater``.
+        written: format of the state, and the last release that wrote it; None: the state does not record them.
+        reads: the only format that this release reads and writes.
+        remedy: what a user can do who does not go back to the other release.
+
+    Raises:
+        IncompatibleState: the state has another format.
+    """
+    if written is not None and written[0] == reads:
+        return
+    found = "a release that records no format" if written is None else f"Edgewater {written[1]} in format {written[0]}"
+    raise IncompatibleState(
+        f"{state}: it was written by {found}, and Edgewater {RELEASE} reads format {reads}. It is not damaged. Go back "
+        f"to the release that wrote it, or {remedy}"
+    )

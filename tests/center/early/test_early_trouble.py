@@ -1,0 +1,245 @@
+"""Silent and new edges, restarts, wrong clocks and overload under an accuracy. Seeds are fixed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from center.ledger import EdgesChanged, Ledger, Phase, early_answers, pack_state
+from edge.core import Configured, EdgeCore, SamplingSet, StreamSpec
+from edgewater.model.streams import LIVE
+from tests.center.accuracy_world import (
+    BEGIN_MS,
+    COLUMNS,
+    DISORDER_MS,
+    REF,
+    WINDOW_MS,
+    Site,
+    World,
+    exponential,
+    first_answers,
+    record_of,
+    spec,
+    wait_ms,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def sites(count: int = 3, seconds: float = 20, **more: object) -> list[Site]:
+    return [Site.make(f"e{i}", i, seconds, exponential(80.0), rate=300.0, **more) for i in range(count)]
+
+
+def prediction(emission):  # type: ignore[no-untyped-def]
+    assert emission.quality.accuracy is not None
+    return emission.quality.accuracy.prediction
+
+
+def test_a_silent_edge_widens_the_interval_and_neither_blocks_nor_is_ignored() -> None:
+    world = World(spec(accuracy={"error": "20%", "measure": "total", "substream": "500ms"}), sites(5))
+    silent_from = BEGIN_MS + 10_000
+    world.sites[2].cut = (silent_from, silent_from + 6_000)
+    world.run(20.5)
+    answers = first_answers(world.answers)
+    before = [a for a in answers if a.window_end_ms <= silent_from - 1_000][2:]
+    during = [a for a in answers if silent_from + 3_000 <= a.window_end_ms < silent_from + 6_000]
+    assert len(during) == 3
+    for answer in during:
+        assert answer.phase is Phase.EARLY
+        assert wait_ms(answer) <= 1_700, "it waits for the edge until its timeout"
+        p = prediction(answer)
+        assert p.silent == ("e2",) and 0 < p.missing < 0.2 * p.estimate, (
+            "the interval follows the variation of its usual rate"
+        )
+        assert p.lower < world.truth(answer.window_start_ms) < p.upper
+        truth = world.truth(answer.window_start_ms)
+        assert abs(p.estimate - truth) / truth < 0.2, "the edge is expected at its usual rate"
+        assert "e2" in answer.quality.missing
+    widths = [prediction(a).half_width for a in during]
+    assert min(widths) > np.median([prediction(a).half_width for a in before])
+    after = [a for a in answers if a.window_start_ms >= silent_from + 7_500]
+    assert after and all(prediction(a).silent == () for a in after)
+    for start in (a.window_start_ms for a in during):
+        last = [e for e in world.answers if e.window_start_ms == start][-1]
+        assert last.phase is not Phase.EARLY, "its windows become complete when it reports again"
+
+
+def test_with_all_edges_silent_windows_are_answered_unmet_until_they_are_back() -> None:
+    world = World(spec(), sites(2, 16))
+    for site in world.sites:
+        site.cut = (BEGIN_MS + 7_500, BEGIN_MS + 12_000)
+    world.run(16)
+    answers = {a.window_end_ms - BEGIN_MS: a for a in first_answers(world.answers)}
+    assert set(range(2_000, 14_000, 1_000)) <= set(answers)
+    for end in range(9_000, 14_000, 1_000):
+        truth = world.truth(answers[end].window_start_ms)
+        finals = [e for e in world.answers if e.window_end_ms == BEGIN_MS + end and e.phase is not Phase.EARLY]
+        assert finals and truth > 0
+
+
+def test_a_restart_gives_the_answers_of_an_uninterrupted_run() -> None:
+    whole, cut = (World(spec(), sites()) for _ in range(2))
+    whole.run(14)
+    for _ in range(7):
+        cut.run(2.0)
+        cut.restart()
+    assert cut.answers == whole.answers
+    assert len(whole.answers) > 30
+
+
+def test_a_failed_transaction_leaves_the_estimator_unchanged() -> None:
+    whole, torn = (World(spec(), sites()) for _ in range(2))
+    whole.run(8)
+    handle = torn.ledger.handle
+
+    class Torn(Exception):
+        pass
+
+    def twice(event):  # type: ignore[no-untyped-def]
+        """Handles each event in a transaction that fails, loads the state before it, and handles the event again."""
+        before = {ref: torn.ledger.snapshot(ref) for ref in torn.ledger.queries()}
+        try:
+            with torn.ledger.transaction() as transaction:
+                handle(event)
+                transaction.changes()
+                raise Torn
+        except Torn:
+            torn.ledger.load(before)
+        with torn.ledger.transaction() as transaction:
+            result = handle(event)
+            transaction.changes()
+        return result
+
+    torn.ledger.handle = twice  # type: ignore[method-assign]
+    torn.run(8)
+    assert torn.answers == whole.answers
+
+
+@pytest.mark.parametrize("compact_bytes", [1 << 18, 30_000], ids=["log", "snapshot"])
+def test_the_state_written_per_transaction_restores_the_estimator(
+    compact_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The changes of each transaction, and nothing else, are stored and restored."""
+    monkeypatch.setattr(early_answers, "COMPACT_BYTES", compact_bytes)
+    whole, other = (World(spec(), sites(2)) for _ in range(2))
+    whole.run(9)
+    heads: dict[str, str] = {}
+    parts: dict[tuple[str, int], str] = {}
+    handle = other.ledger.handle
+
+    def written(event):  # type: ignore[no-untyped-def]
+        with other.ledger.transaction() as transaction:
+            result = handle(event)
+            for change in transaction.changes():
+                if change.state is not None:
+                    heads["q"] = change.state
+                for kind, start, text in change.entries:
+                    if text is None:
+                        parts.pop((kind, start), None)
+                    else:
+                        parts[kind, start] = text
+        return result
+
+    other.ledger.handle = written  # type: ignore[method-assign]
+    other.run(5)
+    ledger = Ledger(margin_ms=50)
+    ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in other.sites)))
+    assert (("estimator", early_answers.SNAPSHOT) in parts) == (compact_bytes < 1 << 18)
+    head = heads.get("q") or other.ledger._queries[REF].state.to_json()
+    ledger.restore(REF, pack_state(head, ((k, s, t) for (k, s), t in sorted(parts.items()))))
+    other.ledger = ledger
+    other.run(4)
+    assert other.answers == whole.answers
+
+
+def test_an_edge_that_joins_becomes_a_source() -> None:
+    world = World(spec(), sites(2))
+    world.run(6)
+    newcomer = Site.make("e9", 9, 20, exponential(80.0), rate=300.0)
+    newcomer.at = int(np.searchsorted(newcomer.arrival, world.now_ms))
+    newcomer.core.handle(Configured(((REF, world.query),)))
+    world.sites.append(newcomer)
+    world.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in world.sites)))
+    world.run(6)
+    grid = world.estimator().schedule.grid
+    # Its age is counted from the center's slot, which is at most a sub-stream old.
+    known_ms = BEGIN_MS + 6_000 - grid.substream_ms + grid.lags * grid.slot_ms + WINDOW_MS
+    for answer in world.answers:
+        if answer.phase is Phase.EARLY and BEGIN_MS + 6_500 < answer.answered_at_ms < known_ms:
+            assert answer.quality.violations, "the delays of the newcomer are not known"
+    joined = [a for a in first_answers(world.answers) if BEGIN_MS + 9_000 <= a.window_start_ms < BEGIN_MS + 11_000]
+    for answer in joined:
+        truth = world.truth(answer.window_start_ms)
+        assert abs(prediction(answer).estimate - truth) / truth < 0.1
+    assert joined
+    assert world.estimator().edges == ["e0", "e1", "e9"]
+
+
+def test_a_skewed_clock_is_corrected_by_the_offset_of_the_session() -> None:
+    right, wrong = World(spec(), sites(2)), World(spec(), sites(2))
+    wrong.sites[1].ahead_ms = 400
+    offset = SamplingSet(REF, 1.0, 400.0)
+    wrong.sites[1].core.handle(offset)
+    for world in (right, wrong):
+        world.run(9)
+    for a, b in zip(first_answers(right.answers)[1:7], first_answers(wrong.answers)[1:7], strict=True):
+        assert a.window_start_ms == b.window_start_ms
+        assert prediction(a).estimate == prediction(b).estimate
+        assert prediction(b).met
+
+
+def test_an_edge_whose_clock_is_a_day_ahead_does_not_advance_the_others() -> None:
+    world = World(spec(), sites(3))
+    world.sites[2].ahead_ms = 86_400_000
+    world.run(9)
+    answers = [a for a in first_answers(world.answers) if a.window_start_ms >= BEGIN_MS + 2_000]
+    assert len(answers) >= 5
+    for answer in answers:
+        assert answer.phase is Phase.EARLY
+        assert wait_ms(answer) <= 1_700
+        assert prediction(answer).silent == ("e2",)
+        (violation,) = answer.quality.violations
+        assert "no report has arrived from e2" in violation.message
+    assert world.estimator().slot < world.estimator().schedule.slot_at(world.now_ms + 100)
+
+
+def test_an_overloaded_edge_samples_and_its_answers_state_it() -> None:
+    world = World(spec(accuracy={"error": "10%", "measure": "total", "substream": "500ms"}), sites(2, 12))
+    world.run(4)
+    for site in world.sites:
+        site.core.handle(SamplingSet(REF, 0.6, 0.0))
+    world.run(7)
+    sampled = [a for a in world.answers if a.window_start_ms >= BEGIN_MS + 5_000]
+    assert {a.phase for a in sampled} == {Phase.EARLY, Phase.COMPLETE, Phase.FINAL}
+    for answer in sampled:
+        p = prediction(answer)
+        assert p is not None and 0.4 < p.sampled / p.arrived < 0.8
+        assert answer.quality.accuracy is not None and answer.quality.accuracy.sampling.startswith("sampled")
+        assert p.sampling > 0
+        truth = world.truth(answer.window_start_ms)
+        assert abs(p.estimate - truth) / truth < 0.15
+
+
+def test_an_edge_core_restored_from_its_state_sends_the_same_frames() -> None:
+    whole, cut = (World(spec(), sites(1), step_ms=50) for _ in range(2))
+    whole.run(6)
+    for _ in range(12):
+        cut.run(0.5)
+        core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, DISORDER_MS, 3_000)}, source=1)
+        state = cut.sites[0].core.to_state()
+        core.restore(state)
+        assert core.to_state() == state
+        cut.sites[0].core = core
+    assert (cut.frames, cut.bytes) == (whole.frames, whole.bytes)
+    assert cut.answers == whole.answers
+
+
+def test_records_that_arrive_after_a_long_silence_are_all_in_the_final_answer() -> None:
+    world = World(spec(lateness="10s"), sites(2, 10))
+    world.sites[1].cut = (BEGIN_MS + 3_000, BEGIN_MS + 9_000)
+    world.run(14)
+    for window in range(1, 7):
+        start = BEGIN_MS + window * WINDOW_MS
+        last = [e for e in world.answers if e.window_start_ms == start][-1]
+        born = sum(int(((s.born >= start) & (s.born < start + WINDOW_MS)).sum()) for s in world.sites)
+        assert last.quality.observed == born

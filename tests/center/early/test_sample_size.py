@@ -1,0 +1,124 @@
+"""Coverage is counted over 2,000 samples: at 95 % the bounds below fail by chance with probability under 1e-4."""
+
+import numpy as np
+import pytest
+
+from center.early.sample_size import (
+    all_quantiles_size,
+    count_size,
+    extreme_size,
+    mean_size,
+    neyman_sizes,
+    proportion_size,
+    quantile_size,
+    variance_size,
+)
+from edgewater.model.accuracy import AccuracyTarget, check_relative
+from edgewater.model.errors import InvalidQuery
+
+TRIALS = 2000
+LEAST = 0.93
+
+
+def covered(population, size, statistic, truth, error, relative=True):
+    rng = np.random.default_rng(17)
+    hits = 0
+    for _ in range(TRIALS):
+        found = statistic(population[rng.choice(len(population), int(np.ceil(size)), replace=False)])
+        hits += abs(found - truth) <= error * (abs(truth) if relative else 1)
+    return hits / TRIALS
+
+
+@pytest.fixture(scope="module")
+def population():
+    return np.random.default_rng(4).gamma(2.0, 3.0, 5000)
+
+
+def test_the_mean_is_within_its_error_with_the_confidence(population):
+    size = float(mean_size(population.std() / population.mean(), 5000, 0.05, 0.95))
+    rate = covered(population, size, np.mean, population.mean(), 0.05)
+    assert LEAST <= rate <= 0.97
+
+
+def test_the_delta_of_the_papers_evaluation_would_need_almost_no_sample():
+    assert float(mean_size(1.0, 15_000, 0.05, 0.05)) < 3 < float(mean_size(1.0, 15_000, 0.05, 0.95))
+
+
+def test_the_variance_is_within_its_error_with_the_confidence(population):
+    centred = population - population.mean()
+    kurtosis = (centred**4).mean() / (centred**2).mean() ** 2
+    size = float(variance_size(kurtosis, 5000, 0.1, 0.95))
+    assert covered(population, size, lambda v: v.var(ddof=1), population.var(), 0.1) >= LEAST
+
+
+def test_the_rank_of_a_quantile_is_within_its_error_with_the_confidence(population):
+    size = float(quantile_size(0.9, 5000, 0.02, 0.95))
+    ordered = np.sort(population)
+    rank = lambda v: np.searchsorted(ordered, np.quantile(v, 0.9)) / 5000  # noqa: E731
+    assert covered(population, size, rank, 0.9, 0.02, relative=False) >= LEAST
+    assert float(all_quantiles_size(5000, 0.02, 0.95)) > size
+
+
+def test_the_largest_of_the_sample_is_among_the_top_share(population):
+    size = float(extreme_size(np.inf, 0.01, 0.95))
+    assert size == 299
+    cut = np.quantile(population, 0.99)
+    rng = np.random.default_rng(5)
+    assert np.mean([rng.choice(population, int(size)).max() >= cut for _ in range(TRIALS)]) >= LEAST
+
+
+def test_a_population_bounds_every_size():
+    for size in (
+        mean_size(50.0, 100, 0.01, 0.99), count_size(100, 0.001, 0.99), proportion_size(0.5, 100, 0.001, 0.99),
+        variance_size(30.0, 100, 0.01, 0.99), all_quantiles_size(100, 0.001, 0.99), extreme_size(100, 0.001, 0.99),
+    ):  # fmt: skip
+        assert 99 <= float(size) <= 100
+
+
+def test_values_that_do_not_vary_need_no_sample():
+    assert float(mean_size(0.0, 1000, 0.05, 0.95)) == 0
+
+
+def test_neyman_meets_the_width_with_fewer_values_than_equal_rates():
+    sizes, deviations = np.array([1000.0, 1000.0, 1000.0]), np.array([1.0, 5.0, 20.0])
+    half, z = 1000.0, 1.96
+    drawn = neyman_sizes(sizes, deviations, half, z, sizes)
+    width = z * np.sqrt(((sizes * deviations) ** 2 * (1 / drawn - 1 / sizes)).sum())
+    assert width == pytest.approx(half, rel=1e-6)
+    weight = (sizes * deviations**2).sum()
+    equal = sizes * weight / ((half / z) ** 2 + weight)
+    assert np.allclose(z * np.sqrt(((sizes * deviations) ** 2 * (1 / equal - 1 / sizes)).sum()), half, rtol=1e-6)
+    assert drawn.sum() < 0.8 * equal.sum()
+
+
+def test_neyman_takes_small_strata_completely_and_the_rest_from_the_others():
+    available = np.array([20.0, 1000.0])
+    drawn = neyman_sizes(available, np.array([50.0, 1.0]), 60.0, 1.96, available)
+    assert drawn[0] == 20
+    assert 1.96 * np.sqrt((1000.0**2) * (1 / drawn[1] - 1 / 1000)) == pytest.approx(60.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 1.5, -0.1, True, "95"])
+def test_a_confidence_outside_of_0_and_1_is_refused(confidence):
+    with pytest.raises(InvalidQuery, match="confidence"):
+        AccuracyTarget(0.05, confidence)
+    with pytest.raises(InvalidQuery, match="confidence"):
+        mean_size(1.0, 100, 0.05, confidence)
+
+
+@pytest.mark.parametrize(("field", "value"), [("error", 0), ("error", 1.0), ("groups", 0), ("scope", "some")])
+def test_other_parts_of_a_target_are_checked(field, value):
+    with pytest.raises(InvalidQuery, match=field):
+        AccuracyTarget(**{field: value})
+
+
+def test_a_relative_error_is_refused_where_the_mean_may_be_zero():
+    with pytest.raises(InvalidQuery, match="absolute error"):
+        check_relative(0.01, 1.0, 100, "accuracy.error")
+    check_relative(1.0, 1.0, 100, "accuracy.error")
+    check_relative(0.0, 0.0, 100, "accuracy.error")  # all zero: exact
+
+
+def test_all_groups_together_need_bonferronis_confidence():
+    assert AccuracyTarget(groups=10, scope="all").group_confidence == pytest.approx(0.995)
+    assert AccuracyTarget(groups=10).group_confidence == 0.95

@@ -1,0 +1,153 @@
+"""A trigger restored at any moment continues exactly as the uninterrupted one."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from center.early import named_arrays
+from center.early.estimate import WindowSample
+from center.early.named_arrays import VERSION
+from center.early.trigger import STATE_KIND, AnswerNow, EarlyTrigger
+from edgewater.arrivals import SlotGrid
+from edgewater.model.accuracy import MEASURES, AccuracyTarget
+from edgewater.model.errors import CorruptSynopsis, UnsupportedVersion
+from edgewater.synopses.encoding import codec
+from tests.examples import examples
+
+pytestmark = pytest.mark.slow
+
+GRID = SlotGrid(slot_ms=20, substream_slots=5, lags=90)
+SLOTS = 20
+
+
+class World:
+    """A trigger over sources whose delays change, one of which is silent now and then."""
+
+    def __init__(self, trigger: EarlyTrigger, seed: int) -> None:
+        self.trigger, self.rng = trigger, np.random.default_rng(seed)
+        self.sources = trigger.triangle.sources
+        self.silent: list[np.ndarray] = []
+        self.decisions: list[object] = []
+
+    def step(self) -> None:
+        trigger, rng = self.trigger, self.rng
+        born = rng.poisson(12, self.sources)
+        row = np.zeros((self.sources, GRID.lags))
+        mean = 4 if trigger.slot < 300 else 9
+        for source, count in enumerate(born):
+            lag = np.minimum(rng.exponential(mean, count).astype(int), min(trigger.slot, GRID.lags - 1))
+            np.add.at(row[source], lag, 1)
+        is_silent = self.sources > 1 and trigger.slot % 97 > 80
+        if is_silent:
+            self.silent.append(row[-1])
+            trigger.on_slot(row, np.arange(self.sources) < self.sources - 1)
+        else:
+            if self.silent:
+                trigger.triangle.catch_up(np.array([self.sources - 1]), np.array(self.silent)[:, None])
+                self.silent = []
+            trigger.on_slot(row)
+        if trigger.slot % SLOTS == 0:
+            self.answer()
+
+    def answer(self) -> None:
+        trigger, rng = self.trigger, self.rng
+        rates = trigger.rates()
+        arrived = rng.poisson(200, (self.sources, 1)).astype(float)
+        count = np.floor(arrived * np.maximum(rates, 0.5))
+        value = count * rng.normal(3, 0.1, count.shape)
+        by_lag = np.zeros(trigger.late.count.shape)
+        by_lag[:, :4] = count.sum(axis=1, keepdims=True) / 4
+        ends = np.ones(count.shape), rng.uniform(5, 9, count.shape)
+        sample = WindowSample(arrived, count, value, 12 * count, by_lag, *ends)
+        decision = trigger.decide(trigger.slot, sample)
+        self.decisions.append(repr(decision))
+        if isinstance(decision, AnswerNow):
+            trigger.on_answered(sample, decision, (by_lag, 3 * by_lag, 12 * by_lag))
+
+
+@examples(12)
+@given(st.data())
+def test_a_restored_trigger_continues_as_the_uninterrupted_one(data):
+    seed = data.draw(st.integers(0, 2**32 - 1), "seed")
+    before = data.draw(st.integers(0, 420), "slots before")
+    measure = data.draw(st.sampled_from(MEASURES), "measure")
+    sources = data.draw(st.sampled_from([1, 2, 3]), "sources")
+    max_wait = data.draw(st.sampled_from([None, 4]), "max_wait")
+    target = AccuracyTarget(0.1, 0.9)
+    whole = World(EarlyTrigger(sources, GRID, SLOTS, target, measure, max_wait_slots=max_wait), seed)
+    for _ in range(before):
+        whole.step()
+    state = whole.trigger.to_state()
+    again = World(EarlyTrigger.from_state(state), 0)
+    again.rng.bit_generator.state = whole.rng.bit_generator.state
+    again.silent, again.decisions = list(whole.silent), list(whole.decisions)
+    assert again.trigger.to_state() == state
+    for _ in range(130):
+        whole.step()
+        again.step()
+    assert again.decisions == whole.decisions
+    assert again.trigger.to_state() == whole.trigger.to_state()
+
+
+def test_a_state_of_before_late_arrivals_were_learnt_from_is_continued():
+    world = World(EarlyTrigger(2, GRID, SLOTS, AccuracyTarget(), "count"), 1)
+    for _ in range(200):
+        world.step()
+    numbers, arrays = named_arrays.unpack(STATE_KIND, world.trigger.to_state())
+    for name in ("late", "uneven", "block", "last_block", "late_from"):
+        del arrays[f"model.{name}"]
+    world.trigger = EarlyTrigger.from_state(named_arrays.pack(STATE_KIND, numbers, arrays))
+    assert world.trigger.model.late.sum() == 0
+    for _ in range(2 * GRID.substream_slots):
+        world.step()
+    assert world.trigger.model.late.sum() > 0
+
+
+def test_the_state_does_not_grow_with_time():
+    world = World(EarlyTrigger(3, GRID, SLOTS, AccuracyTarget(), "mean"), 1)
+    sizes = []
+    for _ in range(4):
+        for _ in range(500):
+            world.step()
+        sizes.append(len(world.trigger.to_state()))
+    record = 4 * 3 * 150 * 8  # four offsets, three queues of at most 150 floats each
+    assert sizes[-1] < 3 * GRID.lags * 18 + record + 4000
+    assert sizes[-1] < 1.1 * sizes[-2]
+
+
+@examples(40)
+@given(st.data())
+def test_damaged_state_is_refused(data):
+    state = bytearray(EarlyTrigger(2, GRID, SLOTS, AccuracyTarget(), "sum").to_state())
+    state[data.draw(st.integers(0, len(state) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises((CorruptSynopsis, UnsupportedVersion)):
+        EarlyTrigger.from_state(bytes(state))
+
+
+def resealed(change):
+    message = codec.unseal(EarlyTrigger(2, GRID, SLOTS, AccuracyTarget(), "sum").to_state())
+    change(message)
+    return codec.seal(message)
+
+
+def test_a_newer_version_and_another_kind_are_refused():
+    with pytest.raises(UnsupportedVersion, match=str(VERSION + 1)):
+        EarlyTrigger.from_state(resealed(lambda m: setattr(m, "version", VERSION + 1)))
+    with pytest.raises(CorruptSynopsis, match=STATE_KIND):
+        EarlyTrigger.from_state(resealed(lambda m: setattr(m, "kind", "hyperloglog")))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"window_slots":20', '"window_slots":0'), ('"measure":"sum"', '"measure":"median"'), ('"slot":0', '"slit":0'),
+     ('"triangle.sums"', '"triangle.some"'), ("[20,5,90]", "[20,5,91]"), ("[20,5,90]", "[20,5]"),
+     ('"max_wait_slots":null', '"max_wait_slots":"soon"')],
+)  # fmt: skip
+def test_an_inconsistent_state_is_refused(old, new):
+    def change(message):
+        assert old in message.parameters
+        message.parameters = message.parameters.replace(old, new)
+
+    with pytest.raises(CorruptSynopsis):
+        EarlyTrigger.from_state(resealed(change))

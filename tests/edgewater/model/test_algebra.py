@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edgewater.model import algebra
+from edgewater.model.algebra import LateRecordPolicy, late_record_policy, late_record_policy_of, needs_order
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.query import QuerySpec
+from edgewater.model.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
+from edgewater.synopses import CountStack, Function, Properties, function_named, function_names
+from edgewater.synopses.registry import register_function
+
+ORDERED = Properties(commutative=False, ordered=True)
+BUILT_IN = tuple(function_names())
+"""Before other tests register theirs."""
+WINDOWS = ({"tumbling": "1m"}, {"sliding": "5m", "every": "1m"}, {"session": "30s"})
+ARGUMENTS = {"count": "", "equi_width": "x, lo=0, hi=1", "bernoulli": "x, rate=0.5"}
+
+
+def _register(name: str, properties: Properties) -> None:
+    class Stack(CountStack):
+        pass
+
+    Stack.properties = properties
+    if function_named(name) is None:
+        register_function(Function(name, lambda parameters, data_type: Stack(), argument="none"))
+
+
+@pytest.fixture(autouse=True)
+def functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgewater.synopses import registry
+
+    monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
+    _register("in_order", ORDERED)
+    _register("alone", Properties(mergeable=False))
+    _register("by_chance", Properties(reproducible=False))
+
+
+def query(measure: str, **parts: object) -> QuerySpec:
+    return QuerySpec.from_mapping(
+        {"name": "q", "from": "s", "measures": {"m": measure}, "window": {"tumbling": "1m"}, **parts}
+    )
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_every_built_in_function_is_accepted_with_every_window_edges_and_lateness(window: dict[str, str]) -> None:
+    for name in BUILT_IN:
+        if not function_named(name).unavailable:  # type: ignore[union-attr]
+            spec = query(f"{name}({ARGUMENTS.get(name, 'x')})", window=window, lateness="10m")
+            assert late_record_policy_of(spec) is LateRecordPolicy.MERGED
+
+
+def test_kll_and_top_k_do_not_commute_but_need_no_order() -> None:
+    for name in ("kll", "top_k"):
+        properties = algebra.properties_of(query(f"{name}(x)").measures[0])
+        assert not properties.commutative and not needs_order(properties)
+    assert not needs_order(algebra.properties_of(query("fifo(x)").measures[0]))
+
+
+@pytest.mark.parametrize(
+    ("measure", "parts", "field", "value", "said"),
+    [
+        ("alone()", {"edges": ["a"]}, "measures.m", "alone()", "is not mergeable"),
+        ("by_chance()", {"edges": ["a"]}, "measures.m", "by_chance()", "is not reproducible"),
+        ("in_order()", {"edges": ["a"], "window": {"session": "30s", "max": "5m"}}, "window",
+         {"session": "30s", "max": "5m"}, "a tumbling window"),
+        ("in_order()", {"edges": ["a"], "window": WINDOWS[1]}, "window", WINDOWS[1], "a tumbling window"),
+        ("in_order()", {}, "edges", None, "exactly one edge"),
+        ("in_order()", {"edges": ["b", "a"]}, "edges", ["a", "b"], "exactly one edge"),
+        ("in_order()", {"edges": ["a"], "lateness": "2s"}, "lateness", "2s", "dropped and counted"),
+    ],
+)  # fmt: skip
+def test_a_violated_rule_is_refused_with_field_value_and_what_is_accepted(
+    measure: str, parts: dict[str, Any], field: str, value: object, said: str
+) -> None:
+    with pytest.raises(InvalidQuery, match=said) as caught:
+        query(measure, **parts)
+    assert (caught.value.field, caught.value.value) == (field, value)
+
+
+def test_a_query_that_needs_order_is_accepted_where_the_order_is_unique_and_drops_late_records() -> None:
+    spec = query("in_order()", edges=["a"])
+    assert late_record_policy_of(spec) is LateRecordPolicy.DROPPED
+    assert late_record_policy_of(replace(spec, measures=(*query("count()").measures, *spec.measures))) is (
+        LateRecordPolicy.DROPPED
+    )
+
+
+def test_late_records_repair_count_windows_of_invertible_synopses() -> None:
+    invertible = Properties(invertible=True)
+    assert late_record_policy([invertible], CountWindow(10)) is LateRecordPolicy.REPAIRED
+    assert late_record_policy([invertible, Properties()], CountWindow(10)) is LateRecordPolicy.DROPPED
+    for window in (TumblingWindow("1s"), SlidingWindow("2s", "1s"), SessionWindow("1s")):
+        assert late_record_policy([Properties()], window) is LateRecordPolicy.MERGED
+        assert late_record_policy([invertible, ORDERED], window) is LateRecordPolicy.DROPPED
+
+
+def test_a_count_window_is_refused_with_the_alternatives() -> None:
+    with pytest.raises(InvalidQuery, match=r"center\.batch\.build.*slicing") as caught:
+        query("count()", window={"count": 1000}, edges=["a"])
+    assert (caught.value.field, caught.value.value) == ("window.count", 1000)

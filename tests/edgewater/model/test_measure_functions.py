@@ -1,0 +1,111 @@
+"""Every synopsis by its name in a query: parameters, goals, canonical text, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.measure import Measure
+from edgewater.model.streams import COLUMN_TYPES
+from edgewater.synopses import Parameter, SampleFunction, registry, require_fit, sample_function
+from edgewater.synopses.registry import MAX_STATE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "kind"),
+    [
+        ("count_min(ip, 4096, 3)", "count_min(ip, width=4096, depth=3)", "count_min"),
+        ("count_min(ip, epsilon=0.001)", "count_min(ip, width=4096)", "count_min"),
+        ("fast_agms(ip, epsilon=0.1, delta=0.05)", "fast_agms(ip, width=2048, depth=3)", "fast_agms"),
+        ("top_k(ip, 10)", "top_k(ip, k=10)", "top_k"),
+        ("top_k(ip, 10, epsilon=0.001)", "top_k(ip, k=10, capacity=1000)", "top_k"),
+        ("bloom(ip)", "bloom(ip)", "bloom"),
+        ("bloom(ip, capacity=1000, fpr=0.001)", "bloom(ip, bits=15360, hashes=11)", "bloom"),
+        ("cuckoo(ip, capacity=1000)", "cuckoo(ip, buckets=512)", "cuckoo"),
+        ("counting_cuckoo(ip, buckets=64)", "counting_cuckoo(ip, buckets=64)", "counting_cuckoo"),
+        ("sample(ip, 50)", "reservoir(ip, size=50)", "reservoir"),
+        ("reservoir(ip, epsilon=0.05)", "reservoir(ip, size=385)", "reservoir"),
+        ("fifo(ip)", "fifo(ip)", "fifo"),
+        ("biased_reservoir(ip, 64)", "biased(ip, size=64)", "biased_reservoir"),
+        ("bernoulli(ip, 0.1, limit=100)", "bernoulli(ip, rate=0.1, limit=100)", "bernoulli"),
+        ("histogram(ip, lo=-5, hi=10, buckets=8)", "equi_width(ip, lo=-5.0, hi=10.0, buckets=8)", "equi_width"),
+        ("equi_depth(ip, buckets=10)", "equi_depth(ip, buckets=10)", "equi_depth"),
+    ],
+)
+def test_a_synopsis_is_configured_by_its_parameters_or_by_its_accuracy(text: str, canonical: str, kind: str) -> None:
+    measure = Measure.parse("m", text)
+    assert measure.to_text() == canonical
+    assert Measure.parse("m", canonical) == measure
+    for type_ in measure.function.types:
+        stack = measure.stack(COLUMN_TYPES[type_])
+        stack.grow(1)
+        assert stack.kind == kind and stack.nbytes < MAX_STATE_BYTES
+        assert getattr(stack, "item_type", type_) == type_
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("count_min(ip, width=1000)", r"m\.width: 1000 .* a power of two"),
+        ("count_min(ip, width=262144, depth=9)", r"at most 3 MiB per group"),
+        ("count_min(ip, width=64, epsilon=0.1)", r"m\.width: .*epsilon determines it"),
+        ("count_min(ip, delta=0.1)", r"m\.epsilon: .*delta requires it"),
+        ("count_min(ip, epsilon=1e-9)", r"m\.epsilon: .*at least"),
+        ("count_min(ip, epsilon=2)", r"m\.epsilon: .*between 0 and 1"),
+        ("top_k(ip, 20, capacity=3)", r"m\.capacity: 3 .*from 20"),
+        ("top_k(ip, 0)", r"m\.k: 0 .*from 1"),
+        ("bloom(ip, bits=100)", r"m\.bits: 100 .*multiple of 64"),
+        ("bloom(ip, capacity=100000000)", r"at most 3 MiB per group"),
+        ("cuckoo(ip, fpr=0.1)", r"m\.fpr: .*unknown or repeated"),
+        ("bernoulli(ip)", r"m\.rate: .*bernoulli requires it"),
+        ("bernoulli(ip, rate=2)", r"m\.rate: 2 .*a probability"),
+        ("histogram(ip, lo=0)", r"m\.hi: .*requires it"),
+        ("histogram(ip, lo=3, hi=3)", r"m\.hi: 3\.0 .*above lo=3\.0"),
+        ("reservoir(ip, size=100000000)", r"m\.size: .*from 1 to 65536"),
+        ("equi_depth(ip, accuracy=3)", r"m\.accuracy: 3"),
+        ("haar(ip)", r"order of one signal.*center\.batch"),
+    ],
+)
+def test_an_invalid_measure_is_refused_with_its_field(text: str, said: str) -> None:
+    with pytest.raises(InvalidQuery, match=said):
+        Measure.parse("m", text)
+
+
+def test_measures_too_large_for_a_frame_are_refused_with_the_size_of_each() -> None:
+    def fit(*texts: str) -> None:
+        measures = [Measure.parse(f"m{i}", text) for i, text in enumerate(texts)]
+        require_fit({m.name: m.entry_bytes for m in measures})
+
+    fit(*["count_min(ip)"] * 3)
+    fit("kmeans(a, b, c, d, limit=65536)")
+    with pytest.raises(InvalidQuery, match=r"m0 8\.5 MiB"):
+        fit(f"kmeans({', '.join('abcdefghijklmnop')}, limit=65536)")
+    fit(*["bernoulli(ip, rate=0.1)"] * 3)
+    too_much = {"1.2": ["count_min(ip)"] * 4, "2.0": ["bloom(ip, bits=16777216)"] * 2, "1.0": ["sample(ip, 65536)"] * 4}
+    for size, texts in too_much.items():
+        with pytest.raises(InvalidQuery, match=rf"m0 {size} MiB, m1 {size} MiB.* at most 3\.9 MiB together"):
+            fit(*texts)
+
+
+@pytest.mark.parametrize("text", ["sum(x)", "mean(x)"])
+def test_infinities_of_both_signs_merge_to_nan_without_a_warning(text: str) -> None:
+    measure = Measure.parse("m", text)
+    above, below = (measure.stack(COLUMN_TYPES["float64"]) for _ in range(2))
+    for stack, value in ((above, np.inf), (below, -np.inf)):
+        stack.grow(1)
+        stack.update(np.zeros(1, np.int64), np.array([value]))
+    above.merge(below, np.zeros(1, np.int64))
+    assert np.isnan(above.query().value).all()
+    below.update(np.zeros(2, np.int64), np.array([np.inf, 1.0]))
+    assert np.isnan(below.query().value).all()
+
+
+def test_a_function_with_the_name_of_an_sql_function_gets_all_of_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
+    del registry._FUNCTIONS["quantile"]
+    for name in ("corr", "quantile"):
+        registry.register_function(sample_function(name, SampleFunction(), {"q": Parameter.number(0.5, 0, 1)}))
+
+    assert Measure.parse("m", "corr(x, y)").argument == "(x, y)"
+    assert dict(Measure.parse("m", "quantile(x, 0.9)").parameters)["q"] == 0.9

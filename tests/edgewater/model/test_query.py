@@ -1,0 +1,559 @@
+from __future__ import annotations
+
+import pickle
+import re
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.measure import Measure
+from edgewater.model.query import CombinedBudget, ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.model.streams import MIN_TIME_MS
+from edgewater.model.windows import SlidingWindow
+
+COLUMNS = {"carrier": pa.string(), "bytes": pa.int64(), "delay": pa.float64(), "ok": pa.bool_()}
+
+
+def mapping(**changes: Any) -> dict[str, Any]:
+    given_ = {"name": "q", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
+    given_.update({k.rstrip("_"): v for k, v in changes.items()})
+    return {k: v for k, v in given_.items() if v is not ...}
+
+
+def spec(**changes: Any) -> QuerySpec:
+    return QuerySpec.from_mapping(mapping(**changes))
+
+
+def refused(field: str, reason: str, **changes: Any) -> None:
+    with pytest.raises(InvalidQuery, match=reason) as caught:
+        spec(**changes)
+    assert caught.value.field == field
+    assert caught.value.accepted, "says what would be right"
+
+
+YAML = """
+name: bytes_by_url
+from: downloads
+where: status < 400 AND url NOT LIKE '/internal/%'
+group_by: [provider, country, url]
+measures:
+  bytes: sum(bytes)
+  clients: distinct(client_ip, precision=12)
+  latency: quantiles(latency_ms)
+  largest: max(CASE WHEN ok THEN bytes END)
+  records: count()
+window: {sliding: 5m, every: 30s, offset: 10s}
+budget: {staleness: 2s}
+lateness: 10m
+edges: [lga, jfk, jfk]
+shards: 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "canonical", "columns"),
+    [
+        (["carrier"], ["carrier"], ["carrier"]),
+        ("carrier", ["carrier"], ["carrier"]),
+        (["http.route", "a-b"], ["http.route", "a-b"], ["http.route", "a-b"]),
+        (['"a b"'], ["a b"], ["a b"]),
+        ([{"carrier": "carrier"}], ["carrier"], ["carrier"]),
+        ([{"line": "carrier"}], [{"line": "carrier"}], ["carrier"]),
+        (["lower(carrier)"], [{"lower_carrier": "LOWER(carrier)"}], ["carrier"]),
+        ([{"carrier": "lower(carrier)"}], [{"carrier": "LOWER(carrier)"}], ["carrier"]),
+        (
+            ["ok", {"route": "carrier || '-' || bytes"}],
+            ["ok", {"route": "carrier || '-' || bytes"}],
+            ["ok", "carrier", "bytes"],
+        ),
+    ],
+)
+def test_keys_are_columns_or_expressions(given: Any, canonical: list[Any], columns: list[str]) -> None:
+    query = spec(group_by=given)
+    assert query.to_mapping()["group_by"] == canonical and sorted(query.columns) == sorted(columns)
+    assert spec(group_by=canonical) == query
+    assert query.group_by == tuple(key if isinstance(key, str) else next(iter(key)) for key in canonical)
+
+
+def test_the_type_of_a_computed_key_is_that_of_its_expression() -> None:
+    keys = [{"route": "carrier || bytes"}, "hour(bytes)", {"slow": "delay > 5"}, {"bin": "cast(delay / 10 as bigint)"}]
+    bound = spec(group_by=[*keys, "ok"]).bind(COLUMNS)
+    assert bound.group_types == (pa.string(), pa.int64(), pa.bool_(), pa.int64(), pa.bool_())
+    batch = pa.record_batch(
+        {"carrier": ["UA", None], "bytes": [3_600_000, 7], "delay": [12.0, 5.0], "ok": [True, None]}
+    )
+    assert [key.to_pylist() for key in bound.key_arrays(batch)] == [
+        ["UA3600000", None], [1, 0], [True, False], [1, 0], [True, None],
+    ]  # fmt: skip
+    for expression, field in (
+        ("lower(bytes)", "group_by.0"),
+        ("NULL", "group_by.0"),
+        ("lower(none)", "group_by.0"),
+    ):
+        with pytest.raises(InvalidQuery) as caught:
+            spec(group_by=[{"x": expression}]).bind(COLUMNS)
+        assert caught.value.field == field
+
+
+def test_a_query_is_read_from_yaml() -> None:
+    query = QuerySpec.from_yaml(YAML)
+    assert (query.name, query.stream, query.group_by) == ("bytes_by_url", "downloads", ("provider", "country", "url"))
+    assert query.window == SlidingWindow("5m", "30s", "10s")
+    assert query.budget == StalenessBudget(2000) and query.lateness_ms == 600_000
+    assert query.edges == ("jfk", "lga") and query.shards == 4
+    assert [m.name for m in query.measures] == ["bytes", "clients", "latency", "largest", "records"]
+    assert query.measures[1].parameters == (("precision", 12),)
+    assert query.columns == [
+        "provider", "country", "url", "status", "bytes", "client_ip", "latency_ms", "ok"]  # fmt: skip
+
+
+def test_defaults() -> None:
+    query = spec()
+    assert (query.where, query.group_by, query.budget, query.lateness_ms, query.edges, query.shards) == (
+        None, (), None, 0, None, 1)  # fmt: skip
+    assert spec(group_by="carrier").group_by == ("carrier",)
+    assert spec(lateness=None, edges=None, budget=None, group_by=None, where=None) == query
+
+
+def test_the_canonical_mapping_is_read_back_and_omits_defaults() -> None:
+    query = QuerySpec.from_yaml(YAML)
+    canonical = query.to_mapping()
+    assert QuerySpec.from_mapping(canonical) == query
+    assert QuerySpec.from_mapping(canonical).to_mapping() == canonical
+    assert spec().to_mapping() == mapping()
+    budget = spec(measures={"b": "sum(bytes)"}, budget={"error": {"b": "1MB"}})
+    assert (
+        budget.to_mapping()["budget"] == {"error": {"b": 1e6}} and QuerySpec.from_mapping(budget.to_mapping()) == budget
+    )
+
+
+MEASURES = [
+    "count()",
+    "sum(bytes + 1)",
+    "avg(delay)",
+    "distinct(carrier, 9)",
+    "quantiles(delay, accuracy=0.05)",
+    "min(-delay)",
+    "max(abs(bytes))",
+    "count(DISTINCT carrier)",
+    "var_samp(bytes)",
+]
+
+
+@given(
+    st.lists(st.sampled_from(["carrier", "ok", "delay"]), unique=True),
+    st.lists(st.sampled_from(MEASURES), min_size=1, max_size=5),
+    st.none() | st.sampled_from(["bytes > 0", "carrier IN ('AA', 'it''s')", "NOT ok", "delay IS NOT NULL OR ok"]),
+    st.integers(0, 10**7),
+    st.integers(1, 256),
+)
+def test_any_spec_is_read_back_from_its_mapping(
+    groups: list[str], measures: list[str], where: str | None, lateness: int, shards: int
+) -> None:
+    query = spec(group_by=groups or None, measures={f"m{i}": m for i, m in enumerate(measures)}, where=where,
+                 lateness=f"{lateness}ms", shards=shards)  # fmt: skip
+    again = QuerySpec.from_mapping(query.to_mapping())
+    assert again == query
+    query.bind(COLUMNS)
+
+
+# Reading
+
+
+@pytest.mark.parametrize("name", ["", "Q", "1q", "q-1", "a" * 64, "ä", None, 5, ["q"]])
+def test_names_are_identifiers(name: Any) -> None:
+    refused("name", "lower-case letters, digits and _", name=name)
+    refused("from", "lower-case letters", from_=name)
+    if isinstance(name, str):
+        refused(f"measures.{name}", "invalid name of a measure", measures={name: "count()"})
+
+
+@pytest.mark.parametrize("key", ["name", "from", "measures", "window"])
+def test_missing_keys_are_named(key: str) -> None:
+    refused(key, "missing key", **{f"{key}_": ...})
+
+
+def test_unknown_keys_and_other_shapes_are_refused() -> None:
+    refused("groupby", "unknown key, .*; expected one of the keys name, from", groupby=["a"])
+    for given_ in (None, [], "text", 5):
+        with pytest.raises(InvalidQuery, match="a mapping with the keys name, from"):
+            QuerySpec.from_mapping(given_)
+    with pytest.raises(InvalidQuery, match="YAML"):
+        QuerySpec.from_yaml("name: [unclosed")
+    with pytest.raises(InvalidQuery, match="a mapping"):
+        QuerySpec.from_yaml("")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 5_000, "nested too deeply"),
+        ("lateness: 2013-02-30", "day is out of range"),
+        ("name: a\nname: b", "duplicate key name"),
+        ("measures: {n: count(), n: sum(x)}", "duplicate key n"),
+        ("? [a]\n: b", "a key is no plain text"),
+        ("shards: " + "9" * 5_000, "Exceeds the limit"),
+        ("shards: !!int ''", "does not fit its tag"),
+        ("name: !!timestamp soon", "does not fit its tag"),
+    ],
+)
+def test_invalid_yaml_and_duplicate_keys_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidQuery, match=f"{reason}.*expected YAML"):
+        QuerySpec.from_yaml(text)
+
+
+def test_text_and_numbers_that_cannot_be_serialised_are_refused() -> None:
+    surrogate = "unpaired surrogate"
+    refused("where", surrogate, where="carrier = '\ud800'")
+    refused("name", surrogate, name="\ud800")
+    refused("budget.error", surrogate, budget={"error": {"\ud800": 5}})
+    refused("edges.1", surrogate, edges=["jfk", "\udfff"])
+    refused("shards", "a number of 16610 bits.*fewer digits", shards=10**5_000)
+    recursive: dict[str, Any] = mapping()
+    recursive["edges"] = [recursive]
+    with pytest.raises(InvalidQuery, match="a list of the ids of the expected edges"):
+        QuerySpec.from_mapping(recursive)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "reason"),
+    [
+        ("measures", {"measures": {}}, "at least one measure"),
+        ("cache.eager", {"cache": {"eager": 10**400}}, "a probability"),
+        ("measures.h.hi", {"measures": {"h": "histogram(x, lo=0, hi=" + "9" * 400 + ")"}}, "a finite number"),
+        ("budget.error.n", {"budget": {"error": {"n": 10**400}}}, "too large"),
+        ("budget.error.n", {"budget": {"error": {"n": "9" * 400}}}, "too large"),
+        ("measures", {"measures": ["count()"]}, "at least one measure"),
+        ("measures", {"measures": {f"m{i}": "count()" for i in range(33)}}, "at most 32"),
+        ("where", {"where": 5}, "a SQL condition"),
+        ("where", {"where": "status <"}, "a SQL expression"),
+        ("lateness", {"lateness": 5}, "a duration needs a unit"),
+        ("lateness", {"lateness": "-5s"}, "at least 0 ms"),
+        ("shards", {"shards": 0}, "from 1 to 256"),
+        ("shards", {"shards": 257}, "from 1 to 256"),
+        ("shards", {"shards": True}, "from 1 to 256"),
+        ("shards", {"shards": "4"}, "from 1 to 256"),
+        ("edges", {"edges": []}, "a list of the ids of the expected edges"),
+        ("edges", {"edges": "jfk"}, "a list of the ids of the expected edges"),
+        ("edges", {"edges": ["jfk", 5]}, "a list of the ids of the expected edges"),
+        ("group_by.0", {"group_by": 5}, "an expression such as"),
+        ("group_by.1", {"group_by": ["a", ""]}, "an expression such as"),
+        ("group_by.1", {"group_by": ["a", "a"]}, "each name once"),
+        ("group_by.1", {"group_by": ["a", {"a": "lower(b)"}]}, "each name once"),
+        ("group_by.0", {"group_by": [{"A": "lower(b)"}]}, "lower-case"),
+        ("group_by.0.a", {"group_by": [{"a": 5}]}, "an expression"),
+        ("group_by.0", {"group_by": [{"a": "b", "c": "d"}]}, "an expression such as"),
+        ("group_by.0.a", {"group_by": [{"a": "lower("}]}, "operand"),
+        ("group_by.0", {"group_by": ["nothing(a)"]}, "unknown function"),
+        ("group_by.0", {"group_by": ["lower(a) || '" + 70 * "x" + "'"]}, "a name for the expression"),
+        ("measures.a", {"group_by": [{"a": "lower(b)"}], "measures": {"a": "count()"}}, "a column of group_by"),
+        ("group_by", {"group_by": [f"c{i}" for i in range(17)]}, "at most 16 columns"),
+        ("window.count", {"window": {"count": 1000}}, "no common order.*center.batch.build"),
+        ("budget", {"budget": {}}, "or both"),
+        ("budget.staleness", {"budget": {"staleness": "0s", "error": {"n": 1}}}, "at least 1 ms"),
+        ("budget.error", {"budget": {"staleness": "2s", "error": {}}}, "an amount per measure"),
+        ("budget.error.m", {"budget": {"staleness": "2s", "error": {"m": 1}}}, "unknown measure"),
+        ("budget.error", {"budget": {"staleness": "2s", "error": {"n": 1}}, "accuracy": {"error": "5%"}},
+         "withheld values would add"),
+        ("budget", {"budget": "2s"}, "a mapping"),
+        ("budget.bytes", {"budget": {"bytes": 5}}, "unknown key"),
+        ("budget.staleness", {"budget": {"staleness": "0s"}}, "at least 1 ms"),
+        ("budget.staleness", {"budget": {"staleness": 2}}, "needs a unit"),
+        ("budget.error", {"budget": {"error": 5}}, "an amount per measure"),
+        ("budget.error", {"budget": {"error": {}}}, "an amount per measure"),
+        ("budget.error.x", {"budget": {"error": {"x": 5}}}, "one of the measures n"),
+        ("budget.error.n", {"budget": {"error": {"n": "-5%"}}}, "a percentage from 0% to below 100%"),
+        ("budget.error.n", {"budget": {"error": {"n": -1}}}, "a size such as"),
+        ("budget.error.n", {"budget": {"error": {"n": -1.5}}}, "at least 0"),
+        ("budget.error.n", {"budget": {"error": {"n": float("nan")}}}, "at least 0"),
+        ("budget.error.n", {"budget": {"error": {"n": float("inf")}}}, "at least 0"),
+        ("budget.error.n", {"budget": {"error": {"n": True}}}, "a size such as"),
+        ("budget.error.n", {"budget": {"error": {"n": None}}}, "a size such as"),
+        ("measures.group", {"measures": {"group": "count()"}}, "the key of the group in an answer"),
+        ("measures.carrier", {"measures": {"carrier": "count()"}, "group_by": ["carrier"]}, "a column of group_by"),
+        ("measures.a_lower", {"measures": {"a": "count()", "a_lower": "count()"}}, "a column of the measure a"),
+        ("measures.a", {"measures": {"a_upper": "count()", "a": "count()"}}, "a column of the measure a_upper"),
+    ],
+)  # fmt: skip
+def test_a_bad_field_is_named_with_what_is_accepted(field: str, changes: dict[str, Any], reason: str) -> None:
+    refused(field, reason, **changes)
+
+
+def test_budgets_are_read_in_the_measures_unit() -> None:
+    measures = {"b": "sum(bytes)", "n": "count()", "top": "max(bytes)"}
+    query = spec(measures=measures, budget={"error": {"n": 10, "b": "1MB", "top": 0.5}})
+    assert query.budget == ErrorBudget((("b", 1e6), ("n", 10.0), ("top", 0.5)))
+    assert spec(budget={"error": {"n": 0}}).budget == ErrorBudget((("n", 0.0),))
+
+
+def test_a_combined_budget_is_both_budgets() -> None:
+    query = spec(budget={"error": {"n": 10}, "staleness": "2s"})
+    assert query.budget == CombinedBudget(ErrorBudget((("n", 10.0),)), StalenessBudget(2000))
+    assert (query.error_budget, query.staleness_budget) == (query.budget.error, query.budget.staleness)
+    assert query.saves_bytes and not spec(budget={"staleness": "2s"}).saves_bytes
+    assert query.to_mapping()["budget"] == {"error": {"n": 10.0}, "staleness": "2s"}
+    assert QuerySpec.from_mapping(query.to_mapping()) == query
+    relative = spec(budget={"error": {"n": "1%"}, "staleness": "2s"})
+    assert len(relative.notes) == 1
+
+
+def test_a_budget_on_a_measure_without_an_error_function_counts_records_and_a_percentage_is_relative() -> None:
+    measures = {"n": "count()", "q": "quantiles(delay)"}
+    query = spec(measures=measures, budget={"error": {"q": 10, "n": "5%"}})
+    assert query.budget == ErrorBudget((("q", 10.0),), (("n", 0.05),))
+
+
+# Measures
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("count()", "count()"),
+        ("COUNT(*)", "count()"),
+        ("count(bytes)", "count(bytes)"),
+        ("count(DISTINCT carrier)", "distinct(carrier)"),
+        (" sum ( bytes ) ", "sum(bytes)"),
+        ("sum(bytes*8)", "sum(bytes * 8)"),
+        ("sum(CASE WHEN ok THEN 1 ELSE 0 END)", "sum(CASE WHEN ok THEN 1 ELSE 0 END)"),
+        ("avg(delay)", "mean(delay)"),
+        ("var_samp(delay)", "var(delay)"),
+        ("variance(delay)", "var(delay)"),
+        ("minimum(delay)", "min(delay)"),
+        ("max(-delay)", "max(-delay)"),
+        ("distinct(carrier)", "distinct(carrier)"),
+        ("Distinct (carrier, 14)", "distinct(carrier)"),
+        ("distinct(lower(carrier), precision=9)", "distinct(LOWER(carrier), precision=9)"),
+        ("quantiles(delay, 0.05)", "quantiles(delay, accuracy=0.05)"),
+        ("quantile(delay, 0.99)", "quantile(delay, q=0.99)"),
+        ("QUANTILE(delay)", "quantile(delay)"),
+        ("quantile(delay, 0.9, accuracy=0.05)", "quantile(delay, q=0.9, accuracy=0.05)"),
+        ('sum("weird col")', 'sum("weird col")'),
+    ],
+)
+def test_measures_have_a_canonical_text(text: str, canonical: str) -> None:
+    measure = Measure.parse("m", text)
+    assert measure.to_text() == canonical
+    assert Measure.parse("m", canonical) == measure
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (5, "functions: .*count, .*distinct, .*kll, .*max"),
+        (None, "such as sum"),
+        ("", "No expression"),
+        ("bytes", "a function of an expression"),
+        ("sum", "a function of an expression"),
+        ("sum()", "sum"),
+        ("mean()", "an argument is missing"),
+        ("distinct()", "an argument is missing"),
+        ("median(bytes)", "unknown function median.*functions: .*count"),
+        ("sum(a) + 1", "a function of an expression"),
+        ("a AND b", "a function of an expression"),
+        ("CASE WHEN a THEN 1 END", "a function of an expression"),
+        ("CASE WHEN (a) THEN 1 END", "a function of an expression"),
+        ("CAST(a AS BIGINT)", "unknown function cast"),
+        ("sum(a) OVER ()", "a function of an expression"),
+        ("sum(a) FILTER (WHERE b)", "a function of an expression"),
+        ("sum(a", "a SQL expression"),
+        ("min(a, b)", "parameters that are literals"),
+        ("count(a, 3)", "too many parameters"),
+        ("distinct(a, precision=b)", "parameters that are literals"),
+        ("distinct(a, precision=3)", "a whole number from 4 to 18"),
+        ("distinct(a, width=3)", "unknown or repeated parameter"),
+        ("distinct(a, 12, precision=12)", "unknown or repeated parameter"),
+        ("distinct(a, precision=12, precision=13)", "a parameter is given twice"),
+        ("quantiles(a, accuracy=0)", "a relative accuracy"),
+        ("quantiles(a, accuracy='1%')", "a relative accuracy"),
+        ("sum(DISTINCT a)", "DISTINCT is supported in count only"),
+        ("quantiles(DISTINCT a)", "DISTINCT is supported in count only"),
+        ("quantile(a, 99)", "a rank from 0 to 1"),
+        ("quantile(a, delay)", "parameters that are literals"),
+        ("mean(a, b=1)", "mean with no parameters"),
+    ],
+)
+def test_a_bad_measure_is_refused_with_what_is_accepted(text: Any, reason: str) -> None:
+    with pytest.raises(InvalidQuery, match=reason) as caught:
+        Measure.parse("m", text)
+    assert caught.value.field.startswith("measures.m") and caught.value.accepted
+
+
+@given(st.text(max_size=20) | st.text("sumcountdistinct()ab,=*1 ", max_size=20))
+def test_any_text_is_a_measure_or_refused(text: str) -> None:
+    try:
+        measure = Measure.parse("m", text)
+    except InvalidQuery:
+        return
+    assert Measure.parse("m", measure.to_text()) == measure
+
+
+# Binding
+
+
+def test_binding_compiles_against_the_columns_of_a_stream() -> None:
+    query = spec(where="bytes > 0", group_by=["carrier", "ok"], measures={"n": "count()", "kb": "sum(bytes / 1000)"})
+    bound = query.bind(COLUMNS)
+    assert bound.group_types == (pa.string(), pa.bool_()) and bound.spec is query
+    batch = pa.record_batch({"carrier": ["AA"], "bytes": [500], "delay": [0.5], "ok": [True]})
+    assert bound.where is not None and bound.where.array(batch).to_pylist() == [True]
+    count, kilobytes = bound.measures
+    assert count.argument is None
+    assert kilobytes.argument is not None and kilobytes.argument.array(batch).to_pylist() == [0.5]
+
+
+def test_event_time_is_a_column_of_every_stream() -> None:
+    query = spec(measures={"last": "max(event_time_ms)"}, group_by=["event_time_ms"])
+    assert query.bind({}).group_types == (pa.int64(),)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "reason"),
+    [
+        ("group_by.1", {"group_by": ["carrier", "url"]}, "unknown column; expected one of the columns carrier, bytes"),
+        ("where", {"where": "url = 'x'"}, "unknown column"),
+        ("where", {"where": "bytes + 1"}, "a boolean expression"),
+        ("where", {"where": "carrier > 5"}, "int64 and string"),
+        ("measures.s", {"measures": {"s": "sum(carrier)"}}, "sum does not take this type; .*int64 or float64"),
+        ("measures.s", {"measures": {"s": "sum(ok)"}}, "'bool'"),
+        ("measures.q", {"measures": {"q": "quantiles(carrier)"}}, "quantiles does not take this type"),
+        ("measures.m", {"measures": {"m": "max(url)"}}, "unknown column"),
+        ("measures.m", {"measures": {"m": "mean(NULL)"}}, "'null'"),
+    ],
+)
+def test_a_query_that_does_not_fit_the_stream_is_refused(field: str, changes: dict[str, Any], reason: str) -> None:
+    query = spec(**changes)
+    with pytest.raises(InvalidQuery, match=reason) as caught:
+        query.bind(COLUMNS)
+    assert caught.value.field == field
+
+
+def test_count_and_distinct_accept_every_type() -> None:
+    for column in COLUMNS:
+        spec(measures={"n": f"count({column})", "d": f"distinct({column})"}).bind(COLUMNS)
+
+
+def test_errors_survive_pickling() -> None:
+    try:
+        spec(name="Bad Name")
+    except InvalidQuery as error:
+        again = pickle.loads(pickle.dumps(error))
+        assert (again.field, again.value, again.accepted, str(again)) == (
+            "name",
+            "Bad Name",
+            error.accepted,
+            str(error),
+        )
+        assert again.code == "invalid-query"
+
+
+@pytest.mark.parametrize(
+    ("value", "since_ms", "text"),
+    [
+        ("2013-01-01T00:00:00Z", 1_356_998_400_000, "2013-01-01T00:00:00Z"),
+        ("2013-01-01T01:00:00.250+01:00", 1_356_998_400_250, "2013-01-01T00:00:00.250Z"),
+        (1_356_998_400_000, 1_356_998_400_000, "2013-01-01T00:00:00Z"),
+        ("beginning", MIN_TIME_MS, "beginning"),
+    ],
+)
+def test_since_is_a_time_or_the_beginning(value: Any, since_ms: int, text: str) -> None:
+    found = spec(since=value)
+    assert found.since_ms == since_ms
+    assert found.to_mapping()["since"] == text
+    assert QuerySpec.from_mapping(found.to_mapping()) == found
+
+
+def test_since_may_be_written_without_quotes_in_yaml() -> None:
+    text = "name: q\nfrom: s\nmeasures: {n: count()}\nwindow: {tumbling: 1h}\nsince: 2013-01-01T01:00:00+01:00\n"
+    assert QuerySpec.from_yaml(text).since_ms == 1_356_998_400_000
+    assert QuerySpec.from_yaml(text.replace("T01:00:00+01:00", "T00:00:00Z")).since_ms == 1_356_998_400_000
+    with pytest.raises(InvalidQuery, match=r"since: '2013-01-01' is not accepted; expected beginning, or RFC 3339"):
+        QuerySpec.from_yaml(text.replace("T01:00:00+01:00", ""))
+
+
+@pytest.mark.parametrize("value", ["2h", "yesterday", "2013-01-01", "2013-01-01T00:00:00", "", True, 1.5, [], 10**18])
+def test_another_since_is_refused(value: Any) -> None:
+    refused("since", "expected beginning, or RFC 3339 with an offset", since=value)
+
+
+def test_since_is_refused_where_it_could_not_be_right() -> None:
+    accuracy = {"error": "5%", "confidence": "95%"}
+    refused("since", "the times at which records arrived", since="beginning", accuracy=accuracy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "meant"),
+    [
+        ({"froms": "flights", "from": ...}, "froms", "from"),
+        ({"groupby": ["carrier"]}, "groupby", "group_by"),
+        ({"measures": {"n": "summ(bytes)"}}, "measures.n", "sum"),
+        ({"measures": {"n": "cuont()"}}, "measures.n", "count"),
+        ({"measures": {"n": "p99(bytes)"}}, "measures.n", "quantile"),
+        ({"measures": {"n": "percentile_approx(bytes, 0.99)"}}, "measures.n", "quantile"),
+        ({"measures": {"n": "stddev(bytes)"}}, "measures.n", "var"),
+        ({"measures": {"n": "approx_count_distinct(bytes)"}}, "measures.n", "distinct"),
+        ({"measures": {"n": "distinct(carrier, precison=12)"}}, "measures.n.precison", "precision"),
+        ({"where": "abbs(bytes) > 1"}, "where", "abs"),
+        ({"window": {"tumblin": "60s"}}, "window", "tumbling"),
+        ({"window": {"sliding": "60s", "evry": "30s"}}, "window.evry", "every"),
+        ({"budget": {"eror": {"n": 1}}}, "budget.eror", "error"),
+        ({"budget": {"error": {"m": 1}}, "measures": {"mm": "count()"}}, "budget.error.m", "mm"),
+        ({"cache": {"evictoin": "lru"}}, "cache.evictoin", "eviction"),
+        ({"cache": {"estimate": "acccc"}}, "cache.estimate", "acc"),
+        ({"accuracy": {"eror": "5%"}}, "accuracy.eror", "error"),
+    ],
+)
+def test_a_misspelt_word_is_refused_with_the_word_that_was_meant(
+    changes: dict[str, Any], field: str, meant: str
+) -> None:
+    refused(field, rf"did you mean {meant}\b", **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "meant"),
+    [
+        ({"group_by": ["carier"]}, "group_by.0", "carrier"),
+        ({"where": "byts > 1"}, "where", "bytes"),
+        ({"measures": {"n": "sum(dlay)"}}, "measures.n", "delay"),
+    ],
+)
+def test_a_misspelt_column_is_refused_with_the_column_that_was_meant(
+    changes: dict[str, Any], field: str, meant: str
+) -> None:
+    with pytest.raises(InvalidQuery, match=f"did you mean {meant}") as caught:
+        spec(**changes).bind(COLUMNS)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "whole"),
+    [
+        ("measures: {p99: quantiles(bytes, 0.99)}", "measures.p99", "quantiles(bytes, 0.99)"),
+        ("measures: {m: count(), t: top_k(bytes, 10, 5)}", "measures.t", "top_k(bytes, 10, 5)"),
+        ("measures: {n: count()}\n{where: coalesce(bytes, 0) > 1}", "where", "coalesce(bytes, 0) > 1"),
+    ],
+)
+def test_a_value_that_yaml_cuts_at_a_comma_is_refused_with_the_quotes_that_it_needs(
+    line: str, field: str, whole: str
+) -> None:
+    if "where" in line:
+        text = "{name: q, from: flights, measures: {n: count()}, window: {tumbling: 1h}, where: coalesce(bytes, 0) > 1}"
+    else:
+        text = f"name: q\nfrom: flights\nwindow: {{tumbling: 1h}}\n{line}\n"
+    with pytest.raises(InvalidQuery) as caught:
+        QuerySpec.from_yaml(text)
+    assert caught.value.field == field
+    assert f'"{whole}"' in caught.value.accepted
+
+
+@pytest.mark.parametrize("window", [{}, "60s", {"hopping": "5s"}, {"tumbling": "60s", "session": "5s"}, {"count": 10}])
+def test_each_window_that_the_refusal_of_a_window_offers_is_accepted(window: Any) -> None:
+    with pytest.raises(InvalidQuery) as caught:
+        spec(window=window)
+    for offered in re.findall(r"\{.*?\}", caught.value.accepted):
+        assert spec(window=yaml.safe_load(offered)).window is not None
