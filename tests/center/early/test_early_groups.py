@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.center.early.test_early_promise import least_covered
 
 from center.early import EarlyAnswerEstimator, GroupPrediction, Prediction
 from center.early import groups as group_module
@@ -35,6 +34,7 @@ from tests.center.accuracy_world import (
     spec,
     wait_ms,
 )
+from tests.center.early.test_early_promise import least_covered
 
 pytestmark = pytest.mark.slow
 

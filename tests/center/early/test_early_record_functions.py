@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.center.early.test_early_promise import least_covered
 
 from center.early.group_batch import UNKNOWN_RANGE
 from center.ledger import Phase
 from edge.core import SamplingSet
 from tests.center.accuracy_world import REF, WINDOW_MS, Site, World, exponential, first_answers, spec
+from tests.center.early.test_early_promise import least_covered
 from tests.edgewater.functions_world import Counting, install_functions
 
 pytestmark = pytest.mark.slow
