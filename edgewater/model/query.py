@@ -18,9 +18,10 @@ from sqlglot import exp
 
 from edgewater.model import algebra
 from edgewater.model.accuracy import Accuracy
+from edgewater.model.binding import BoundExpression
 from edgewater.model.caching import CacheSpec, format_fraction
 from edgewater.model.errors import InvalidQuery, did_you_mean
-from edgewater.model.expressions import BoundExpression, bind, bind_condition, bind_row
+from edgewater.model.expressions import bind, bind_condition, bind_row
 from edgewater.model.measure import NAME, NAME_ACCEPTED, Measure
 from edgewater.model.quantities import (
     duration_ms,

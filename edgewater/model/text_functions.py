@@ -1,18 +1,28 @@
-"""Computes the text functions of expressions on Arrow arrays and scalars. The result for a null is null.
+"""The text functions of expressions: their kernels on Arrow arrays and scalars, and their binding.
+
+The result for a null is null.
 
 Regular expressions run on RE2. For every pattern, the time of a match is linear in the length of the text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from sqlglot import exp
 
 from edgewater.model.arithmetic import Value
+from edgewater.model.binding import Binder, BoundExpression, Operator, inverted
 
 MAX_PATTERN = 1_000
 """Characters of a regular expression. Arrow compiles it for each batch."""
+MAX_GROWTH = 64
+"""A text that an expression builds may be so many times as long as the columns that it reads."""
+MAX_ADDED_BYTES = 4_096
+"""Bytes of literals in a text that an expression builds."""
 
 
 class InvalidPattern(ValueError):
@@ -93,3 +103,167 @@ def has_group(pattern: str) -> bool:
     except InvalidPattern:
         return False
     return True
+
+
+_STRING_FUNCTIONS: dict[type[exp.Expression], tuple[Callable[[Value], Value], pa.DataType]] = {
+    exp.Lower: (pc.utf8_lower, pa.string()),
+    exp.Upper: (pc.utf8_upper, pa.string()),
+    exp.Trim: (pc.utf8_trim_whitespace, pa.string()),
+    exp.Length: (lambda text: pc.cast(pc.utf8_length(text), pa.int64()), pa.int64()),
+}
+_TEXT_TESTS: dict[type[exp.Expression], Callable[[Value, str], Value]] = {
+    exp.StartsWith: pc.starts_with,
+    exp.EndsWith: pc.ends_with,
+    exp.Contains: pc.match_substring,
+    exp.RegexpLike: pc.match_substring_regex,
+}
+
+
+_BUILDS_TEXT = (exp.DPipe, exp.Concat, exp.Replace, exp.RegexpReplace)
+READ_ONCE_PER_TEXT = (
+    exp.Lower,
+    exp.Upper,
+    exp.Trim,
+    exp.Like,
+    exp.ILike,
+    exp.Substring,
+    exp.Left,
+    exp.Right,
+    exp.SplitPart,
+    exp.RegexpExtract,
+    *_TEXT_TESTS,
+    *_BUILDS_TEXT,
+)
+"""Operators that take longer per text than to find the distinct texts of a batch."""
+
+
+def _like(binder: Binder, node: exp.Binary) -> BoundExpression:
+    text = binder.text(node.left)
+    if not (isinstance(node.right, exp.Literal) and node.right.is_string):
+        raise binder.error(node, "LIKE with a string literal as its pattern")
+    pattern, folded = node.right.this, isinstance(node, exp.ILike)
+    matched = BoundExpression(pa.bool_(), lambda b: pc.match_like(text.evaluate(b), pattern, ignore_case=folded))
+    # Some sqlglot releases parse NOT LIKE into one node, others into two.
+    return inverted(matched) if node.args.get("negate") else matched
+
+
+def _string_function(binder: Binder, node: exp.Expression) -> BoundExpression:
+    inner = binder.text(node.this)
+    kernel, result = _STRING_FUNCTIONS[type(node)]
+    return BoundExpression(result, lambda b: kernel(inner.evaluate(b)))
+
+
+def _concatenation(binder: Binder, node: exp.DPipe | exp.Concat) -> BoundExpression:
+    operands = node.expressions if isinstance(node, exp.Concat) else list(node.flatten(unnest=False))
+    texts = [binder.as_text(operand) for operand in operands]
+    _check_growth(binder, node)
+    # As in PostgreSQL, concat leaves nulls out; with || one makes the result null.
+    nulls = {"null_handling": "replace", "null_replacement": ""} if isinstance(node, exp.Concat) else {}
+    return BoundExpression(
+        pa.string(), lambda b: pc.binary_join_element_wise(*(t.evaluate(b) for t in texts), "", **nulls)
+    )
+
+
+def _check_growth(binder: Binder, node: exp.Expression) -> None:
+    times, added = _growth(node)
+    if times > MAX_GROWTH or added > MAX_ADDED_BYTES:
+        accepted = f"a text of at most {MAX_GROWTH} times its columns and {MAX_ADDED_BYTES} bytes of literals"
+        raise binder.error(node, accepted)
+
+
+def _substring(binder: Binder, node: exp.Substring) -> BoundExpression:
+    text, usage = binder.text(node.this), "substring(text, start) or substring(text, start, length), in numbers"
+    start = binder.whole_number(node.args.get("start"), node, usage)
+    length = node.args.get("length")
+    count = None if length is None else binder.whole_number(length, node, usage)
+    if count is not None and count < 0:
+        raise binder.error(node, usage, "the length is negative")
+    return BoundExpression(pa.string(), lambda b: substring(text.evaluate(b), start, count))
+
+
+def _end(binder: Binder, node: exp.Left | exp.Right) -> BoundExpression:
+    text, count = (
+        binder.text(node.this),
+        binder.whole_number(node.expression, node, "a text and a number of characters"),
+    )
+    kernel = left if isinstance(node, exp.Left) else right
+    return BoundExpression(pa.string(), lambda b: kernel(text.evaluate(b), count))
+
+
+def _split_part(binder: Binder, node: exp.SplitPart) -> BoundExpression:
+    text, usage = binder.text(node.this), "split_part(text, '/', 2), with a literal delimiter and number"
+    delimiter = binder.text_literal(node.args.get("delimiter"), node, usage)
+    number = binder.whole_number(node.args.get("part_index"), node, usage)
+    if not delimiter or not number:
+        raise binder.error(node, usage, "the delimiter is empty or the number 0")
+    return BoundExpression(pa.string(), lambda b: split_part(text.evaluate(b), delimiter, number))
+
+
+def _replace(binder: Binder, node: exp.Replace | exp.RegexpReplace) -> BoundExpression:
+    text, usage = binder.text(node.this), "a text, a literal pattern and a literal replacement"
+    pattern = binder.text_literal(node.expression, node, usage)
+    replacement = binder.text_literal(node.args.get("replacement"), node, usage)
+    _check_growth(binder, node)
+    kernel = pc.replace_substring
+    if isinstance(node, exp.RegexpReplace):
+        _check_pattern(binder, lambda: check_pattern(pattern, replacement), node)
+        kernel = pc.replace_substring_regex
+    elif not pattern:
+        raise binder.error(node, usage, "the pattern is empty")
+    return BoundExpression(pa.string(), lambda b: kernel(text.evaluate(b), pattern=pattern, replacement=replacement))
+
+
+def _text_test(binder: Binder, node: exp.Expression) -> BoundExpression:
+    text, kernel = binder.text(node.this), _TEXT_TESTS[type(node)]
+    pattern = binder.text_literal(node.args.get("expression"), node, "a text and a literal")
+    if isinstance(node, exp.RegexpLike):
+        _check_pattern(binder, lambda: check_pattern(pattern), node)
+    return BoundExpression(pa.bool_(), lambda b: kernel(text.evaluate(b), pattern))
+
+
+def _regexp_extract(binder: Binder, node: exp.RegexpExtract) -> BoundExpression:
+    text, usage = binder.text(node.this), "regexp_extract(text, 'pattern') or with the number of a group"
+    pattern = binder.text_literal(node.expression, node, usage)
+    given = node.args.get("position")
+    group = int(has_group(pattern)) if given is None else binder.whole_number(given, node, usage)
+    if not 0 <= group <= 8:
+        raise binder.error(node, "the number of a group from 0 to 8")
+    _check_pattern(binder, lambda: check_group(pattern, group), node)
+    return BoundExpression(pa.string(), lambda b: regexp_extract(text.evaluate(b), pattern, group))
+
+
+def _check_pattern(binder: Binder, check: Callable[[], None], node: exp.Expression) -> None:
+    try:
+        check()
+    except InvalidPattern as exc:
+        accepted = "a regular expression of RE2, without references such as \\1 and without looking ahead or back"
+        raise binder.error(node, accepted, str(exc)) from None
+
+
+def _growth(node: exp.Expression) -> tuple[float, int]:
+    """Returns how long a text can get: the factor to the bytes of the columns, and the bytes of literals."""
+    if isinstance(node, exp.Column):
+        return 1.0, 0
+    if isinstance(node, exp.Literal):
+        return 0.0, len(node.name.encode())
+    if isinstance(node, exp.Predicate | exp.Connector | exp.Not):
+        return 0.0, 0
+    if isinstance(node, exp.Replace | exp.RegexpReplace):
+        times, added = _growth(node.this)
+        factor = 1 + len(node.args["replacement"].name.encode())
+        return times * factor, added * factor
+    parts = [_growth(child) for child in node.iter_expressions()]
+    return sum(times for times, _ in parts), sum(added for _, added in parts)
+
+
+OPERATORS: tuple[Operator, ...] = (
+    ((exp.Like, exp.ILike), _like, ("this", "expression", "negate")),
+    (tuple(_STRING_FUNCTIONS), _string_function, ("this",)),
+    ((exp.DPipe, exp.Concat), _concatenation, ("this", "expression", "expressions", "safe")),
+    (exp.Substring, _substring, ("this", "start", "length")),
+    ((exp.Left, exp.Right), _end, ("this", "expression")),
+    (exp.SplitPart, _split_part, ("this", "delimiter", "part_index")),
+    ((exp.Replace, exp.RegexpReplace), _replace, ("this", "expression", "replacement")),
+    (tuple(_TEXT_TESTS), _text_test, ("this", "expression")),
+    (exp.RegexpExtract, _regexp_extract, ("this", "expression", "position")),
+)

@@ -1,4 +1,6 @@
-"""Computes the calendar functions of expressions: parts of times, and the start of calendar units, in any time zone.
+"""The calendar functions of expressions: their kernels on Arrow arrays and scalars, and their binding.
+
+They compute parts of times, and the start of calendar units, in any time zone.
 
 Times are int64 ms since the epoch. Times outside the years 1 to 9999 give null.
 """
@@ -10,8 +12,12 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from sqlglot import exp
 
 from edgewater.model.arithmetic import Value
+from edgewater.model.binding import Binder, BoundExpression, Operator
+from edgewater.model.streams import TIME_COLUMN, type_name
+from edgewater.model.text_functions import MAX_PATTERN
 
 UTC = "UTC"
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
@@ -89,3 +95,70 @@ def _local(times: Value, zone: str) -> Value:
     if zone == UTC:
         return pc.cast(known, pa.timestamp("ms"))
     return pc.local_timestamp(pc.cast(known, pa.timestamp("ms", zone)))
+
+
+_TIME_PARTS: dict[type[exp.Expression], str] = {
+    exp.Year: "year", exp.Quarter: "quarter", exp.Month: "month", exp.Week: "week", exp.Day: "day",
+    exp.DayOfWeek: "isodow", exp.DayOfYear: "doy", exp.Hour: "hour", exp.Minute: "minute", exp.Second: "second",
+}  # fmt: skip
+
+
+def _time(binder: Binder, node: exp.Expression, parent: exp.Expression) -> tuple[BoundExpression, str]:
+    """Binds a time in ms, and returns the zone by which its calendar is read."""
+    zone = UTC
+    if isinstance(node, exp.AtTimeZone):
+        zone = binder.text_literal(node.args.get("zone"), parent, "a time zone such as 'Europe/Berlin'")
+        if not is_zone(zone):
+            raise binder.error(parent, "a time zone of the IANA database, such as 'Europe/Berlin'")
+        node = node.this
+    bound = binder.bind(node)
+    if not pa.types.is_int64(bound.type):
+        accepted = f"a time in ms since 1970, such as {TIME_COLUMN}"
+        raise binder.error(parent, accepted, f"its type is {type_name(bound.type)}")
+    return bound, zone
+
+
+def _time_part(binder: Binder, node: exp.Expression) -> BoundExpression:
+    return _part_of(binder, node, node.this, _TIME_PARTS[type(node)])
+
+
+def _extract(binder: Binder, node: exp.Extract) -> BoundExpression:
+    name = node.this.name.lower()
+    if name not in PARTS:
+        raise binder.error(node, f"one of the parts {', '.join(PARTS)}")
+    return _part_of(binder, node, node.expression, name)
+
+
+def _part_of(binder: Binder, node: exp.Expression, operand: exp.Expression, name: str) -> BoundExpression:
+    time, zone = _time(binder, operand, node)
+    return BoundExpression(pa.int64(), lambda b: part(time.evaluate(b), name, zone))
+
+
+def _date_trunc(binder: Binder, node: exp.DateTrunc) -> BoundExpression:
+    unit = node.args["unit"].name.lower()
+    if unit not in UNITS:
+        raise binder.error(node, f"one of the units {', '.join(UNITS)}")
+    time, zone = _time(binder, node.this, node)
+    return BoundExpression(pa.int64(), lambda b: truncated(time.evaluate(b), unit, zone))
+
+
+def bind_strftime(binder: Binder, node: exp.Anonymous) -> BoundExpression:
+    usage = "strftime(time, '%Y-%m-%d')"
+    if len(node.expressions) != 2:
+        raise binder.error(node, usage)
+    (time, zone), pattern = _time(binder, node.expressions[0], node), node.expressions[1]
+    layout = binder.text_literal(pattern, node, usage)
+    if len(layout) > MAX_PATTERN:
+        raise binder.error(node, f"a pattern of at most {MAX_PATTERN} characters")
+    try:
+        formatted(pa.array([0]), layout, zone)
+    except pa.ArrowInvalid as exc:
+        raise binder.error(node, usage, str(exc)) from None
+    return BoundExpression(pa.string(), lambda b: formatted(time.evaluate(b), layout, zone))
+
+
+OPERATORS: tuple[Operator, ...] = (
+    (tuple(_TIME_PARTS), _time_part, ("this",)),
+    (exp.Extract, _extract, ("this", "expression")),
+    (exp.DateTrunc, _date_trunc, ("unit", "this")),
+)

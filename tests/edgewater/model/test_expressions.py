@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgewater.model.binding import Binder, BoundExpression
 from edgewater.model.errors import InvalidQuery
-from edgewater.model.expressions import BoundExpression, _Binder, bind, bind_condition
+from edgewater.model.expressions import bind, bind_condition
 from edgewater.model.syntax import MAX_DEPTH, column_names, parse_sql
 from tests.examples import examples
 
@@ -426,13 +427,13 @@ def test_an_expression_that_is_nested_too_deeply_is_refused(text: str) -> None:
 @pytest.mark.parametrize("operator", ["+", "-", "*", "/", "%"])
 def test_each_operand_of_a_chain_is_bound_once(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[object] = []
-    original = _Binder.bind
+    original = Binder.bind
 
-    def counted(self: _Binder, node: Any) -> BoundExpression:
+    def counted(self: Binder, node: Any) -> BoundExpression:
         bound.append(node)
         return original(self, node)
 
-    monkeypatch.setattr(_Binder, "bind", counted)
+    monkeypatch.setattr(Binder, "bind", counted)
     operations = 10  # each doubled the work
     bind(parse_sql("i" + f" {operator} i" * operations, "where"), COLUMNS, "where")
     assert len(bound) == 2 * operations + 1
