@@ -212,8 +212,8 @@ KINDS = {
 }
 
 
-def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: float) -> tuple[Any, MemorySeries]:
-    """Runs `phases` phases, alternately without and with the attacker. Memory is sampled each `sample_s` seconds."""
+def _start(demo: Demo) -> list[int]:
+    """Starts the center, the queries and the edges. Returns the ports that the edges take pushes at."""
     demo.start_center()
     for spec in specs():
         demo.client.post("/v1/queries", json=spec).raise_for_status()
@@ -223,6 +223,12 @@ def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: f
         demo._start(name, ["edge", "run", demo._write(f"{name}.yaml", config)])
     for name, port in zip(EDGES, ports, strict=True):
         demo._until_ready(name, f"http://127.0.0.1:{port}/readyz")
+    return ports
+
+
+def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: float) -> tuple[Any, MemorySeries]:
+    """Runs `phases` phases, alternately without and with the attacker. Memory is sampled each `sample_s` seconds."""
+    ports = _start(demo)
     attacker = Attacker(demo)
     attacker.start()
     time.sleep(SETTLE_S)

@@ -176,32 +176,36 @@ def kafka(count: int, repeats: int) -> list[dict[str, Any]]:
             broker.kill()
 
 
-def mqtt(count: int, repeats: int) -> list[dict[str, Any]]:
-    """Each measurement reads the queue of a session of its own."""
+def _mqtt_client(port: int, session: str, on_message: Any = None) -> Any:
     import paho.mqtt.client as paho
 
-    from edge.sources.mqtt import KIND, RECEIVE_MAXIMUM, MqttConfig
+    from edge.sources.mqtt import RECEIVE_MAXIMUM
+
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, session, protocol=paho.MQTTv5, manual_ack=True)
+    properties = paho.Properties(paho.PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    properties.SessionExpiryInterval, properties.ReceiveMaximum = 3600, RECEIVE_MAXIMUM
+    client.on_message = on_message
+    client.connect("127.0.0.1", port, clean_start=False, properties=properties)
+    client.loop_start()
+    return client
+
+
+def _mqtt_subscribe(port: int, session: str) -> None:
+    subscribed, client = threading.Event(), _mqtt_client(port, session)
+    client.on_subscribe = lambda *_: subscribed.set()
+    client.subscribe("bench", 1)
+    assert subscribed.wait(60)
+    client.disconnect()
+    client.loop_stop()
+
+
+def mqtt(count: int, repeats: int) -> list[dict[str, Any]]:
+    """Each measurement reads the queue of a session of its own."""
+    from edge.sources.mqtt import KIND, MqttConfig
     from tests.edge.sources.test_mqtt import Broker
 
     given = lines("ndjson", count)
     schema = text_format("ndjson").schema
-
-    def connect(session: str, on_message: Any = None) -> paho.Client:
-        client = paho.Client(paho.CallbackAPIVersion.VERSION2, session, protocol=paho.MQTTv5, manual_ack=True)
-        properties = paho.Properties(paho.PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        properties.SessionExpiryInterval, properties.ReceiveMaximum = 3600, RECEIVE_MAXIMUM
-        client.on_message = on_message
-        client.connect("127.0.0.1", broker.port, clean_start=False, properties=properties)
-        client.loop_start()
-        return client
-
-    def subscribe(session: str) -> None:
-        subscribed, client = threading.Event(), connect(session)
-        client.on_subscribe = lambda *_: subscribed.set()
-        client.subscribe("bench", 1)
-        assert subscribed.wait(60)
-        client.disconnect()
-        client.loop_stop()
 
     def alone(session: str) -> int:
         seen, done = 0, threading.Event()
@@ -213,7 +217,7 @@ def mqtt(count: int, repeats: int) -> list[dict[str, Any]]:
             if seen == count:
                 done.set()
 
-        client = connect(session, on_message)
+        client = _mqtt_client(broker.port, session, on_message)
         assert done.wait(600)
         client.disconnect()
         client.loop_stop()
@@ -242,7 +246,7 @@ def mqtt(count: int, repeats: int) -> list[dict[str, Any]]:
             sessions = {run: [f"{run.__name__}-{n}" for n in range(repeats)] for run in (alone, source)}
             for names in sessions.values():
                 for name in names:
-                    subscribe(name)
+                    _mqtt_subscribe(broker.port, name)
             broker.send("bench", given)
             rows = []
             for name, run in (("mqtt, library alone", alone), ("mqtt, ndjson", source)):

@@ -32,13 +32,6 @@ def compare(
     df = spark.read.parquet(str(path))
     table = read_local(path)
     keys, values = table["key"].to_numpy(), np.sort(table["value"].to_numpy())
-    ranks = [float(q) for q in QS]
-
-    def rank_error(found: list[float]) -> float:
-        return float(
-            np.mean([abs(np.searchsorted(values, v) / len(values) - q) for v, q in zip(found, QS, strict=True)])
-        )
-
     theirs = {
         "hyperloglog (lgK 12)": F.hll_sketch_agg("key", 12),
         "count-min (eps 0.0013)": F.count_min_sketch("key", F.lit(0.0013), F.lit(0.99), F.lit(7)),
@@ -49,7 +42,6 @@ def compare(
         "count-min (eps 0.0013)": (CountMin(2048, 5), "key"),
         "kll (k 200)": (Kll(200), "value"),
     }
-    distinct = len(np.unique(keys))
     result: dict[str, dict[str, float]] = {}
     for name, expression in some(theirs.items()):
         aggregated = df.agg(expression.alias("s"))
@@ -63,20 +55,29 @@ def compare(
             "spark bytes": float(len(held)),
             "edgewater bytes": float(len(mine)),
         }
-        made: Any = from_bytes(mine)
-        if name.startswith("hyper"):
-            estimated = aggregated.select(F.hll_sketch_estimate("s").alias("n")).collect()[0].n
-            result[name] |= _errors(abs(estimated - distinct) / distinct, _off(made.query(Distinct()).value, distinct))
-        elif name.startswith("kll"):
-            columns = [F.kll_sketch_get_quantile_double("s", F.lit(q)).alias(f"q{i}") for i, q in enumerate(ranks)]
-            found = list(aggregated.select(*columns).collect()[0])
-            result[name] |= _errors(rank_error(found), rank_error([made.query(Quantile(q)).value for q in QS]))
-        else:
-            # Spark has no SQL function to query its count-min sketch, so there is no comparison of errors.
-            items, counts = np.unique(keys, return_counts=True)
-            off = [abs(made.query(Frequency(int(i))).value - n) / n for i, n in zip(items, counts, strict=True)]
-            result[name] |= {"edgewater error": float(np.mean(off))}
+        result[name] |= _sketch_errors(name, aggregated, from_bytes(mine), keys, values)
     return result
+
+
+def _sketch_errors(name: str, aggregated: Any, made: Any, keys: Any, values: Any) -> dict[str, float]:
+    from pyspark.sql import functions as F
+
+    def rank_error(quantiles: list[float]) -> float:
+        off = [abs(np.searchsorted(values, v) / len(values) - q) for v, q in zip(quantiles, QS, strict=True)]
+        return float(np.mean(off))
+
+    if name.startswith("hyper"):
+        distinct = len(np.unique(keys))
+        estimated = aggregated.select(F.hll_sketch_estimate("s").alias("n")).collect()[0].n
+        return _errors(abs(estimated - distinct) / distinct, _off(made.query(Distinct()).value, distinct))
+    if name.startswith("kll"):
+        columns = [F.kll_sketch_get_quantile_double("s", F.lit(float(q))).alias(f"q{i}") for i, q in enumerate(QS)]
+        theirs = list(aggregated.select(*columns).collect()[0])
+        return _errors(rank_error(theirs), rank_error([made.query(Quantile(q)).value for q in QS]))
+    # Spark has no SQL function to query its count-min sketch, so there is no comparison of errors.
+    items, counts = np.unique(keys, return_counts=True)
+    off = [abs(made.query(Frequency(int(i))).value - n) / n for i, n in zip(items, counts, strict=True)]
+    return {"edgewater error": float(np.mean(off))}
 
 
 def _off(value: float, truth: float) -> float:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,9 @@ def measure(smoke: bool, idle: int = IDLE, active: int = ACTIVE) -> dict[str, An
         return _measure(Path(directory), idle, active, seconds)
 
 
+Reading = tuple[float, float, int, float]
+
+
 class _Meter:
     """CPU seconds of the gateway and of this process, and the edges' heartbeats, since it was made."""
 
@@ -57,10 +61,10 @@ class _Meter:
         self._gateway, self._edges = gateway, edges
         self._before = self._read()
 
-    def _read(self) -> tuple[float, float, int, float]:
+    def _read(self) -> Reading:
         return cpu_s(self._gateway), cpu_s(), self._edges.heartbeats, time.perf_counter()
 
-    def read(self) -> tuple[float, float, int, float]:
+    def read(self) -> Reading:
         """Gateway, load generator, heartbeats, wall."""
         gateway, load, beats, at_s = (now - then for now, then in zip(self._read(), self._before, strict=True))
         return gateway, load, int(beats), at_s
@@ -108,7 +112,6 @@ def _measure(directory: Path, idle: int, active: int, seconds: int) -> dict[str,
         edges.close()
         gateway.kill()
         gateway.wait()
-    beat_us = rest[0] / max(rest[2], 1) * US
     return {
         "sessions": count,
         "active": active,
@@ -119,6 +122,23 @@ def _measure(directory: Path, idle: int, active: int, seconds: int) -> dict[str,
         "rejoin_after_restart_s": round(rejoined_s, 1),
         "asked_to_come_later_after_restart": edges.refused,
         "sessions_lost": lost,
+        "gateway_bytes_per_session": round(bytes_each),
+        **_costs(rest, busy, acked_ms, echo_ms),
+        "gateway_cpu_us": _cpu_us(rest, busy, len(acked_ms))
+        | {
+            "first_hello": round(join[0] / count * US),
+            "hello_after_restart": round(rejoin_cpu_s / count * US),
+        },
+    }
+
+
+def _cpu_us(rest: Reading, busy: Reading, acks: int) -> dict[str, int]:
+    beat_us = rest[0] / max(rest[2], 1) * US
+    return {"heartbeat": round(beat_us), "ack": round((busy[0] - busy[2] * beat_us / US) / acks * US)}
+
+
+def _costs(rest: Reading, busy: Reading, acked_ms: Sequence[float], echo_ms: Sequence[float]) -> dict[str, Any]:
+    return {
         "ack_ms_p50": round(float(np.quantile(acked_ms, 0.5)), 1),
         "ack_ms_p99": round(float(np.quantile(acked_ms, 0.99)), 1),
         "echo_ms_p99": round(float(np.quantile(echo_ms, 0.99)), 1) if echo_ms else None,
@@ -129,13 +149,6 @@ def _measure(directory: Path, idle: int, active: int, seconds: int) -> dict[str,
             "load generator at rest": round(rest[1] / rest[3], 3),
             "load generator busy": round(busy[1] / busy[3], 3),
         },
-        "gateway_cpu_us": {
-            "first_hello": round(join[0] / count * US),
-            "hello_after_restart": round(rejoin_cpu_s / count * US),
-            "heartbeat": round(beat_us),
-            "ack": round((busy[0] - busy[2] * beat_us / US) / len(acked_ms) * US),
-        },
-        "gateway_bytes_per_session": round(bytes_each),
     }
 
 

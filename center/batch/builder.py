@@ -70,9 +70,7 @@ def build(
     family = family_of(window)
     job_input = read_input(df, pattern, of, time, stratify_by)
     chosen = _strategy(pattern, window, job_input, strategy)
-    _check_time(pattern, family, time)
-    if null_times not in ("refuse", "count"):
-        raise InvalidRequest("null_times", null_times, '"refuse" or "count"')
+    _check_time(pattern, family, time, null_times)
     job = BatchJob(
         job_input.pattern,
         job_input.layout,
@@ -83,19 +81,17 @@ def build(
         whole=not pattern.properties.mergeable,
         source=int(getattr(pattern.fresh(), "source", 0)),
     )
-    if df.isStreaming:
-        _check_stream(chosen, family, window, lateness)
-    elif lateness is not None:
-        raise InvalidRequest("lateness", lateness, "a streaming DataFrame", "a batch has all its records")
+    _check_lateness(df, chosen, family, lateness)
+    return _named(_run(job_input, job, chosen, lateness), job)
+
+
+def _run(job_input: BatchInput, job: BatchJob, chosen: Strategy, lateness: str | None) -> DataFrame:
     if chosen.merge == "manager":
         from center.batch.ordered import build_ordered
 
-        result = build_ordered(job_input, job, chosen)
-    elif df.isStreaming:
-        result = keep_state(_compute(_divide(job_input, job, chosen), job), job, lateness)
-    else:
-        result = _merge(_compute(_divide(job_input, job, chosen), job), job, chosen)
-    return _named(result, job)
+        return build_ordered(job_input, job, chosen)
+    computed = _compute(_divide(job_input, job, chosen), job)
+    return keep_state(computed, job, lateness) if job.streaming else _merge(computed, job, chosen)
 
 
 def plan(synopsis: Any, *, window: Window | None = None, stratify_by: Any = None) -> Strategy:
@@ -115,7 +111,9 @@ def _strategy(
     return strategy
 
 
-def _check_time(pattern: SynopsisPattern, family: Family, time: ColumnLike | None) -> None:
+def _check_time(pattern: SynopsisPattern, family: Family, time: ColumnLike | None, null_times: str) -> None:
+    if null_times not in ("refuse", "count"):
+        raise InvalidRequest("null_times", null_times, '"refuse" or "count"')
     if time is not None:
         return
     if family is not Family.GLOBAL:
@@ -124,7 +122,11 @@ def _check_time(pattern: SynopsisPattern, family: Family, time: ColumnLike | Non
         raise InvalidRequest("time", None, "the column of event times", f"{pattern.kind} needs it")
 
 
-def _check_stream(chosen: Strategy, family: Family, window: Any, lateness: str | None) -> None:
+def _check_lateness(df: DataFrame, chosen: Strategy, family: Family, lateness: str | None) -> None:
+    if not df.isStreaming:
+        if lateness is not None:
+            raise InvalidRequest("lateness", lateness, "a streaming DataFrame", "a batch has all its records")
+        return
     if chosen.divide == "order_based" or chosen.merge != "merge":
         raise InvalidRequest(
             "df",
