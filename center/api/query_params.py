@@ -12,12 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from center.api.negotiation import FORMATS, negotiate
 from center.ledger import Phase
-from center.serving import MAX_ASKED, MeasureQuestions, require_possible
+from center.serving import MAX_ASKED, MAX_COMPUTED, ComputedValue, MeasureQuestions, RowSelection, require_possible
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec
 from edgewater.synopses.named_questions import read_confidence
 
 MAX_VALUES = MAX_ASKED
+MAX_TEXT = 2_000
 
 
 class QuestionParams(BaseModel):
@@ -78,6 +79,36 @@ class QuestionParams(BaseModel):
         int | None,
         Field(ge=1, description="Number of items of a `top_k`.", examples=[10]),
     ] = None
+    compute: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_COMPUTED,
+            description="`name: expression` over the numbers of a group, with +, -, * and /: another column with the"
+            " interval that follows from theirs.",
+            examples=[["error_rate: errors / requests"]],
+        ),
+    ] = []
+    having: Annotated[
+        str,
+        Field(
+            max_length=MAX_TEXT,
+            description="Only groups for which this SQL condition holds. It reads the columns of the answer as a table:"
+            " groups, `m`, `m_lower`, `m_upper`. `errors_lower > 100`: certainly more than 100.",
+            examples=["errors > 100 AND error_rate_lower > 0.01"],
+        ),
+    ] = ""
+    order: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_VALUES,
+            description="Column to sort the groups by; `-column`: descending. Repeated: the next ones decide between"
+            " equal values. Default: by group.",
+            examples=[["-error_rate"]],
+        ),
+    ] = []
+    limit_groups: Annotated[
+        int | None, Field(ge=1, description="Number of groups at most, the first of the order.", examples=[10])
+    ] = None
     values: Annotated[bool, Field(description="The values in a sample instead of its estimates.", examples=[True])] = (
         False
     )
@@ -105,6 +136,8 @@ class QuestionParams(BaseModel):
             top=self.top,
             values=self.values,
             confidence=read_confidence(self.confidence),
+            computed=_computed(self.compute, spec),
+            selection=RowSelection(self.having.strip(), tuple(self.order), self.limit_groups),
         )
         named = [m for m in spec.measures if not questions.measures or m.name in questions.measures]
         require_possible(questions, {m.name: m.stack(None) for m in named})
@@ -130,6 +163,13 @@ class AnswerParams(QuestionParams):
     def form(self, accept: str | None) -> str:
         """The requested form. Raises HttpProblem if `accept` includes none."""
         return negotiate(accept) if self.format is None else FORMATS[self.format]
+
+
+def _computed(texts: list[str], spec: QuerySpec) -> tuple[ComputedValue, ...]:
+    computed = tuple(ComputedValue.parse(text, spec) for text in dict.fromkeys(texts))
+    if len({value.name for value in computed}) < len(computed):
+        raise InvalidRequest("compute", texts, "each name once")
+    return computed
 
 
 def _groups(texts: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:

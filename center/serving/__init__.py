@@ -4,6 +4,7 @@
 """
 
 from center.serving.cells import csv_table
+from center.serving.computed import MAX_COMPUTED, ComputedValue, RowSelection
 from center.serving.evaluator import AnsweredWindows, Evaluator, WindowAnswer
 from center.serving.explanation import edge_statements, explain_value, value_of_group
 from center.serving.function_values import SEED, function_confidence
@@ -17,12 +18,15 @@ from center.serving.synopsis_cache import SynopsisCache
 __all__ = [
     "EVERY_ACCEPTED",
     "MAX_ASKED",
+    "MAX_COMPUTED",
     "NO_QUESTIONS",
     "SEED",
     "AnsweredWindows",
+    "ComputedValue",
     "Evaluator",
     "Intervals",
     "MeasureQuestions",
+    "RowSelection",
     "StoredWindows",
     "SynopsisCache",
     "WindowAnswer",

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from center.serving.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart
+from center.serving.computed import ALL_ROWS, ComputedValue, RowSelection
 from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
 from center.serving.own_error import OwnError
 from edgewater.model.errors import InvalidRequest
@@ -73,6 +74,8 @@ class MeasureQuestions:
         measures: the measures to include; (): all.
         groups: (column, accepted values as text; `render.denoted_values`); groups must match all columns named, and
             others are not rendered.
+        computed: values to compute from measures.
+        selection: the rows to include, after `groups`.
     """
 
     quantiles: tuple[float, ...] | None = None
@@ -85,6 +88,8 @@ class MeasureQuestions:
     values: bool = False
     confidence: float | None = None
     measures: tuple[str, ...] = ()
+    computed: tuple[ComputedValue, ...] = ()
+    selection: RowSelection = ALL_ROWS
 
     def __post_init__(self) -> None:
         if self.quantiles is not None:
@@ -107,6 +112,11 @@ class MeasureQuestions:
 
 
 NO_QUESTIONS = MeasureQuestions()
+
+
+def includes(questions: MeasureQuestions, measure: Measure) -> bool:
+    """Returns whether an answer to the questions shows a measure."""
+    return not questions.measures or measure.name in questions.measures
 
 
 class Widening(Protocol):

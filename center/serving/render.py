@@ -18,13 +18,15 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.results import AnswerRecord
-from center.serving.cells import NOT_FINITE, Cell, CellPart, csv_table, equal_cells, plain_key
+from center.serving.cells import NOT_FINITE, Cell, CellPart, IntervalPart, csv_table, equal_cells, plain_key
+from center.serving.computed import row_intervals
 from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
 from center.serving.measures import (
     DEFAULT_QUANTILES,
     NO_QUESTIONS,
     MeasureEvaluator,
     MeasureQuestions,
+    includes,
     is_incomplete,
     lacking_rows,
     may_count_twice,
@@ -296,6 +298,7 @@ def answer_rows(
         is_sorted: whether the rows are sorted by group, which costs as much as to read them.
         codes: the rows, some of those that the questions select, in their order (`AnswerRows.codes`); None: all.
     """
+    is_subset = codes is not None
     withheld = GroupsWithheld.of(spec, read_bounds(record.quality["error"]["withheld"]))
     predictions = record.quality.get("prediction")
     completeness = record.quality["completeness"]
@@ -350,9 +353,20 @@ def answer_rows(
         own = new_error(isinstance(stack, SampleStack | RowSampleStack))
         return MeasureEvaluator(measure, stack, questions, partial(widen, measure), confidence, own)
 
-    shown = [evaluator(m) for m in spec.measures if not questions.measures or m.name in questions.measures]
-    values = tuple(MeasureValues(e.measure.name, tuple(e.parts()), e.own) for e in shown)
-    return AnswerRows(groups, values, len(order), withheld, order)
+    needs_all = questions.computed or questions.selection.is_needed
+    shown = [evaluator(m) for m in spec.measures if needs_all or includes(questions, m)]
+    values = [MeasureValues(e.measure.name, tuple(e.parts()), e.own) for e in shown]
+    intervals = row_intervals({v.name: v.parts for v in values}) if needs_all else {}
+    for value in questions.computed:
+        estimates = value.estimates(intervals, spec.measures)
+        intervals[value.name] = estimates
+        values.append(MeasureValues(value.name, (IntervalPart("", estimates),), OwnError()))
+    names = {m.name for m in spec.measures if includes(questions, m)} | {v.name for v in questions.computed}
+    rows = AnswerRows(groups, tuple(v for v in values if v.name in names), len(order), withheld, order)
+    if is_subset or not questions.selection.is_needed:
+        return rows
+    chosen = questions.selection.rows(groups, intervals, len(order))
+    return answer_rows(record, spec, questions, new_error, merged, is_sorted, order[chosen])
 
 
 def group_cells(groups: Mapping[str, pa.Array], rows: int) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from center.serving.cells import Cell, intervals
 from center.serving.measures import (
     WHOLE,
     MeasureQuestions,
+    includes,
     is_incomplete,
     may_count_twice,
     widen_by_missing,
@@ -26,7 +27,7 @@ from center.serving.measures import (
 )
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
-from edgewater.synopses import GroupedAggregate, Stack
+from edgewater.synopses import Estimates, GroupedAggregate, Stack
 from edgewater.synopses.named_questions import merge_groups
 from edgewater.synopses.rests import NOTHING, has_exact_rest, union_of_rests, with_rest
 from edgewater.wire import Rest
@@ -101,9 +102,10 @@ def answer_totals(
     if "merged_into_ms" in quality or quality["rests"] is None:
         return {"total": {}, "rest": {}}
     rests, total, rest = Rests.of(quality), dict[str, Cell](), dict[str, float | None]()
+    numbers: dict[str, Estimates] = {}
     for measure in spec.measures:
         groups = rests.stack_without_data(measure) if merged is None else merged.measures[measure.name]
-        if not has_exact_rest(groups) or (questions.measures and measure.name not in questions.measures):
+        if not has_exact_rest(groups) or not (questions.computed or includes(questions, measure)):
             continue
         if _is_sampled(spec, quality):
             total[measure.name] = _UNKNOWN
@@ -113,11 +115,19 @@ def answer_totals(
         estimates = widen_by_missing(stack.query(), measure, np.array([lacks]))
         if may_count_twice(quality["completeness"]):
             estimates = without_bounds(estimates)
+        numbers[measure.name] = estimates
         total[measure.name] = intervals(estimates, stack.kind in WHOLE)[0]
         if measure.function.error == "sum":
             amount = rests.get(measure.name)
             rest[measure.name] = None if lacks or amount is None else _amount(measure, amount)
-    return {"total": total, "rest": rest}
+    for value in questions.computed:
+        if value.reads() <= set(numbers):
+            total[value.name] = intervals(value.estimates(numbers, spec.measures), False)[0]
+    hidden = {m.name for m in spec.measures if not includes(questions, m)}
+    return {
+        "total": {name: cell for name, cell in total.items() if name not in hidden},
+        "rest": {name: amount for name, amount in rest.items() if name not in hidden},
+    }
 
 
 def _is_sampled(spec: QuerySpec, quality: Mapping[str, Any]) -> bool:

@@ -196,7 +196,7 @@ class Query(QueryData):
         Args:
             group: only groups with these values: column -> value, or a list of values.
             questions: the API's question parameters: measure, quantile, item, contains, rank, range, top, values,
-                confidence. Each may be a list.
+                confidence, compute, having, order, limit_groups. Each may be a list.
         """
         return self._run(flows.latest(self.name, question_params(group, questions), self._build))
 

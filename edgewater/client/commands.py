@@ -39,18 +39,25 @@ def asks_center(command: Command) -> Command:
 
 
 def selects(command: Command) -> Command:
-    """Adds the options that select groups and measures; passes them as `questions`."""
+    """Adds the options that select groups, measures and computed values; passes them as `questions`."""
 
     @click.option("--group", "groups", multiple=True, metavar="COLUMN:VALUE", help="Only this group; may be repeated.")
     @click.option("--measure", "measures", multiple=True, help="Only this measure; may be repeated.")
     @click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Of the intervals.")
+    @click.option(
+        "--compute",
+        multiple=True,
+        metavar="NAME:EXPRESSION",
+        help="Another column, such as 'error_rate: errors / requests'; may be repeated.",
+    )
+    @click.option("--having", metavar="CONDITION", help="Only groups such as 'errors_lower > 100', certainly over 100.")
+    @click.option("--order", multiple=True, metavar="COLUMN", help="Sort groups; -COLUMN: descending; may be repeated.")
+    @click.option("--limit-groups", type=click.IntRange(1), help="Only so many groups, the first of the order.")
     @functools.wraps(command)
-    def wrapped(
-        *args: Any, groups: tuple[str, ...], measures: tuple[str, ...], confidence: float | None, **kw: Any
-    ) -> Any:
+    def wrapped(*args: Any, groups: tuple[str, ...], measures: tuple[str, ...], **kw: Any) -> Any:
         questions: dict[str, Any] = {"group": _groups(groups), "measure": list(measures)}
-        if confidence is not None:
-            questions["confidence"] = confidence
+        asked = {name: kw.pop(name) for name in ("confidence", "compute", "having", "order", "limit_groups")}
+        questions |= {name: list(v) if isinstance(v, tuple) else v for name, v in asked.items() if v}
         return command(*args, questions=questions, **kw)
 
     return wrapped

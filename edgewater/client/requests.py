@@ -174,7 +174,10 @@ def moment(value: Moment | None, name: str) -> str | None:
         raise InvalidRequest(name, value, TIME_ACCEPTED) from None
 
 
-QUESTIONS = ("measure", "quantile", "item", "contains", "rank", "range", "top", "values", "confidence")
+QUESTIONS = (
+    "measure", "quantile", "item", "contains", "rank", "range", "top", "values", "confidence",
+    "compute", "having", "order", "limit_groups",
+)  # fmt: skip
 """The question parameters of the API besides `group`."""
 
 

@@ -252,6 +252,12 @@ def test_a_missing_group_value_is_asked_for_as_null(desk):
         ("start=99999999999999999", "start", "RFC 3339"),
         (f"start={T0}&end={T0 - 1}", "end", "not before start"),
         ("cursor=x", "cursor", "cursor"),
+        ("compute=n / miles", "compute", "name: expression"),
+        ("compute=each: miles / m", "compute", "unknown number m"),
+        ("having=n >", "having", "SQL expression"),
+        ("having=m > 1", "having", "unknown column"),
+        ("order=-m", "order", "unknown column m"),
+        ("limit_groups=0", "limit_groups", "greater than or equal to 1"),
     ],
 )
 def test_a_wrong_parameter_is_named_with_what_is_accepted(two_hours, asked, field, said):
@@ -271,6 +277,21 @@ def test_unanswerable_questions_are_refused_and_exact_measures_accept_any_confid
     assert refused.status_code == 422 and refused.json()["field"] == "quantile"
     assert "n: count; miles: count, sum" in refused.json()["accepted"]
     assert desk.get("/v1/queries/flights/latest?confidence=0.99").json()["confidence"] == 1
+
+
+def test_computed_values_and_the_selection_of_groups_are_part_of_every_answer(desk):
+    desk.connect("jfk")
+    query = desk.register()
+    desk.report(query, "jfk", T0, {"UA": 4, "AA": 1, "DL": 3})
+    asked = "compute=per_flight: miles / n&having=n_lower >= 3&order=-n&limit_groups=1&measure=n"
+    (row,) = desk.get(f"/v1/queries/flights/latest?{asked}").json()["data"]
+    assert row["group"] == {"carrier": "UA"} and set(row) == {"group", "n", "per_flight"}
+    page = desk.get(f"/v1/queries/flights/windows?{asked}").json()
+    assert page["answers"][0]["data"] == [row]
+    csv = desk.get(f"/v1/queries/flights/latest?{asked}", headers={"Accept": "text/csv"}).text.splitlines()
+    assert csv[0].endswith('"per_flight","per_flight_lower","per_flight_upper"') and len(csv) == 2
+    hour = desk.get(f"/v1/queries/flights/rollup?every=2h&{asked}").json()
+    assert [r["group"] for r in hour["answers"][0]["data"]] == [{"carrier": "UA"}]
 
 
 def test_quantiles_are_given_at_the_ranks_that_are_asked_for(desk):
