@@ -8,11 +8,10 @@ and live streams are joined from the same pieces.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from io import BytesIO
@@ -24,11 +23,9 @@ from cachetools import LRUCache
 
 from center.api.negotiation import ARROW, CSV, JSON
 from center.catalog import RegisteredQuery
-from center.ledger import Violation, with_violations
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, csv_table, render, to_stated_table
-from edgewater.model.errors import InvalidInput
-from edgewater.model.timestamps import rfc3339
+from center.serving.answer_tables import as_far_as_readable, to_json, with_quality
 
 R = TypeVar("R")
 RELEASE = version("edgewater")
@@ -93,7 +90,7 @@ class AnswerRenderer:
         if held is not None:
             return held
         # Two threads may render the same answer at once: cheaper than to let all threads wait for the slowest.
-        rendered = _as_far_as_readable(
+        rendered = as_far_as_readable(
             lambda r: _answer_json(render(r, query.spec, questions, summary=summary, base=base)), record
         )
         with self._lock:
@@ -125,7 +122,7 @@ class AnswerRenderer:
         """As `answers`, of answers that are stored nowhere and therefore not cached."""
         if form == JSON:
             make = partial(render, spec=query.spec, questions=questions)
-            return _page_json(query, page, (_answer_json(_as_far_as_readable(make, r)) for r in records))
+            return _page_json(query, page, (_answer_json(as_far_as_readable(make, r)) for r in records))
         return self.table(records, query, questions, form)
 
     def table(
@@ -134,8 +131,10 @@ class AnswerRenderer:
         """Answers as CSV or as an Arrow IPC stream, with what every row has to state: window, phase, revision, when it
         was given, completeness, contract, and what edges withhold."""
         make = partial(to_stated_table, spec=query.spec, questions=questions)
-        stated = [_as_far_as_readable(make, record) for record in records]
-        tables = [with_quality(*each, record, form) for each, record in zip(stated, records, strict=True)]
+        stated = [as_far_as_readable(make, record) for record in records]
+        tables = [
+            with_quality(*each, record, text_times=form == CSV) for each, record in zip(stated, records, strict=True)
+        ]
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         sink = BytesIO()
         if form == CSV:
@@ -155,55 +154,6 @@ def _page_json(query: RegisteredQuery, page: Page | None, answers: Iterable[byte
         head["range"] = {"start": page.start, "end": page.end, "limit": page.limit}
         head["next_cursor"] = page.next_cursor
     return to_json(head)[:-1] + b',"answers":[' + b",".join(answers) + b"]}"
-
-
-def stated_table(record: AnswerRecord, query: RegisteredQuery) -> pa.Table:
-    """Returns an answer as the table that `AnswerRenderer.table` writes."""
-    make = partial(to_stated_table, spec=query.spec)
-    return with_quality(*_as_far_as_readable(make, record), record, ARROW)
-
-
-def _as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) -> R:
-    """Renders an answer; if its merged data raise anything but an error of the request, without data, and says so.
-
-    The other windows of a page, and the other queries of a live stream, do not depend on it.
-    """
-    try:
-        return make(record)
-    except InvalidInput:
-        raise
-    except Exception as exc:
-        where = f"query {record.query.name}@{record.query.version}, window at {record.window_start_ms}"
-        log.exception("%s, revision %d: its data cannot be evaluated", where, record.revision)
-        message = f"the merged data of the window cannot be evaluated ({type(exc).__name__}); see the center's log"
-        contract = with_violations(record.quality["contract"], [Violation("unreadable-data", message)])
-        return make(replace(record, synopsis=None, quality={**record.quality, "contract": contract, "rests": None}))
-
-
-def with_quality(table: pa.Table, members: Mapping[str, Any], record: AnswerRecord, form: str) -> pa.Table:
-    """Prepends the answer's own columns, so that no row looks complete, exact or as promised if it is not."""
-    quality = members["quality"]
-    codes = [violation["code"] for violation in members["contract"]["violations"]]
-    metadata = {
-        "window_start": _time(record.window_start_ms, form),
-        "window_end": _time(record.window_end_ms, form),
-        "phase": pa.scalar(record.phase.value, pa.string()),
-        "revision": pa.scalar(record.revision, pa.int64()),
-        "completeness": pa.scalar(quality["completeness"]["ratio"], pa.float64()),
-        "given_at": _time(record.answered_at_ms, form),
-        "contract": pa.scalar("; ".join(codes) or "met", pa.string()),
-        "withheld": pa.scalar(to_json(quality["error"]["withheld"]).decode(), pa.string()),
-    }
-    taken = set(table.column_names)
-    for at, (name, value) in enumerate(metadata.items()):
-        while name in taken:  # a group column or a measure has that name
-            name = f"answer_{name}"
-        table = table.add_column(at, name, pa.repeat(value, table.num_rows))
-    return table
-
-
-def _time(millis: int, form: str) -> pa.Scalar:
-    return pa.scalar(rfc3339(millis), pa.string()) if form == CSV else pa.scalar(millis, pa.timestamp("ms", "UTC"))
 
 
 def entity_tag(
@@ -230,8 +180,3 @@ def _answer_json(answer: dict[str, Any]) -> bytes:
     before, after = to_json({**answer, "data": []}).split(b'"data":[]', 1)
     data = b",".join(to_json(rows[at : at + SLICE_ROWS])[1:-1] for at in slices)
     return b"".join((before, b'"data":[', data, b"]", after))
-
-
-def to_json(value: object) -> bytes:
-    """JSON without white space, UTF-8. Raises ValueError for NaN and infinity."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

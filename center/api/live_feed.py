@@ -26,13 +26,14 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from cachetools import LRUCache
 
-from center.api.answer_cache import AnswerRenderer, to_json
+from center.api.answer_cache import AnswerRenderer
 from center.api.edge_progress import EdgeProgress
 from center.api_access import ANYONE, Principal
 from center.catalog import RegisteredQuery
 from center.ledger import Phase
 from center.results import AnswerRecord, NewestAnswers, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
+from center.serving.answer_tables import to_json
 from edgewater.model.errors import NotFound, StorageError
 from edgewater.wire import QueryRef
 

@@ -9,24 +9,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from center.api.answer_cache import stated_table
 from center.api.services import Services
-from center.catalog import Catalog, RegisteredQuery
-from center.ledger import Phase, Quality
-from center.results import AnswerRecord
+from center.catalog import RegisteredQuery
+from center.ledger import Phase
+from center.serving.answer_tables import TIME, empty_table, stated_answer, with_types, without_zone
 from edgewater.model.errors import InvalidQuery
-from edgewater.model.query import QuerySpec
 from edgewater.model.streams import type_name
 from edgewater.model.timestamps import rfc3339
-from edgewater.wire import QueryRef
 
 MAX_ROWS = 200_000
 """The most rows of all tables that a SELECT reads, together."""
 CHUNK = 100
 """Windows that are read at once."""
 CHUNK_BYTES = 4 << 20
-TIME = pa.timestamp("ms")
-"""Times are UTC without a zone, since DuckDB reads times with a zone in the zone of the machine."""
 
 
 def query_table(
@@ -44,7 +39,7 @@ def query_table(
     while True:
         chunk, cursor = center.results.windows(query.ref, start_ms, end_ms, CHUNK, cursor, Phase.EARLY, CHUNK_BYTES)
         for record in chunk:
-            tables.append(_without_zone(stated_table(record, query)))
+            tables.append(without_zone(stated_answer(record, query)[0]))
             rows += tables[-1].num_rows
             if rows > most_rows:
                 accepted = (
@@ -55,30 +50,7 @@ def query_table(
                 reason = f"its answers up to the window at {reached} have more than {most_rows} rows"
                 raise InvalidQuery("sql", query.ref.name, accepted, reason)
         if cursor is None:
-            return _cast(pa.concat_tables(tables, promote_options="permissive"), tables[0].schema)
-
-
-def empty_table(catalog: Catalog, spec: QuerySpec) -> pa.Table:
-    """Returns the table of a query without answers. A key whose type is not known yet is a text."""
-    quality = Quality(0, (), 0, 0, 0, 0, {}, {}).to_mapping()
-    record = AnswerRecord(0, QueryRef(spec.name, 0), 0, 0, 0, Phase.EARLY, 0, 0, quality, None)
-    table = _without_zone(stated_table(record, RegisteredQuery(record.query, spec, 0, None)))
-    known = dict(zip(spec.group_by, key_types(catalog, spec), strict=True))
-    fields = [f.with_type(known.get(f.name, f.type)) for f in table.schema]
-    return _cast(table.slice(0, 0), pa.schema(fields))
-
-
-def key_types(catalog: Catalog, spec: QuerySpec) -> Sequence[pa.DataType]:
-    """Returns the types of the columns of `group_by`, as the stream's declaration or an edge gives them."""
-    declared = catalog.declared_streams().get(spec.stream)
-    served = [declared.types] if declared is not None else []
-    served += [s.columns for e in catalog.edges() if not e.retired and (s := e.stream(spec.stream)) is not None]
-    for columns in served:
-        try:
-            return spec.bind(columns).group_types
-        except InvalidQuery:
-            continue
-    return [pa.string()] * len(spec.group_by)
+            return with_types(pa.concat_tables(tables, promote_options="permissive"), tables[0].schema)
 
 
 def columns_of(table: pa.Table) -> list[tuple[str, str]]:
@@ -119,15 +91,3 @@ def _json(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): _json(v) for k, v in value.items()}
     return str(value)
-
-
-def _without_zone(table: pa.Table) -> pa.Table:
-    fields = [f.with_type(TIME) if pa.types.is_timestamp(f.type) else f for f in table.schema]
-    return table.cast(pa.schema(fields))
-
-
-def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Casts columns of nulls to the types that are known."""
-    types = {f.name: f.type for f in schema}
-    fields = [f.with_type(types.get(f.name, f.type)) if pa.types.is_null(f.type) else f for f in table.schema]
-    return table.cast(pa.schema(fields))

@@ -29,10 +29,11 @@ from center.api.models import (
 from center.api.negotiation import SQL
 from center.api.openapi import problems
 from center.api.services import Center, Services
-from center.api.sql_tables import columns_of, empty_table
+from center.api.sql_tables import columns_of
 from center.api.waiting import explain
 from center.api_access import Principal
 from center.catalog import COMPONENTS, EdgeRecord, RegisteredQuery, component_status, expected_edges
+from center.serving.answer_tables import empty_table
 from edgewater.model.errors import InvalidQuery, NotFound, did_you_mean
 from edgewater.model.query import QuerySpec
 from edgewater.model.sql import to_sql

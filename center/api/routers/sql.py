@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from center.api.access import READS, begin_edit, caller, require
-from center.api.answer_cache import to_json
 from center.api.bodies import read_body, read_document
 from center.api.explain_models import DryRun
 from center.api.models import Column, Edge, RegisteredAnswer, StreamColumns, StreamList
@@ -25,10 +24,11 @@ from center.api.routers.functions import functions
 from center.api.routers.queries import read_spec, register_query
 from center.api.services import Center, Services
 from center.api.sql_select import CheckedSelect, check_select
-from center.api.sql_tables import MAX_ROWS, columns_of, empty_table, query_table, rows_table, to_rows
+from center.api.sql_tables import MAX_ROWS, columns_of, query_table, rows_table, to_rows
 from center.api.time_params import Time
 from center.api_access import Principal
 from center.serving import csv_table
+from center.serving.answer_tables import empty_table, to_json
 from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
 from edgewater.model.sql import (
     CreateQuery,

@@ -1,0 +1,123 @@
+"""Answers as tables with a row per group: what CSV, Arrow, `SELECT … FROM query` and sinks have in common."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from center.catalog import Catalog, RegisteredQuery
+from center.ledger import Phase, Quality, Violation, with_violations
+from center.results import AnswerRecord
+from center.serving.render import to_stated_table
+from edgewater.model.errors import InvalidInput, InvalidQuery
+from edgewater.model.query import QuerySpec
+from edgewater.model.timestamps import rfc3339
+from edgewater.wire import QueryRef
+
+R = TypeVar("R")
+TIME = pa.timestamp("ms")
+"""Times are UTC without a zone, since DuckDB reads times with a zone in the zone of the machine."""
+
+log = logging.getLogger(__name__)
+
+
+def to_json(value: object) -> bytes:
+    """Returns JSON without white space, UTF-8. Raises ValueError for NaN and infinity."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def stated_answer(record: AnswerRecord, query: RegisteredQuery) -> tuple[pa.Table, dict[str, Any]]:
+    """Returns an answer as a table with the columns of `with_quality`, and the members of its JSON without the data."""
+    table, members = as_far_as_readable(partial(to_stated_table, spec=query.spec), record)
+    return with_quality(table, members, record), members
+
+
+def as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) -> R:
+    """Renders an answer; if its merged data raise anything but an error of the request, without data, and says so.
+
+    The other windows of a page, and the other queries of a live stream, do not depend on it.
+    """
+    try:
+        return make(record)
+    except InvalidInput:
+        raise
+    except Exception as exc:
+        where = f"query {record.query.name}@{record.query.version}, window at {record.window_start_ms}"
+        log.exception("%s, revision %d: its data cannot be evaluated", where, record.revision)
+        message = f"the merged data of the window cannot be evaluated ({type(exc).__name__}); see the center's log"
+        contract = with_violations(record.quality["contract"], [Violation("unreadable-data", message)])
+        return make(replace(record, synopsis=None, quality={**record.quality, "contract": contract, "rests": None}))
+
+
+def with_quality(
+    table: pa.Table, members: Mapping[str, Any], record: AnswerRecord, *, text_times: bool = False
+) -> pa.Table:
+    """Prepends the answer's own columns, so that no row looks complete, exact or as promised if it is not.
+
+    Args:
+        text_times: times are RFC 3339 instead of timestamps.
+    """
+
+    def time(millis: int) -> pa.Scalar:
+        return pa.scalar(rfc3339(millis), pa.string()) if text_times else pa.scalar(millis, pa.timestamp("ms", "UTC"))
+
+    quality = members["quality"]
+    codes = [violation["code"] for violation in members["contract"]["violations"]]
+    metadata = {
+        "window_start": time(record.window_start_ms),
+        "window_end": time(record.window_end_ms),
+        "phase": pa.scalar(record.phase.value, pa.string()),
+        "revision": pa.scalar(record.revision, pa.int64()),
+        "completeness": pa.scalar(quality["completeness"]["ratio"], pa.float64()),
+        "given_at": time(record.answered_at_ms),
+        "contract": pa.scalar("; ".join(codes) or "met", pa.string()),
+        "withheld": pa.scalar(to_json(quality["error"]["withheld"]).decode(), pa.string()),
+    }
+    taken = set(table.column_names)
+    for at, (name, value) in enumerate(metadata.items()):
+        while name in taken:  # a group column or a measure has that name
+            name = f"answer_{name}"
+        table = table.add_column(at, name, pa.repeat(value, table.num_rows))
+    return table
+
+
+def empty_table(catalog: Catalog, spec: QuerySpec) -> pa.Table:
+    """Returns the table of a query without answers. A key whose type is not known yet is a text."""
+    quality = Quality(0, (), 0, 0, 0, 0, {}, {}).to_mapping()
+    record = AnswerRecord(0, QueryRef(spec.name, 0), 0, 0, 0, Phase.EARLY, 0, 0, quality, None)
+    table = without_zone(stated_answer(record, RegisteredQuery(record.query, spec, 0, None))[0])
+    known = dict(zip(spec.group_by, _key_types(catalog, spec), strict=True))
+    fields = [f.with_type(known.get(f.name, f.type)) for f in table.schema]
+    return with_types(table.slice(0, 0), pa.schema(fields))
+
+
+def _key_types(catalog: Catalog, spec: QuerySpec) -> Sequence[pa.DataType]:
+    """Returns the types of the columns of `group_by`, as the stream's declaration or an edge gives them."""
+    declared = catalog.declared_streams().get(spec.stream)
+    served = [declared.types] if declared is not None else []
+    served += [s.columns for e in catalog.edges() if not e.retired and (s := e.stream(spec.stream)) is not None]
+    for columns in served:
+        try:
+            return spec.bind(columns).group_types
+        except InvalidQuery:
+            continue
+    return [pa.string()] * len(spec.group_by)
+
+
+def without_zone(table: pa.Table) -> pa.Table:
+    """Returns the table with times of type `TIME`."""
+    fields = [f.with_type(TIME) if pa.types.is_timestamp(f.type) else f for f in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Casts columns of nulls to the types that are known."""
+    types = {f.name: f.type for f in schema}
+    fields = [f.with_type(types.get(f.name, f.type)) if pa.types.is_null(f.type) else f for f in table.schema]
+    return table.cast(pa.schema(fields))
