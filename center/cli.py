@@ -108,7 +108,8 @@ def center() -> None:
 
     A center has three components, each a process over the same state: the *gateway* receives frames from
     edges, the *job* merges them on Spark and decides when to answer, the *api* serves answers over REST.
-    `run` starts all three on one machine; on many machines each is started alone with the same file.
+    A fourth process, the *sink*, brings answers to other systems. `run` starts all on one machine; on many
+    machines each is started alone with the same file.
 
     \b
       edgewater center run                                   all components, on loopback, state in .edgewater/center
@@ -127,6 +128,7 @@ def center() -> None:
       log_dir: /mnt/frames                 # the frame log
       spark: {master: "local[2]", driver_memory: 1g, standby: true, conf: {spark.ui.enabled: "true"}}
       retention: {frames: 1h, answers: 7d} # how long applied frames, and final answers, are kept
+      sinks: {warehouse: {kind: postgres, url: {env: WAREHOUSE_URL}}}  # answers are written there, too
 
     A key may also be set in the environment: EDGEWATER_CENTER__API__TOKEN.
     """
@@ -136,7 +138,7 @@ def center() -> None:
 @configured
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready, for scripts.")
 def run(config: CenterConfig, as_json: bool) -> None:
-    """Start gateway, job and API, and keep them running.
+    """Start gateway, job, API and sinks, and keep them running.
 
     A component that dies is restarted; no acknowledged frame is lost. SIGTERM or Ctrl-C stops all. Process
     ids are in <data_dir>/pids/. Prints the addresses once all are ready.
@@ -203,6 +205,22 @@ def job(config: CenterConfig) -> None:
         del os.environ[name]  # it has been read, and the JVM and the executors need no secrets
 
     run_job(config)
+
+
+@center.command()
+@configured
+def sink(config: CenterConfig) -> None:
+    """Bring answers to the systems that `sinks` names until SIGTERM or Ctrl-C. Any number may run over one center.
+
+    \b
+      sinks:
+        warehouse: {kind: postgres, url: {env: WAREHOUSE_URL}, queries: [flights]}
+
+    `edgewater sinks` shows them, and defines more through the API.
+    """
+    from center.ops.processes import run_sinks
+
+    run_sinks(config)
 
 
 @center.command()

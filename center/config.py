@@ -10,7 +10,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
@@ -266,6 +266,13 @@ def _retained_ms(value: object, field: str) -> int | None:
     return None if value is None else duration_ms(value, field, minimum_ms=60_000)
 
 
+class SinkProcessSection(Section):
+    """The process that brings answers to other systems. `sinks` says which."""
+
+    metrics: Address | None = None
+    """Address of /livez, /readyz and /metrics; None: not served."""
+
+
 class RetentionSection(Section):
     """How long applied frames and final answers are kept."""
 
@@ -273,6 +280,8 @@ class RetentionSection(Section):
     """Frames that the result store has applied."""
     answers: Annotated[int | None, parsed_by(_retained_ms)] = 30 * 86_400_000
     """Answers of final windows, from the time they were given; None: for ever."""
+    sinks: Duration = 7 * 86_400_000
+    """How much longer an answer is kept that a sink has not written yet. Then the sink's status states the gap."""
 
 
 class CenterConfig(Section):
@@ -301,6 +310,10 @@ class CenterConfig(Section):
     """Only the streams that need it: their columns, a replay, or event time that is ahead of the clock."""
     spark: SparkSection = SparkSection()
     """The Spark application of the job."""
+    sinks: dict[str, dict[str, Any]] = {}
+    """Systems that answers are written to, by name: `kind`, the keys of all sinks and those of the kind."""
+    sink: SinkProcessSection = SinkProcessSection()
+    """The process that runs the sinks."""
     retention: RetentionSection = RetentionSection()
     """How long applied frames and final answers are kept."""
 

@@ -54,8 +54,10 @@ from edgewater.runtime.configuration import (
     Section,
     Size,
     is_loopback,
+    read_secret,
     read_yaml,
     refusal,
+    text_or_referenced,
     validate,
 )
 
@@ -104,36 +106,12 @@ class UplinkConfig(Model):
     @field_validator("token", mode="before")
     @classmethod
     def _secret(cls, value: object, info: ValidationInfo) -> object:
-        return _read_secret(value, (info.context or {}).get("environ", os.environ))
+        return read_secret(value, (info.context or {}).get("environ", os.environ))
 
 
 def secret(value: object, info: ValidationInfo) -> SecretStr | None:
     """Reads a secret: itself, ``{env: NAME}`` or ``{file: PATH}``. For validators of kinds of sources."""
-    return _read_secret(value, (info.context or {}).get("environ", os.environ))
-
-
-def _read_secret(value: object, environ: Mapping[str, str]) -> SecretStr | None:
-    if value is None or isinstance(value, SecretStr):
-        return value
-    return SecretStr(_literal_or_referenced(value, environ, "the secret itself"))
-
-
-def _literal_or_referenced(value: object, environ: Mapping[str, str], itself: str) -> str:
-    """Returns the text itself, or reads it from ``{env: NAME}`` or ``{file: PATH}``."""
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, Mapping) and len(value) == 1:
-        ((kind, name),) = value.items()
-        if kind == "env" and isinstance(name, str):
-            if not environ.get(name):
-                raise refusal(f"the environment variable {name} to be set", "it is not set, or empty")
-            return environ[name]
-        if kind == "file" and isinstance(name, str):
-            try:
-                return Path(name).read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as exc:
-                raise refusal("a readable text file", str(exc)) from exc
-    raise refusal(f"{itself}, {{env: NAME}} or {{file: PATH}}")
+    return read_secret(value, (info.context or {}).get("environ", os.environ))
 
 
 class HttpTlsConfig(Model):
@@ -168,7 +146,7 @@ class HttpConfig(Model):
     def _secrets(cls, values: object, info: ValidationInfo) -> object:
         if not isinstance(values, list):
             raise refusal("a list of tokens, each the secret itself, {env: NAME} or {file: PATH}")
-        return [_read_secret(value, (info.context or {}).get("environ", os.environ)) for value in values]
+        return [read_secret(value, (info.context or {}).get("environ", os.environ)) for value in values]
 
     @property
     def authenticates(self) -> bool:
@@ -642,7 +620,7 @@ class EdgeConfig(Model):
     @field_validator("edge", mode="before")
     @classmethod
     def _id(cls, value: object, info: ValidationInfo) -> object:
-        return _literal_or_referenced(value, (info.context or {}).get("environ", os.environ), "an id such as jfk")
+        return text_or_referenced(value, (info.context or {}).get("environ", os.environ), "an id such as jfk")
 
     @field_validator("streams")
     @classmethod

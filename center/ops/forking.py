@@ -25,6 +25,7 @@ MODULES = {
     "job": ("center.job.job", "center.results"),
     "standby": (),
     "api": ("center.api", "center.api.routers.health", "center.api.server"),
+    "sink": ("center.sinks.process",),
     "gateway": ("center.ingest.gateway", "center.storage.frame_log"),
 }
 """What the components load, in the order in which they start: first the one that others wait for, and last the one

@@ -37,6 +37,7 @@ def check(config: CenterConfig, environment: Mapping[str, str]) -> list[CheckRes
         ("catalog_url", lambda: _catalog(config.catalog)),
         ("results_url", lambda: _results(config.results)),
         ("stores", lambda: _pair(config)),
+        ("sinks", lambda: _sinks(config, environment)),
     ]
     return [_result(name, run) for name, run in checks]
 
@@ -68,6 +69,15 @@ def _writable(directory: Path) -> str:
     except OSError as exc:
         raise StorageError(f"{directory.resolve()} cannot be written: {exc.strerror}") from exc
     return f"{directory.resolve()} can be written"
+
+
+def _sinks(config: CenterConfig, environment: Mapping[str, str]) -> str:
+    if not config.sinks:
+        return "none are configured"
+    from center.sinks.definitions import read_definitions
+
+    definitions = read_definitions(config.sinks, environment)
+    return ", ".join(f"{d.name} ({d.kind.name})" for d in definitions)
 
 
 def _tokens(config: CenterConfig) -> str:

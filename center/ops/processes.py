@@ -192,6 +192,7 @@ def run_job(config: CenterConfig) -> None:
     """Merges frames and answers queries until SIGTERM or SIGINT."""
     from center.job.job import Job
     from center.results import ResultStore, trimming
+    from center.sinks import SinkStore
 
     return_large_blocks()
     stop = threading.Event()
@@ -202,10 +203,48 @@ def run_job(config: CenterConfig) -> None:
         if config.retention.answers is not None:
             store = opened(lambda: ResultStore(config.results), stop)
             stack.callback(store.close)
-            stack.enter_context(trimming(store, config.retention.answers, now_ms))
+            sinks = opened(lambda: SinkStore(config.results), stop)
+            stack.callback(sinks.close)
+            stack.enter_context(
+                trimming(
+                    store,
+                    config.retention.answers,
+                    now_ms,
+                    wait_ms=config.retention.sinks,
+                    awaited=sinks.lowest_answer,
+                )
+            )
         needed = config.spark.drivers
         stack.enter_context(_heartbeat(config, "job", problem=job.problem, role=lambda: job.role, needed=needed))
         job.run(stop)
+
+
+def run_sinks(config: CenterConfig) -> None:
+    """Brings answers to the sinks until SIGTERM or SIGINT."""
+    from center.catalog import Catalog
+    from center.results import ResultStore
+    from center.sinks import SinkStore
+    from center.sinks.definitions import read_definitions
+    from center.sinks.process import SinkProcess
+
+    return_large_blocks()
+    configured = read_definitions(config.sinks)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    process = SinkProcess(
+        configured,
+        opened(lambda: Catalog(config.catalog, config.columns), stop),
+        opened(lambda: ResultStore(config.results), stop),
+        opened(lambda: SinkStore(config.results), stop),
+        owner=instance_name(),
+        now_ms=now_ms,
+    )
+    with contextlib.ExitStack() as stack:
+        if config.sink.metrics is not None:
+            health = health_server(process.registry, process.problems, config.sink.metrics, "sink.metrics")
+            log.info("metrics are served at http://%s/metrics", stack.enter_context(health))
+        process.run(stop)
 
 
 def gateway_config(config: CenterConfig) -> GatewayConfig:

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -51,6 +51,7 @@ class Startup:
             ComponentCommand(c, functools.partial(self._argv, c), self._watch() if c == "job" else None)
             for c in COMPONENTS
         ]
+        commands.append(ComponentCommand("sink", functools.partial(self._argv, "sink")))
         for number, name in enumerate(self._more_drivers(), 1):
             commands.append(ComponentCommand(name, functools.partial(self._driver_argv, number), self._watch()))
         return commands
@@ -71,7 +72,7 @@ class Startup:
             argv += ["--set", f"spark.metrics={host}:{int(port) + number if int(port) else 0}"]
         return argv
 
-    def _argv(self, component: Component) -> list[str]:
+    def _argv(self, component: Component | Literal["sink"]) -> list[str]:
         argv = [sys.executable, "-P", "-m", "edgewater", "center", component, "--supervised", *self._flags]
         configured = {"gateway": self._config.gateway.listen, "api": self._config.api.listen}.get(component)
         if configured is not None and split_address(configured)[1] == 0 and component in self._addresses:

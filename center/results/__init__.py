@@ -3,7 +3,7 @@
 `center.job` writes; `center.serving` and `center.api` read. What is answered, and when, is decided by `center.ledger`.
 """
 
-from center.results.answers import AnswerChanges, AnswerRecord, NewestAnswers
+from center.results.answers import AnswerChanges, AnswerReader, AnswerRecord, NewestAnswers
 from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
 from center.results.store import MergedDelta, ResultStore
@@ -12,6 +12,7 @@ from center.results.writes import MAX_ANSWER_BYTES
 __all__ = [
     "MAX_ANSWER_BYTES",
     "AnswerChanges",
+    "AnswerReader",
     "AnswerRecord",
     "Lease",
     "LeaseLost",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -19,6 +19,8 @@ from center.storage.database import read_transaction
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.wire import QueryRef
 
+TRIMMED = "trimmed"
+"""The counter of the greatest id of an answer that was deleted because of its age."""
 MAX_NEWEST = 10_000
 """Answers of which `AnswerReader.newest_answers` says the queries."""
 
@@ -214,6 +216,40 @@ class AnswerReader:
         """`last_answer_id`, and a number that increases whenever records come for final windows."""
         with read_transaction(self._engine) as connection:
             return read_counter(connection, "answer"), read_counter(connection, "late")
+
+    def answered_at_after(self, answer_id: int) -> int | None:
+        """When the first answer with a greater id was given, ms; None: there is none."""
+        a = t.answers.c
+        first = select(a.answered_at_ms).where(a.answer_id > answer_id).order_by(a.answer_id).limit(1)
+        with read_transaction(self._engine) as connection:
+            return connection.execute(first).scalar_one_or_none()
+
+    def trimmed(self) -> int:
+        """Answers up to this id may have been deleted because of their age; 0: none was."""
+        with read_transaction(self._engine) as connection:
+            return read_counter(connection, TRIMMED)
+
+    def with_late_records(self, ref: QueryRef, limit: int) -> Iterator[list[AnswerRecord]]:
+        """Yields the newest final answers to windows whose records came, or were rejected, when they were final.
+
+        Args:
+            limit: windows that are read at once.
+        """
+        late = t.late_slices.c
+        extent = select(func.min(late.slice_start_ms), func.max(late.slice_end_ms)).where(late.query == query_key(ref))
+        longest = select(func.max(t.answers.c.window_end_ms - t.answers.c.window_start_ms))
+        with read_transaction(self._engine) as connection:
+            first, end = connection.execute(extent).one()
+            longest_ms = connection.execute(longest.where(t.answers.c.query == query_key(ref))).scalar_one()
+        if first is None or longest_ms is None:
+            return
+        cursor: str | None = None
+        while True:
+            page, cursor = self.windows(ref, first - longest_ms, end, limit, cursor, Phase.FINAL)
+            records = (record.quality["records"] for record in page)
+            yield [r for r, n in zip(page, records, strict=True) if n["after_final"] or n["rejected"]]
+            if cursor is None:
+                return
 
     def shipped(self, ref: QueryRef) -> dict[str, dict[str, int]]:
         """Per edge, the applied ``frames`` and ``wire_bytes``."""

@@ -18,21 +18,37 @@ SOON_S = 0.05
 
 
 @contextmanager
-def trimming(store: ResultStore, keep_ms: int, now_ms: Callable[[], int], every_s: float = EVERY_S) -> Iterator[None]:
+def trimming(
+    store: ResultStore,
+    keep_ms: int,
+    now_ms: Callable[[], int],
+    every_s: float = EVERY_S,
+    *,
+    wait_ms: int = 0,
+    awaited: Callable[[], int | None] = lambda: None,
+) -> Iterator[None]:
     """Trims the store periodically while the context is entered; see `ResultStore.trim`.
 
     Args:
         keep_ms: how long answers are kept.
         now_ms: wall clock, ms.
         every_s: pause between runs.
+        wait_ms: how much longer answers are kept that a sink has not written yet.
+        awaited: returns the id of the newest answer that all sinks have; None: there is no sink.
     """
     stop = threading.Event()
+
+    def dropped() -> int:
+        before_ms, through = now_ms() - keep_ms, awaited()
+        if through is None:
+            return store.trim(before_ms)
+        return store.trim(before_ms, through) or store.trim(before_ms - wait_ms)
 
     def trim() -> None:
         pause_s = 0.0
         while not stop.wait(pause_s):
             try:
-                pause_s = SOON_S if store.trim(now_ms() - keep_ms) else every_s
+                pause_s = SOON_S if dropped() else every_s
             except StorageError as exc:
                 logger.warning("old answers could not be dropped, retrying: %s", exc)
                 pause_s = every_s

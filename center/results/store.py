@@ -31,7 +31,7 @@ from center.ledger import (
 )
 from center.results import lease as leases
 from center.results import schema as t
-from center.results.answers import AnswerReader
+from center.results.answers import TRIMMED, AnswerReader
 from center.results.lease import Lease, LeaseLost
 from center.results.writes import (
     MAX_ANSWER_BYTES,
@@ -127,7 +127,7 @@ class ResultStore(AnswerReader):
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
             require_store_format(connection, "results", FORMAT, is_new=not counters)
-            for name, value in (("answer", 0), ("late", 0), (DRIVERS, 1), (REVISIONS, 0)):
+            for name, value in (("answer", 0), ("late", 0), (DRIVERS, 1), (REVISIONS, 0), (TRIMMED, 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
             if counters.get(DRIVERS, 1) == 1:
@@ -380,15 +380,21 @@ class ResultStore(AnswerReader):
             for table in (t.answers, t.shipped, t.late_slices, t.late_records):
                 connection.execute(delete(table).where(table.c.query == query_key(ref)))
 
-    def trim(self, before_ms: int) -> int:
+    def trim(self, before_ms: int, through: int | None = None) -> int:
         """Drops answers that were emitted before a wall time, at most a few hundred windows, so that the job is hardly
         delayed. Returns the number of answers; 0: there are none left to drop.
 
         A window is dropped with all its revisions once its final one is old enough; a window that is not final stays,
         however old. A deleted query's answers are dropped together once the newest one is old enough.
+
+        Args:
+            through: id of the newest answer that may be a dropped window's final one; None: any may.
         """
         with write_transaction(self._engine) as connection:
-            return drop_answers(connection, before_ms)
+            dropped, newest = drop_answers(connection, before_ms, through)
+            if newest > read_counter(connection, TRIMMED):
+                connection.execute(update(t.counters).where(t.counters.c.name == TRIMMED).values(value=newest))
+            return dropped
 
     def _begin_step(self, connection: Connection, now_ms: int) -> tuple[_Term, int]:
         """Takes the lock of the partition's writers, and checks that this process leads and that the ledger in memory

@@ -499,24 +499,31 @@ def set_consumed(connection: Connection, through: Mapping[str, int]) -> None:
     upsert(connection, t.consumed, [{"query": key, "position": position} for key, position in through.items()])
 
 
-def drop_answers(connection: Connection, before_ms: int) -> int:
+def drop_answers(connection: Connection, before_ms: int, through: int | None = None) -> tuple[int, int]:
     """Drops old answers; see `ResultStore.trim`.
 
     Windows become final in the order of their starts. Where one is final, no answer follows for an earlier start:
     neither for a window, nor for a session that was merged into another and never gets a final answer. An old final
     answer therefore takes with it all answers of its query whose windows start no later.
+
+    Returns:
+        The number of answers, and the greatest id of a live query's answer among them; 0: there is none.
     """
     a = t.answers.c
     old = select(a.query, a.window_start_ms).where(a.phase == Phase.FINAL.value, a.answered_at_ms < before_ms)
+    if through is not None:
+        old = old.where(a.answer_id <= through)
     last: dict[str, int] = {}
     for key, start in connection.execute(old.order_by(a.answered_at_ms).limit(MAX_TRIMMED_WINDOWS)):
         last[key] = max(start, last.get(key, start))
-    dropped = 0
+    dropped = newest = 0
     for key, start in last.items():
+        ids = select(func.max(a.answer_id)).where(a.query == key, a.window_start_ms <= start)
+        newest = max(newest, int(connection.execute(ids).scalar_one() or 0))
         dropped += connection.execute(delete(t.answers).where(a.query == key, a.window_start_ms <= start)).rowcount
         late = t.late_slices.c
         connection.execute(delete(t.late_slices).where(late.query == key, late.slice_end_ms <= start))
-    return dropped + _drop_deleted(connection, before_ms)
+    return dropped + _drop_deleted(connection, before_ms), newest
 
 
 def _drop_deleted(connection: Connection, before_ms: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,8 +16,9 @@ from center.ledger import Phase, Quality, Violation, with_violations
 from center.results import AnswerRecord
 from center.serving.render import to_stated_table
 from edgewater.model.errors import InvalidInput, InvalidQuery
-from edgewater.model.query import QuerySpec
+from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.model.timestamps import rfc3339
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 
 R = TypeVar("R")
@@ -88,26 +89,37 @@ def with_quality(
 
 
 def empty_table(catalog: Catalog, spec: QuerySpec) -> pa.Table:
-    """Returns the table of a query without answers. A key whose type is not known yet is a text."""
+    """Returns the table of a query without answers.
+
+    The types follow from the columns of the stream, as its declaration or an edge gives them. Before either is known, a
+    key is a text and a measure a float64.
+    """
+    bound = _bound(catalog, spec)
+    synopsis = None
+    if bound is not None:
+        arguments = {b.measure.name: None if b.argument is None else b.argument.type for b in bound.measures}
+        stacks = {m.name: m.stack(arguments[m.name]) for m in spec.measures}
+        synopsis = GroupedAggregate(dict(zip(spec.group_by, bound.group_types, strict=True)), stacks).to_bytes()
     quality = Quality(0, (), 0, 0, 0, 0, {}, {}).to_mapping()
-    record = AnswerRecord(0, QueryRef(spec.name, 0), 0, 0, 0, Phase.EARLY, 0, 0, quality, None)
-    table = without_zone(stated_answer(record, RegisteredQuery(record.query, spec, 0, None))[0])
-    known = dict(zip(spec.group_by, _key_types(catalog, spec), strict=True))
-    fields = [f.with_type(known.get(f.name, f.type)) for f in table.schema]
-    return with_types(table.slice(0, 0), pa.schema(fields))
+    record = AnswerRecord(0, QueryRef(spec.name, 0), 0, 0, 0, Phase.EARLY, 0, 0, quality, synopsis)
+    table = without_zone(stated_answer(record, RegisteredQuery(record.query, spec, 0, None))[0]).slice(0, 0)
+    if bound is not None:
+        return table
+    return with_types(
+        table, pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in table.schema])
+    )
 
 
-def _key_types(catalog: Catalog, spec: QuerySpec) -> Sequence[pa.DataType]:
-    """Returns the types of the columns of `group_by`, as the stream's declaration or an edge gives them."""
+def _bound(catalog: Catalog, spec: QuerySpec) -> BoundQuery | None:
     declared = catalog.declared_streams().get(spec.stream)
     served = [declared.types] if declared is not None else []
     served += [s.columns for e in catalog.edges() if not e.retired and (s := e.stream(spec.stream)) is not None]
     for columns in served:
         try:
-            return spec.bind(columns).group_types
+            return spec.bind(columns)
         except InvalidQuery:
             continue
-    return [pa.string()] * len(spec.group_by)
+    return None
 
 
 def without_zone(table: pa.Table) -> pa.Table:

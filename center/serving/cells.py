@@ -253,11 +253,16 @@ def csv_table(table: pa.Table) -> pa.Table:
     for at, field in enumerate(table.schema):
         column = table.column(at)
         if pa.types.is_list(field.type):
-            column = pa.array([None if v is None else _text(v) for v in column.to_pylist()], pa.string())
+            column = list_texts(column)
         elif pa.types.is_string(field.type):
             column = _without_formulas(column)
         table = table.set_column(at, field.name, column)
     return table.rename_columns(_without_formulas(pa.array(table.column_names, pa.string())).to_pylist())
+
+
+def list_texts(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Returns the lists of a column as JSON texts."""
+    return pa.array([None if v is None else _text(v) for v in column.to_pylist()], pa.string())
 
 
 def _without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

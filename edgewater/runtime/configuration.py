@@ -7,6 +7,7 @@ value, what is accepted and, for an unknown key, the key that was probably meant
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from edgewater.model.errors import InvalidConfig, InvalidInput, did_you_mean
@@ -161,6 +162,43 @@ Address = Annotated[str, _address("host:port, such as 127.0.0.1:7400; port 0 tak
 """An address to listen at, written as host:port."""
 RemoteAddress = Annotated[str, _address("host:port of the other side, such as 127.0.0.1:7400", 1)]
 """An address to connect to, written as host:port."""
+
+
+def read_secret(value: object, environ: Mapping[str, str]) -> SecretStr | None:
+    """Returns a secret: itself, or the content of ``{env: NAME}`` or ``{file: PATH}``. For validators."""
+    if value is None or isinstance(value, SecretStr):
+        return value
+    return SecretStr(text_or_referenced(value, environ, "the secret itself"))
+
+
+def text_or_referenced(value: object, environ: Mapping[str, str], itself: str) -> str:
+    """Returns the text itself, or reads it from ``{env: NAME}`` or ``{file: PATH}``.
+
+    Args:
+        itself: names the text in the error that a validator raises.
+    """
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((kind, name),) = value.items()
+        if kind == "env" and isinstance(name, str):
+            if not environ.get(name):
+                raise refusal(f"the environment variable {name} to be set", "it is not set, or empty")
+            return environ[name]
+        if kind == "file" and isinstance(name, str):
+            try:
+                return Path(name).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as exc:
+                raise refusal("a readable text file", str(exc)) from exc
+    raise refusal(f"{itself}, {{env: NAME}} or {{file: PATH}}")
+
+
+def _secret(value: object, info: ValidationInfo) -> SecretStr | None:
+    return read_secret(value, (info.context or {}).get("environ", os.environ))
+
+
+Secret = Annotated[SecretStr, BeforeValidator(_secret)]
+"""A secret, ``{env: NAME}`` or ``{file: PATH}``. `validate` may pass the environment as ``environ`` in its context."""
 
 
 def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidConfig:

@@ -74,7 +74,7 @@ def test_explain_registers_nothing(desk: Desk) -> None:
     assert explained["sql"] == CREATE
     assert explained["edges"] == [{"edge": "ewr", "accepted": True, "code": None, "message": None}]
     assert {"name": "carrier", "type": "string"} in explained["columns"]
-    assert {"name": "miles_upper", "type": "float64"} in explained["columns"]
+    assert {"name": "miles_upper", "type": "int64"} in explained["columns"]
     assert rows(run(desk, "SHOW QUERIES")) == []
 
 

@@ -1,0 +1,33 @@
+"""Sinks: answers arrive in other systems, such as a PostgreSQL database.
+
+The process `edgewater center sink` runs them. Each sink reads answers in the order in which they become visible, and
+stores its position together with what it writes. Packages provide kinds of sinks (`center.sinks.base`).
+"""
+
+from center.sinks.base import (
+    KINDS,
+    Position,
+    Sink,
+    SinkAnswer,
+    SinkContext,
+    SinkKind,
+    SinkQuery,
+)
+from center.sinks.definitions import SinkDefinition, read_definition
+from center.sinks.runner import SinkRunner
+from center.sinks.store import SinkStatus, SinkStore
+
+__all__ = [
+    "KINDS",
+    "Position",
+    "Sink",
+    "SinkAnswer",
+    "SinkContext",
+    "SinkDefinition",
+    "SinkKind",
+    "SinkQuery",
+    "SinkRunner",
+    "SinkStatus",
+    "SinkStore",
+    "read_definition",
+]

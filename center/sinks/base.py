@@ -1,0 +1,177 @@
+"""The interface of sinks, and the kinds of sinks that packages provide through the entry-point group `edgewater.sinks`.
+
+An entry point names a `SinkKind`. A center loads the packages only if a sink is defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+from pydantic import BaseModel
+
+from center.ledger import Phase
+from edgewater.model.query import QuerySpec
+from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
+from edgewater.wire import QueryRef
+
+GROUP = "edgewater.sinks"
+
+
+class Position(NamedTuple):
+    """How far a sink has read.
+
+    Attributes:
+        answer_id: of the last answer that the sink has, of any query; 0: none.
+        late: the number of changes of final answers that the sink has (`AnswerReader.newest`).
+    """
+
+    answer_id: int = 0
+    late: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SinkQuery:
+    """A query whose answers a sink gets.
+
+    Attributes:
+        schema: the columns of its rows. First come ``window_start``, ``window_end``, ``phase``, ``revision``,
+            ``completeness``, ``given_at``, ``contract`` and ``withheld``, then the groups, then the measures.
+    """
+
+    ref: QueryRef
+    spec: QuerySpec
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class SinkAnswer:
+    """The newest revision of a window. It replaces all rows of the window that the sink has.
+
+    Attributes:
+        window_start_ms, window_end_ms: both are equal if the window is no longer an answer: its session was merged
+            into another one. `rows` is empty then.
+        rows: a row per group, with the columns of `SinkQuery.schema`.
+        statement: the JSON of the answer without its rows: ``quality``, ``contract``, ``total``, ``rest``, …
+    """
+
+    query: QueryRef
+    window_start_ms: int
+    window_end_ms: int
+    revision: int
+    phase: Phase
+    answered_at_ms: int
+    answer_id: int
+    rows: pa.Table = field(repr=False)
+    statement: dict[str, Any] = field(repr=False)
+
+
+class Sink(Protocol):
+    """One system that answers are written to. One thread calls it.
+
+    Any exception means that nothing was written. The sink is then closed, and opened again after a pause. The message
+    of the exception is shown to readers of the sink's status, so it must not contain secrets.
+    """
+
+    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+        """Connects, prepares the system for the answers of these queries, and returns the stored position.
+
+        Called before the first `write`, and again when the queries change.
+
+        Returns:
+            The position that the last `write` stored; None: the system has none.
+        """
+
+    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+        """Writes answers and the position. Both are durable when it returns, or neither is ever visible.
+
+        Called with the same answers again if the process was killed before it learnt of the success. An answer is
+        written if its revision is not lower than the one that the system has of the window. The same revision comes
+        again when its quality has changed.
+
+        Args:
+            answers: at most one per window, by ascending `answer_id`; may be empty.
+        """
+
+    def close(self) -> None:
+        """Releases what `open` has taken. Called once after each `open`, also after a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """What a center gives a sink.
+
+    Attributes:
+        name: of the sink. Two sinks may write to one system: the name distinguishes their positions.
+        epoch: grows whenever another process takes the sink over. A system that can compare numbers refuses writes of
+            an earlier epoch.
+    """
+
+    name: str
+    epoch: int = 0
+
+
+class SinkKind(Protocol):
+    """A kind of sinks.
+
+    Attributes:
+        name: the value of ``kind`` in the definition of a sink.
+        config: the model of its options.
+    """
+
+    name: str
+    config: type[BaseModel]
+
+    def sink(self, options: Any, context: SinkContext) -> Sink:
+        """Builds a sink; connects to nothing.
+
+        Args:
+            options: an instance of `config`.
+
+        Raises:
+            InvalidConfig: an option cannot be used.
+        """
+
+
+class SinkPluginWarning(UserWarning):
+    """An entry point of `edgewater.sinks` cannot be used. Definitions that name its kind are refused."""
+
+
+class SinkKinds(PluginLoader):
+    """The kinds of sinks that are installed."""
+
+    group = GROUP
+    provides = "sinks"
+    warning = SinkPluginWarning
+
+    def __init__(self, find: Callable[[], Iterable[EntryPoint]] | None = None) -> None:
+        super().__init__(find)
+        self._kinds: dict[str, SinkKind] = {}
+
+    def get(self, name: str) -> SinkKind | None:
+        """Returns the kind of this name; None: no package provides it. Loads all packages at the first call."""
+        self.load()
+        return self._kinds.get(name)
+
+    @property
+    def names(self) -> list[str]:
+        self.load()
+        return sorted(self._kinds)
+
+    def _register(self, provided: object, origin: PluginOrigin) -> None:
+        name, config = getattr(provided, "name", None), getattr(provided, "config", None)
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise InvalidPlugin(f"the name of a kind of sinks is {name!r}; expected text such as postgres")
+        if not isinstance(config, type) or not issubclass(config, BaseModel):
+            raise InvalidPlugin(f"the config of the kind {name} is {config!r}; expected a class of pydantic.BaseModel")
+        if not callable(getattr(provided, "sink", None)):
+            raise InvalidPlugin(f"the kind {name} has no method sink")
+        self._check_free(name, name in self._kinds, "kind of sinks")
+        self._kinds[name] = provided  # type: ignore[assignment]
+        self.origins[name] = origin
+
+
+KINDS = SinkKinds()

@@ -1,0 +1,155 @@
+"""`SinkProcess`: all sinks of a center, one thread for each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from center.catalog import Catalog
+from center.results import AnswerReader
+from center.sinks.definitions import SinkDefinition, read_definition
+from center.sinks.runner import LOOK_MS, SinkRunner
+from center.sinks.store import SinkStore
+from edgewater.model.errors import EdgewaterError, InvalidConfig
+
+log = logging.getLogger(__name__)
+
+
+class SinkProcess:
+    """Starts a thread for each sink that is defined, and stops it when the sink is no longer defined.
+
+    Args:
+        configured: sinks of ``center.yaml``. They go before sinks of the same name that the API has defined.
+        owner: names this process in the leases of sinks.
+        now_ms: returns the wall time.
+
+    Attributes:
+        registry: Prometheus' metrics of the process.
+    """
+
+    def __init__(
+        self,
+        configured: Sequence[SinkDefinition],
+        catalog: Catalog,
+        results: AnswerReader,
+        store: SinkStore,
+        *,
+        owner: str,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._configured = {definition.name: definition for definition in configured}
+        self._catalog, self._results, self._store = catalog, results, store
+        self._owner, self._now_ms = owner, now_ms
+        self._threads: dict[str, _SinkThread] = {}
+        self._refused: dict[str, str] = {}
+        self.registry = CollectorRegistry()
+        self.registry.register(_SinkCollector(store, results, now_ms))
+
+    def run(self, stop: threading.Event) -> None:
+        """Runs until `stop` is set; returns when all threads have ended."""
+        try:
+            while True:
+                try:
+                    self._follow()
+                except EdgewaterError as exc:
+                    log.warning("the definitions of sinks cannot be read: %s", exc.message)
+                if stop.wait(LOOK_MS / 1000):
+                    return
+        finally:
+            for thread in self._threads.values():
+                thread.end()
+            for thread in self._threads.values():
+                thread.join()
+
+    def problems(self) -> list[str]:
+        """Returns why sinks do not work, each with its name."""
+        failing = [(name, thread.runner.problem) for name, thread in sorted(self._threads.items())]
+        return [f"{name}: {problem}" for name, problem in [*failing, *sorted(self._refused.items())] if problem]
+
+    def _follow(self) -> None:
+        wanted = self._wanted()
+        for name, thread in list(self._threads.items()):
+            definition = wanted.get(name)
+            if definition is None or definition.key != thread.runner.definition.key:
+                thread.end()
+                thread.join()
+                del self._threads[name]
+        for name, definition in wanted.items():
+            if name not in self._threads:
+                runner = SinkRunner(
+                    definition, self._catalog, self._results, self._store, owner=self._owner, now_ms=self._now_ms
+                )
+                self._threads[name] = _SinkThread(runner)
+                self._threads[name].start()
+
+    def _wanted(self) -> dict[str, SinkDefinition]:
+        wanted = dict(self._configured)
+        self._refused = {}
+        for status in self._store.statuses():
+            if status.definition is None or status.name in wanted:
+                continue
+            try:
+                wanted[status.name] = read_definition(status.name, status.definition)
+            except InvalidConfig as exc:  # such as a variable that this process does not have
+                self._refused[status.name] = exc.message
+        return wanted
+
+
+class _SinkThread(threading.Thread):
+    def __init__(self, runner: SinkRunner) -> None:
+        super().__init__(name=f"sink-{runner.definition.name}", daemon=True)
+        self.runner = runner
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        pause_s = 0.0
+        while not self._ended.wait(pause_s):
+            pause_s = self.runner.step()
+        self.runner.stop()
+
+    def end(self) -> None:
+        self._ended.set()
+
+
+class _SinkCollector(Collector):
+    """Metrics of all sinks, of any process, as their states say."""
+
+    def __init__(self, store: SinkStore, results: AnswerReader, now_ms: Callable[[], int]) -> None:
+        self._store, self._results, self._now_ms = store, results, now_ms
+
+    def collect(self) -> Iterable[Metric]:
+        """Returns the metrics; called by Prometheus' client for each scrape."""
+        up = GaugeMetricFamily("edgewater_sink_up", "1 if the last attempt of the sink succeeded.", labels=["sink"])
+        paused = GaugeMetricFamily("edgewater_sink_paused", "1 if an operator has paused the sink.", labels=["sink"])
+        lag = GaugeMetricFamily(
+            "edgewater_sink_lag_seconds", "Age of the oldest answer that the sink has not written.", labels=["sink"]
+        )
+        gap = GaugeMetricFamily(
+            "edgewater_sink_gap_answers", "Ids of answers that were deleted before the sink had them.", labels=["sink"]
+        )
+        answers = CounterMetricFamily("edgewater_sink_answers", "Answers that were written.", labels=["sink"])
+        rows = CounterMetricFamily("edgewater_sink_rows", "Rows that were written.", labels=["sink"])
+        families = [up, paused, lag, gap, answers, rows]
+        try:
+            for status in self._store.statuses():
+                labels = [status.name]
+                up.add_metric(labels, float(not status.problem))
+                paused.add_metric(labels, float(status.paused))
+                lag.add_metric(labels, lag_ms(self._results, status.position.answer_id, self._now_ms()) / 1000)
+                gap.add_metric(labels, float(0 if status.gap is None else status.gap[1] - status.gap[0] + 1))
+                answers.add_metric(labels, float(status.answers))
+                rows.add_metric(labels, float(status.rows))
+        except EdgewaterError as exc:
+            log.warning("the states of sinks cannot be read: %s", exc.message)
+        return families
+
+
+def lag_ms(results: AnswerReader, answer_id: int, now_ms: int) -> int:
+    """Returns the age of the oldest stored answer with a greater id; 0: there is none."""
+    given_at_ms = results.answered_at_after(answer_id)
+    return 0 if given_at_ms is None else max(0, now_ms - given_at_ms)

@@ -1,0 +1,272 @@
+"""`SinkRunner`: brings the answers of the result store to one sink.
+
+A sink stores its position itself, together with what it writes. The copy of the position in `SinkStore` only serves
+operators and the retention of answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from center.catalog import Catalog, RegisteredQuery
+from center.ledger import Phase
+from center.results import AnswerReader, AnswerRecord, LeaseLost
+from center.serving.answer_tables import empty_table, stated_answer, with_types, without_zone
+from center.sinks.base import Position, Sink, SinkAnswer, SinkQuery
+from center.sinks.definitions import SinkDefinition
+from center.sinks.store import SinkStatus, SinkStore
+from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.wire import QueryRef
+
+log = logging.getLogger(__name__)
+
+LEASE_MS = 10_000
+POLL_S = 0.1
+STANDBY_S = 1.0
+RENEW_MS = 2_000
+LOOK_MS = 1_000
+"""How often the queries are read, and why a sink rests is looked at again."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+MAX_ANSWERS = 500
+"""Answers of one page."""
+PAGE_BYTES = 16 << 20
+"""Bytes of merged data in a page, from which on the next page has fewer answers."""
+MAX_REMEMBERED = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """A query as the runner uses it."""
+
+    registered: RegisteredQuery
+    of_sink: SinkQuery
+
+
+class SinkRunner:
+    """Runs one sink. One thread calls `step` again and again.
+
+    Args:
+        owner: names this process in the lease of the sink.
+        now_ms: returns the wall time.
+    """
+
+    def __init__(
+        self,
+        definition: SinkDefinition,
+        catalog: Catalog,
+        results: AnswerReader,
+        store: SinkStore,
+        *,
+        owner: str,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.definition = definition
+        self._catalog, self._results, self._store = catalog, results, store
+        self._owner, self._now_ms = owner, now_ms
+        self._epoch: int | None = None
+        self._renewed_ms = self._looked_ms = 0
+        self._status: SinkStatus | None = None
+        self._sink: Sink | None = None
+        self._position = Position()
+        self._queries: dict[QueryRef, _Query] = {}
+        self._failures = 0
+        self._limit = MAX_ANSWERS
+        # Per window, the late records of a final answer as the sink has them.
+        self._late: dict[tuple[QueryRef, int], tuple[int, int]] = {}
+
+    @property
+    def problem(self) -> str:
+        """Why the last attempt failed; empty: it did not."""
+        return self._status.problem if self._status is not None else ""
+
+    def step(self) -> float:
+        """Writes at most one page. Returns the time until the next call, in seconds; raises nothing."""
+        try:
+            pause_s = self._step()
+        except LeaseLost as exc:
+            log.warning("%s", exc.message)
+            self._give_up()
+            return STANDBY_S
+        except Exception as exc:  # a sink of a package may raise anything, and costs only itself
+            return self._failed(exc)
+        self._failures = 0
+        return pause_s
+
+    def stop(self) -> None:
+        """Closes the sink, and frees its lease for another process."""
+        self._close()
+        if self._epoch is not None:
+            try:
+                self._store.release(self.definition.name, self._epoch)
+            except EdgewaterError as exc:
+                log.warning("sink %s: the lease could not be freed: %s", self.definition.name, exc)
+            self._epoch = None
+
+    def _step(self) -> float:
+        now_ms, name = self._now_ms(), self.definition.name
+        if self._epoch is None:
+            self._epoch = self._store.take(name, self._owner, now_ms, LEASE_MS)
+            if self._epoch is None:
+                return STANDBY_S
+            log.info("sink %s: this process runs it, epoch %d", name, self._epoch)
+            self._report()
+        elif now_ms - self._renewed_ms >= RENEW_MS:
+            self._report()
+        assert self._status is not None
+        if self._status.paused:
+            self._close()
+            return LOOK_MS / 1000
+        if self._status.replay_after is not None:
+            self._close()
+        if self._sink is None or now_ms - self._looked_ms >= LOOK_MS:
+            self._open(now_ms)
+        return self._copy_page()
+
+    def _open(self, now_ms: int) -> None:
+        """Opens the sink, or opens it again if its queries have changed."""
+        self._looked_ms = now_ms
+        wanted = {q.ref: q for q in self._catalog.queries() if self.definition.includes(q.ref.name)}
+        if self._sink is not None and wanted.keys() == self._queries.keys():
+            return
+        if self._sink is None:
+            assert self._epoch is not None
+            self._sink = self.definition.make(self._epoch)
+        self._queries = {
+            ref: _Query(q, SinkQuery(ref, q.spec, empty_table(self._catalog, q.spec).schema))
+            for ref, q in wanted.items()
+        }
+        stored = self._sink.open([q.of_sink for q in self._queries.values()])
+        assert self._status is not None
+        if self._status.replay_after is not None:
+            self._position = Position(self._status.replay_after, -1)
+            self._late.clear()
+        elif stored is not None:
+            self._position = stored
+        else:
+            self._position = Position(*self._results.newest()) if self.definition.begins_now else Position()
+            self._sink.write([], self._position)
+
+    def _copy_page(self) -> float:
+        assert self._sink is not None
+        newest = Position(*self._results.newest())
+        # After a restore of the center from a backup, ids go on above all earlier ones. So a sink that is ahead has
+        # answers of another center.
+        if self._position.answer_id > newest.answer_id:
+            raise StorageError(
+                f"the sink has answers up to {self._position.answer_id}, the center only up to {newest.answer_id}:"
+                " it was written by another center, or by this one before an older backup was restored"
+            )
+        if self._position.answer_id < newest.answer_id:
+            self._write_new(newest)
+            return 0.0
+        if self._position.late != newest.late:
+            self._write_late(newest)
+            return 0.0
+        return POLL_S
+
+    def _write_new(self, newest: Position) -> None:
+        changes = self._results.changes_after(self._position.answer_id, self._limit)
+        records = [r for r in changes.records if self._wants(r)]
+        size = sum(len(record.synopsis or b"") for record in changes.records)
+        self._limit = max(1, self._limit // 2) if size > PAGE_BYTES else min(MAX_ANSWERS, self._limit * 2)
+        # No record: the answers in between have been deleted.
+        last = changes.records[-1].answer_id if changes.records else newest.answer_id
+        self._write(records, Position(last, self._position.late))
+
+    def _write_late(self, newest: Position) -> None:
+        """Writes final answers again whose late records have changed."""
+        for ref in list(self._queries):
+            for records in self._final_with_late(ref):
+                self._write(records, self._position)
+        self._write([], Position(self._position.answer_id, newest.late))
+
+    def _final_with_late(self, ref: QueryRef) -> Iterator[list[AnswerRecord]]:
+        for page in self._results.with_late_records(ref, MAX_ANSWERS):
+            changed = [r for r in page if self._wants(r) and self._late.get((ref, r.window_start_ms)) != late_of(r)]
+            if changed:
+                yield changed
+
+    def _wants(self, record: AnswerRecord) -> bool:
+        return record.query in self._queries and record.phase.rank >= self.definition.min_phase.rank
+
+    def _write(self, records: Sequence[AnswerRecord], position: Position) -> None:
+        assert self._sink is not None
+        answers = [sink_answer(record, self._queries[record.query]) for record in records]
+        self._sink.write(answers, position)
+        self._position = position
+        if len(self._late) > MAX_REMEMBERED:
+            self._late.clear()
+        self._late.update(
+            {(r.query, r.window_start_ms): late_of(r) for r in records if r.phase is Phase.FINAL and any(late_of(r))}
+        )
+        self._report(len(answers), sum(a.rows.num_rows for a in answers))
+
+    def _report(self, answers: int = 0, rows: int = 0, problem: str = "") -> None:
+        assert self._epoch is not None
+        now_ms = self._now_ms()
+        self._status = self._store.report(
+            self.definition.name,
+            self._epoch,
+            now_ms + LEASE_MS,
+            position=self._position if self._sink is not None and not problem else None,
+            answers=answers,
+            rows=rows,
+            trimmed=self._results.trimmed(),
+            problem=problem if problem or self._sink is not None else None,
+            now_ms=now_ms,
+        )
+        self._renewed_ms = now_ms
+
+    def _failed(self, exc: Exception) -> float:
+        self._failures += 1
+        reason = exc.message if isinstance(exc, EdgewaterError) else f"{type(exc).__name__}: {exc}"
+        if self._failures == 1:
+            log.warning("sink %s: %s", self.definition.name, reason, exc_info=not isinstance(exc, EdgewaterError))
+        self._close()
+        try:
+            if self._epoch is not None:
+                self._report(problem=reason)
+        except LeaseLost:
+            self._give_up()
+        except EdgewaterError as other:
+            log.warning("sink %s: its state cannot be stored: %s", self.definition.name, other)
+        return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 20)))
+
+    def _give_up(self) -> None:
+        self._close()
+        self._epoch, self._status = None, None
+
+    def _close(self) -> None:
+        sink, self._sink, self._queries = self._sink, None, {}
+        if sink is not None:
+            try:
+                sink.close()
+            except Exception:
+                log.exception("sink %s: it could not be closed", self.definition.name)
+
+
+def late_of(record: AnswerRecord) -> tuple[int, int]:
+    """Returns the part of a final answer that may change: records that came, or were rejected, when it was final."""
+    records: Mapping[str, int] = record.quality["records"]
+    return records["after_final"], records["rejected"]
+
+
+def sink_answer(record: AnswerRecord, query: _Query) -> SinkAnswer:
+    """Returns an answer as sinks get it."""
+    table, statement = stated_answer(record, query.registered)
+    rows = with_types(without_zone(table), query.of_sink.schema)
+    if record.synopsis is None and query.registered.spec.group_by:
+        rows = rows.slice(0, 0)  # the only row states that there is an answer, as the statement does
+    return SinkAnswer(
+        record.query,
+        record.window_start_ms,
+        record.window_end_ms,
+        record.revision,
+        record.phase,
+        record.answered_at_ms,
+        record.answer_id,
+        rows,
+        statement,
+    )

@@ -1,0 +1,271 @@
+"""`SinkStore`: sinks that the API has defined, and the state of all sinks, in the result store's database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    MetaData,
+    Row,
+    Table,
+    case,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
+
+from center.results import LeaseLost
+from center.sinks.base import Position
+from center.storage.database import (
+    FreeText,
+    Identifier,
+    open_engine,
+    read_transaction,
+    schema_transaction,
+    write_transaction,
+)
+from edgewater.model.errors import NotFound
+
+_metadata = MetaData()
+sinks = Table(
+    "sinks",
+    _metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("definition", FreeText),
+    Column("paused", Boolean, nullable=False),
+    Column("replay_after", BigInteger),
+    Column("answer_id", BigInteger, nullable=False),
+    Column("late", BigInteger, nullable=False),
+    Column("answers", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("problem", FreeText, nullable=False),
+    Column("problem_since_ms", BigInteger, nullable=False),
+    Column("trimmed", BigInteger, nullable=False),
+    Column("gap_from", BigInteger, nullable=False),
+    Column("gap_through", BigInteger, nullable=False),
+    Column("owner", Identifier(255), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("until_ms", BigInteger, nullable=False),
+)
+"""A row per sink. ``definition``: JSON of a sink of the API; null: it is in ``center.yaml``. ``replay_after``: a
+position that an operator asks for. ``trimmed``: answers up to this id were deleted when the row was last written."""
+
+_NEW = {
+    "paused": False, "answer_id": 0, "late": 0, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
+    "trimmed": 0, "gap_from": 0, "gap_through": 0, "owner": "", "epoch": 0, "until_ms": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStatus:
+    """The state of a sink.
+
+    Attributes:
+        definition: of a sink that the API has defined; None: it is in ``center.yaml``.
+        position: what the sink has written; a sink that was never open has none, so ids are 0.
+        replay_after: the answer after which the sink begins again as soon as it can; None: it goes on.
+        answers, rows: numbers of what the sink has written since it was defined.
+        problem: why the last attempt failed; empty: it did not.
+        problem_since_ms: wall time of the first of the attempts that failed; 0: the last one did not.
+        gap: first and last id of answers that were deleted before the sink had them; None: there are none.
+        owner: the process that runs it; empty: none.
+        epoch: how often a process has taken it.
+        until_ms: end of the owner's lease, on its clock.
+    """
+
+    name: str
+    definition: Mapping[str, Any] | None
+    paused: bool
+    position: Position
+    replay_after: int | None
+    answers: int
+    rows: int
+    problem: str
+    problem_since_ms: int
+    gap: tuple[int, int] | None
+    owner: str
+    epoch: int
+    until_ms: int
+
+
+class SinkStore:
+    """Each method is one transaction, blocks, and is thread-safe.
+
+    Args:
+        url: the result store's.
+
+    Raises:
+        StorageError: the database cannot be used. So does every method.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = open_engine(url)
+        with schema_transaction(self._engine, _metadata):
+            pass  # creates the table
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def statuses(self) -> list[SinkStatus]:
+        """All sinks that are defined by the API, or that a process has run, by name."""
+        with read_transaction(self._engine) as connection:
+            return [_status(row) for row in connection.execute(select(sinks).order_by(sinks.c.name))]
+
+    def status(self, name: str) -> SinkStatus:
+        """Raises NotFound."""
+        with read_transaction(self._engine) as connection:
+            return _status(_row(connection, name))
+
+    def lowest_answer(self) -> int | None:
+        """The id of the newest answer that all sinks have; None: there is no sink."""
+        with read_transaction(self._engine) as connection:
+            lowest = func.min(case((sinks.c.replay_after.is_(None), sinks.c.answer_id), else_=sinks.c.replay_after))
+            value = connection.execute(select(lowest)).scalar_one()
+        return None if value is None else int(value)
+
+    # What operators do
+
+    def define(self, name: str, document: Mapping[str, Any]) -> bool:
+        """Stores a definition. Returns whether the sink is new. A changed one keeps its position."""
+        with write_transaction(self._engine) as connection:
+            changed = update(sinks).where(sinks.c.name == name).values(definition=json.dumps(document))
+            if connection.execute(changed).rowcount:
+                return False
+            connection.execute(insert(sinks).values(name=name, definition=json.dumps(document), **_NEW))
+            return True
+
+    def remove(self, name: str) -> None:
+        """Deletes a sink and its state. What it has written stays where it is. Raises NotFound."""
+        with write_transaction(self._engine) as connection:
+            if connection.execute(delete(sinks).where(sinks.c.name == name)).rowcount == 0:
+                raise _unknown(name)
+
+    def pause(self, name: str, paused: bool) -> None:
+        """Raises NotFound."""
+        self._change(name, paused=paused)
+
+    def replay(self, name: str, after_answer_id: int) -> None:
+        """Lets a sink begin again after an answer. Raises NotFound."""
+        self._change(name, replay_after=after_answer_id)
+
+    # What the process of a sink does
+
+    def take(self, name: str, owner: str, now_ms: int, lease_ms: int) -> int | None:
+        """Takes the lease of a sink if it is free or has ended, and returns its new epoch; None: another process runs
+        the sink. A sink without a row gets one."""
+        with write_transaction(self._engine) as connection:
+            row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
+            if row is None:
+                connection.execute(insert(sinks).values(name=name, definition=None, **_NEW))
+                row = _row(connection, name)
+            if row.owner not in ("", owner) and row.until_ms > now_ms:
+                return None
+            values = {"owner": owner, "epoch": row.epoch + 1, "until_ms": now_ms + lease_ms}
+            connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
+            return int(row.epoch) + 1
+
+    def report(
+        self,
+        name: str,
+        epoch: int,
+        until_ms: int,
+        *,
+        position: Position | None = None,
+        answers: int = 0,
+        rows: int = 0,
+        trimmed: int | None = None,
+        problem: str | None = None,
+        now_ms: int = 0,
+    ) -> SinkStatus:
+        """Renews the lease, stores what the sink has done since the last report, and returns what operators want.
+
+        Args:
+            position: what the sink has; a report of it ends a replay.
+            answers, rows: numbers of what was written since the last report.
+            trimmed: answers up to this id are deleted. If the sink has not had them, its status states the gap.
+            problem: why the last attempt failed; empty: it did not; None: as before.
+
+        Raises:
+            LeaseLost: another process has taken the sink, or it is no longer defined.
+        """
+        with write_transaction(self._engine) as connection:
+            row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
+            if row is None or row.epoch != epoch:
+                raise LeaseLost(f"sink {name} is run by another process, or is no longer defined")
+            values: dict[str, Any] = {
+                "until_ms": until_ms,
+                "answers": row.answers + answers,
+                "rows": row.rows + rows,
+            }
+            has = row.answer_id
+            if position is not None:
+                values |= {"answer_id": position.answer_id, "late": position.late, "replay_after": None}
+                has = position.answer_id
+            if trimmed is not None and trimmed > row.trimmed:
+                values["trimmed"] = trimmed
+                # A new sink begins with what is stored: what was deleted before is no gap.
+                if row.epoch > 1 or row.answer_id:
+                    values |= _gap(row, has, trimmed)
+            if problem is not None:
+                values |= {
+                    "problem": problem[:2_000],
+                    "problem_since_ms": 0 if not problem else row.problem_since_ms or now_ms,
+                }
+            connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
+            return _status(_row(connection, name))
+
+    def release(self, name: str, epoch: int) -> None:
+        """Frees the lease, if it is still held under `epoch`."""
+        with write_transaction(self._engine) as connection:
+            mine = (sinks.c.name == name) & (sinks.c.epoch == epoch)
+            connection.execute(update(sinks).where(mine).values(owner=""))
+
+    def _change(self, name: str, **values: Any) -> None:
+        with write_transaction(self._engine) as connection:
+            if connection.execute(update(sinks).where(sinks.c.name == name).values(**values)).rowcount == 0:
+                raise _unknown(name)
+
+
+def _gap(row: Row[Any], has: int, trimmed: int) -> dict[str, int]:
+    first = max(has, row.trimmed) + 1
+    if first > trimmed:
+        return {}
+    return {"gap_from": row.gap_from or first, "gap_through": trimmed}
+
+
+def _row(connection: Connection, name: str) -> Row[Any]:
+    row = connection.execute(select(sinks).where(sinks.c.name == name)).one_or_none()
+    if row is None:
+        raise _unknown(name)
+    return row
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no sink {name}; `edgewater sinks ls` lists all")
+
+
+def _status(row: Row[Any]) -> SinkStatus:
+    return SinkStatus(
+        row.name,
+        None if row.definition is None else json.loads(row.definition),
+        row.paused,
+        Position(row.answer_id, row.late),
+        row.replay_after,
+        row.answers,
+        row.rows,
+        row.problem,
+        row.problem_since_ms,
+        (row.gap_from, row.gap_through) if row.gap_through else None,
+        row.owner,
+        row.epoch,
+        row.until_ms,
+    )

@@ -1,0 +1,320 @@
+"""The sink `postgres` on a real server: its tables equal what REST answers, whatever happens between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+from center.sinks import Position, SinkRunner, SinkStore, read_definition
+from center.sinks.definitions import SinkDefinition
+from edgewater.model.errors import InvalidConfig
+from tests.center.api.conftest import HOUR, T0, Desk
+from tests.center.postgres import PostgresServer
+
+
+class Warehouse:
+    """A database of its own, and a sink of the desk's center that writes to it."""
+
+    def __init__(self, desk: Desk, path: Path, server: PostgresServer) -> None:
+        self.desk = desk
+        self.url = make_url(server.new_database()).set(drivername="postgresql", query={}).render_as_string(False)
+        self.schema = f"sink_{abs(hash(str(path)))}"
+        self.store = SinkStore(f"sqlite:///{path}/results.db")
+        self.document: dict[str, Any] = {"kind": "postgres", "url": self.url, "schema": self.schema}
+        self.runner = self.new_runner()
+
+    def definition(self, **changes: Any) -> SinkDefinition:
+        return read_definition("warehouse", {**self.document, **changes})
+
+    def new_runner(self, owner: str = "host:1", **changes: Any) -> SinkRunner:
+        return SinkRunner(
+            self.definition(**changes), self.desk.catalog, self.desk.results, self.store, owner=owner,
+            now_ms=lambda: self.desk.now,
+        )  # fmt: skip
+
+    def catch_up(self) -> None:
+        for _ in range(1_000):
+            self.desk.now += 1_000
+            if self.runner.step() > 0:
+                assert not self.runner.problem, self.runner.problem
+                return
+        raise AssertionError("the sink never rests")
+
+    def ask(self, text: str, *values: object) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url, options=f"-c timezone=UTC -c search_path={self.schema}") as connection:
+            cursor = connection.execute(text, values)
+            return cursor.fetchall() if cursor.description else []
+
+    def rows(self, view: str = "flights") -> list[tuple[Any, ...]]:
+        return self.ask(
+            "SELECT window_start, carrier, revision, phase, n, n_lower, n_upper, miles, delay, delay_upper,"
+            f" completeness FROM {view} ORDER BY window_start, carrier NULLS LAST"
+        )
+
+    def truth(self, name: str = "flights") -> list[tuple[Any, ...]]:
+        """What REST answers."""
+        page = self.desk.get(f"/v1/queries/{name}/windows?limit=1000").json()
+        return [
+            (
+                datetime.fromisoformat(answer["window"]["start"]).astimezone(UTC), row["group"]["carrier"],
+                answer["revision"], answer["phase"], row["n"]["estimate"], row["n"]["lower"], row["n"]["upper"],
+                row["miles"]["estimate"], row["delay"]["estimate"], row["delay"]["upper"],
+                answer["quality"]["completeness"]["ratio"],
+            )
+            for answer in page["answers"]
+            for row in sorted(answer["data"], key=lambda r: (r["group"]["carrier"] is None, r["group"]["carrier"]))
+        ]  # fmt: skip
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+@pytest.fixture
+def warehouse(desk: Desk, tmp_path: Path, postgres: PostgresServer) -> Iterator[Warehouse]:
+    with ExitStack() as stack:
+        made = Warehouse(desk, tmp_path, postgres)
+        stack.callback(made.store.close)
+        stack.callback(lambda: made.runner.stop())
+        yield made
+
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_view_equals_the_answers_and_follows_each_revision(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk", "lga")
+    query = desk.register()
+    desk.report(query, "jfk", T0, {"UA": 3, "AA": 1, None: 2})
+    warehouse.catch_up()
+    desk.report(query, "lga", T0, {"UA": 5})
+    desk.report(query, "jfk", T0 + HOUR, {"DL": 1})
+    desk.report(query, "lga", T0 + HOUR, {"DL": 1, "B6": 2})
+    warehouse.catch_up()
+    assert warehouse.rows() == warehouse.truth() and len(warehouse.rows()) == 5
+    desk.report(query, "jfk", T0, {"UA": 1}, closed=False)
+    warehouse.catch_up()
+    assert warehouse.rows() == warehouse.truth() and {row[2] for row in warehouse.rows()} == {1, 2}
+    (statement,) = warehouse.ask("SELECT statement FROM edgewater_windows WHERE window_start = '2013-01-01'")[0]
+    answer = desk.get(f"/v1/queries/flights/windows/{T0}").json()
+    assert statement["quality"] == answer["quality"] and statement["total"] == answer["total"]
+
+
+def test_records_that_come_for_a_final_window_change_its_quality(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk", "lga")
+    query = desk.register(lateness="0s")
+    desk.report(query, "jfk", T0, {"UA": 3})
+    desk.report(query, "lga", T0, {"UA": 1})
+    warehouse.catch_up()
+    before = desk.get(f"/v1/queries/flights/windows/{T0}").json()
+    assert before["phase"] == "final"
+    desk.report(query, "jfk", T0, {"UA": 9}, closed=False)
+    warehouse.catch_up()
+    after = desk.get(f"/v1/queries/flights/windows/{T0}").json()
+    assert after["revision"] == before["revision"] and after["quality"] != before["quality"]
+    (statement,) = warehouse.ask("SELECT statement FROM edgewater_windows")[0]
+    assert statement["quality"] == after["quality"]
+    assert warehouse.rows() == warehouse.truth()
+
+
+@pytest.mark.parametrize("step", ["before", "within", "after"])
+def test_a_process_that_dies_at_any_step_leaves_no_gap_and_no_double(
+    desk: Desk, warehouse: Warehouse, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.connect("jfk")
+    query = desk.register()
+    for hour in range(4):
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 3 + hour, "AA": 1})
+    warehouse.catch_up()
+    desk.report(query, "jfk", T0 + 4 * HOUR, {"B6": 1})
+
+    class Killed(BaseException):
+        pass
+
+    warehouse.runner.step()
+    sink = warehouse.runner._sink
+    assert sink is not None
+    write, replace = type(sink).write, "center.sinks.postgresql._Table.replace_windows"
+
+    def dies(self: Any, *arguments: Any) -> None:
+        if step == "after":
+            write(self, *arguments)
+        raise Killed
+
+    desk.report(query, "jfk", T0 + 5 * HOUR, {"B6": 2})
+    with monkeypatch.context() as patched:
+        if step == "within":
+            patched.setattr(replace, dies)
+        else:
+            patched.setattr(type(sink), "write", dies)
+        with pytest.raises(Killed):
+            warehouse.runner.step()
+    sink.close()  # as the kernel does for a process that has ended
+    desk.now += 60_000  # the lease ends
+    warehouse.runner = warehouse.new_runner("host:2")
+    warehouse.catch_up()
+    assert warehouse.rows() == warehouse.truth()
+
+
+def test_a_process_that_lost_its_lease_writes_nothing(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    query = desk.register()
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    stalled, warehouse.runner = warehouse.runner, warehouse.new_runner("host:2")
+    desk.now += 60_000
+    desk.report(query, "jfk", T0 + HOUR, {"UA": 1})
+    warehouse.catch_up()
+    desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 1})
+    answers = warehouse.ask("SELECT count(*) FROM edgewater_windows")
+    sink = stalled._sink
+    assert sink is not None
+    with pytest.raises(Exception, match="another process"):
+        sink.write([], Position(1, 0))
+    assert stalled.step() > 0
+    assert warehouse.ask("SELECT count(*) FROM edgewater_windows") == answers
+    warehouse.catch_up()
+    assert warehouse.rows() == warehouse.truth()
+
+
+def test_a_restarted_server_costs_a_pause_and_no_row(
+    desk: Desk, warehouse: Warehouse, postgres: PostgresServer
+) -> None:
+    desk.connect("jfk")
+    query = desk.register()
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    postgres.kill()
+    desk.report(query, "jfk", T0 + HOUR, {"UA": 1})
+    pauses = [warehouse.runner.step() for _ in range(3)]
+    assert pauses[0] < pauses[1] < pauses[2] and "PostgreSQL" in warehouse.runner.problem
+    assert warehouse.store.status("warehouse").problem_since_ms > 0
+    postgres.start()
+    warehouse.runner.step()
+    warehouse.catch_up()
+    assert warehouse.rows() == warehouse.truth() and not warehouse.store.status("warehouse").problem
+
+
+def test_odd_names_values_and_types_arrive(desk: Desk, warehouse: Warehouse) -> None:
+    long = "m" * 63
+    desk.connect("jfk")
+    query = desk.register(
+        name="select",
+        measures={"n": "count()", long: "sum(distance)", "xmin": "max(dep_delay)", "q": "quantiles(distance)"},
+    )
+    desk.report(query, "jfk", T0, {"a\0b": 1, "": 1, 'it\'s "x", y\n': 2})
+    desk.report(query, "jfk", T0 + HOUR, {"NaN": 1}, delay_from=float("nan"))
+    desk.report(query, "jfk", T0 + 2 * HOUR, {"inf": 1}, delay_from=float("inf"))
+    warehouse.catch_up()
+    rows = warehouse.ask('SELECT carrier, n, xmin_ FROM "select" ORDER BY window_start, n, carrier')
+    assert [row[0] for row in rows[:3]] == ["", "a\ufffdb", 'it\'s "x", y\n']
+    assert rows[3][2] != rows[3][2] and rows[4][2] == float("inf")
+    columns = [name for (name,) in warehouse.ask(
+        "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = 'select'",
+        warehouse.schema,
+    )]  # fmt: skip
+    assert sum(name.startswith("mmmm") for name in columns) == 3 and all(len(name) <= 63 for name in columns)
+    assert "q_0.99_upper" in columns
+
+
+def test_a_new_version_gets_a_table_and_the_view_has_both(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    query = desk.register()
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    desk.catalog.delete("flights", desk.now)
+    newer = desk.register(measures={"n": "count()", "far": "max(distance)"})
+    desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
+    warehouse.catch_up()
+    assert warehouse.ask("SELECT version, carrier, n, miles, far FROM flights ORDER BY version") == [
+        (query.ref.version, "UA", 3, 300, None),
+        (newer.ref.version, "AA", 2, None, 100),
+    ]
+
+
+def test_a_table_that_was_altered_by_hand_is_named_and_its_repair_is_enough(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    query = desk.register(lateness="9h")
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    table = f"flights_v{query.ref.version}"
+    warehouse.ask("DROP VIEW flights")
+    for change in ("ALTER COLUMN n TYPE text", "DROP COLUMN miles"):
+        warehouse.ask(f"ALTER TABLE {table} {change}")
+    warehouse.runner.stop()
+    desk.report(query, "jfk", T0 + HOUR, {"UA": 1})
+    warehouse.runner = warehouse.new_runner()
+    assert warehouse.runner.step() > 0
+    assert table in warehouse.runner.problem and "column n is of type text" in warehouse.runner.problem
+    warehouse.ask(f"ALTER TABLE {table} ALTER COLUMN n TYPE bigint USING n::bigint")
+    warehouse.runner.step()
+    warehouse.catch_up()
+    assert warehouse.ask("SELECT n, miles FROM flights ORDER BY window_start") == [(3, None), (1, 100)]
+    warehouse.store.replay("warehouse", 0)
+    desk.now += 10_000
+    warehouse.catch_up()
+    assert warehouse.rows() == warehouse.truth()
+
+
+def test_a_new_sink_begins_where_it_is_told_and_a_paused_one_waits(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    query = desk.register(lateness="9h")
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.runner = warehouse.new_runner(begin="now", schema=f"{warehouse.schema}_now")
+    warehouse.schema += "_now"
+    warehouse.catch_up()
+    desk.report(query, "jfk", T0 + HOUR, {"UA": 1})
+    warehouse.store.pause("warehouse", True)
+    desk.now += 10_000
+    warehouse.catch_up()
+    assert warehouse.ask("SELECT count(*) FROM edgewater_windows") == [(0,)]
+    warehouse.store.pause("warehouse", False)
+    desk.now += 10_000
+    warehouse.runner.step()
+    warehouse.catch_up()
+    assert warehouse.ask("SELECT window_start FROM edgewater_windows") == [(datetime(2013, 1, 1, 1, tzinfo=UTC),)]
+
+
+def test_answers_that_were_deleted_before_the_sink_had_them_are_a_stated_gap(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    query = desk.register(lateness="0s")
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    warehouse.runner.stop()
+    for hour in (1, 2):
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
+    first = desk.results.last_answer_id()
+    kept = warehouse.store.lowest_answer()
+    assert kept is not None and kept < first
+    assert desk.results.trim(desk.now + 1, through=kept) == 1, "the answer that the sink has"
+    assert desk.results.trim(desk.now + 1) == 2
+    warehouse.runner = warehouse.new_runner()
+    warehouse.catch_up()
+    assert warehouse.store.status("warehouse").gap == (kept + 1, first)
+    assert warehouse.store.lowest_answer() == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"kind": "postgresql"}, "sinks.warehouse.kind"),
+        ({"url": {"env": "NOT_SET_ANYWHERE"}}, "sinks.warehouse.url"),
+        ({"url": "mysql:host=x y"}, "url"),
+        ({"queries": []}, "sinks.warehouse.queries"),
+        ({"scheme": "x"}, "sinks.warehouse.scheme"),
+        ({"min_phase": "late"}, "sinks.warehouse.min_phase"),
+    ],
+)
+def test_a_wrong_definition_is_refused_with_its_key_and_without_its_secret(changes: dict[str, Any], field: str) -> None:
+    document = {"kind": "postgres", "url": "postgresql://user:top-secret@host/db", **changes}
+    with pytest.raises(InvalidConfig) as refused:
+        read_definition("warehouse", document).make(1)
+    assert refused.value.field == field and "top-secret" not in refused.value.message
