@@ -71,6 +71,7 @@ class SinkRunner:
         self._sink: Sink | None = None
         self._position = Position()
         self._queries: dict[QueryRef, _Query] = {}
+        self._replayed: int | None = None
         self._failures = 0
         self._limit = MAX_ANSWERS
         # Per window, the late records of a final answer as the sink has them.
@@ -140,7 +141,8 @@ class SinkRunner:
         stored = self._sink.open([q.of_sink for q in self._queries.values()])
         assert self._status is not None
         if self._status.replay_after is not None:
-            self._position = Position(self._status.replay_after, -1)
+            self._replayed = self._status.replay_after
+            self._position = Position(self._replayed, -1)
             self._late.clear()
         elif stored is not None:
             self._position = stored
@@ -211,13 +213,14 @@ class SinkRunner:
             self._epoch,
             now_ms + LEASE_MS,
             position=self._position if self._sink is not None and not problem else None,
+            replayed=self._replayed,
             answers=answers,
             rows=rows,
             trimmed=self._results.trimmed(),
             problem=problem if problem or self._sink is not None else None,
             now_ms=now_ms,
         )
-        self._renewed_ms = now_ms
+        self._renewed_ms, self._replayed = now_ms, None
 
     def _failed(self, exc: Exception) -> float:
         self._failures += 1

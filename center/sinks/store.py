@@ -180,6 +180,7 @@ class SinkStore:
         until_ms: int,
         *,
         position: Position | None = None,
+        replayed: int | None = None,
         answers: int = 0,
         rows: int = 0,
         trimmed: int | None = None,
@@ -189,7 +190,8 @@ class SinkStore:
         """Renews the lease, stores what the sink has done since the last report, and returns what operators want.
 
         Args:
-            position: what the sink has; a report of it ends a replay.
+            position: what the sink has.
+            replayed: the `replay_after` from which the sink has begun again; None: from none.
             answers, rows: numbers of what was written since the last report.
             trimmed: answers up to this id are deleted. If the sink has not had them, its status states the gap.
             problem: why the last attempt failed; empty: it did not; None: as before.
@@ -208,8 +210,10 @@ class SinkStore:
             }
             has = row.answer_id
             if position is not None:
-                values |= {"answer_id": position.answer_id, "late": position.late, "replay_after": None}
+                values |= {"answer_id": position.answer_id, "late": position.late}
                 has = position.answer_id
+            if replayed is not None and replayed == row.replay_after:
+                values["replay_after"] = None
             if trimmed is not None and trimmed > row.trimmed:
                 values["trimmed"] = trimmed
                 # A new sink begins with what is stored: what was deleted before is no gap.
