@@ -44,6 +44,7 @@ from center.api.routers import (
     quarantine,
     queries,
     rollup,
+    sinks,
     sql,
     streams,
 )
@@ -53,6 +54,7 @@ from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.results import ResultStore
 from center.serving import SynopsisCache
+from center.sinks import SinkStore
 from edgewater.runtime.host_check import LocalHosts
 
 DESCRIPTION = """
@@ -71,7 +73,7 @@ ROUTERS = tuple(
     m.router
     for m in (
         queries, sql, functions, answers, rollup, explain, evaluate, live, edges, streams, load, alarms, quarantine,
-        health, pages, console, prometheus,
+        sinks, health, pages, console, prometheus,
     )
 )  # fmt: skip
 REFRESH_S = 1.0
@@ -147,7 +149,7 @@ def _services(
         Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
         Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused),
         Turns(limits.reads_at_once, metrics.on_refused), limits, audit, draw_seed,
-        SqlGuard(),
+        SqlGuard(), SinkStore(results.engine),
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiLimitsSection
 from center.results import ResultStore
 from center.serving import SynopsisCache
+from center.sinks import SinkStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Services:
     audit: AuditLog
     draw_seed: Callable[[], int]
     sql: SqlGuard
+    sinks: SinkStore
 
 
 def _services(request: Request) -> Services:

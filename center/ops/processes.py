@@ -203,8 +203,7 @@ def run_job(config: CenterConfig) -> None:
         if config.retention.answers is not None:
             store = opened(lambda: ResultStore(config.results), stop)
             stack.callback(store.close)
-            sinks = opened(lambda: SinkStore(config.results), stop)
-            stack.callback(sinks.close)
+            sinks = opened(lambda: SinkStore(store.engine), stop)
             stack.enter_context(
                 trimming(
                     store,
@@ -232,11 +231,12 @@ def run_sinks(config: CenterConfig) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    results = opened(lambda: ResultStore(config.results), stop)
     process = SinkProcess(
         configured,
         opened(lambda: Catalog(config.catalog, config.columns), stop),
-        opened(lambda: ResultStore(config.results), stop),
-        opened(lambda: SinkStore(config.results), stop),
+        results,
+        opened(lambda: SinkStore(results.engine), stop),
         owner=instance_name(),
         now_ms=now_ms,
     )

@@ -81,6 +81,11 @@ class AnswerReader:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    @property
+    def engine(self) -> Engine:
+        """The database, for stores that share it."""
+        return self._engine
+
     # Lists leave out sessions that were merged into others: their windows are empty and have no data. Such a session is
     # found by its start; its last revision names the session that has its records.
 
@@ -223,6 +228,13 @@ class AnswerReader:
         first = select(a.answered_at_ms).where(a.answer_id > answer_id).order_by(a.answer_id).limit(1)
         with read_transaction(self._engine) as connection:
             return connection.execute(first).scalar_one_or_none()
+
+    def first_answer_from(self, start_ms: int) -> int | None:
+        """The least id of an answer to a window that starts at a time or later; None: there is none."""
+        first = select(func.min(t.answers.c.answer_id)).where(t.answers.c.window_start_ms >= start_ms)
+        with read_transaction(self._engine) as connection:
+            value = connection.execute(first).scalar_one()
+        return None if value is None else int(value)
 
     def trimmed(self) -> int:
         """Answers up to this id may have been deleted because of their age; 0: none was."""

@@ -17,7 +17,7 @@ from edgewater.model.measure import NAME, NAME_ACCEPTED
 from edgewater.runtime.configuration import Section, validate
 
 
-class _Common(Section):
+class CommonOptions(Section):
     """The keys of every sink, besides those of its kind."""
 
     queries: Literal["all"] | list[str] = Field(default="all", min_length=1)
@@ -28,7 +28,7 @@ class _Common(Section):
     """Where a new sink begins: with the oldest stored answer, or with the next one."""
 
 
-COMMON_KEYS = tuple(_Common.model_fields)
+COMMON_KEYS = tuple(CommonOptions.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ def read_definition(
 
     Args:
         environ: where ``{env: NAME}`` is looked up.
-        only_references: a secret must be ``{env: NAME}`` or ``{file: PATH}``, since the definition is stored.
+        only_references: a secret must be ``{env: NAME}`` or ``{file: PATH}``, since the definition is stored. It is
+            not read: another process will run the sink.
 
     Raises:
         InvalidConfig: the field is the path of the key, such as ``sinks.warehouse.url``.
@@ -91,10 +92,11 @@ def read_definition(
         raise InvalidConfig(f"{at}.kind", given, f"one of {known}", near.lstrip("; ") or KINDS.hint())
     common = {key: value for key, value in document.items() if key in COMMON_KEYS}
     own = {key: value for key, value in document.items() if key not in COMMON_KEYS and key != "kind"}
-    shared = _validated(_Common, common, at, {})
+    shared = _validated(CommonOptions, common, at, {})
     if only_references:
         _require_references(kind.config, own, at)
-    options = _validated(kind.config, own, at, {"environ": environ})
+    given = {k: "referenced" if only_references and k in _secrets(kind.config) else v for k, v in own.items()}
+    options = _validated(kind.config, given, at, {"environ": environ})
     queries = None if shared.queries == "all" else frozenset(shared.queries)
     return SinkDefinition(name, kind, options, queries, shared.min_phase, shared.begin == "now", dict(document))
 
@@ -123,6 +125,8 @@ def _types(annotation: Any) -> list[Any]:
 
 def _require_references(model: type[BaseModel], document: Mapping[str, Any], at: str) -> None:
     for name in _secrets(model):
-        if name in document and not isinstance(document[name], Mapping):
+        given = document.get(name)
+        is_reference = isinstance(given, Mapping) and list(given) in (["env"], ["file"])
+        if name in document and not is_reference:
             accepted = "{env: NAME} or {file: PATH} of the process `edgewater center sink`"
             raise InvalidConfig(f"{at}.{name}", "…", accepted, "a stored definition must not contain a secret")

@@ -48,7 +48,7 @@ class SinkProcess:
         self._threads: dict[str, _SinkThread] = {}
         self._refused: dict[str, str] = {}
         self.registry = CollectorRegistry()
-        self.registry.register(_SinkCollector(store, results, now_ms))
+        self.registry.register(SinkCollector(store, results, now_ms))
 
     def run(self, stop: threading.Event) -> None:
         """Runs until `stop` is set; returns when all threads have ended."""
@@ -116,7 +116,7 @@ class _SinkThread(threading.Thread):
         self._ended.set()
 
 
-class _SinkCollector(Collector):
+class SinkCollector(Collector):
     """Metrics of all sinks, of any process, as their states say."""
 
     def __init__(self, store: SinkStore, results: AnswerReader, now_ms: Callable[[], int]) -> None:

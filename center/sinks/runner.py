@@ -22,10 +22,10 @@ from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
 
-LEASE_MS = 10_000
+LEASE_MS = 3_000
 POLL_S = 0.1
 STANDBY_S = 1.0
-RENEW_MS = 2_000
+RENEW_MS = 1_000
 LOOK_MS = 1_000
 """How often the queries are read, and why a sink rests is looked at again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0

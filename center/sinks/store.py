@@ -12,6 +12,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Connection,
+    Engine,
     MetaData,
     Row,
     Table,
@@ -28,7 +29,6 @@ from center.sinks.base import Position
 from center.storage.database import (
     FreeText,
     Identifier,
-    open_engine,
     read_transaction,
     schema_transaction,
     write_transaction,
@@ -101,19 +101,16 @@ class SinkStore:
     """Each method is one transaction, blocks, and is thread-safe.
 
     Args:
-        url: the result store's.
+        engine: the result store's.
 
     Raises:
         StorageError: the database cannot be used. So does every method.
     """
 
-    def __init__(self, url: str) -> None:
-        self._engine = open_engine(url)
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         with schema_transaction(self._engine, _metadata):
             pass  # creates the table
-
-    def close(self) -> None:
-        self._engine.dispose()
 
     def statuses(self) -> list[SinkStatus]:
         """All sinks that are defined by the API, or that a process has run, by name."""

@@ -41,6 +41,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
     "scale": (("next_answer_s", '"wrong_or_incomplete": 0', "small_partials_s", "close_cpu_s"), FULL),
     "scheduling": (("## goals", "kept: memory", "60 (94%)", "least slack", "MiB queued at most"), None),
     "shares": (("balanced", "1e-02"), None),
+    "sinks": (("rows_per_s", "cpu_us_per_row", "lag_ms_p95"), E2E),
     "slicing": (("synopsis ddsketch 1 %  windows 100", "bucketing_m_per_s"), None),
     "sources": (("lines, combined", "kafka, ndjson"), None),
     "synopses": (("throughput", "merge", "kll k=200, merged of 20", "plots in"), None),

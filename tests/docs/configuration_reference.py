@@ -22,6 +22,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from center.config import CenterConfig, RetentionSection
+from center.sinks.base import KINDS as SINK_KINDS
+from center.sinks.definitions import CommonOptions
 from edge.config import EdgeConfig
 from edge.source_kinds import GROUP, KINDS
 from edgewater.model.quantities import format_duration
@@ -41,8 +43,8 @@ This page is generated from the models that read the files. `python -m tests.doc
 - A *duration* has a unit: `500ms`, `30s`, `5m`, `1h30m`, `1d`, `1w`.
 - A *size* is in bytes or has a unit: `200`, `64KiB`, `1MB`.
 - A *time* is ISO 8601, such as `2013-01-01T00:00:00Z`. Without a zone it is UTC.
-- A *secret* in `edge.yaml` is the text itself, `{env: NAME}` or `{file: PATH}`.
-- A *secret* in `center.yaml` is the text itself. It may come from the environment instead, such as
+- A *secret* in `edge.yaml`, and of a sink, is the text itself, `{env: NAME}` or `{file: PATH}`.
+- Another *secret* in `center.yaml` is the text itself. It may come from the environment instead, such as
   `EDGEWATER_CENTER__API__TOKEN`.
 - The default `–` means that the key is unset. Unknown keys are refused, and the message names the nearest known key.
 
@@ -191,8 +193,14 @@ def files() -> dict[str, list[tuple[str, str, list[Key]]]]:
         kind = KINDS.get(name)
         assert kind is not None, f"install edgewater[{name}], and edgewater again for its entry points"
         edge += sections(kind.config, f"streams.NAME.sources[].{name}", shown)
+    center = list(sections(CenterConfig, "", {}))
+    center += sections(CommonOptions, "sinks.NAME", {})
+    for name in SINK_KINDS.names:
+        sink = SINK_KINDS.get(name)
+        assert sink is not None
+        center += sections(sink.config, f"sinks.NAME, kind {name}", {})
     queries = [(path, text, [Key(*row) for row in rows]) for path, text, rows in QUERY_KEYS]
-    return {"edge.yaml": edge, "center.yaml": list(sections(CenterConfig, "", {})), "Query files": queries}
+    return {"edge.yaml": edge, "center.yaml": center, "Query files": queries}
 
 
 def _cell(text: str) -> str:

@@ -26,7 +26,7 @@ class Warehouse:
         self.desk = desk
         self.url = make_url(server.new_database()).set(drivername="postgresql", query={}).render_as_string(False)
         self.schema = f"sink_{abs(hash(str(path)))}"
-        self.store = SinkStore(f"sqlite:///{path}/results.db")
+        self.store = SinkStore(desk.results.engine)
         self.document: dict[str, Any] = {"kind": "postgres", "url": self.url, "schema": self.schema}
         self.runner = self.new_runner()
 
@@ -53,14 +53,21 @@ class Warehouse:
             return cursor.fetchall() if cursor.description else []
 
     def rows(self, view: str = "flights") -> list[tuple[Any, ...]]:
-        return self.ask(
+        found = self.ask(
             "SELECT window_start, carrier, revision, phase, n, n_lower, n_upper, miles, delay, delay_upper,"
-            f" completeness FROM {view} ORDER BY window_start, carrier NULLS LAST"
+            f" completeness FROM {view}"
         )
+        return sorted(found, key=lambda row: (row[0], row[1] is None, row[1]))
 
     def truth(self, name: str = "flights") -> list[tuple[Any, ...]]:
         """What REST answers."""
-        page = self.desk.get(f"/v1/queries/{name}/windows?limit=1000").json()
+        answers, cursor = list[dict[str, Any]](), ""
+        while True:
+            page = self.desk.get(f"/v1/queries/{name}/windows?limit=1000{cursor}").json()
+            answers += page["answers"]
+            if page["next_cursor"] is None:
+                break
+            cursor = f"&cursor={page['next_cursor']}"
         return [
             (
                 datetime.fromisoformat(answer["window"]["start"]).astimezone(UTC), row["group"]["carrier"],
@@ -68,7 +75,7 @@ class Warehouse:
                 row["miles"]["estimate"], row["delay"]["estimate"], row["delay"]["upper"],
                 answer["quality"]["completeness"]["ratio"],
             )
-            for answer in page["answers"]
+            for answer in answers
             for row in sorted(answer["data"], key=lambda r: (r["group"]["carrier"] is None, r["group"]["carrier"]))
         ]  # fmt: skip
 
@@ -82,7 +89,6 @@ def desk(tmp_path: Path) -> Desk:
 def warehouse(desk: Desk, tmp_path: Path, postgres: PostgresServer) -> Iterator[Warehouse]:
     with ExitStack() as stack:
         made = Warehouse(desk, tmp_path, postgres)
-        stack.callback(made.store.close)
         stack.callback(lambda: made.runner.stop())
         yield made
 

@@ -1,0 +1,164 @@
+"""Sinks: systems that the center writes answers to."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, Response
+
+from center.api.access import ADMINISTERS, IN_TURN, READS_ALL
+from center.api.bodies import read_body, read_document
+from center.api.openapi import problems
+from center.api.services import Center, Services
+from center.api.time_params import Time
+from center.sinks import SinkStatus, read_definition
+from edgewater.model.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
+from edgewater.model.timestamps import rfc3339
+
+router = APIRouter(prefix="/v1/sinks", tags=["sinks"])
+_EXAMPLE = {"kind": "postgres", "url": {"env": "WAREHOUSE_URL"}, "queries": ["flights"]}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
+    }
+}
+
+
+class SinkGap(BaseModel):
+    """Answers that the retention deleted before the sink had them: ids from `first` to `last`."""
+
+    first: int
+    last: int
+
+
+class SinkState(BaseModel):
+    """A sink and how far it is."""
+
+    name: str
+    definition: dict[str, Any] | None = Field(description="As it was put here; null: it is in the center's file.")
+    state: str = Field(description="`running`, `failing`, `paused`, or `waiting` for `edgewater center sink`.")
+    problem: str | None = Field(description="Why the last attempt failed.")
+    failing_since: str | None
+    answer_id: int = Field(description="Of the newest answer that the sink has.")
+    behind_answers: int = Field(description="Answers of any query that it has not read.")
+    behind_ms: int = Field(description="Age of the oldest answer that it has not read.")
+    answers: int = Field(description="Answers that it has written, repetitions included.")
+    rows: int
+    gap: SinkGap | None = Field(description="Answers that it never got.")
+    owner: str | None = Field(description="The process that runs it, host:pid.")
+
+    @classmethod
+    def of(cls, status: SinkStatus, center: Services) -> SinkState:
+        now_ms = center.now_ms()
+        given_at_ms = center.results.answered_at_after(status.position.answer_id)
+        has_process = bool(status.owner) and status.until_ms > now_ms
+        state = "failing" if status.problem else "running" if has_process else "waiting"
+        return cls(
+            name=status.name,
+            definition=None if status.definition is None else dict(status.definition),
+            state="paused" if status.paused else state,
+            problem=status.problem or None,
+            failing_since=rfc3339(status.problem_since_ms) if status.problem_since_ms else None,
+            answer_id=status.position.answer_id,
+            behind_answers=max(0, center.results.last_answer_id() - status.position.answer_id),
+            behind_ms=0 if given_at_ms is None else max(0, now_ms - given_at_ms),
+            answers=status.answers,
+            rows=status.rows,
+            gap=None if status.gap is None else SinkGap(first=status.gap[0], last=status.gap[1]),
+            owner=status.owner if has_process else None,
+        )
+
+
+class SinkList(BaseModel):
+    sinks: list[SinkState]
+
+
+@router.get("", dependencies=[READS_ALL, IN_TURN], summary="The sinks, and how far they are")
+def sinks(center: Center) -> SinkList:
+    return SinkList(sinks=[SinkState.of(status, center) for status in center.sinks.statuses()])
+
+
+@router.get("/{name}", dependencies=[READS_ALL, IN_TURN], summary="One sink", responses=problems(404))
+def sink(name: str, center: Center) -> SinkState:
+    return SinkState.of(center.sinks.status(name), center)
+
+
+@router.put(
+    "/{name}",
+    dependencies=[ADMINISTERS],
+    summary="Define or change a sink",
+    response_model=SinkState,
+    responses={201: {"model": SinkState}, **problems(403, 408, 409, 413, 415, 422)},
+    openapi_extra=_BODY,
+)
+async def define(name: str, request: Request, center: Center) -> Response:
+    """A changed sink goes on where it was.
+
+    A secret is `{"env": NAME}` or `{"file": PATH}`, which the process `edgewater center sink` reads. A sink of the
+    center's file is changed there (409).
+    """
+    body, content_type = await read_body(request, center.limits.body / 1000), request.headers.get("content-type", "")
+    return await run_sync(_define, center, name, body, content_type, limiter=center.parsing)
+
+
+def _define(center: Services, name: str, body: bytes, content_type: str) -> Response:
+    document = read_document(body, content_type, "a sink")
+    try:
+        definition = read_definition(name, document, only_references=True, field="")
+    except InvalidConfig as exc:
+        raise InvalidRequest(exc.field.removeprefix(f"{name}."), exc.value, exc.accepted, exc.reason) from None
+    try:
+        is_configured = center.sinks.status(name).definition is None
+    except NotFound:
+        is_configured = False
+    if is_configured:
+        raise Conflict(f"sink {name} is in the center's file: change it there, or delete it here once it is gone there")
+    is_new = center.sinks.define(name, definition.document)
+    state = SinkState.of(center.sinks.status(name), center)
+    return JSONResponse(state.model_dump(mode="json"), 201 if is_new else 200, {"Location": f"/v1/sinks/{name}"})
+
+
+@router.delete(
+    "/{name}", dependencies=[ADMINISTERS], status_code=204, summary="Delete a sink", responses=problems(403, 404)
+)
+def remove(name: str, center: Center) -> None:
+    """What it has written stays where it is."""
+    center.sinks.remove(name)
+
+
+@router.post("/{name}/pause", dependencies=[ADMINISTERS], summary="Pause a sink", responses=problems(403, 404))
+def pause(name: str, center: Center) -> SinkState:
+    """The center keeps the answers that it has not written for `retention.sinks` longer."""
+    center.sinks.pause(name, True)
+    return sink(name, center)
+
+
+@router.post("/{name}/resume", dependencies=[ADMINISTERS], summary="Let a sink go on", responses=problems(403, 404))
+def resume(name: str, center: Center) -> SinkState:
+    center.sinks.pause(name, False)
+    return sink(name, center)
+
+
+class ReplayParams(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    start: Annotated[
+        Time | None, Field(alias="from", description="Start of the first window; default: the oldest stored answer.")
+    ] = None
+
+
+@router.post(
+    "/{name}/replay", dependencies=[ADMINISTERS], summary="Write answers again", responses=problems(403, 404, 422)
+)
+def replay(name: str, params: Annotated[ReplayParams, Query()], center: Center) -> SinkState:
+    """Writes all stored answers again that were given since the first one to a window that starts at `from` or later.
+
+    A sink replaces what it has, so repetitions do no harm.
+    """
+    first = None if params.start is None else center.results.first_answer_from(params.start)
+    center.sinks.replay(name, 0 if params.start is None else (first or center.results.last_answer_id() + 1) - 1)
+    return sink(name, center)

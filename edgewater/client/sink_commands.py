@@ -1,0 +1,122 @@
+"""`edgewater sinks`: systems that a center writes its answers to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgewater.client.center import Center
+from edgewater.client.commands import asks_center, print_json
+from edgewater.client.requests import moment, segment
+from edgewater.runtime.configuration import read_yaml
+from edgewater.runtime.terminal import print_table
+
+
+@click.group()
+def sinks() -> None:
+    """Show and change the sinks of a center: systems that answers are written to, such as PostgreSQL.
+
+    \b
+      edgewater sinks ls
+      edgewater sinks put warehouse --file warehouse.yaml
+      edgewater sinks replay warehouse --from 2026-01-01T00:00:00Z
+
+    \b
+    warehouse.yaml:
+      kind: postgres
+      url: {env: WAREHOUSE_URL}        # of the process `edgewater center sink`
+      queries: [flights]               # default: all
+    """
+
+
+@sinks.command("ls")
+@asks_center
+def sinks_ls(center: Center, as_json: bool) -> None:
+    """List the sinks, how far they are, and why one fails."""
+    found = center.get("/v1/sinks")["sinks"]
+    if as_json:
+        print_json({"sinks": found})
+        return
+    rows = [
+        (s["name"], s["state"], f"{s['behind_answers']} answers, {s['behind_ms'] / 1000:.1f} s", s["rows"], _trouble(s))
+        for s in found
+    ]
+    print_table(("sink", "state", "behind", "rows", "problem"), rows, empty="no sink is defined")
+
+
+@sinks.command("show")
+@click.argument("name")
+@asks_center
+def sinks_show(center: Center, name: str, as_json: bool) -> None:
+    """Show everything about the sink NAME."""
+    _print(center.get(_path(name)), as_json)
+
+
+@sinks.command("put")
+@click.argument("name")
+@click.option(
+    "--file",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML with kind, the keys of all sinks and those of the kind.",
+)
+@asks_center
+def sinks_put(center: Center, name: str, file: Path, as_json: bool) -> None:
+    """Define the sink NAME, or change it. A changed sink goes on where it was. Needs the role admin."""
+    _print(center.send("PUT", _path(name), json.dumps(read_yaml(file, "--file")).encode()), as_json)
+
+
+@sinks.command("rm")
+@click.argument("name")
+@asks_center
+def sinks_rm(center: Center, name: str, as_json: bool) -> None:
+    """Delete the sink NAME. What it has written stays where it is. Needs the role admin."""
+    center.send("DELETE", _path(name))
+    if as_json:
+        print_json({"deleted": name})
+
+
+@sinks.command("pause")
+@click.argument("name")
+@asks_center
+def sinks_pause(center: Center, name: str, as_json: bool) -> None:
+    """Pause the sink NAME. The center keeps what it has not written, for some time. Needs the role admin."""
+    _print(center.send("POST", f"{_path(name)}/pause"), as_json)
+
+
+@sinks.command("resume")
+@click.argument("name")
+@asks_center
+def sinks_resume(center: Center, name: str, as_json: bool) -> None:
+    """Let the sink NAME go on. Needs the role admin."""
+    _print(center.send("POST", f"{_path(name)}/resume"), as_json)
+
+
+@sinks.command("replay")
+@click.argument("name")
+@click.option("--from", "start", metavar="TIME", help="Start of the first window; default: the oldest stored answer.")
+@asks_center
+def sinks_replay(center: Center, name: str, start: str | None, as_json: bool) -> None:
+    """Let the sink NAME write stored answers again. It replaces what it has. Needs the role admin."""
+    since = "" if start is None else f"?from={segment(str(moment(start, '--from')))}"
+    _print(center.send("POST", f"{_path(name)}/replay{since}"), as_json)
+
+
+def _path(name: str) -> str:
+    return f"/v1/sinks/{segment(name)}"
+
+
+def _print(sink: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(sink)
+        return
+    print_table(("", ""), [(key, "" if value is None else str(value)) for key, value in sink.items()], empty="")
+
+
+def _trouble(sink: dict[str, Any]) -> str:
+    gap = sink["gap"]
+    lost = f"answers {gap['first']} to {gap['last']} were deleted before it had them" if gap else ""
+    return "; ".join(filter(None, (sink["problem"], lost)))
