@@ -32,6 +32,7 @@ from center.api.pages import SecurityHeaders
 from center.api.prometheus.series import SamplesCache
 from center.api.routers import (
     alarms,
+    alerts,
     answers,
     edges,
     evaluate,
@@ -73,7 +74,7 @@ ROUTERS = tuple(
     m.router
     for m in (
         queries, sql, functions, answers, rollup, explain, evaluate, live, edges, streams, load, alarms, quarantine,
-        sinks, health, pages, console, prometheus,
+        sinks, alerts, health, pages, console, prometheus,
     )
 )  # fmt: skip
 REFRESH_S = 1.0

@@ -43,12 +43,19 @@ class ComputedValue:
     text: str
 
     @classmethod
-    def parse(cls, text: str, spec: QuerySpec) -> ComputedValue:
-        """Parses a parameter `compute`. Raises InvalidRequest with what is accepted."""
+    def parse(cls, text: str, spec: QuerySpec | None = None) -> ComputedValue:
+        """Parses a parameter `compute`.
+
+        Args:
+            spec: the query; None: it is not known, so that the name may be taken.
+
+        Raises:
+            InvalidRequest: with what is accepted.
+        """
         name, colon, expression = (part.strip() for part in text.partition(":"))
         if not colon or not NAME.fullmatch(name):
             raise InvalidRequest("compute", text, "name: expression, such as error_rate: errors / requests")
-        if name in spec.group_by or any(m.name == name for m in spec.measures):
+        if spec is not None and (name in spec.group_by or any(m.name == name for m in spec.measures)):
             accepted = f"a name that no measure or group has; a name is {NAME_ACCEPTED}"
             raise InvalidRequest("compute", text, accepted)
         tree = _parsed(expression, "compute")

@@ -55,6 +55,7 @@ class SinkAnswer:
         window_start_ms, window_end_ms: both are equal if the window is no longer an answer: its session was merged
             into another one. `rows` is empty then.
         rows: a row per group, with the columns of `SinkQuery.schema`.
+        group_columns: names of the columns of groups.
         statement: the JSON of the answer without its rows: ``quality``, ``contract``, ``total``, ``rest``, …
     """
 
@@ -67,10 +68,14 @@ class SinkAnswer:
     answer_id: int
     rows: pa.Table = field(repr=False)
     statement: dict[str, Any] = field(repr=False)
+    group_columns: tuple[str, ...] = ()
 
 
 class Sink(Protocol):
     """One system that answers are written to. One thread calls it.
+
+    A sink may have a method ``tick()``. It is called about ten times a second while the sink is open and not paused. A
+    sink may have a property ``problem``: a text while it works in part only.
 
     Any exception means that nothing was written. The sink is then closed, and opened again after a pause. The message
     of the exception is shown to readers of the sink's status, so it must not contain secrets.
@@ -100,6 +105,16 @@ class Sink(Protocol):
         """Releases what `open` has taken. Called once after each `open`, also after a failure."""
 
 
+class SinkMemory(Protocol):
+    """Keeps a state at the center, for sinks whose system cannot keep a position. Fenced by the epoch."""
+
+    def load(self) -> tuple[Position, str] | None:
+        """Returns what `save` has stored; None: nothing."""
+
+    def save(self, position: Position, state: str) -> None:
+        """Stores a position and a text durably, together. Raises LeaseLost: another process runs the sink."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkContext:
     """What a center gives a sink.
@@ -108,10 +123,14 @@ class SinkContext:
         name: of the sink. Two sinks may write to one system: the name distinguishes their positions.
         epoch: grows whenever another process takes the sink over. A system that can compare numbers refuses writes of
             an earlier epoch.
+        memory: None: the process gives none, as in a check of a definition.
+        now_ms: returns the wall time.
     """
 
     name: str
     epoch: int = 0
+    memory: SinkMemory | None = None
+    now_ms: Callable[[], int] = lambda: 0
 
 
 class SinkKind(Protocol):
@@ -120,6 +139,8 @@ class SinkKind(Protocol):
     Attributes:
         name: the value of ``kind`` in the definition of a sink.
         config: the model of its options.
+
+    A kind may have the attribute ``begin``: the default of the key ``begin`` of its sinks.
     """
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,8 +24,9 @@ class CommonOptions(Section):
     """Names of the queries whose answers are written. `all`: every query, also one that is registered later."""
     min_phase: Phase = Phase.EARLY
     """Only windows whose newest answer has reached this phase."""
-    begin: Literal["beginning", "now"] = "beginning"
-    """Where a new sink begins: with the oldest stored answer, or with the next one."""
+    begin: Literal["beginning", "now"] | None = None
+    """Where a new sink begins: with the oldest stored answer, or with the next one. Unset: `now` for the kind `alerts`,
+    otherwise `beginning`."""
 
 
 COMMON_KEYS = tuple(CommonOptions.model_fields)
@@ -51,9 +52,9 @@ class SinkDefinition:
     def includes(self, query: str) -> bool:
         return self.queries is None or query in self.queries
 
-    def make(self, epoch: int) -> Sink:
+    def make(self, context: SinkContext) -> Sink:
         """Builds the sink. Raises InvalidConfig."""
-        return self.kind.sink(self.options, SinkContext(self.name, epoch))
+        return self.kind.sink(self.options, context)
 
     @property
     def key(self) -> str:
@@ -94,11 +95,11 @@ def read_definition(
     own = {key: value for key, value in document.items() if key not in COMMON_KEYS and key != "kind"}
     shared = _validated(CommonOptions, common, at, {})
     if only_references:
-        _require_references(kind.config, own, at)
-    given = {k: "referenced" if only_references and k in _secrets(kind.config) else v for k, v in own.items()}
-    options = _validated(kind.config, given, at, {"environ": environ})
+        own = {name: _checked_references(value, at, name, secrets_of(kind.config)) for name, value in own.items()}
+    options = _validated(kind.config, own, at, {"environ": environ})
     queries = None if shared.queries == "all" else frozenset(shared.queries)
-    return SinkDefinition(name, kind, options, queries, shared.min_phase, shared.begin == "now", dict(document))
+    begin = shared.begin or getattr(kind, "begin", "beginning")
+    return SinkDefinition(name, kind, options, queries, shared.min_phase, begin == "now", dict(document))
 
 
 def read_definitions(documents: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[SinkDefinition]:
@@ -111,22 +112,37 @@ def _validated(model: Any, document: Mapping[str, Any], at: str, context: Mappin
         return validate(model, document, context)
     except InvalidConfig as exc:
         path = f"{at}.{exc.field}" if exc.field else at
-        value = exc.value if exc.field.partition(".")[0] not in _secrets(model) else "…"
-        raise InvalidConfig(path, value, exc.accepted, exc.reason) from None
+        is_secret = any(exc.field == name or exc.field.endswith(f".{name}") for name in secrets_of(model))
+        raise InvalidConfig(path, "…" if is_secret else exc.value, exc.accepted, exc.reason) from None
 
 
-def _secrets(model: type[BaseModel]) -> Iterable[str]:
-    return [name for name, field in model.model_fields.items() if SecretStr in _types(field.annotation)]
+def secrets_of(model: type[BaseModel]) -> set[str]:
+    """Returns the names of keys that hold secrets, in a model and in all models within it."""
+    names: set[str] = set()
+    for name, field in model.model_fields.items():
+        for kind in _types(field.annotation):
+            if kind is SecretStr:
+                names.add(field.alias or name)
+            elif isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not model:
+                names |= secrets_of(kind)
+    return names
 
 
 def _types(annotation: Any) -> list[Any]:
     return [annotation, *(inner for part in getattr(annotation, "__args__", ()) for inner in _types(part))]
 
 
-def _require_references(model: type[BaseModel], document: Mapping[str, Any], at: str) -> None:
-    for name in _secrets(model):
-        given = document.get(name)
-        is_reference = isinstance(given, Mapping) and list(given) in (["env"], ["file"])
-        if name in document and not is_reference:
-            accepted = "{env: NAME} or {file: PATH} of the process `edgewater center sink`"
-            raise InvalidConfig(f"{at}.{name}", "…", accepted, "a stored definition must not contain a secret")
+def _checked_references(value: object, at: str, name: str, secrets: set[str]) -> object:
+    """Returns an option with a placeholder instead of each reference to a secret. Raises InvalidConfig for a secret."""
+    path = f"{at}.{name}"
+    if name in secrets and isinstance(value, Mapping) and list(value) in (["env"], ["file"]):
+        return "referenced"
+    if name in secrets and value is not None and not isinstance(value, Mapping | list):
+        accepted = "{env: NAME} or {file: PATH} of the process `edgewater center sink`"
+        raise InvalidConfig(path, "…", accepted, "a stored definition must not contain a secret")
+    if isinstance(value, Mapping):
+        inside = {*secrets, *map(str, value)} if name in secrets else secrets
+        return {key: _checked_references(inner, path, str(key), inside) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_checked_references(inner, path, str(n), secrets) for n, inner in enumerate(value)]
+    return value

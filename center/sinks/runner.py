@@ -14,7 +14,7 @@ from center.catalog import Catalog, RegisteredQuery
 from center.ledger import Phase
 from center.results import AnswerReader, AnswerRecord, LeaseLost
 from center.serving.answer_tables import empty_table, stated_answer, with_types, without_zone
-from center.sinks.base import Position, Sink, SinkAnswer, SinkQuery
+from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
 from center.sinks.definitions import SinkDefinition
 from center.sinks.store import SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, StorageError
@@ -123,7 +123,10 @@ class SinkRunner:
             self._close()
         if self._sink is None or now_ms - self._looked_ms >= LOOK_MS:
             self._open(now_ms)
-        return self._copy_page()
+        pause_s = self._copy_page()
+        if (tick := getattr(self._sink, "tick", None)) is not None:
+            tick()
+        return pause_s
 
     def _open(self, now_ms: int) -> None:
         """Opens the sink, or opens it again if its queries have changed."""
@@ -133,7 +136,8 @@ class SinkRunner:
             return
         if self._sink is None:
             assert self._epoch is not None
-            self._sink = self.definition.make(self._epoch)
+            memory = self._store.memory(self.definition.name, self._epoch)
+            self._sink = self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
         self._queries = {
             ref: _Query(q, SinkQuery(ref, q.spec, empty_table(self._catalog, q.spec).schema))
             for ref, q in wanted.items()
@@ -217,7 +221,7 @@ class SinkRunner:
             answers=answers,
             rows=rows,
             trimmed=self._results.trimmed(),
-            problem=problem if problem or self._sink is not None else None,
+            problem=problem or (None if self._sink is None else getattr(self._sink, "problem", "")),
             now_ms=now_ms,
         )
         self._renewed_ms, self._replayed = now_ms, None
@@ -272,4 +276,5 @@ def sink_answer(record: AnswerRecord, query: _Query) -> SinkAnswer:
         record.answer_id,
         rows,
         statement,
+        tuple(query.registered.spec.group_by),
     )

@@ -25,12 +25,13 @@ from sqlalchemy import (
 )
 
 from center.results import LeaseLost
-from center.sinks.base import Position
+from center.sinks.base import Position, SinkMemory
 from center.storage.database import (
     FreeText,
     Identifier,
     read_transaction,
     schema_transaction,
+    upsert,
     write_transaction,
 )
 from edgewater.model.errors import NotFound
@@ -58,6 +59,16 @@ sinks = Table(
 )
 """A row per sink. ``definition``: JSON of a sink of the API; null: it is in ``center.yaml``. ``replay_after``: a
 position that an operator asks for. ``trimmed``: answers up to this id were deleted when the row was last written."""
+
+memories = Table(
+    "sink_memories",
+    _metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("answer_id", BigInteger, nullable=False),
+    Column("late", BigInteger, nullable=False),
+    Column("state", FreeText, nullable=False),
+)
+"""The states of sinks whose systems keep no position (`SinkMemory`)."""
 
 _NEW = {
     "paused": False, "answer_id": 0, "late": 0, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
@@ -145,6 +156,7 @@ class SinkStore:
         with write_transaction(self._engine) as connection:
             if connection.execute(delete(sinks).where(sinks.c.name == name)).rowcount == 0:
                 raise _unknown(name)
+            connection.execute(delete(memories).where(memories.c.name == name))
 
     def pause(self, name: str, paused: bool) -> None:
         """Raises NotFound."""
@@ -224,6 +236,16 @@ class SinkStore:
             connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
             return _status(_row(connection, name))
 
+    def memory(self, name: str, epoch: int) -> SinkMemory:
+        """Returns the memory of a sink for the process that has taken it under an epoch."""
+        return _Memory(self._engine, name, epoch)
+
+    def memories(self) -> dict[str, str]:
+        """The states that sinks have saved, by name."""
+        with read_transaction(self._engine) as connection:
+            states: dict[str, str] = dict(connection.execute(select(memories.c.name, memories.c.state)).all())
+        return states
+
     def release(self, name: str, epoch: int) -> None:
         """Frees the lease, if it is still held under `epoch`."""
         with write_transaction(self._engine) as connection:
@@ -234,6 +256,25 @@ class SinkStore:
         with write_transaction(self._engine) as connection:
             if connection.execute(update(sinks).where(sinks.c.name == name).values(**values)).rowcount == 0:
                 raise _unknown(name)
+
+
+class _Memory:
+    def __init__(self, engine: Engine, name: str, epoch: int) -> None:
+        self._engine, self._name, self._epoch = engine, name, epoch
+
+    def load(self) -> tuple[Position, str] | None:
+        c = memories.c
+        with read_transaction(self._engine) as connection:
+            row = connection.execute(select(c.answer_id, c.late, c.state).where(c.name == self._name)).one_or_none()
+        return None if row is None else (Position(row.answer_id, row.late), row.state)
+
+    def save(self, position: Position, state: str) -> None:
+        with write_transaction(self._engine) as connection:
+            owned = select(sinks.c.epoch).where(sinks.c.name == self._name).with_for_update()
+            if connection.execute(owned).scalar_one_or_none() != self._epoch:
+                raise LeaseLost(f"sink {self._name} is run by another process, or is no longer defined")
+            row = {"name": self._name, "answer_id": position.answer_id, "late": position.late, "state": state}
+            upsert(connection, memories, [row])
 
 
 def _gap(row: Row[Any], has: int, trimmed: int) -> dict[str, int]:

@@ -105,6 +105,30 @@ def sinks_replay(center: Center, name: str, start: str | None, as_json: bool) ->
     _print(center.send("POST", f"{_path(name)}/replay{since}"), as_json)
 
 
+@click.command()
+@asks_center
+def alerts(center: Center, as_json: bool) -> None:
+    """List the alerts that fire, or are pending, by the rules of the sinks of the kind `alerts`.
+
+    \b
+      edgewater alerts
+      edgewater alerts --json
+    """
+    shown = center.get("/v1/alerts")["alerts"]
+    if as_json:
+        print_json({"alerts": shown})
+        return
+    rows = []
+    for alert in shown:
+        labels = {n: v for n, v in alert["labels"].items() if n not in ("alertname", "query")}
+        values = {n: v for n, v in alert["details"].items() if isinstance(v, dict) and "lower" in v}
+        numbers = ", ".join(f"{n} {v['value']} [{v['lower']}, {v['upper']}]" for n, v in values.items())
+        groups = ", ".join(f"{n}={v}" for n, v in labels.items())
+        name, query = alert["labels"]["alertname"], alert["labels"]["query"]
+        rows.append((name, alert["status"], query, groups, numbers, alert["since"]))
+    print_table(("alert", "status", "query", "labels", "values", "since"), rows, empty="no alert fires")
+
+
 def _path(name: str) -> str:
     return f"/v1/sinks/{segment(name)}"
 

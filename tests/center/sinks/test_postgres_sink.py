@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from center.sinks import Position, SinkRunner, SinkStore, read_definition
+from center.sinks import Position, SinkContext, SinkRunner, SinkStore, read_definition
 from center.sinks.definitions import SinkDefinition
 from edgewater.model.errors import InvalidConfig
 from tests.center.api.conftest import HOUR, T0, Desk
@@ -322,5 +322,5 @@ def test_answers_that_were_deleted_before_the_sink_had_them_are_a_stated_gap(des
 def test_a_wrong_definition_is_refused_with_its_key_and_without_its_secret(changes: dict[str, Any], field: str) -> None:
     document = {"kind": "postgres", "url": "postgresql://user:top-secret@host/db", **changes}
     with pytest.raises(InvalidConfig) as refused:
-        read_definition("warehouse", document).make(1)
+        read_definition("warehouse", document).make(SinkContext("warehouse"))
     assert refused.value.field == field and "top-secret" not in refused.value.message

@@ -35,7 +35,7 @@ def test_a_sink_is_defined_changed_shown_and_deleted(desk: Desk) -> None:
     ("document", "field"),
     [
         ({**WAREHOUSE, "url": "postgresql://user:top-secret@host/db"}, "url"),
-        ({**WAREHOUSE, "url": {"vault": "x"}}, "url"),
+        ({**WAREHOUSE, "url": {"vault": "x"}}, "url.vault"),
         ({**WAREHOUSE, "kind": "oracle"}, "kind"),
         ({**WAREHOUSE, "query": "flights"}, "query"),
         ([], ""),

@@ -1,0 +1,217 @@
+"""Targets of alerts: webhooks, Alertmanager, email. A delivery may be repeated, always with the same key."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import smtplib
+import ssl
+from collections.abc import Mapping, Sequence
+from email.message import EmailMessage
+from typing import Any, Literal, Protocol, Self
+
+import httpx
+from pydantic import Field, SecretStr, model_validator
+
+from edgewater.model.errors import EdgewaterError
+from edgewater.model.timestamps import rfc3339
+from edgewater.runtime.configuration import RemoteAddress, Secret, Section, refusal, split_address
+
+TIMEOUT_S = 5.0
+ENDS_AFTER_MS = 300_000
+"""Alertmanager resolves an alert by itself if it has not heard of it for so long."""
+
+
+class DeliveryFailed(EdgewaterError):
+    """A target has not accepted a notice. The message says why."""
+
+    code = "delivery-failed"
+
+
+class WebhookSection(Section):
+    """A URL that takes alerts as JSON by POST."""
+
+    url: Secret = Field()
+    """``https://…``. It may contain a token, so it is treated as a secret."""
+    key: Secret | None = None
+    """Key of the signature in ``Edgewater-Signature: t=…,sha256=…``: HMAC-SHA256 of time, dot and body."""
+    headers: dict[str, Secret] = {}
+    """Further headers, such as ``Authorization``."""
+
+
+class AlertmanagerSection(Section):
+    """An Alertmanager of Prometheus, by its API version 2."""
+
+    url: str = Field(pattern=r"^https?://\S+$")
+    """``http://127.0.0.1:9093``, with the prefix of its routes if it has one."""
+    token: Secret | None = None
+    """A bearer token."""
+
+
+class EmailSection(Section):
+    """A mail server."""
+
+    server: RemoteAddress
+    """``mail.example.com:587``."""
+    sender: str = Field(min_length=3)
+    """The address of the sender."""
+    to: list[str] = Field(min_length=1)
+    """The addresses of the receivers."""
+    tls: Literal["starttls", "tls", "none"] = "starttls"
+    """How the connection is encrypted. `none` sends a password as it is."""
+    username: str | None = None
+    """Name of the login. Unset: no login."""
+    password: Secret | None = None
+    """Password of the login."""
+
+
+class TargetSection(Section):
+    """A target: one of `webhook`, `alertmanager` and `email`."""
+
+    webhook: WebhookSection | None = None
+    """A URL of your own."""
+    alertmanager: AlertmanagerSection | None = None
+    """Groups, silences and routes alerts."""
+    email: EmailSection | None = None
+    """One mail per change of a rule."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if sum(part is not None for part in (self.webhook, self.alertmanager, self.email)) != 1:
+            raise refusal("exactly one of webhook, alertmanager and email")
+        return self
+
+    def make(self) -> Target:
+        """Builds the target; connects to nothing."""
+        if self.webhook is not None:
+            return Webhook(self.webhook)
+        if self.alertmanager is not None:
+            return Alertmanager(self.alertmanager)
+        assert self.email is not None
+        return Email(self.email)
+
+
+class Target(Protocol):
+    """Delivers notices. Each method blocks for a few seconds at most. Raises DeliveryFailed."""
+
+    repeats: bool
+    """Whether firing alerts are sent again and again (`resend`)."""
+
+    def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
+        """Delivers a notice of `alerts.notice_of`."""
+
+    def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
+        """States the alerts that fire."""
+
+
+class Webhook:
+    """See `WebhookSection`."""
+
+    repeats = False
+
+    def __init__(self, section: WebhookSection) -> None:
+        self._section = section
+
+    def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
+        """See `Target`."""
+        body = json.dumps(notice, separators=(",", ":")).encode()
+        headers = {name: value.get_secret_value() for name, value in self._section.headers.items()}
+        headers |= {"Content-Type": "application/json", "Idempotency-Key": str(notice["id"])}
+        if self._section.key is not None:
+            headers["Edgewater-Signature"] = signature(self._section.key, now_ms // 1000, body)
+        _post(self._section.url.get_secret_value(), body, headers)
+
+    def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
+        """See `Target`."""
+
+
+def signature(key: SecretStr, time_s: int, body: bytes) -> str:
+    """Returns the value of ``Edgewater-Signature``, which a receiver computes from the same parts."""
+    digest = hmac.new(key.get_secret_value().encode(), f"{time_s}.".encode() + body, hashlib.sha256).hexdigest()
+    return f"t={time_s},sha256={digest}"
+
+
+class Alertmanager:
+    """See `AlertmanagerSection`."""
+
+    repeats = True
+
+    def __init__(self, section: AlertmanagerSection) -> None:
+        self._section = section
+
+    def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
+        """See `Target`."""
+        self.resend(notice["alerts"], now_ms)
+
+    def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
+        """See `Target`. An Alertmanager resolves alerts that it has not heard of for `ENDS_AFTER_MS`."""
+        body = [
+            {
+                "labels": alert["labels"],
+                "annotations": alert["annotations"],
+                "startsAt": alert["starts_at"],
+                "endsAt": alert["ends_at"] or rfc3339(now_ms + ENDS_AFTER_MS),
+            }
+            for alert in alerts
+        ]
+        token = self._section.token
+        headers = {"Content-Type": "application/json"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token.get_secret_value()}"
+        _post(f"{self._section.url.rstrip('/')}/api/v2/alerts", json.dumps(body).encode(), headers)
+
+
+class Email:
+    """See `EmailSection`."""
+
+    repeats = False
+
+    def __init__(self, section: EmailSection) -> None:
+        self._section = section
+
+    def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
+        """See `Target`."""
+        section, message = self._section, EmailMessage()
+        message["Subject"] = _one_line(notice["title"])
+        message["From"], message["To"] = section.sender, ", ".join(section.to)
+        message["Message-ID"] = f"<{notice['id']}@edgewater>"
+        message.set_content("\n".join([notice["title"], "", *map(_paragraph, notice["alerts"])]))
+        host, port = split_address(section.server)
+        context = ssl.create_default_context()
+        try:
+            if section.tls == "tls":
+                connection: smtplib.SMTP = smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=context)
+            else:
+                connection = smtplib.SMTP(host, port, timeout=TIMEOUT_S)
+            with connection as server:
+                if section.tls == "starttls":
+                    server.starttls(context=context)
+                if section.username is not None and section.password is not None:
+                    server.login(section.username, section.password.get_secret_value())
+                server.send_message(message)
+        except (OSError, smtplib.SMTPException) as exc:
+            raise DeliveryFailed(f"{section.server}: {exc}") from exc
+
+    def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
+        """See `Target`."""
+
+
+def _paragraph(alert: Mapping[str, Any]) -> str:
+    labels = ", ".join(f"{name}={value}" for name, value in alert["labels"].items())
+    notes = "".join(f"  {name}: {value}\n" for name, value in alert["annotations"].items())
+    return f"{alert['status']}: {labels}\n{notes}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
+    host = httpx.URL(url).host if url.startswith("http") else "the URL"
+    try:
+        reply = httpx.post(url, content=body, headers=dict(headers), timeout=TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        raise DeliveryFailed(f"{host}: {exc or type(exc).__name__}") from exc
+    if reply.is_error or reply.is_redirect:
+        raise DeliveryFailed(f"{host}: HTTP {reply.status_code} {reply.text[:200]}")
