@@ -115,13 +115,21 @@ class SinkStore:
         engine: the result store's.
 
     Raises:
-        StorageError: the database cannot be used. So does every method.
+        StorageError: by every method, if the database cannot be used.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        with schema_transaction(self._engine, _metadata):
-            pass  # creates the table
+        self._database = engine
+        self._is_prepared = False
+
+    @property
+    def _engine(self) -> Engine:
+        """The database with the tables. They are created at the first use: an API starts without its database."""
+        if not self._is_prepared:
+            with schema_transaction(self._database, _metadata):
+                pass
+            self._is_prepared = True
+        return self._database
 
     def statuses(self) -> list[SinkStatus]:
         """All sinks that are defined by the API, or that a process has run, by name."""

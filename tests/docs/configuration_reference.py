@@ -13,6 +13,7 @@ import textwrap
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -101,6 +102,8 @@ def type_text(hint: Any) -> str:
         return f"mapping of name to {type_text(arguments[1])}"
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return "section"
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return ", ".join(f"`{value}`" for value in hint)
     return PLAIN.get(hint, "any")
 
 

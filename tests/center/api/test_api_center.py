@@ -199,7 +199,9 @@ def test_openapi_describes_every_endpoint_with_a_summary_and_problems_only(desk)
             "/v1/queries/{name}/live", "/v1/live", "/v1/edges", "/v1/edges/{edge}", "/v1/edges/{edge}/reinstate",
         "/v1/streams", "/v1/streams/{stream}/columns",
         "/v1/load",
-        "/v1/alarms", "/v1/quarantine", "/v1/quarantine/{query}/{position}", "/livez", "/readyz", "/metrics",
+        "/v1/alarms", "/v1/sinks", "/v1/sinks/{name}", "/v1/sinks/{name}/pause", "/v1/sinks/{name}/resume",
+        "/v1/sinks/{name}/replay", "/v1/alerts",
+        "/v1/quarantine", "/v1/quarantine/{query}/{position}", "/livez", "/readyz", "/metrics",
     }  # fmt: skip
     for operations in document["paths"].values():
         for operation in operations.values():

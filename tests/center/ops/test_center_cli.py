@@ -264,7 +264,7 @@ def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_o
     with process("run", "--json", "--config", str(configured), *flags, stdout=subprocess.PIPE) as center:
         assert center.stdout is not None
         ready = json.loads(center.stdout.readline())
-        assert set(ready["pids"]) == {"gateway", "job", "api"}
+        assert set(ready["pids"]) == {"gateway", "job", "api", "sink"}
         assert http.get(f"{ready['api']}/readyz").json()["ready"]
         assert readable_by_others(tmp_path) == []
         if sys.platform == "linux":  # a forked process has the addresses of its parent

@@ -47,7 +47,7 @@ def test_a_center_runs_its_drivers_and_a_standby_with_metrics_at_the_ports_after
     spark = {"standby": True, "drivers": 2, "metrics": "127.0.0.1:7402"}
     config = CenterConfig.from_mapping({"data_dir": str(tmp_path), "spark": spark})
     commands = {c.name: list(c.argv()) for c in Startup(config, ["--log-level", "info"], as_json=False).commands()}
-    assert commands.keys() == {"gateway", "job", "api", "job-2", "standby"}
+    assert commands.keys() == {"gateway", "job", "api", "sink", "job-2", "standby"}
     assert commands["job-2"] == [*commands["job"], "--set", "spark.metrics=127.0.0.1:7403"]
     assert commands["standby"] == [*commands["job"], "--set", "spark.metrics=127.0.0.1:7404"]
     alone = Startup(config.model_copy(update={"spark": SparkSection()}), [], as_json=False)
