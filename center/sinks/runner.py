@@ -165,12 +165,22 @@ class SinkRunner:
                 " it was written by another center, or by this one before an older backup was restored"
             )
         if self._position.answer_id < newest.answer_id:
+            if self._waits(newest):
+                return POLL_S
             self._write_new(newest)
             return 0.0
         if self._position.late != newest.late:
             self._write_late(newest)
             return 0.0
         return POLL_S
+
+    def _waits(self, newest: Position) -> bool:
+        """Whether the new answers may wait for others."""
+        batch_ms = self.definition.batch_ms
+        if not batch_ms or newest.answer_id - self._position.answer_id >= self._limit:
+            return False
+        given_at_ms = self._results.answered_at_after(self._position.answer_id)
+        return given_at_ms is not None and self._now_ms() - given_at_ms < batch_ms
 
     def _write_new(self, newest: Position) -> None:
         changes = self._results.changes_after(self._position.answer_id, self._limit)
