@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from center.catalog import Catalog, RegisteredQuery
 from center.ledger import Phase
@@ -34,6 +35,8 @@ MAX_ANSWERS = 500
 PAGE_BYTES = 16 << 20
 """Bytes of merged data in a page, from which on the next page has fewer answers."""
 MAX_REMEMBERED = 100_000
+MAX_REVISIONS = 20
+"""Earlier revisions whose groups are compared with the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +212,7 @@ class SinkRunner:
 
     def _write(self, records: Sequence[AnswerRecord], position: Position) -> None:
         assert self._sink is not None
-        answers = [sink_answer(record, self._queries[record.query]) for record in records]
+        answers = [self._answer(record) for record in records]
         self._sink.write(answers, position)
         self._position = position
         if len(self._late) > MAX_REMEMBERED:
@@ -218,6 +221,20 @@ class SinkRunner:
             {(r.query, r.window_start_ms): late_of(r) for r in records if r.phase is Phase.FINAL and any(late_of(r))}
         )
         self._report(len(answers), sum(a.rows.num_rows for a in answers))
+
+    def _answer(self, record: AnswerRecord) -> SinkAnswer:
+        query = self._queries[record.query]
+        answer = sink_answer(record, query)
+        return answer if record.revision == 1 else replace(answer, removed=lambda: self._removed(record, answer, query))
+
+    def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: _Query) -> list[dict[str, Any]]:
+        """Returns the groups of earlier revisions that the newest one lacks."""
+        earlier = [r for r in self._results.revisions(record.query, record.window_start_ms) if r < record.revision]
+        now, gone = set(_groups(answer)), dict[tuple[Any, ...], None]()
+        for revision in earlier[-MAX_REVISIONS:]:
+            before = sink_answer(self._results.answer(record.query, record.window_start_ms, revision), query)
+            gone |= dict.fromkeys(key for key in _groups(before) if key not in now)
+        return [dict(zip(answer.group_columns, key, strict=True)) for key in gone]
 
     def _report(self, answers: int = 0, rows: int = 0, problem: str = "") -> None:
         assert self._epoch is not None
@@ -262,6 +279,11 @@ class SinkRunner:
                 sink.close()
             except Exception:
                 log.exception("sink %s: it could not be closed", self.definition.name)
+
+
+def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:
+    columns = [answer.rows.column(name).to_pylist() for name in answer.group_columns]
+    return list(zip(*columns, strict=True)) if columns else [()] * answer.rows.num_rows
 
 
 def late_of(record: AnswerRecord) -> tuple[int, int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import duckdb
 import polars
 import psycopg
@@ -16,11 +19,17 @@ from sqlalchemy.engine import make_url
 
 from center.sinks import SinkContext
 from center.sinks.base import Sink
+from center.sinks.kafka import KIND as KAFKA
+from center.sinks.kafka import KafkaSinkConfig
 from center.sinks.lake import DELTA, ICEBERG, PARQUET, DeltaConfig, IcebergConfig, ParquetConfig
 from center.sinks.postgresql import KIND as POSTGRES
 from center.sinks.postgresql import PostgresConfig
 from center.sinks.testing import CASES, Contents, Subject
+from edgewater.model.timestamps import parse_time
+from sim.demo.brokers import KafkaBroker
 from tests.center.postgres import PostgresServer
+
+NUMBERS = itertools.count(1)
 
 
 def contents_of(rows: Any) -> Contents:
@@ -101,12 +110,44 @@ class Iceberg:
         )
 
 
+class Kafka:
+    only_final = False
+
+    def __init__(self, broker: KafkaBroker) -> None:
+        self.broker, self.topic = broker, f"answers-{next(NUMBERS)}"
+
+    def sink(self, context: SinkContext) -> Sink:
+        options = {"brokers": [self.broker.address], "topic": self.topic}
+        return KAFKA.sink(KafkaSinkConfig.model_validate(options), context)
+
+    def contents(self) -> Contents:
+        """As a consumer sees a topic that is compacted: the last value of each key."""
+        newest: dict[str, Any] = {}
+        groups = {"group.id": "reader", "enable.partition.eof": True, "isolation.level": "read_committed"}
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": self.broker.address, **groups})
+        consumer.assign([confluent_kafka.TopicPartition(self.topic, 0, confluent_kafka.OFFSET_BEGINNING)])
+        while (message := consumer.poll(10)) is not None and message.error() is None:
+            newest[message.key().decode()] = message.value()
+        consumer.close()
+        rows = [json.loads(value) for value in newest.values() if value is not None]
+        return contents_of((parse_time(r["window_start"]), r["k"], r["n"]) for r in rows if "k" in r)
+
+
 SUBJECTS: Mapping[str, Callable[[pytest.FixtureRequest, Path], Subject]] = {
     "postgres": lambda request, _: Postgres(request.getfixturevalue("postgres")),
+    "kafka": lambda request, _: Kafka(request.getfixturevalue("broker")),
     "parquet": lambda _, path: Parquet(path / "answers"),
     "delta": lambda _, path: Delta(path / "answers"),
     "iceberg": lambda _, path: Iceberg(path / "answers"),
 }
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    made = KafkaBroker(tmp_path_factory.mktemp("kafka"))
+    made.start()
+    yield made
+    made.kill()
 
 
 @pytest.mark.slow
