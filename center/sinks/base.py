@@ -40,11 +40,14 @@ class SinkQuery:
     Attributes:
         schema: the columns of its rows. First come ``window_start``, ``window_end``, ``phase``, ``revision``,
             ``completeness``, ``given_at``, ``contract`` and ``withheld``, then the groups, then the measures.
+        is_typed: whether `schema` has the types of answers. Before an edge has connected, no column of the stream is
+            known. `open` is called again before the first answer.
     """
 
     ref: QueryRef
     spec: QuerySpec
     schema: pa.Schema
+    is_typed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

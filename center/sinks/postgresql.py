@@ -87,7 +87,7 @@ class PostgresSink:
                 self._connection.commit()
             with self._connection.transaction(), self._connection.cursor() as cursor:
                 self._prepare(cursor)
-                self._tables = {query.ref: _Table(query) for query in queries}
+                self._tables = {query.ref: _Table(query) for query in queries if query.is_typed}
                 for table in self._tables.values():
                     table.create(cursor, self._schema)
                 for name in sorted({ref.name for ref in self._tables}):

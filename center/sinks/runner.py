@@ -7,14 +7,14 @@ operators and the retention of answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from center.catalog import Catalog, RegisteredQuery
 from center.ledger import Phase
 from center.results import AnswerReader, AnswerRecord, LeaseLost
-from center.serving.answer_tables import empty_table, stated_answer, with_types, without_zone
+from center.serving.answer_tables import empty_table, has_types, stated_answer, with_types, without_zone
 from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
 from center.sinks.definitions import SinkDefinition
 from center.sinks.store import SinkStatus, SinkStore
@@ -141,10 +141,7 @@ class SinkRunner:
             assert self._epoch is not None
             memory = self._store.memory(self.definition.name, self._epoch)
             self._sink = self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
-        self._queries = {
-            ref: _Query(q, SinkQuery(ref, q.spec, empty_table(self._catalog, q.spec).schema))
-            for ref, q in wanted.items()
-        }
+        self._queries = {ref: self._query(q) for ref, q in wanted.items()}
         stored = self._sink.open([q.of_sink for q in self._queries.values()])
         assert self._status is not None
         if self._status.replay_after is not None:
@@ -156,6 +153,25 @@ class SinkRunner:
         else:
             self._position = Position(*self._results.newest()) if self.definition.begins_now else Position()
             self._sink.write([], self._position)
+
+    def _query(self, query: RegisteredQuery, *, has_answers: bool = False) -> _Query:
+        """Returns a query as a sink gets it.
+
+        Args:
+            has_answers: the types are as far known as they will ever be.
+        """
+        is_typed = has_answers or has_types(self._catalog, query.spec)
+        schema = empty_table(self._catalog, query.spec).schema
+        return _Query(query, SinkQuery(query.ref, query.spec, schema, is_typed))
+
+    def _open_typed(self, refs: Iterable[QueryRef]) -> None:
+        """Opens the sink again if it does not know the types of these queries, which have answers."""
+        assert self._sink is not None
+        untyped = [ref for ref in refs if not self._queries[ref].of_sink.is_typed]
+        if untyped:
+            for ref in untyped:
+                self._queries[ref] = self._query(self._queries[ref].registered, has_answers=True)
+            self._sink.open([q.of_sink for q in self._queries.values()])
 
     def _copy_page(self) -> float:
         assert self._sink is not None
@@ -212,6 +228,7 @@ class SinkRunner:
 
     def _write(self, records: Sequence[AnswerRecord], position: Position) -> None:
         assert self._sink is not None
+        self._open_typed({record.query for record in records})
         answers = [self._answer(record) for record in records]
         self._sink.write(answers, position)
         self._position = position
