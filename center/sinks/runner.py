@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from center.catalog import Catalog, RegisteredQuery
+from center.catalog import Catalog
 from center.ledger import Phase
 from center.results import AnswerReader, AnswerRecord, LeaseLost
 from center.serving.answer_tables import empty_table, has_types, stated_answer, with_types, without_zone
@@ -19,6 +19,7 @@ from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
 from center.sinks.definitions import SinkDefinition
 from center.sinks.store import SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class SinkRunner:
     def _open(self, now_ms: int) -> None:
         """Opens the sink, or opens it again if its queries have changed."""
         self._looked_ms = now_ms
-        wanted = {q.ref: q for q in self._catalog.queries() if self.definition.includes(q.ref.name)}
+        wanted = {q.ref: q for q in self._catalog.queries.all() if self.definition.includes(q.ref.name)}
         if self._sink is not None and wanted.keys() == self._queries.keys():
             return
         if self._sink is None:

@@ -236,7 +236,7 @@ def test_a_new_version_gets_a_table_and_the_view_has_both(desk: Desk, warehouse:
     query = desk.register()
     desk.report(query, "jfk", T0, {"UA": 3})
     warehouse.catch_up()
-    desk.catalog.delete("flights", desk.now)
+    desk.catalog.queries.delete("flights", desk.now)
     newer = desk.register(measures={"n": "count()", "far": "max(distance)"})
     desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
     warehouse.catch_up()
