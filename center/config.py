@@ -255,7 +255,7 @@ class SparkSection(Section):
     """How many drivers lead at the same time, each a partition of the queries by their names; the same for all drivers
     of a center. `edgewater center run` starts so many. More than one is of use with PostgreSQL and several cores."""
     max_answer: Annotated[Size, Field(ge=1 << 20)] = 64 << 20
-    """Size of the slices that make one answer. A query beyond it is set aside. All others wait while it is answered,
+    """Size of the slices that make one answer. A query beyond it is paused. All others wait while it is answered,
     for about a second with the default."""
     conf: dict[str, str] = {}
     """Further properties of Spark."""

@@ -30,8 +30,8 @@ async def livez() -> dict[str, bool]:
     responses={503: {"model": Readiness, "description": "Not ready; `missing` says why."}},
 )
 async def readyz(request: Request, center: Center) -> Response:
-    """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway. A query
-    that is set aside (`suspended`) makes the center not unready: the others are answered.
+    """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway. Queries
+    that are set aside (`set_aside`) do not make the center unready: the others are answered.
 
     Where credentials are needed, reasons and addresses are for callers with the role reader on all queries.
     """
@@ -93,10 +93,10 @@ def _readiness(center: Services) -> Readiness:
         if not status.ready:
             missing.append(f"{component}: {status.reason}")
     try:
-        suspended = [query_key(ref) for ref in center.catalog.quarantine.queries()]
+        set_aside = {query_key(ref): q.state for ref, q in center.catalog.quarantine.queries().items()}
     except StorageError as exc:
-        missing, suspended = [*missing, f"catalog: {exc.message}"], []
-    return Readiness(ready=not missing, missing=missing, components=components, suspended=suspended)
+        missing, set_aside = [*missing, f"catalog: {exc.message}"], {}
+    return Readiness(ready=not missing, missing=missing, components=components, set_aside=set_aside)
 
 
 @router.get("/metrics", dependencies=[READS_ALL], summary="Metrics in Prometheus' text format", response_class=Response)

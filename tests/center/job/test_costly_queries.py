@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from center.catalog import SetAside
 from center.job.ledger_writer import FOR_EVER_MS
 from center.ledger import Emission, QueryTooLarge
 from center.ledger import window_book as ledger_query
@@ -35,9 +36,11 @@ def ship_windows(world: World, ref: QueryRef, windows: int, urls: list[str]) -> 
 
 
 def assert_only_evil_is_set_aside(world: World, job: MicroBatches, evil: QueryRef, why: str) -> None:
-    assert why in job.process.stuck["evil@1"] and list(job.process.stuck) == ["evil@1"]
+    assert job.process.set_aside == {"evil@1": SetAside.PAUSED}
+    paused = world.catalog.quarantine.queries()[evil]
+    assert (paused.state, why in paused.reason) == (SetAside.PAUSED, True)
     (alarm,) = world.catalog.alarms.latest(query="evil@1")
-    assert (alarm.kind, why in alarm.message) == ("query-stuck", True)
+    assert (alarm.kind, why in alarm.message) == ("query-paused", True)
     assert world.store.consumed().get("evil@1", 0) < world.positions_of(evil), "its frames are kept"
     assert world.catalog.quarantine.frames() == [], "no frame is to blame"
     for key in [key for key in world.truth if key[0] == evil]:
@@ -112,7 +115,7 @@ def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monk
     with monkeypatch.context() as patch:
         patch.setattr(writes, "MAX_ANSWER_CPU_S", -1.0)
         job.writer.advance()
-    assert job.ledger._suspended == {evil: FOR_EVER_MS}
+    assert job.ledger._paused_until_ms == {evil: FOR_EVER_MS}
     (alarm,) = world.catalog.alarms.latest(query="evil@1")
     assert alarm.kind == "query-failing" and "until the job starts again" in alarm.message
     ship_windows(world, honest, 1, ["/a"])

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import delete, insert
 
-from center.catalog import Catalog, quarantine, schema
+from center.catalog import Catalog, SetAside, quarantine, schema
 from center.job import examination
 from center.job.job import Job, JobConfig
 from center.results import schema as t
@@ -98,15 +98,16 @@ def test_a_query_whose_answer_kills_the_driver_is_set_aside_and_the_others_go_on
     start(world)
     assert world.catalog.quarantine.queries() == {}, "once may be chance"
     job = die_of(world, "evil@1")
-    (suspended,) = world.catalog.quarantine.queries().values()
-    assert (suspended.query, suspended.deaths) == (evil, 2) and "ended by SIGSEGV" in suspended.reason
+    (set_aside,) = world.catalog.quarantine.queries().values()
+    assert (set_aside.query, set_aside.state, set_aside.deaths) == (evil, SetAside.QUARANTINED, 2)
+    assert "ended by SIGSEGV" in set_aside.reason
     (alarm,) = world.catalog.alarms.latest(query="evil@1")
-    assert alarm.kind == "query-suspended"
-    assert job.metrics.registry.get_sample_value("edgewater_job_suspended_queries") == 1
+    assert alarm.kind == "query-quarantined"
+    assert job.metrics.registry.get_sample_value("edgewater_job_set_aside_queries", {"state": "quarantined"}) == 1
     assert world.store.consumed() == {"evil@1": 1, "honest@1": 1}, "the trial was made with a copy"
 
     restarted = MicroBatches(world)
-    restarted.process.suspend("evil@1", suspended.reason)
+    restarted.process.leave_out("evil@1", SetAside.QUARANTINED)
     world.end(honest)
     restarted.run()
     world.truth.pop((evil, 0, "/a"))
@@ -118,14 +119,14 @@ def test_a_query_whose_answer_kills_the_driver_is_set_aside_and_the_others_go_on
 def test_a_query_that_is_tried_again_gets_all_its_frames(world: World) -> None:
     evil, honest = world.register("evil", "honest")
     job = MicroBatches(world)
-    job.process.suspend("evil@1", "odd")
+    job.process.leave_out("evil@1", SetAside.QUARANTINED)
     for ref in (evil, honest):
         world.ship_records(world.edges[0], ref, 0, ["/a"])
         world.end(ref)
     world.now += 10_000
     job.run()
     assert {ref for ref, *_ in world.answers()} == {honest}
-    job.process.resume("evil@1")
+    job.process.release("evil@1")
     job.restart()
     job.run()
     assert world.answers() == world.truth
@@ -147,12 +148,11 @@ def test_a_query_that_is_not_to_blame_is_set_aside_only_after_many_deaths(
     MicroBatches(world).run()
     assert world.answers() == world.truth, "no trial has changed anything"
     job = die_of(world, "a@1")
-    assert "lived" in world.catalog.quarantine.queries()[ref].reason and job.processor.stuck == {
-        "a@1": world.catalog.quarantine.queries()[ref].reason
-    }
+    assert "lived" in world.catalog.quarantine.queries()[ref].reason
+    assert job.processor.set_aside == {"a@1": SetAside.QUARANTINED}
     world.catalog.quarantine.retry_query("a")
-    assert job._resume_queries() and job.processor.stuck == {}
-    with pytest.raises(NotFound, match="query a is not set aside"):
+    assert job._release_queries() and job.processor.set_aside == {}
+    with pytest.raises(NotFound):
         world.catalog.quarantine.retry_query("a")
 
 
@@ -160,14 +160,14 @@ def test_deaths_that_are_far_apart_and_deleted_queries_count_for_nothing(world: 
     a, b = world.register("a", "b")
     assert [world.catalog.quarantine.count_death(a, at) for at in (0, 1000, quarantine.FORGET_MS + 2000)] == [1, 2, 1]
     world.catalog.quarantine.count_death(b, 0)
-    world.catalog.quarantine.add_query(b, "odd", 1)
+    world.catalog.quarantine.set_query_aside(b, SetAside.QUARANTINED, "odd", 1)
     world.catalog.queries.delete("b", 2)
     assert world.catalog.quarantine.queries() == {}
     die_of(world, "b@1")
     die_of(world, "gone@7")
     assert world.catalog.quarantine.queries() == {}
     with write_transaction(world.catalog._engine) as connection:
-        assert connection.execute(delete(schema.suspensions)).rowcount == 1
+        assert connection.execute(delete(schema.set_aside_queries)).rowcount == 1
 
 
 def test_what_a_dead_process_leaves_is_taken_once_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying
 
+from center.catalog import SetAside
 from center.job import examination, microbatch
 from center.job.examination import Examiner, Trial
 from center.job.job import SUSPICIOUS, Job, JobConfig
@@ -106,7 +107,7 @@ def test_a_partial_that_no_merge_takes_costs_itself(
     assert {at: n for at, n in answers.items() if at[0] == other} == dict(world.truth)
     assert (str(evil), "partial-refused") in losses(world, ref)
     assert "partial-refused" in {kind for kind, _ in alarms(world)}
-    assert not job.process.stuck and world.catalog.quarantine.frames() == []
+    assert not job.process.set_aside and world.catalog.quarantine.frames() == []
 
 
 MEASURES = {
@@ -160,7 +161,7 @@ def test_no_kind_of_synopsis_takes_more_than_its_own_partial_with_it(world: Worl
     merged = GroupedAggregate.from_bytes(record.synopsis)
     assert dict(zip(merged.rows()[0].to_pylist(), merged.query("n").value, strict=True)) == {"/a": 2, "/b": 2}
     assert losses(world, ref) == {(str(evil), "partial-refused")}
-    assert not job.process.stuck and world.catalog.quarantine.frames() == []
+    assert not job.process.set_aside and world.catalog.quarantine.frames() == []
 
 
 def nested_own(message: SynopsisMessage) -> None:
@@ -213,7 +214,7 @@ def test_partials_that_claim_more_records_than_can_be_counted_stop_nothing(world
     assert world.answers() == world.truth
 
 
-def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_stuck(world: World, job: MicroBatches) -> None:
+def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_paused(world: World, job: MicroBatches) -> None:
     (ref,) = world.register("a")
     evil, honest, _ = world.edges
     world.ship_records(honest, ref, 0, ["/a"])
@@ -226,7 +227,7 @@ def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_stuck(worl
     assert world.answers() == world.truth
     assert losses(world, ref) == {(str(evil), "partial-refused")}
     assert losses(world, ref, 1000) == set()
-    assert not job.process.stuck
+    assert not job.process.set_aside
     assert job.counted("skipped", kind="partial-refused") == 1
 
 
@@ -354,8 +355,8 @@ def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
         job.run()
     job.run()
     assert len(world.catalog.quarantine.frames()) <= microbatch.MAX_CULPRITS
-    assert list(job.process.stuck) == ["a@1"]
-    assert ("query-stuck", "") in alarms(world)
+    assert job.process.set_aside == {"a@1": SetAside.PAUSED}
+    assert ("query-paused", "") in alarms(world)
     assert {at: n for at, n in world.answers().items() if at[0] == other} == {
         at: n for at, n in world.truth.items() if at[0] == other
     }

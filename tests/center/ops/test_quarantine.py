@@ -208,7 +208,7 @@ def test_a_retried_frame_that_fails_again_is_back(world: World, monkeypatch: pyt
     job = MicroBatches(world)
     job.run()
     assert [f.entry.position for f in world.catalog.quarantine.frames()] == [3]
-    assert not job.process.stuck
+    assert not job.process.set_aside
     job.close()
 
 
