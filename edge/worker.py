@@ -14,7 +14,7 @@ at once has no use for an order: all queries process such a batch at once, as wi
 A source that keeps up waits between two reads: each batch costs each query a fixed time, and journal and link another
 (`Worker.wait_s`). It waits the shorter, the closer its watermark is to the end of a window, so no answer is later.
 
-Sources are held back only when the queues have reached their limit; from `MemoryLimits.threshold` on, the query that
+Sources are held back only when the queues have reached their limit; from `QueueLimits.threshold` on, the query that
 is furthest behind runs, since a batch takes memory until the last query has processed it.
 """
 
@@ -34,7 +34,7 @@ from edge.uplink.ports import QueryDelay
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.model.windows import SlidingWindow
-from edgewater.scheduling import MemoryLimits, Operator, QueryProfile, QueryState, Scheduler, Turn, make_policy
+from edgewater.scheduling import Operator, QueryProfile, QueueLimits, ScheduledQuery, Scheduler, Turn, make_policy
 from edgewater.wire import QueryRef
 
 BLOCK_MS = 50.0
@@ -79,7 +79,7 @@ QUEUE_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class QueryLoad:
+class ScheduledLoad:
     """How a query stands on this edge.
 
     Attributes:
@@ -135,9 +135,9 @@ class Worker:
         self._answer_delay_ms = answer_delay_ms
         self._is_on = policy != OFF
         self._limit_bytes = limit_bytes
-        limits = MemoryLimits(max(limit_bytes, 1), record_bytes=1.0, shared=True)
+        limits = QueueLimits(max(limit_bytes, 1), record_bytes=1.0, shared=True)
         self._scheduler = Scheduler(make_policy(policy if self._is_on else "fcfs"), memory=limits)
-        self._states: dict[QueryRef, QueryState] = {}
+        self._states: dict[QueryRef, ScheduledQuery] = {}
         self._refs: dict[str, QueryRef] = {}
         self._laps: deque[tuple[QueryRef | None, int, float]] = deque(maxlen=2 * MAX_LAPS)
         self._configurations = -1
@@ -260,7 +260,7 @@ class Worker:
             return True
         return len(queries) > 1 and 1000.0 * self._busy_s(event.source) > BUSY_MS
 
-    def _offer(self, state: QueryState, records: int, end: int) -> None:
+    def _offer(self, state: ScheduledQuery, records: int, end: int) -> None:
         if self._scheduler.offer(state, records, self._now_ms(), payload=end):
             self._queued += 1
             self._work.set()
@@ -315,13 +315,13 @@ class Worker:
         self._scheduler.ran(turn, spent_ms, self._now_ms())
         await self._release()
 
-    def _together(self, first: QueryState) -> list[QueryState]:
+    def _together(self, first: ScheduledQuery) -> list[ScheduledQuery]:
         """Returns the queries that process their queues with `first` before the event loop runs again.
 
         They are due if it is. One that takes longer than a piece, or of which nothing has been measured, runs alone.
         """
         room_ms = FRAME_TURN_MS if self._frame_turns and not first.sweeps else TOGETHER_MS
-        stream, found = self._stream_of(first), list[QueryState]()
+        stream, found = self._stream_of(first), list[ScheduledQuery]()
         for state in [first, *(each for each in self._scheduler.waiting() if each is not first)]:
             if (
                 bool(state.sweeps) == bool(first.sweeps)
@@ -337,10 +337,10 @@ class Worker:
                 break
         return found
 
-    def _stream_of(self, state: QueryState) -> str:
+    def _stream_of(self, state: ScheduledQuery) -> str:
         return self._core.queries[self._refs[state.profile.name]].spec.stream
 
-    def _run_together(self, states: Sequence[QueryState]) -> None:
+    def _run_together(self, states: Sequence[ScheduledQuery]) -> None:
         refs = tuple(self._refs[state.profile.name] for state in states)
         if self._clock() - self._folded_s >= FOLD_S:
             self._fold()
@@ -374,7 +374,7 @@ class Worker:
         """Whether all queries that were due have run: one pull builds the frames of all their windows."""
         return self._has_swept and not any(state.sweeps for state in self._states.values())
 
-    def _run_piece(self, ref: QueryRef, query: QueryState) -> None:
+    def _run_piece(self, ref: QueryRef, query: ScheduledQuery) -> None:
         """Processes records at the head of the queue, as many as are expected to take `PIECE_MS`, at least one."""
         cost_ms = query.costs.remaining_ms[0]
         rows = self._piece_rows.get(ref) or (PIECE_MS / cost_ms if cost_ms > 0 else FIRST_ROWS)
@@ -479,13 +479,13 @@ class Worker:
         self._asked_ms, self._short_ms = now_ms, 0.0
         return min(share, 1.0)
 
-    def loads(self) -> dict[QueryRef, QueryLoad]:
+    def loads(self) -> dict[QueryRef, ScheduledLoad]:
         """Returns how each query stands now."""
         self._follow_queries()
         self._fold()
         now_ms = self._now_ms()
         return {
-            ref: QueryLoad(
+            ref: ScheduledLoad(
                 pipeline.queue.records,
                 pipeline.queue.nbytes,
                 1000.0 * self._states[ref].costs.remaining_ms[0] if ref in self._costed else None,

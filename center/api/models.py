@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from center.api.edge_progress import EdgeState, edge_state, watermark
 from center.api.measure_models import AnswerRow, IntervalCell, Rfc3339, WindowRange
-from center.api.waiting import EdgeCause, QueryState, QueryWait
+from center.api.waiting import EdgeCause, QueryWait, WaitState
 from center.catalog import AlarmRecord, DeclaredStream, SetAside
 from center.catalog import QuarantinedFrame as QuarantinedRecord
 from center.catalog import SetAsideQuery as SetAsideRecord
@@ -208,7 +208,7 @@ class QueryStatus(BaseModel):
 
     query: str
     version: int
-    state: QueryState
+    state: WaitState
     reason: str = Field(description="Empty: nothing holds answers back.")
     remedy: str = Field(description="What to do; empty: nothing.")
     since: Rfc3339 | None

@@ -22,11 +22,11 @@ EdgeCause = Literal[
 ]
 """What a query waits for at an edge; `ended` and `open` (the next window has not ended there) are not problems."""
 
-QueryState = Literal[
+WaitState = Literal[
     "answered", "waiting", "refused", "no_edges", "no_records", "merging", "paused", "quarantined", "center_not_ready"
 ]
 
-REMEDIES: dict[QueryState, str] = {
+REMEDIES: dict[WaitState, str] = {
     "refused": "register the query in another form, or change the streams of the edges",
     "no_edges": "start an edge whose configuration has this stream, or correct `from`",
     "no_records": "register the query before the edges read their records or with `since`, or check `where`",
@@ -83,7 +83,7 @@ class QueryWait:
         budget: what the error budget saves, if that is nothing.
     """
 
-    state: QueryState
+    state: WaitState
     reason: str
     remedy: str
     since_ms: int | None
@@ -117,7 +117,7 @@ def explain(
     waits = tuple(_at_edge(edge, known.get(edge), statuses.get(edge), query, now_ms) for edge in expected)
     blocking = [w for w in waits if w.holds_back]
 
-    def result(state: QueryState, reason: str, remedy: str = "", since_ms: int | None = None) -> QueryWait:
+    def result(state: WaitState, reason: str, remedy: str = "", since_ms: int | None = None) -> QueryWait:
         saved = SAVES_NOTHING if answered and not withheld and _is_relative(query.spec.error_budget) else ""
         return QueryWait(state, reason, remedy or REMEDIES.get(state, ""), since_ms, waits, saved)
 
@@ -134,7 +134,7 @@ def explain(
     if blocking:
         remedies = dict.fromkeys(EDGE_REMEDIES[w.cause] for w in blocking if w.cause in EDGE_REMEDIES)
         since = [w.since_ms for w in blocking if w.since_ms is not None]
-        state: QueryState = "answered" if answered else "waiting"
+        state: WaitState = "answered" if answered else "waiting"
         return result(state, _joined(blocking), "; ".join(remedies), min(since, default=None))
     if unmerged and not answered:
         return result("merging", f"{unmerged} frames wait for the job")

@@ -43,7 +43,7 @@ from center.ledger import Ledger
 from center.results import MAX_ANSWER_BYTES, LeaseLost, ResultStore
 from center.spark.java import require_java
 from center.spark.spark_session import SessionConfig, start_session
-from center.storage.progress import Progress, Track, write_whole
+from center.storage.progress import DriverProgress, Track, write_whole
 from edgewater.model.errors import StorageError, named
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.runtime.health import health_server
@@ -144,7 +144,7 @@ class Job:
         self._store = ResultStore(config.results_url, config.max_answer_bytes)
         require_pair(self._catalog, self._store, secrets.randbits(62) | 1)
         ledger = Ledger(margin_ms=config.margin_ms)
-        self._progress = Progress(config.progress_dir or config.work_dir / "progress")
+        self._progress = DriverProgress(config.progress_dir or config.work_dir / "progress")
         self._writer = LedgerWriter(
             ledger,
             self._store,

@@ -23,7 +23,7 @@ from center.ledger import (
     QueryTooLarge,
 )
 from center.results import LeaseLost, MergedDelta, ResultStore
-from center.storage.progress import NoProgress, Progress, Track
+from center.storage.progress import DriverProgress, NoProgress, Track
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
@@ -101,7 +101,7 @@ class LedgerWriter:
         metrics: JobMetrics,
         *,
         now_ms: Callable[[], int],
-        progress: Progress = NoProgress(),  # noqa: B008
+        progress: DriverProgress = NoProgress(),  # noqa: B008
     ) -> None:
         ledger.on_query = lambda ref: progress.enter(Track.LEDGER, query_key(ref))
         self._progress = progress

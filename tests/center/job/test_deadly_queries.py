@@ -18,7 +18,7 @@ from center.job import examination
 from center.job.job import Job, JobConfig
 from center.results import schema as t
 from center.storage.database import write_transaction
-from center.storage.progress import Progress, Track, progress_path, read_progress
+from center.storage.progress import DriverProgress, Track, progress_path, read_progress
 from center.storage.query_partition import QueryPartition
 from edgewater.model.errors import NotFound
 from edgewater.wire import QueryRef
@@ -52,7 +52,7 @@ def drive(path: Path, catalog_url: str, results_url: str, now: int) -> None:
         disk = SimpleNamespace(
             catalog_url=catalog_url, results_url=results_url, log_dir=path / "log", catalog=catalog, clock=lambda: now
         )
-        MicroBatches(disk, progress=Progress(path / "progress")).run()
+        MicroBatches(disk, progress=DriverProgress(path / "progress")).run()
 
 
 def start(world: World) -> Job:
@@ -66,7 +66,7 @@ def start(world: World) -> Job:
 
 def die_of(world: World, key: str) -> Job:
     """A start of the job, after a driver that was killed while it worked on a query."""
-    dead = Progress(world.path / "progress")
+    dead = DriverProgress(world.path / "progress")
     dead.enter(Track.LEDGER, key)
     dead._release()
     return start(world)
@@ -171,7 +171,7 @@ def test_deaths_that_are_far_apart_and_deleted_queries_count_for_nothing(world: 
 
 
 def test_what_a_dead_process_leaves_is_taken_once_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = DriverProgress(tmp_path)
     progress.enter(Track.LEDGER, "a@1")
     progress_path(tmp_path, 1 << 30).write_bytes(progress._path.read_bytes())
     living = (tmp_path / "1.progress").open("w+b")
@@ -187,7 +187,7 @@ def test_what_a_dead_process_leaves_is_taken_once_and_what_a_living_one_writes_i
 def test_what_a_dead_driver_leaves_is_taken_by_the_next_one_of_its_partition(tmp_path: Path) -> None:
     halves = QueryPartition.all(2)
     keys = [next(f"q{n}@1" for n in range(9) if f"q{n}@1" in half) for half in halves]
-    progress = Progress(tmp_path)
+    progress = DriverProgress(tmp_path)
     for number, key in enumerate(keys):
         progress.enter(Track.LEDGER, key)
         progress_path(tmp_path, (1 << 30) + number).write_bytes(progress._path.read_bytes())
@@ -200,12 +200,12 @@ def test_what_a_dead_driver_leaves_is_taken_by_the_next_one_of_its_partition(tmp
 
 
 def test_a_process_that_ends_as_it_should_leaves_nothing_and_a_torn_file_says_nothing(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = DriverProgress(tmp_path)
     progress.enter(Track.FUNCTIONS, "a@1")
     progress.close()
     assert list(tmp_path.iterdir()) == []
     progress_path(tmp_path, 1 << 30).write_bytes(b"torn")
-    again = Progress(tmp_path)
+    again = DriverProgress(tmp_path)
     again.enter(Track.LEDGER, "b@1")
     again._release()  # it dies, and its successor has the same process id, as in a container
-    assert Progress(tmp_path).take_left() == ["b@1"]
+    assert DriverProgress(tmp_path).take_left() == ["b@1"]

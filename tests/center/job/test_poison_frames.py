@@ -436,7 +436,7 @@ def test_a_frame_that_kills_processes_is_found_and_set_aside_before_it_is_read(
     world.ship_window(other, 0)
     config = JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock)
     job = Job(config)
-    job.quarantine_deadly_frames()
+    job.quarantine_killing_frames()
     (frame,) = world.catalog.quarantine.frames()
     assert (frame.key, frame.entry.position, frame.reason) == (
         "a@1", 2, "the process that read it was ended by SIGSEGV",
