@@ -13,11 +13,20 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from center.edge_access import without_secret
 from edgewater.model.errors import InvalidConfig
-from edgewater.runtime.configuration import Duration, Instant, Section, is_loopback, read_yaml, refusal, validate
+from edgewater.runtime.configuration import (
+    Duration,
+    Instant,
+    Secret,
+    Section,
+    is_loopback,
+    read_yaml,
+    refusal,
+    validate,
+)
 
 Role = Literal["reader", "editor", "admin"]
 ROLES: tuple[Role, ...] = ("reader", "editor", "admin")
@@ -109,8 +118,8 @@ class PrincipalEntry(GrantEntry):
     """A principal with a bearer token, which is given as it is or as the hexadecimal digest of its SHA-256."""
 
     role: Role = "reader"
-    token: SecretStr | None = None
-    """The bearer token itself. Either `token` or `sha256` is required."""
+    token: Secret | None = None
+    """The bearer token itself, `{env: NAME}` or `{file: PATH}`. Either `token` or `sha256` is required."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """The SHA-256 of the bearer token, as 64 hexadecimal digits."""
     expires: Instant | None = None

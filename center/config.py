@@ -23,6 +23,7 @@ from edgewater.runtime.configuration import (
     Address,
     Duration,
     Instant,
+    Secret,
     Section,
     Size,
     is_loopback,
@@ -67,16 +68,16 @@ class GatewaySection(Section):
 
     listen: Address = "127.0.0.1:7400"
     """Address that edges connect to."""
-    credit: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
+    credit_bytes: Size = Field(default=4 << 20, alias="credit", ge=1 << 16)
     """Bytes of frames in flight."""
-    max_frame: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
+    max_frame_bytes: Size = Field(default=4 << 20, alias="max_frame", ge=1 << 16)
     """Largest message of an edge, before compression."""
-    heartbeat: Annotated[Duration, Field(ge=1_000, le=20_000)] = 5_000
+    edge_heartbeat_ms: Duration = Field(default=5_000, alias="heartbeat", ge=1_000, le=20_000)
     """Interval of an edge's heartbeats while it has no news. An edge is unreachable after 2.5 intervals without any,
     not before 5 s, and at once if its connection ends. With over 2,500 edges of a gateway the interval is longer."""
-    compression_memory: Annotated[Size, Field(ge=0)] = 256 << 20
+    compression_bytes: Size = Field(default=256 << 20, alias="compression_memory", ge=0)
     """Memory in which the gateway decompresses what edges send, over all sessions. 0: edges compress frames alone."""
-    work: Annotated[int, Field(ge=1_000)] = WORK_PER_S
+    work_per_s: int = Field(default=WORK_PER_S, alias="work", ge=1_000)
     """Units of work per second of an edge's frames; more is delayed."""
     open_windows: Annotated[int, Field(ge=1)] = DEFAULT_OPEN_WINDOWS
     """Windows of a query that an edge may keep open, besides the windows within the query's lateness. More are
@@ -126,7 +127,7 @@ class StreamSection(Section):
     replay: ReplaySection | Literal["edges"] | None = None
     """The replay's clock, or `edges`: the clock that edges state. None: event time is wall time, except that a gateway
     that only this machine can reach takes edges' clocks."""
-    ahead: Annotated[Duration, Field(ge=0)] = 86_400_000
+    ahead_ms: Duration = Field(default=86_400_000, alias="ahead", ge=0)
     """How far the event time of a record may be ahead of the stream's clock."""
 
 
@@ -165,13 +166,13 @@ class ApiLimitsSection(Section):
     """Streams of questions."""
     evaluate_per_principal: Count = 16
     """Streams of questions of one principal."""
-    responses: Annotated[Size, Field(ge=1 << 20)] = 256 << 20
+    response_bytes: Size = Field(default=256 << 20, alias="responses", ge=1 << 20)
     """Bytes of responses that clients have not taken yet."""
-    headers: Duration = 10_000
+    headers_ms: Duration = Field(default=10_000, alias="headers")
     """Time in which a request's headers must arrive."""
-    body: Duration = 30_000
+    body_ms: Duration = Field(default=30_000, alias="body")
     """Time in which a query must arrive, and in which a client must take a part of its response."""
-    idle: Duration = 300_000
+    idle_ms: Duration = Field(default=300_000, alias="idle")
     """Time without a question after which a stream of questions is ended."""
     reads_at_once: Count = 8
     """Requests of one principal that read at the same time; further ones wait."""
@@ -190,8 +191,8 @@ class ApiSection(Section):
     """Address of the API and the console."""
     hosts: tuple[str, ...] = ()
     """Names besides loopback by which requests without credentials may address the server, such as a proxy's name."""
-    token: SecretStr | None = None
-    """The token of the principal `admin`."""
+    token: Secret | None = None
+    """The token of the principal `admin`: the token itself, `{env: NAME}` or `{file: PATH}`."""
     principals: dict[str, PrincipalEntry] = {}
     """Who may use the API with a token, by name."""
     tokens_file: Path | None = None
@@ -208,9 +209,9 @@ class ApiSection(Section):
     """Whether a change is refused while it cannot be recorded."""
     limits: ApiLimitsSection = ApiLimitsSection()
     """What clients may cost one API process."""
-    cache: Size = 64 << 20
+    cache_bytes: Size = Field(default=64 << 20, alias="cache")
     """Memory of rendered answers that the API keeps between requests."""
-    progress: Annotated[Duration, Field(ge=100)] = 2000
+    progress_ms: Duration = Field(default=2_000, alias="progress", ge=100)
     """Interval of the `progress` events of live streams."""
 
     @property
@@ -240,21 +241,21 @@ class SparkSection(Section):
     """Spark's master: `local[2]` runs Spark on this machine with two threads."""
     driver_memory: Annotated[str, Field(pattern=r"^\d+[kmgt]$")] = "1g"
     """Memory of the driver's JVM, such as `1g`."""
-    hang: Annotated[Duration, Field(ge=10_000)] = 300_000
+    hang_ms: Duration = Field(default=300_000, alias="hang", ge=10_000)
     """A job that makes no step for so long is killed and started again; time for which it waits for a core aside."""
-    trigger: Duration = 0
+    trigger_ms: Duration = Field(default=0, alias="trigger")
     """Least time between the starts of two micro-batches; 0: one after the other."""
     metrics: Address | None = None
     """Address of the job's /livez, /readyz and /metrics; None: not served. The other drivers of `edgewater
     center run` take the ports after it."""
     standby: bool = False
     """Whether `edgewater center run` starts one more driver, which takes over when one dies."""
-    lease: Annotated[Duration, Field(ge=1_000, le=60_000)] = 3_000
+    lease_ms: Duration = Field(default=3_000, alias="lease", ge=1_000, le=60_000)
     """How long the driver that leads may be silent before another takes over."""
     drivers: Annotated[int, Field(ge=1, le=64)] = 1
     """How many drivers lead at the same time, each a partition of the queries by their names; the same for all drivers
     of a center. `edgewater center run` starts so many. More than one is of use with PostgreSQL and several cores."""
-    max_answer: Annotated[Size, Field(ge=1 << 20)] = 64 << 20
+    max_answer_bytes: Size = Field(default=64 << 20, alias="max_answer", ge=1 << 20)
     """Size of the slices that make one answer. A query beyond it is paused. All others wait while it is answered,
     for about a second with the default."""
     conf: dict[str, str] = {}
@@ -276,11 +277,11 @@ class SinkProcessSection(Section):
 class RetentionSection(Section):
     """How long applied frames and final answers are kept."""
 
-    frames: Duration = 0
+    keep_frames_ms: Duration = Field(default=0, alias="frames")
     """Frames that the result store has applied."""
-    answers: Annotated[int | None, parsed_by(_retained_ms)] = 30 * 86_400_000
+    keep_answers_ms: Annotated[int | None, parsed_by(_retained_ms)] = Field(default=30 * 86_400_000, alias="answers")
     """Answers of final windows, from the time they were given; None: for ever."""
-    sinks: Duration = 7 * 86_400_000
+    wait_for_sinks_ms: Duration = Field(default=7 * 86_400_000, alias="sinks")
     """How much longer an answer is kept that a sink has not written yet. Then the sink's status states the gap."""
 
 
@@ -289,11 +290,12 @@ class CenterConfig(Section):
 
     data_dir: Path = DEFAULT_DATA_DIR
     """Directory of what the center stores on this machine."""
-    catalog_url: str | None = None
-    """URL of the catalog's database, for SQLAlchemy. None: an SQLite file in `data_dir`."""
-    results_url: str | None = None
-    """URL of the result store's database. None: an SQLite file in `data_dir`."""
-    log_dir: Path | None = None
+    given_catalog_url: Secret | None = Field(default=None, alias="catalog_url")
+    """URL of the catalog's database, for SQLAlchemy: the URL itself, `{env: NAME}` or `{file: PATH}`. None: an SQLite
+    file in `data_dir`."""
+    given_results_url: Secret | None = Field(default=None, alias="results_url")
+    """URL of the result store's database, as `catalog_url`. None: an SQLite file in `data_dir`."""
+    given_log_dir: Path | None = Field(default=None, alias="log_dir")
     """Directory of the frame log, on a disk that all gateways and drivers share. None: `log` in `data_dir`."""
     gateway: GatewaySection = GatewaySection()
     """The address that edges connect to, and limits per edge."""
@@ -318,14 +320,14 @@ class CenterConfig(Section):
     """How long applied frames and final answers are kept."""
 
     @property
-    def catalog(self) -> str:
+    def catalog_url(self) -> str:
         """URL of the catalog's database."""
-        return self.catalog_url or f"sqlite:///{self.data_dir.resolve() / 'catalog.db'}"
+        return _given(self.given_catalog_url) or f"sqlite:///{self.data_dir.resolve() / 'catalog.db'}"
 
     @property
-    def results(self) -> str:
+    def results_url(self) -> str:
         """URL of the result store's database: a file of its own, so that the two never wait for one lock."""
-        return self.results_url or f"sqlite:///{self.data_dir.resolve() / 'results.db'}"
+        return _given(self.given_results_url) or f"sqlite:///{self.data_dir.resolve() / 'results.db'}"
 
     @property
     def columns(self) -> dict[str, Columns]:
@@ -333,12 +335,12 @@ class CenterConfig(Section):
         return {name: section.columns for name, section in self.streams.items() if section.columns is not None}
 
     @property
-    def frames_dir(self) -> Path:
+    def log_dir(self) -> Path:
         """Directory of the frame log's segments."""
-        return (self.log_dir or self.data_dir / "log").resolve()
+        return (self.given_log_dir or self.data_dir / "log").resolve()
 
     @property
-    def spark_dir(self) -> Path:
+    def work_dir(self) -> Path:
         """Directory for Spark's files; nothing in it outlives a run."""
         return (self.data_dir / "spark").resolve()
 
@@ -353,12 +355,19 @@ class CenterConfig(Section):
         return (self.data_dir / "pids").resolve()
 
     @classmethod
-    def from_mapping(cls, document: object) -> Self:
-        """Raises InvalidConfig, naming the key."""
+    def from_mapping(cls, document: object, environment: Mapping[str, str] | None = None) -> Self:
+        """Validates the content of a file.
+
+        Args:
+            environment: where ``{env: NAME}`` is looked up; None: the environment of this process.
+
+        Raises:
+            InvalidConfig: names the key.
+        """
         try:
-            config = validate(cls, document)
+            config = validate(cls, document, None if environment is None else {"environ": environment})
         except InvalidConfig as exc:
-            secret = exc.field.startswith(("tokens.", "api.principals.", "api.token"))
+            secret = exc.field.startswith(("tokens.", "api.principals.", "api.token", "catalog_url", "results_url"))
             raise without_secret(exc) if secret else exc from None
         config._require_tokens()
         return config
@@ -375,7 +384,8 @@ class CenterConfig(Section):
         Args:
             overrides: dotted key -> value, such as ``{"api.listen": "127.0.0.1:0"}``, or
                 ``{"spark.conf.spark.executor.instances": "1"}``.
-            environment: variables of the process; those without the prefix are ignored.
+            environment: variables of the process. Their prefix `ENVIRONMENT_PREFIX` makes them keys; ``{env: NAME}``
+                finds the others. None: there are no such keys, and ``{env: NAME}`` reads this process' environment.
 
         Raises:
             InvalidConfig: unreadable file, invalid YAML, or a key or value that is not accepted.
@@ -384,7 +394,7 @@ class CenterConfig(Section):
         merged = {**_from_environment(environment or {}), **(overrides or {})}
         if merged and isinstance(document, Mapping | None):
             document = _with_overrides(dict(document or {}), merged)
-        return cls.from_mapping(document)
+        return cls.from_mapping(document, environment)
 
     def edge_access(self) -> dict[str, EdgeAccess]:
         """The entries of `tokens` and `tokens_file` together, by edge. Raises InvalidConfig."""
@@ -399,6 +409,10 @@ class CenterConfig(Section):
                 "a token per edge, such as {jfk: a-long-secret}, a tokens_file, or tls.client_ca",
                 f"gateway.listen {self.gateway.listen} can be reached from other machines",
             )
+
+
+def _given(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:

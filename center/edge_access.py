@@ -1,7 +1,7 @@
 """Who may connect as which edge, and what it may serve: the entries of `tokens` and of the file `tokens_file`.
 
-The short form of an entry is a token, ``jfk: a-long-secret``; the long form is an `EdgeAccess`. No error shows a value,
-as it may be a secret.
+The short form of an entry is a token, ``jfk: a-long-secret`` or ``jfk: {env: JFK_TOKEN}``. The long form is an
+`EdgeAccess`. No error shows a value, as it may be a secret.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, SecretStr
 
 from edgewater.model.errors import InvalidConfig
-from edgewater.runtime.configuration import Instant, Section, read_yaml, validate
+from edgewater.runtime.configuration import Instant, Secret, Section, read_yaml, validate
 
 
 def _listed(value: object) -> object:
@@ -22,18 +22,22 @@ def _listed(value: object) -> object:
 
 
 def _token(value: object) -> object:
-    return {"token": value} if isinstance(value, str | SecretStr) else value
+    return {"token": value} if _is_secret(value) else value
 
 
 def _access(value: object) -> object:
-    return {"tokens": [value]} if isinstance(value, str | SecretStr) else value
+    return {"tokens": [value]} if _is_secret(value) else value
+
+
+def _is_secret(value: object) -> bool:
+    return isinstance(value, str | SecretStr) or (isinstance(value, Mapping) and list(value) in (["env"], ["file"]))
 
 
 class EdgeToken(Section):
     """A bearer token; from `expires` on it is refused."""
 
-    token: SecretStr
-    """The token itself."""
+    token: Secret
+    """The token itself, `{env: NAME}` or `{file: PATH}`."""
     expires: Instant | None = None
     """Time from which the token is refused. None: it does not expire."""
 

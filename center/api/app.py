@@ -112,7 +112,9 @@ def create_app(
     app.state.services = services
     # The last one is the outermost.
     problems.install(app)
-    app.add_middleware(PendingResponses, most_bytes=config.limits.responses, on_refused=services.metrics.on_refused)
+    app.add_middleware(
+        PendingResponses, most_bytes=config.limits.response_bytes, on_refused=services.metrics.on_refused
+    )
     if not config.authenticates:
         app.add_middleware(LocalHosts, hosts=config.hosts, key="api.hosts", refuse=_misdirected(services))
     app.add_middleware(SecurityHeaders, over_tls=config.tls is not None)
@@ -138,14 +140,14 @@ def _services(
 ) -> Services:
     metrics, limits = ApiMetrics(), config.limits
     audit = AuditLog(config.audit, now_ms, metrics.audit_failures.inc, required=config.audit_required)
-    renderer = AnswerRenderer(config.cache, metrics.on_lookup)
+    renderer = AnswerRenderer(config.cache_bytes, metrics.on_lookup)
     progress = EdgeProgress(catalog, now_ms)
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
     feed = LiveFeed(
-        results, progress, renderer, AnswerPoller(results.newest_answers), config.progress / 1000, monotonic
+        results, progress, renderer, AnswerPoller(results.newest_answers), config.progress_ms / 1000, monotonic
     )
     return Services(
-        catalog, results, components, now_ms, renderer, progress, feed, metrics, SynopsisCache(config.cache),
+        catalog, results, components, now_ms, renderer, progress, feed, metrics, SynopsisCache(config.cache_bytes),
         SamplesCache(), CapacityLimiter(1), Authenticator(config, now_ms), Rates(limits, metrics.on_refused),
         Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
         Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused),

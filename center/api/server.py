@@ -30,7 +30,7 @@ def server_config(app: ASGIApp, config: ApiSection, on_closed: Callable[[str], N
         context = _context(config.tls)
         options["ssl_context_factory"] = lambda config, default: context
     limits = config.limits
-    connections = ConnectionLimits(limits.connections, limits.headers / 1000, limits.body / 1000)
+    connections = ConnectionLimits(limits.connections, limits.headers_ms / 1000, limits.body_ms / 1000)
     return uvicorn.Config(
         app,
         timeout_graceful_shutdown=GRACE_S,

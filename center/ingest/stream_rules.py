@@ -42,7 +42,7 @@ class StreamRules:
 
     def latest_ms(self, stream: StreamRecord, now_ms: int) -> int:
         """The latest event time that an edge can have read by now."""
-        return stream.clock.to_event_ms(now_ms + CLOCK_LEAD_MS) + self._section(stream.name).ahead
+        return stream.clock.to_event_ms(now_ms + CLOCK_LEAD_MS) + self._section(stream.name).ahead_ms
 
     def max_offset_ms(self, streams: Iterable[StreamRecord]) -> int:
         """By how much the clock of an edge that serves these streams may be ahead of the center's.
@@ -50,7 +50,7 @@ class StreamRules:
         Beyond that its sessions end, and its frames stay in its journal until one of the clocks is set. So frames are
         refused for good only if the edge's clock agrees that their event times are in the future.
         """
-        return CLOCK_LEAD_MS + max((self._section(s.name).ahead for s in streams), default=0)
+        return CLOCK_LEAD_MS + max((self._section(s.name).ahead_ms for s in streams), default=0)
 
     def _section(self, stream: str) -> StreamSection:
         return self._streams.get(stream, _DEFAULT)

@@ -86,7 +86,7 @@ def take_backup(config: CenterConfig, target: Path, now_ms: Callable[[], int], r
         with contextlib.ExitStack() as stack:
             stack.enter_context(_only_one(config.data_dir))
             report("waiting for a moment at which no store is being written")
-            of_catalog, of_results, linked = stack.enter_context(_snapshot(catalog, results, config.frames_dir))
+            of_catalog, of_results, linked = stack.enter_context(_snapshot(catalog, results, config.log_dir))
             taken_at = rfc3339(now_ms())
             _copy_store(of_results, target / RESULTS, report)
             _copy_store(of_catalog, target / CATALOG, report)
@@ -141,7 +141,7 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
             if path.exists():
                 free = "a directory without stores: move them away first"
                 raise InvalidConfig("data_dir", str(config.data_dir), free, f"{path} exists already")
-        _require_empty(config.frames_dir, "log_dir")
+        _require_empty(config.log_dir, "log_dir")
         # The stores have other names until they are marked and the log is there, so that nobody uses them before.
         new = {name: path.with_name(f"{path.name}.restored") for name, path in stores.items()}
         for name, path in new.items():
@@ -153,9 +153,9 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
             require_pair(catalog, results, _random())
             results.begin_after_restore(catalog.backups.lineage(), now_ms())
         try:
-            _copy_segments({source / n: config.frames_dir / Path(n).relative_to(LOG) for n in info.segments}, report)
+            _copy_segments({source / n: config.log_dir / Path(n).relative_to(LOG) for n in info.segments}, report)
         except BaseException:
-            shutil.rmtree(config.frames_dir / COMMITS, ignore_errors=True)
+            shutil.rmtree(config.log_dir / COMMITS, ignore_errors=True)
             raise
         for name, path in stores.items():
             _close_wal(new[name])
@@ -167,14 +167,14 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
 
 def reconcile_stores(config: CenterConfig, now_ms: Callable[[], int]) -> None:
     """Makes a pair of a catalog and a result store of different moments. Raises StorageError: the center runs."""
-    with exclusive_lock(config.data_dir), _stores(config.catalog, config.results) as (catalog, results):
+    with exclusive_lock(config.data_dir), _stores(config.catalog_url, config.results_url) as (catalog, results):
         reconcile(catalog, results, _random(), now_ms())
 
 
 def sqlite_files(config: CenterConfig) -> tuple[Path, Path]:
     """The files of the catalog and of the results. Raises InvalidConfig: one of them is in another database."""
     files = []
-    for field, url in (("catalog_url", config.catalog), ("results_url", config.results)):
+    for field, url in (("catalog_url", config.catalog_url), ("results_url", config.results_url)):
         parsed = make_url(url)
         if parsed.get_backend_name() != "sqlite" or not parsed.database:
             accepted = "SQLite; a backup of PostgreSQL is made by pg_dump: see docs/how-to/back-up-a-center.md"

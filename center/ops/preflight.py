@@ -32,10 +32,10 @@ def check(config: CenterConfig, environment: Mapping[str, str]) -> list[CheckRes
         ("api.listen", lambda: _free(config.api.listen, "api.listen")),
         ("api.token", lambda: _api_credentials(config)),
         ("data_dir", lambda: _writable(config.data_dir)),
-        ("log_dir", lambda: _writable(config.frames_dir)),
+        ("log_dir", lambda: _writable(config.log_dir)),
         ("tokens", lambda: _tokens(config)),
-        ("catalog_url", lambda: _catalog(config.catalog)),
-        ("results_url", lambda: _results(config.results)),
+        ("catalog_url", lambda: _catalog(config.catalog_url)),
+        ("results_url", lambda: _results(config.results_url)),
         ("stores", lambda: _pair(config)),
         ("sinks", lambda: _sinks(config, environment)),
     ]
@@ -115,8 +115,8 @@ def _pair(config: CenterConfig) -> str:
     from center.results import ResultStore
 
     with (
-        contextlib.closing(Catalog(config.catalog)) as catalog,
-        contextlib.closing(ResultStore(config.results)) as results,
+        contextlib.closing(Catalog(config.catalog_url)) as catalog,
+        contextlib.closing(ResultStore(config.results_url)) as results,
     ):
         require_pair(catalog, results, secrets.randbits(62) | 1)
     return "catalog and results are of one center and of one moment"

@@ -94,7 +94,7 @@ def _is_unreachable(exc: BaseException) -> bool:
 def _heartbeat(config: CenterConfig, component: Component, **kwargs: Any) -> Iterator[HeartbeatThread]:
     from center.catalog import ComponentRegistry, HeartbeatThread
 
-    registry = opened(lambda: ComponentRegistry(config.catalog))
+    registry = opened(lambda: ComponentRegistry(config.catalog_url))
     try:
         with HeartbeatThread(registry, component, instance_name(), now_ms=now_ms, **kwargs) as thread:
             yield thread
@@ -119,9 +119,9 @@ def run_api(config: CenterConfig) -> None:
     sys.setswitchinterval(SWITCH_S)
     listener = listen(config.api.listen, "api.listen")
     app = create_app(
-        opened(lambda: Catalog(config.catalog, config.columns)),
-        opened(lambda: ResultStore(config.results)),
-        opened(lambda: ComponentRegistry(config.catalog)),
+        opened(lambda: Catalog(config.catalog_url, config.columns)),
+        opened(lambda: ResultStore(config.results_url)),
+        opened(lambda: ComponentRegistry(config.catalog_url)),
         config.api,
         now_ms=now_ms,
     )
@@ -148,7 +148,7 @@ def run_gateway(config: CenterConfig) -> None:
     # another edge's ack took 41 ms at the 99th percentile, and 258 ms with Python's 5 ms; frames/s were the same.
     sys.setswitchinterval(GATEWAY_SWITCH_S)
     # Before the loop: until then a signal ends the process.
-    asyncio.run(_gateway(config, opened(lambda: Catalog(config.catalog, config.columns))))
+    asyncio.run(_gateway(config, opened(lambda: Catalog(config.catalog_url, config.columns))))
 
 
 def _relax_collection() -> None:
@@ -166,7 +166,7 @@ async def _gateway(config: CenterConfig, catalog: Catalog) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    gateway = Gateway(catalog, FrameLog(config.frames_dir), gateway_config(config), now_ms)
+    gateway = Gateway(catalog, FrameLog(config.log_dir), gateway_config(config), now_ms)
     port = await gateway.start(config.gateway.listen)
     _relax_collection()
     host = config.gateway.listen.rpartition(":")[0]
@@ -200,16 +200,16 @@ def run_job(config: CenterConfig) -> None:
         signal.signal(number, lambda *_: stop.set())
     job = opened(lambda: Job(job_config(config)), stop)
     with contextlib.ExitStack() as stack:
-        if config.retention.answers is not None:
-            store = opened(lambda: ResultStore(config.results), stop)
+        if config.retention.keep_answers_ms is not None:
+            store = opened(lambda: ResultStore(config.results_url), stop)
             stack.callback(store.close)
             sinks = opened(lambda: SinkStore(store.engine), stop)
             stack.enter_context(
                 trimming(
                     store,
-                    config.retention.answers,
+                    config.retention.keep_answers_ms,
                     now_ms,
-                    wait_ms=config.retention.sinks,
+                    wait_ms=config.retention.wait_for_sinks_ms,
                     awaited=sinks.lowest_answer,
                 )
             )
@@ -231,10 +231,10 @@ def run_sinks(config: CenterConfig) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    results = opened(lambda: ResultStore(config.results), stop)
+    results = opened(lambda: ResultStore(config.results_url), stop)
     process = SinkProcess(
         configured,
-        opened(lambda: Catalog(config.catalog, config.columns), stop),
+        opened(lambda: Catalog(config.catalog_url, config.columns), stop),
         results,
         opened(lambda: SinkStore(results.engine), stop),
         owner=instance_name(),
@@ -251,16 +251,17 @@ def gateway_config(config: CenterConfig) -> GatewayConfig:
     """The gateway's configuration."""
     from center.ingest.gateway import GatewayConfig
 
+    section = config.gateway
     return GatewayConfig(
         tokens=config.tokens,
         tokens_file=config.tokens_file,
         tls=config.tls,
-        max_frame_bytes=config.gateway.max_frame,
-        credit_bytes=config.gateway.credit,
-        edge_heartbeat_ms=config.gateway.heartbeat,
-        compression_bytes=config.gateway.compression_memory,
-        work_per_s=config.gateway.work,
-        open_windows=config.gateway.open_windows,
+        max_frame_bytes=section.max_frame_bytes,
+        credit_bytes=section.credit_bytes,
+        edge_heartbeat_ms=section.edge_heartbeat_ms,
+        compression_bytes=section.compression_bytes,
+        work_per_s=section.work_per_s,
+        open_windows=section.open_windows,
         streams=config.streams,
     )
 
@@ -270,20 +271,19 @@ def job_config(config: CenterConfig) -> JobConfig:
     from center.job.job import JobConfig
     from center.spark.spark_session import SessionConfig
 
+    spark = config.spark
     return JobConfig(
-        catalog_url=config.catalog,
-        results_url=config.results,
-        log_dir=config.frames_dir,
-        work_dir=config.spark_dir,
-        session=SessionConfig(
-            master=config.spark.master, driver_memory=config.spark.driver_memory, settings=config.spark.conf
-        ),
-        trigger_ms=config.spark.trigger,
-        keep_frames_ms=config.retention.frames,
+        catalog_url=config.catalog_url,
+        results_url=config.results_url,
+        log_dir=config.log_dir,
+        work_dir=config.work_dir,
         progress_dir=config.progress_dir,
-        metrics=config.spark.metrics,
-        lease_ms=config.spark.lease,
-        drivers=config.spark.drivers,
-        max_answer_bytes=config.spark.max_answer,
+        session=SessionConfig(master=spark.master, driver_memory=spark.driver_memory, conf=spark.conf),
+        trigger_ms=spark.trigger_ms,
+        keep_frames_ms=config.retention.keep_frames_ms,
+        metrics=spark.metrics,
+        lease_ms=spark.lease_ms,
+        drivers=spark.drivers,
+        max_answer_bytes=spark.max_answer_bytes,
         clock=now_ms,
     )

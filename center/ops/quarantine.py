@@ -35,12 +35,12 @@ class Quarantine:
     """
 
     def __init__(self, config: CenterConfig) -> None:
-        url = make_url(config.catalog)
+        url = make_url(config.catalog_url)
         if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
             raise InvalidConfig("data_dir", str(config.data_dir), f"that of a center that has run, with {url.database}")
         self._audit = AuditLog(config.api.audit, now_ms, lambda: None, required=config.api.audit_required)
-        self._catalog = Catalog(config.catalog)
-        self._results_url, self._log_dir = config.results, config.frames_dir
+        self._catalog = Catalog(config.catalog_url)
+        self._results_url, self._log_dir = config.results_url, config.log_dir
 
     def __enter__(self) -> Self:
         return self

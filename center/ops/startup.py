@@ -62,7 +62,7 @@ class Startup:
         return [f"job-{number}" for number in range(2, spark.drivers + 1)] + [STANDBY] * spark.standby
 
     def _watch(self) -> Callable[[int], str]:
-        hang_s = self._config.spark.hang / 1000
+        hang_s = self._config.spark.hang_ms / 1000
         return HangWatch(self._config.progress_dir, hang_s, monotonic=time.monotonic).check
 
     def _driver_argv(self, number: int) -> list[str]:
@@ -85,7 +85,7 @@ class Startup:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        registry = ComponentRegistry(self._config.catalog)
+        registry = ComponentRegistry(self._config.catalog_url)
         reporting = asyncio.create_task(self._report_when_ready(registry, supervisor))
         try:
             await supervisor.run(stop)

@@ -72,7 +72,7 @@ class SessionConfig:
         scratch_dir: directory for spilling; nothing in it outlives a run. None: the system's.
         work: "micro_batches", for the job; or "bulk", for `center.batch` over millions of rows, which is several
             times faster once it is warm and starts more slowly.
-        settings: Spark properties that override the ones below.
+        conf: Spark properties that override the ones below.
         write_classes: file to which a local JVM writes the classes that it has loaded when it ends; it then does not
             read `class_archive`.
     """
@@ -82,7 +82,7 @@ class SessionConfig:
     driver_memory: str = "1g"
     scratch_dir: Path | None = None
     work: Literal["micro_batches", "bulk"] = "micro_batches"
-    settings: Mapping[str, str] = field(default_factory=dict)
+    conf: Mapping[str, str] = field(default_factory=dict)
     write_classes: Path | None = None
 
     @property
@@ -106,7 +106,7 @@ class SessionConfig:
 
     def _count(self, name: str) -> int:
         """A setting that is a number; 0 where it is none, or not set. Spark refuses those that are wrong."""
-        text = self.settings.get(name, "")
+        text = self.conf.get(name, "")
         return int(text) if text.isdecimal() else 0
 
 
@@ -179,7 +179,7 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
         settings["spark.cleaner.periodicGC.interval"] = "10min"
     if config.scratch_dir is not None:
         settings["spark.local.dir"] = str(config.scratch_dir)
-    return settings | dict(config.settings)
+    return settings | dict(config.conf)
 
 
 @contextlib.contextmanager
@@ -327,7 +327,7 @@ def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> Spark
     # an effect only here: `spark-submit` reads them, and not a session that Python starts.
     interpreter = local_interpreter() if config.is_local else sys.executable
     for name, setting in _INTERPRETERS.items():
-        os.environ.setdefault(name, config.settings.get(setting, interpreter))
+        os.environ.setdefault(name, config.conf.get(setting, interpreter))
     if config.is_local:
         # Set before the JVM starts: otherwise it resolves the host's name, which may fail.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

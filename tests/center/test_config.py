@@ -1,5 +1,6 @@
 """A center's configuration: one file, flags over it, errors that name the key."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ def test_without_a_file_every_default_works_on_one_machine() -> None:
     config = CenterConfig.load(None)
     assert config.gateway.listen == "127.0.0.1:7400"
     assert config.api.listen == "127.0.0.1:7480"
-    assert config.catalog == f"sqlite:///{Path('.edgewater/center').resolve()}/catalog.db"
-    assert config.results != config.catalog
+    assert config.catalog_url == f"sqlite:///{Path('.edgewater/center').resolve()}/catalog.db"
+    assert config.results_url != config.catalog_url
 
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
@@ -32,10 +33,10 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
 def test_a_file_sets_what_it_names_and_reads_sizes_and_durations(tmp_path: Path) -> None:
     text = f"data_dir: {tmp_path}\ngateway: {{credit: 1MiB}}\napi: {{progress: 5s}}\ntokens: {{jfk: secret}}\n"
     config = CenterConfig.load(write(tmp_path, text))
-    assert config.gateway.credit == 1 << 20
-    assert config.api.progress == 5000
+    assert config.gateway.credit_bytes == 1 << 20
+    assert config.api.progress_ms == 5000
     assert config.tokens["jfk"].tokens[0].token.get_secret_value() == "secret"
-    assert config.frames_dir == tmp_path / "log"
+    assert config.log_dir == tmp_path / "log"
 
 
 def test_flags_override_the_file_and_leave_the_rest_of_their_section_as_it_is(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_the_environment_overrides_the_file_and_flags_override_both(tmp_path: Pa
     assert config.api.listen == "127.0.0.1:2"
     assert config.api.token is not None
     assert config.api.token.get_secret_value() == "12345"
-    assert config.catalog == "postgresql+psycopg://db/catalog"
+    assert config.catalog_url == "postgresql+psycopg://db/catalog"
     assert config.spark.master == "local[1]"
     with pytest.raises(InvalidConfig, match=r"api\.prot"):
         CenterConfig.load(None, environment={"EDGEWATER_CENTER__API__PROT": "1"})
@@ -181,10 +182,31 @@ def test_loopback_is_what_only_this_machine_can_reach(address: str, loopback: bo
 
 def test_answers_are_kept_for_a_month_for_ever_or_for_as_long_as_said_but_not_shorter_than_a_reader_needs() -> None:
     def kept(given: object) -> int | None:
-        return CenterConfig.from_mapping({"retention": {"answers": given}}).retention.answers
+        return CenterConfig.from_mapping({"retention": {"answers": given}}).retention.keep_answers_ms
 
-    assert CenterConfig().retention.answers == 30 * 24 * 3_600_000
+    assert CenterConfig().retention.keep_answers_ms == 30 * 24 * 3_600_000
     assert (kept("90d"), kept(None)) == (90 * 24 * 3_600_000, None)
     for wrong, said in (("59s", "at least 60000 ms"), ("long", "a duration such as")):
         with pytest.raises(InvalidConfig, match=rf"retention\.answers: .*{said}"):
             kept(wrong)
+
+
+def test_secrets_may_lie_in_the_environment_or_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "jfk").write_text("from-file\n")
+    document = {
+        "catalog_url": {"env": "CATALOG"},
+        "api": {"token": {"env": "ADMIN"}, "principals": {"me": {"token": {"file": str(tmp_path / "jfk")}}}},
+        "tokens": {"jfk": {"file": str(tmp_path / "jfk")}, "lga": {"tokens": [{"env": "LGA"}]}},
+    }
+    path = write(tmp_path, json.dumps(document))
+    environment = {"CATALOG": "postgresql+psycopg://u:p@db/catalog", "ADMIN": "root", "LGA": "from-env"}
+    config = CenterConfig.load(path, environment=environment)
+    assert config.catalog_url == environment["CATALOG"] and "u:p" not in repr(config)
+    assert config.api.token is not None and config.api.token.get_secret_value() == "root"
+    (mine,) = (p.token for p in config.api.principals.values())
+    assert mine is not None and mine.get_secret_value() == "from-file"
+    tokens = {edge: [t.token.get_secret_value() for t in access.tokens] for edge, access in config.tokens.items()}
+    assert tokens == {"jfk": ["from-file"], "lga": ["from-env"]}
+    with pytest.raises(InvalidConfig) as caught:
+        CenterConfig.load(path, environment={**environment, "LGA": ""})
+    assert caught.value.field == "tokens.lga.tokens.0.token"

@@ -14,7 +14,7 @@ from center.spark.spark_session import SessionConfig, start_session
 
 def main() -> None:
     given = json.load(sys.stdin)
-    session = start_session(SessionConfig(master=given["master"], settings=given["settings"]))
+    session = start_session(SessionConfig(master=given["master"], conf=given["settings"]))
     driver = os.getpid()
 
     def where_am_i(batches):  # type: ignore[no-untyped-def]

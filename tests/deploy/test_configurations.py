@@ -44,7 +44,7 @@ def test_the_center_accepts_the_config_map_with_the_containers_variables(
         return
     config = loaded(rendered, part, tmp_path)
     assert (config.tls is not None) is (rendered.target == "overlays/prod" and part == "gateway")
-    for url in (config.catalog, config.results):
+    for url in (config.catalog_url, config.results_url):
         assert url.startswith("postgresql+psycopg://"), "SQLite is not safe between pods"
 
 
@@ -64,7 +64,7 @@ def test_every_port_the_center_listens_on_is_declared_by_its_container(dev: Any,
 
 @pytest.mark.slow
 def test_gateway_job_and_executors_mount_the_frame_log_where_the_configuration_has_it(dev: Any, tmp_path: Path) -> None:
-    frames = str(loaded(dev, "job", tmp_path).frames_dir)
+    frames = str(loaded(dev, "job", tmp_path).log_dir)
     for pod in dev.pods:
         mounts = {m["mountPath"]: m for c in pod["spec"]["containers"] for m in c["volumeMounts"]}
         if pod["name"] in {"edgewater-gateway", "edgewater-job", "executor"}:
@@ -74,7 +74,7 @@ def test_gateway_job_and_executors_mount_the_frame_log_where_the_configuration_h
 
 
 def test_spark_properties_agree_with_the_pods_and_policies(dev: Any, tmp_path: Path) -> None:
-    conf = job_config(loaded(dev, "job", tmp_path)).session.settings
+    conf = job_config(loaded(dev, "job", tmp_path)).session.conf
     job = dev.find("Deployment", "edgewater-job")["spec"]["template"]["spec"]["containers"][0]
     ports = {p["name"]: p["containerPort"] for p in job["ports"]}
     assert (ports["driver"], ports["blockmanager"]) == (
@@ -95,8 +95,8 @@ def test_spark_properties_agree_with_the_pods_and_policies(dev: Any, tmp_path: P
 
 def test_the_development_overlay_fits_on_a_node_of_two_cpus_also_while_it_is_updated(dev: Any, tmp_path: Path) -> None:
     spark = job_config(loaded(dev, "job", tmp_path)).session
-    executors = int(spark.settings["spark.executor.instances"])
-    milli = executors * int(spark.settings["spark.kubernetes.executor.request.cores"].removesuffix("m"))
+    executors = int(spark.conf["spark.executor.instances"])
+    milli = executors * int(spark.conf["spark.kubernetes.executor.request.cores"].removesuffix("m"))
     for workload in dev.workloads:
         for container in workload["spec"]["template"]["spec"]["containers"]:
             milli += int(container["resources"]["requests"]["cpu"].removesuffix("m"))

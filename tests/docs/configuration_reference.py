@@ -76,7 +76,7 @@ UNITS: Mapping[int, tuple[str, Any]] = {
         (Address, "host:port", str),
         (RemoteAddress, "host:port", str),
     )
-} | {id(RetentionSection.model_fields["answers"].metadata[0]): ("duration, at least 1m", format_duration)}
+} | {id(RetentionSection.model_fields["keep_answers_ms"].metadata[0]): ("duration, at least 1m", format_duration)}
 """Validator -> name of the type, and what writes a value of it."""
 PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", SecretStr: "secret"}
 

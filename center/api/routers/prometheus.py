@@ -172,7 +172,7 @@ async def _answer(request: Request, center: Services, make: Any) -> Response:
     pairs: Iterable[tuple[str, str]] = request.query_params.multi_items()
     if request.method == "POST":
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        body = await read_body(request, center.limits.body / 1000)
+        body = await read_body(request, center.limits.body_ms / 1000)
         if media != FORM and body:
             return _error("bad_data", f"Content-Type {media[:100]!r} is not accepted; expected {FORM}", 400)
         try:

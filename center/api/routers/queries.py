@@ -95,7 +95,7 @@ async def register(params: Annotated[RegisterParams, Query()], request: Request,
 
     An invalid query is refused with the field, its value and what is accepted.
     """
-    body, content_type = await read_body(request, center.limits.body / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
     # Never on the event loop, and one after the other: parsing takes up to a second of pure Python.
     spec = await run_sync(read_query, body, content_type, limiter=center.parsing)
     request.state.target = f"/v1/queries/{spec.name}"

@@ -101,7 +101,7 @@ async def define(name: str, request: Request, center: Center) -> Response:
     A secret is `{"env": NAME}` or `{"file": PATH}`, which the process `edgewater center sink` reads. A sink of the
     center's file is changed there (409).
     """
-    body, content_type = await read_body(request, center.limits.body / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
     return await run_sync(_define, center, name, body, content_type, limiter=center.parsing)
 
 

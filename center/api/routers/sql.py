@@ -118,7 +118,7 @@ async def run_statement(params: Annotated[SqlParams, Query()], request: Request,
 
     A request has one statement. Each statement needs the role that the endpoint for the same task needs.
     """
-    body, content_type = await read_body(request, center.limits.body / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
     statement = await run_sync(_read_statement, body, content_type, limiter=center.parsing)
     match statement:
         case CreateQuery():

@@ -53,7 +53,7 @@ async def declare_columns(stream: str, request: Request, center: Center) -> Stre
 
     A stream in the configuration has the columns that are written there (409).
     """
-    body, content_type = await read_body(request, center.limits.body / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
     return await run_sync(_declare, center, stream, body, content_type, limiter=center.parsing)
 
 

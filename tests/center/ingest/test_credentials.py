@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from center.catalog import Catalog
+from center.config import CenterConfig
 from center.edge_access import EdgeAccess
 from center.ingest.authentication import Credentials, Presented
 from edgewater.model.errors import InvalidConfig, Unauthenticated
@@ -232,10 +233,12 @@ def test_a_client_certificate_without_a_name_is_nobodys() -> None:
         Credentials({}, by_certificate=True).require(presented(), JFK, 0)
 
 
-@pytest.mark.parametrize("entries", [{"jfk": {"tokens": [""]}}, {"jfk": {"tokens": ["a"]}, "lga": {"tokens": ["a"]}}])
-def test_a_token_that_is_empty_or_shared_is_refused(entries: dict[str, object]) -> None:
+def test_a_token_that_is_empty_or_shared_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="no other edge has"):
-        credentials(**entries)
+        credentials(jfk={"tokens": ["a"]}, lga={"tokens": ["a"]})
+    with pytest.raises(InvalidConfig) as caught:
+        CenterConfig.from_mapping({"tokens": {"jfk": {"tokens": [""]}}})
+    assert caught.value.field == "tokens.jfk.tokens.0.token"
 
 
 @on_a_loop

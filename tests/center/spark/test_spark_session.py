@@ -120,7 +120,7 @@ def test_the_shuffle_is_as_wide_as_the_master(master: str, cores: int, local: bo
     ],
 )
 def test_a_cluster_has_the_cores_that_its_settings_request(settings: dict[str, str], cores: int) -> None:
-    assert SessionConfig("spark://host:7077", settings=settings).cores == cores
+    assert SessionConfig("spark://host:7077", conf=settings).cores == cores
 
 
 def test_bulk_work_is_compiled_well_and_comes_in_large_batches() -> None:
@@ -172,7 +172,7 @@ def test_what_a_worker_reads_is_acknowledged_before_it_waits_for_more() -> None:
 
 
 def test_a_users_settings_win() -> None:
-    config = SessionConfig(settings={"spark.ui.enabled": "true"})
+    config = SessionConfig(conf={"spark.ui.enabled": "true"})
 
     assert spark_settings(config)["spark.ui.enabled"] == "true"
 
