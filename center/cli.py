@@ -291,7 +291,7 @@ def backup(config: CenterConfig, directory: Path, as_json: bool) -> None:
     With PostgreSQL use pg_dump: see docs/how-to/back-up-a-center.md.
     """
     from center.ops.backup import take_backup
-    from center.ops.processes import now_ms
+    from edgewater.runtime.clock import now_ms
 
     info = take_backup(config, directory, now_ms, _progress)
     size = f"{info.size / 2**20:.1f} MiB, {len(info.segments)} segments of frames"
@@ -314,7 +314,7 @@ def restore(config: CenterConfig, directory: Path, as_json: bool) -> None:
       edgewater center restore --data-dir /var/lib/edgewater /backup/2026-05-01
     """
     from center.ops.backup import restore_backup
-    from center.ops.processes import now_ms
+    from edgewater.runtime.clock import now_ms
 
     info = restore_backup(config, directory, now_ms, _progress)
     _print(as_json, asdict(info), f"restored: the center is as of {info.taken_at}; start it")
@@ -329,7 +329,7 @@ def reconcile(config: CenterConfig) -> None:
     and are not final will say that they may lack records of any edge, and have no bounds.
     """
     from center.ops.backup import reconcile_stores
-    from center.ops.processes import now_ms
+    from edgewater.runtime.clock import now_ms
 
     reconcile_stores(config, now_ms)
     click.echo("the stores are a pair again; start the center")

@@ -44,7 +44,6 @@ from edge.sources import (
     Unavailable,
     build_sources,
     package_receivers,
-    problem,
     push_endpoint,
     replay_clock,
 )
@@ -59,6 +58,7 @@ from edgewater.runtime.allocator import release_free_memory
 from edgewater.runtime.connections import ConnectionLimits, guarded
 from edgewater.runtime.health import EmbeddedServer, health_routes, listen
 from edgewater.runtime.host_check import LocalHosts
+from edgewater.runtime.problems import problem
 from edgewater.synopses import source_of
 from edgewater.wire import LossReason
 

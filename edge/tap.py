@@ -18,7 +18,8 @@ from starlette.routing import Route
 
 from edge.config import EdgeConfig
 from edge.records import Chunk
-from edge.sources import BearerTokens, problem
+from edge.sources import BearerTokens
+from edgewater.runtime.problems import problem
 
 MAX_WAITING = 8
 MAX_RECORDS = 100
@@ -74,7 +75,7 @@ def tap_routes(config: EdgeConfig, tap: StreamTap) -> list[Route]:
     async def look(request: Request) -> Response:
         if tokens.principal(request) is None:
             detail = "a bearer token of http.tokens is required: Authorization: Bearer <token>"
-            return problem(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+            return problem(401, "unauthenticated", detail)
         stream = request.path_params["stream"]
         if stream not in tap.streams:
             return problem(404, "not-found", f"no stream {stream[:100]!r}; streams: {', '.join(tap.streams)}")

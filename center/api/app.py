@@ -57,6 +57,7 @@ from center.results import ResultStore
 from center.serving import SynopsisCache
 from center.sinks import SinkStore
 from edgewater.runtime.host_check import LocalHosts
+from edgewater.runtime.problems import MEDIA_TYPE
 
 DESCRIPTION = """
 Streaming queries over data from many places. Every answer states its error, its completeness and its age.
@@ -199,7 +200,7 @@ def _describe_problems(app: FastAPI) -> None:
         schemas.pop("HTTPValidationError", None)
         schemas.pop("ValidationError", None)
         schemas["ProblemDetails"] = ProblemDetails.model_json_schema()
-        problem = {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
+        problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
         for path in document["paths"].values():
             for operation in path.values():
                 described = operation["responses"]

@@ -6,7 +6,8 @@ from typing import Any
 
 from center.api.models import ProblemDetails
 from center.api.negotiation import ARROW, CSV, JSON
-from center.api.problems import HTTP_PROBLEMS, MEDIA_TYPE, PROBLEMS
+from center.api.problems import HTTP_PROBLEMS, PROBLEMS
+from edgewater.runtime.problems import MEDIA_TYPE
 
 _TITLES = {p.status: p.title for p in (*PROBLEMS.values(), *HTTP_PROBLEMS.values())} | {
     404: "Not found",

@@ -20,9 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgewater.model.errors import EdgewaterError, InvalidInput, InvalidRequest
 from edgewater.runtime.configuration import as_phrase
+from edgewater.runtime.problems import problem, problem_body
 
-MEDIA_TYPE = "application/problem+json"
-TYPE_BASE = "https://edgewater.dev/problems/"
 MAX_ERRORS = 20
 """The most errors of a request that a problem lists."""
 INTERNAL_ERROR = "internal error; see the center's log"
@@ -107,31 +106,19 @@ def problem_response(
         status: overrides the code's status.
         extra: extension members of the problem.
     """
-    body = _body(code, detail, instance, status, extra)
-    text = json.dumps(body, default=repr, ensure_ascii=False)
-    if code == "unauthenticated":
-        headers = {**(headers or {}), "WWW-Authenticate": "Bearer"}
-    # Unpaired surrogates, which a message may quote, become JSON escapes.
-    return Response(text.encode(errors="backslashreplace"), body["status"], headers, MEDIA_TYPE)
+    kind = _type(code)
+    members = {"instance": instance, **(extra or {})}
+    return problem(status or kind.status, code, detail, title=kind.title, members=members, headers=headers)
 
 
-def _body(
-    code: str, detail: str, instance: str, status: int | None = None, extra: Mapping[str, object] | None = None
-) -> dict[str, Any]:
-    problem = PROBLEMS.get(code) or HTTP_PROBLEMS.get(code) or PROBLEMS["internal"]
-    return {
-        "type": f"{TYPE_BASE}{code}",
-        "title": problem.title,
-        "status": status or problem.status,
-        "detail": detail,
-        "instance": instance,
-        **(extra or {}),
-    }
+def _type(code: str) -> ProblemType:
+    return PROBLEMS.get(code) or HTTP_PROBLEMS.get(code) or PROBLEMS["internal"]
 
 
 def problem_of(exc: EdgewaterError, instance: str) -> dict[str, Any]:
     """An error as problem details, for a line of a stream whose status was sent already."""
-    return _body(exc.code, exc.message, instance, extra=_members(exc))
+    kind, members = _type(exc.code), {"instance": instance, **_members(exc)}
+    return problem_body(kind.status, exc.code, exc.message, title=kind.title, members=members)
 
 
 def _members(exc: EdgewaterError) -> dict[str, object]:

@@ -42,6 +42,7 @@ from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.guard.frame_work import BYTES_PER_UNIT
 from edgewater.model.errors import CorruptFrame, StorageError
 from edgewater.model.windows import window_ends
+from edgewater.runtime.clock import now_ms
 
 if TYPE_CHECKING:
     from center.catalog import Catalog, LastPositions
@@ -61,11 +62,6 @@ is not Spark's first one."""
 Offset = dict[str, int]
 
 logger = logging.getLogger(__name__)
-
-
-def now_ms() -> int:
-    """The wall clock. The reader runs in its own process, so a clock cannot be passed to it."""
-    return int(time.time() * 1000)  # noqa: TID251
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ from center.spark.spark_session import SessionConfig, start_session
 from center.storage.progress import DriverProgress, Track, write_whole
 from edgewater.model.errors import StorageError, named
 from edgewater.model.registered_query import query_from_key, query_key
+from edgewater.runtime.clock import now_ms
 from edgewater.runtime.health import health_server
 from edgewater.wire import QueryRef
 
@@ -72,10 +73,6 @@ STANDBY_DELAY_S = 15.0
 starts too, and needs the CPU time."""
 SUSPICIOUS = 2
 """Failures of the stream in a row, or starts of the job without progress, from which on frames are tried one by one."""
-
-
-def now_ms() -> int:
-    return int(time.time() * 1000)  # noqa: TID251
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from tenacity import (
 from center.config import CenterConfig
 from edgewater.model.errors import StorageError
 from edgewater.runtime.allocator import return_large_blocks
+from edgewater.runtime.clock import now_ms
 from edgewater.runtime.configuration import is_loopback
 from edgewater.runtime.health import bound_address, health_server, listen
 
@@ -46,10 +47,6 @@ SWITCH_S = 0.0005
 GATEWAY_SWITCH_S = 0.001
 OPENING_S = 60.0
 """How long a component tries to open a database that it cannot reach when it starts."""
-
-
-def now_ms() -> int:
-    return int(time.time() * 1000)  # noqa: TID251
 
 
 def instance_name() -> str:

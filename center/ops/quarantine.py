@@ -17,12 +17,12 @@ from center.api.audit import AuditLog
 from center.catalog import Catalog, QuarantinedFrame
 from center.config import CenterConfig
 from center.job.examination import Examiner
-from center.ops.processes import now_ms
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog
 from edgewater.model.errors import Conflict, EdgewaterError, InvalidConfig
 from edgewater.model.registered_query import query_key
 from edgewater.model.timestamps import rfc3339
+from edgewater.runtime.clock import now_ms
 
 
 class Quarantine:

@@ -16,10 +16,10 @@ import click
 
 from center.catalog import COMPONENTS, Component, ComponentHeartbeat, ComponentRegistry, component_status
 from center.config import CenterConfig
-from center.ops.processes import now_ms
 from center.ops.supervisor import ComponentCommand, Supervisor
 from center.ops.watchdog import HangWatch
 from edgewater.model.errors import StorageError
+from edgewater.runtime.clock import now_ms
 from edgewater.runtime.configuration import split_address
 
 POLL_S = 0.2

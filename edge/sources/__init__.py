@@ -13,7 +13,7 @@ from edge.sources.factory import (
     package_sources,
 )
 from edge.sources.grpc_receiving import GrpcReceivers
-from edge.sources.http import problem, push_endpoint
+from edge.sources.http import push_endpoint
 from edge.sources.pacing import PacedSource, replay_clock
 from edge.sources.receiving import BearerTokens, PushEndpoint, Unavailable
 from edge.sources.stdin import StdinSource
@@ -31,7 +31,6 @@ __all__ = [
     "file_opener",
     "package_receivers",
     "package_sources",
-    "problem",
     "push_endpoint",
     "replay_clock",
 ]

@@ -18,9 +18,7 @@ from edge.sources.http_body import ENCODINGS, MEDIA_TYPES, BodyLimits, decode_bo
 from edge.sources.receiving import Accept, BearerTokens, PushEndpoint, PushLimits, Unavailable
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.model.errors import Retired
-
-TYPE_BASE = "https://edgewater.dev/problems/"
-"""Base URI of problem types, the same as in the center's API."""
+from edgewater.runtime.problems import problem
 
 
 class StreamReceiver:
@@ -119,16 +117,3 @@ def push_endpoint(
 
 def http_source_name(stream: str) -> str:
     return f"{stream}:http"
-
-
-def problem(
-    status: int,
-    code: str,
-    detail: str,
-    *,
-    headers: Mapping[str, str] | None = None,
-    members: Mapping[str, object] | None = None,
-) -> Response:
-    """Returns an RFC 9457 reply with the stable error code `code` and the extension `members`."""
-    body = {"type": TYPE_BASE + code, "title": code.replace("-", " "), "status": status, "detail": detail}
-    return JSONResponse(body | dict(members or {}), status, headers, media_type="application/problem+json")
