@@ -33,7 +33,7 @@ from edgewater.model.errors import InvalidRecord
 CSV = "org.apache.spark.sql.execution.datasources.csv.CSVFileFormat"
 JSON = "org.apache.spark.sql.execution.datasources.json.JsonFileFormat"
 
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _SUFFIXES = {"", ".csv", ".txt", ".json", ".jsonl", ".ndjson"}  # of others Spark may think that they are compressed
 _OPTIONS = {CSV: {"path", "header", "sep", "delimiter", "inferschema"}, JSON: {"path"}}
 _SEPARATORS = (",", ";", "|")
@@ -199,7 +199,7 @@ def text_scan(spark: SparkSession, plan: ScanPlan) -> TextScan | None:
         reason = next((difference for difference in found if difference is not None), None)
         if reason is None:
             return scan
-    _LOG.info("Spark reads the files and hands over their rows, since tasks may read them differently: %s", reason)
+    log.info("Spark reads the files and hands over their rows, since tasks may read them differently: %s", reason)
     return None
 
 

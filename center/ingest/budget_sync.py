@@ -33,7 +33,7 @@ from edgewater.wire import QueryRef
 RATES_WRITE_INTERVAL_MS = 5_000
 """The least time between two writes of a state in which only rates have changed; reports stay here until then."""
 ALARM = "share-not-granted"
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class BudgetSync:

@@ -25,7 +25,7 @@ from edgewater.runtime.configuration import file_signature
 if TYPE_CHECKING:
     from center.ingest.revocation import RevocationLists
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Signature = tuple[tuple[int, int, int] | None, ...]
 

@@ -54,7 +54,7 @@ MAX_NAMED = 5
 """Places that an alarm names."""
 NOT_EXPECTED = "not-expected"
 """The reason of a refusal: the edge does not contribute to the frame's query."""
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 CLOCK_DIFFERS = "clock-differs"
@@ -359,7 +359,7 @@ class GatewaySession:
         self._metrics.delayed_seconds.inc(delay_s)
         if not self._was_delayed:
             self._was_delayed = True
-            logger.warning("edge %s makes more work than gateway.work allows: its frames are delayed", self.edge)
+            log.warning("edge %s makes more work than gateway.work allows: its frames are delayed", self.edge)
 
     def _on_checked(self, frame: Frame, received_at_ms: int, checked: CheckedFrame | Exception) -> None:
         size = max(frame.raw_bytes, frame.wire_bytes)

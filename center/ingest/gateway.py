@@ -77,7 +77,7 @@ SLOWEST_HEARTBEAT_MS = 20_000
 _ENVELOPE_BYTES = 64 << 10
 MAX_AHEAD_BYTES = 16 << 20
 """What an edge may have sent that the gateway has not read, at most: memory of gRPC."""
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class Gateway:
         except EdgewaterError as exc:
             code = exc.code
             if self._refusals.add(limits.LOGGED_REFUSALS):
-                logger.warning("session refused or ended: %s", exc)
+                log.warning("session refused or ended: %s", exc)
             status = STATUS_OF_CODE.get(exc.code, grpc.StatusCode.INTERNAL)
             trailing = [(CODE_METADATA, exc.code)]
             if isinstance(exc, limits.TryLater):
@@ -441,7 +441,7 @@ class Gateway:
                 self._catalog_problem = None
             except StorageError as exc:
                 if self._catalog_problem is None:
-                    logger.error("the catalog cannot be read: %s", exc)
+                    log.error("the catalog cannot be read: %s", exc)
                 self._catalog_problem = str(exc)
 
     async def _watch_credentials(self) -> None:
@@ -457,7 +457,7 @@ class Gateway:
                 message = f"changed credentials are not used, those read before stay: {problem}"
                 self._status.alarm("credentials-unusable", message, EdgeId(""), self._now_ms())
             elif changed:
-                logger.info("the credentials have been read again")
+                log.info("the credentials have been read again")
                 self.metrics.credential_reloads.inc()
             now_ms, loaded = self._now_ms(), self._credentials.loaded
             was_overdue, overdue = overdue, loaded.revocations is not None and loaded.revocations.is_overdue(now_ms)
@@ -531,14 +531,14 @@ class Gateway:
                 self._log.remove(segment)
             self._catalog.frames.forget_segments(removable)
         except StorageError as exc:  # it takes space until the next start, while edges wait for this one
-            logger.warning("segments without frames are not removed: %s", exc)
+            log.warning("segments without frames are not removed: %s", exc)
 
     def _queries_in(self, segment: str) -> set[str]:
         """The keys of the queries with frames in a segment; of an unreadable one an unknown key, so that it stays."""
         try:
             return self._log.queries(segment)
         except StorageError as exc:
-            logger.warning("a segment without frames is not removed: %s", exc)
+            log.warning("a segment without frames is not removed: %s", exc)
             return {""}
 
     def _on_stall(self) -> None:

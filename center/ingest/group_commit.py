@@ -34,7 +34,7 @@ LAG_MS = 60_000
 """A query lags while a frame of it is indexed that arrived earlier."""
 LAG_EVERY_MS = 10_000
 """The lagging queries are read again after this time."""
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class GroupCommit:
             try:
                 outcomes = await self._commit([received for received, _ in batch])
             except Exception as exc:  # A bug must end these sessions, not stop the acknowledgements of all others.
-                logger.exception("a group commit of %d frames failed", len(batch))
+                log.exception("a group commit of %d frames failed", len(batch))
                 outcomes = exc
             self._resolve(batch, outcomes)
             self._count(-sum(received.size for received, _ in batch))
@@ -271,7 +271,7 @@ class GroupCommit:
         self._metrics.commit_failures.inc()
         self._metrics.stalled.set(1)
         if self.stalled is None:
-            logger.error("frames cannot be made durable and are not acknowledged until they can: %s", exc)
+            log.error("frames cannot be made durable and are not acknowledged until they can: %s", exc)
         self.stalled = str(exc)
         self._on_stall()
 
@@ -280,4 +280,4 @@ def _call(on_outcome: OnOutcome, outcome: IndexOutcome | Exception) -> None:
     try:
         on_outcome(outcome)
     except Exception:  # a bug of one session must not stop the acknowledgements of all others
-        logger.exception("a session failed at the outcome of a frame")
+        log.exception("a session failed at the outcome of a frame")

@@ -35,7 +35,7 @@ SIGN_OF_LIFE_MS = 1_000
 """How often a gateway with sessions says in the catalog that it lives; `EdgeRecord.reachable` depends on it."""
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 MAX_STATUSES = 2_000
 """The most statuses in one write, which takes 45 ms of CPU."""
@@ -118,7 +118,7 @@ class StatusWriter:
             query: key of the query that it is about; empty: of none.
         """
         if (edge, kind, query) not in self._pending.alarms:
-            logger.error("%s: %s", kind, message)
+            log.error("%s: %s", kind, message)
         self._metrics.alarms.labels(kind).inc()
         self._pending.alarms[edge, kind, query] = (message, now_ms)
         self._changed.set()
@@ -155,7 +155,7 @@ class StatusWriter:
             await asyncio.to_thread(self._write, taken, changed, longest_ms, now_ms)
             self._silent = silent
         except StorageError as exc:
-            logger.warning("the status of edges cannot be written to the catalog: %s", exc)
+            log.warning("the status of edges cannot be written to the catalog: %s", exc)
             newer = self._pending
             self._pending = _Pending(
                 taken.heartbeats | newer.heartbeats,

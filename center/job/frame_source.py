@@ -61,7 +61,7 @@ is not Spark's first one."""
 
 Offset = dict[str, int]
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +364,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         self._failures += 1
         # Called fifty times a second while the catalog is down: logged each time the count doubles.
         if self._failures & (self._failures - 1) == 0:
-            logger.warning("%s failed, %d times in a row: %s", what, self._failures, exc)
+            log.warning("%s failed, %d times in a row: %s", what, self._failures, exc)
 
 
 def _size(entry: FrameEntry) -> int:

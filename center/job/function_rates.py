@@ -26,7 +26,7 @@ from edgewater.model.streams import EdgeId
 from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire import QueryRef
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 RECENT_WINDOWS = 5
 """The rate is the highest that one of so many windows needed: they differ, and unprocessed rows cannot be recovered."""
@@ -116,7 +116,7 @@ class FunctionRatePlanner:
             except StorageError:
                 raise
             except Exception:  # a user's function, or damaged bytes: the other queries must get their rates
-                logger.exception("query %s: the sampling rate of its function is not updated", query_key(ref))
+                log.exception("query %s: the sampling rate of its function is not updated", query_key(ref))
             finally:
                 self._progress.step(Track.FUNCTIONS)
 
@@ -148,7 +148,7 @@ class FunctionRateThread(threading.Thread):
             try:
                 self._planner.update()
             except EdgewaterError as exc:  # edges keep their rates
-                logger.warning("sampling rates of functions are not updated: %s", exc)
+                log.warning("sampling rates of functions are not updated: %s", exc)
             except Exception:
                 if not self._stopping.is_set():
-                    logger.exception("sampling rates of functions are not updated; trying again")
+                    log.exception("sampling rates of functions are not updated; trying again")

@@ -50,7 +50,7 @@ from edgewater.runtime.clock import now_ms
 from edgewater.runtime.health import health_server
 from edgewater.wire import QueryRef
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 PYTHON_MODULES = ("center.catalog", "center.results", "center.job.warm_up")
 """What the stream's reader and the workers load."""
@@ -244,7 +244,7 @@ class Job:
                         self.metrics.registry, self._missing, self._config.metrics, "spark.metrics", self._state
                     )
                 )
-                logger.info("metrics are served at http://%s/metrics", address)
+                log.info("metrics are served at http://%s/metrics", address)
             self._leads_file = stack.enter_context(own_directory(self._config.work_dir)) / LEADS
             stack.callback(self._close)
             self._progress.step(Track.MAIN)
@@ -257,7 +257,7 @@ class Job:
             spark = start_session(self._config.session, PYTHON_MODULES)
             stack.callback(_quietly, spark.stop)
             spark.dataSource.register(FrameSource)
-            logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
+            log.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
             # Spark starts the stream's own Python processes meanwhile.
             threading.Thread(target=self._warm_up, args=(spark, began_s), name="warm-up", daemon=True).start()
             self._keep_streaming(spark, stop, self._leads_file)
@@ -278,9 +278,9 @@ class Job:
             if not self._config.session.is_local:
                 self._await_executors(spark)
             warm_up(spark, self._config.session.cores)
-            logger.info("Spark's workers are warm after %.1f s", time.monotonic() - began_s)
+            log.info("Spark's workers are warm after %.1f s", time.monotonic() - began_s)
         except (PySparkException, Py4JError, OSError) as exc:
-            logger.warning("Spark's workers are not warmed up: %s", reason_of(exc))
+            log.warning("Spark's workers are not warmed up: %s", reason_of(exc))
         finally:
             self._warm.set()
 
@@ -293,7 +293,7 @@ class Job:
                 problem = f"the executors run no Python task: {reason_of(exc)}"
             if problem != self._executors_problem:
                 self._executors_problem = problem
-                logger.log(logging.CRITICAL if problem else logging.INFO, "%s", problem or "executors are as expected")
+                log.log(logging.CRITICAL if problem else logging.INFO, "%s", problem or "executors are as expected")
             if not problem:
                 return
             self._stopping.wait(CHECK_S)
@@ -320,7 +320,7 @@ class Job:
         except Exception as exc:
             if stop.is_set():
                 return
-            logger.critical("the Spark context is lost: %s", reason_of(exc))
+            log.critical("the Spark context is lost: %s", reason_of(exc))
             raise
         finally:
             pipeline.close()
@@ -363,20 +363,20 @@ class Job:
             return
         if not leads and query.status["message"] in IDLE:
             self._stream_problem = ""
-            logger.info("this standby is warm")
+            log.info("this standby is warm")
         elif leads and (self.processor.applied > self._applied_before or self._is_done(query)):
             self._stream_problem, self._is_read, self.processor.problem = "", True, ""
             self._failed_attempts = 0
             self._store.reset_starts()
             self.metrics.start_seconds.set(time.monotonic() - self._term_began_s)
-            logger.info("the stream is read")
+            log.info("the stream is read")
 
     def count_start(self) -> None:
         """Counts starts without progress as failed attempts: a frame may have ended this process."""
         try:
             self._failed_attempts = self._store.count_start() - 1
         except StorageError as exc:
-            logger.warning("the start is not counted: %s", exc)
+            log.warning("the start is not counted: %s", exc)
 
     def quarantine_killing_frames(self) -> None:
         """Sets aside the pending frames that kill a process that reads them. Never raises: it is tried again."""
@@ -391,7 +391,7 @@ class Job:
                 self._progress.step(Track.MAIN)
                 self.processor.quarantine(entry, death)
         except (StorageError, LeaseLost) as exc:
-            logger.warning("the pending frames cannot be tried: %s", exc)
+            log.warning("the pending frames cannot be tried: %s", exc)
 
     def _set_aside_suspects(self) -> None:
         """Counts the deaths of drivers. Leaves out quarantined queries, and queries to try before the stream reads.
@@ -406,10 +406,10 @@ class Job:
             mine = {ref: s for ref, s in quarantine.queries().items() if query_key(ref) in partition}
             quarantine.end_pauses([ref for ref, s in mine.items() if s.state is SetAside.PAUSED])
         except StorageError as exc:
-            logger.warning("the queries of which drivers may have died cannot be set aside: %s", exc)
+            log.warning("the queries of which drivers may have died cannot be set aside: %s", exc)
             return
         for ref, count in deaths.items():
-            logger.warning("a driver died %d times while it worked on query %s", count, query_key(ref))
+            log.warning("a driver died %d times while it worked on query %s", count, query_key(ref))
         quarantined = {ref: s for ref, s in mine.items() if s.state is SetAside.QUARANTINED}
         self._suspects = {
             ref: n
@@ -419,7 +419,7 @@ class Job:
         for ref in self._suspects:
             self.processor.leave_out(query_key(ref), SetAside.PAUSED)
         for ref, query in quarantined.items():
-            logger.error("query %s is quarantined: %s", query_key(ref), query.reason)
+            log.error("query %s is quarantined: %s", query_key(ref), query.reason)
             self.processor.leave_out(query_key(ref), SetAside.QUARANTINED)
 
     def try_suspects(self) -> None:
@@ -436,10 +436,10 @@ class Job:
                         self._writer.require_lease(key)
                         self._catalog.quarantine.set_query_aside(ref, SetAside.QUARANTINED, reason, now_ms)
                 except (StorageError, LeaseLost) as exc:
-                    logger.warning("query %s cannot be tried, or set aside for good: %s", key, exc)
+                    log.warning("query %s cannot be tried, or set aside for good: %s", key, exc)
                 self._progress.step(Track.MAIN)
                 if reason:
-                    logger.error("query %s is quarantined: %s", key, reason)
+                    log.error("query %s is quarantined: %s", key, reason)
                     self.processor.leave_out(key, SetAside.QUARANTINED)
                 else:
                     self.processor.release(key)
@@ -503,7 +503,7 @@ class Job:
             self._failed_attempts += 1
         self._stream_problem = f"the stream failed and is restarted: {reason}"
         self.metrics.failures.labels("stream").inc()
-        logger.error("%s", self._stream_problem)
+        log.error("%s", self._stream_problem)
 
     def _hand_over(self) -> None:
         self._stopping.set()
@@ -592,4 +592,4 @@ def _quietly(stop: Callable[[], None]) -> None:
     try:
         stop()
     except (PySparkException, Py4JError, OSError) as exc:
-        logger.warning("while stopping: %s", reason_of(exc))
+        log.warning("while stopping: %s", reason_of(exc))

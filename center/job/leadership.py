@@ -20,7 +20,7 @@ from center.results import Lease, LeaseLost, ResultStore
 from center.storage.query_partition import QueryPartition
 from edgewater.model.errors import StorageError
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 LEASE_MS = 3_000
 """How long a driver may be silent before a standby takes over. It renews three times as often, and with every step."""
@@ -168,7 +168,7 @@ class Leadership(threading.Thread):
             try:
                 self._store.release_lease()
             except StorageError as exc:
-                logger.warning("the driver's lease is not released, a standby waits for its end: %s", exc)
+                log.warning("the driver's lease is not released, a standby waits for its end: %s", exc)
 
     def step(self) -> None:
         """Looks at the lease once. Never raises."""
@@ -183,7 +183,7 @@ class Leadership(threading.Thread):
             self._lose(exc)
         except Exception as exc:  # of the database, or of a disk: without this thread the driver would never lead
             if not self._failure:
-                logger.warning(
+                log.warning(
                     "the driver's lease cannot be kept; trying again: %s",
                     exc,
                     exc_info=not isinstance(exc, StorageError),
@@ -204,7 +204,7 @@ class Leadership(threading.Thread):
         leaders = [display_name(lease.owner) for partition, lease in leases.items() if partition not in ended]
         if leaders and self.leader != (leader := ", ".join(leaders)):
             self.leader = leader
-            logger.info("this driver is a standby: %s", f"{leader} leads" if len(leaders) == 1 else f"{leader} lead")
+            log.info("this driver is a standby: %s", f"{leader} leads" if len(leaders) == 1 else f"{leader} lead")
 
     def _has_ended(self, partition: QueryPartition, lease: Lease, at_s: float) -> bool:
         watch = self._watches.setdefault(partition, LeaseWatch(self._lease_ms / 1000))
@@ -217,7 +217,7 @@ class Leadership(threading.Thread):
                 f" ({', '.join(leading)}): stop them before you change it"
             )
         if self._store.divide(self._drivers, leases):
-            logger.info("the queries are divided among %d drivers, before among %d", self._drivers, len(leases))
+            log.info("the queries are divided among %d drivers, before among %d", self._drivers, len(leases))
         self._watches.clear()
 
     def _take(self, partition: QueryPartition, lease: Lease) -> bool:
@@ -228,7 +228,7 @@ class Leadership(threading.Thread):
         self._metrics.leads.set(1)
         of = "" if partition.of == 1 else f" partition {partition} of the queries"
         after = f", after {display_name(lease.owner)}" if lease.owner else ""
-        logger.info("this driver leads%s, epoch %d%s", of, lease.epoch + 1, after)
+        log.info("this driver leads%s, epoch %d%s", of, lease.epoch + 1, after)
         self._began()
         self.leads.set()
         return True
@@ -239,4 +239,4 @@ class Leadership(threading.Thread):
         self._watches.clear()
         self._metrics.leads.set(0)
         self._metrics.failures.labels("lease").inc()
-        logger.error("this driver does not lead any more, and is a standby from now on: %s", exc)
+        log.error("this driver does not lead any more, and is a standby from now on: %s", exc)

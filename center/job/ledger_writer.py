@@ -31,7 +31,7 @@ from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import REJECTIONS, QueryRef
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 ALARM_EVERY_MS = 10_000
 """Least time between two alarms about records of one edge that came for final windows."""
@@ -217,7 +217,7 @@ class LedgerWriter:
                     self._alarmed[late] = records
             self._alarmed_in_all = in_all
         except StorageError as exc:  # the records are counted in the store; the next call tries again
-            logger.warning("the alarm about records that came after final answers is not stored: %s", exc)
+            log.warning("the alarm about records that came after final answers is not stored: %s", exc)
 
     def _raise_delay_alarms(self) -> None:
         """Adds an alarm for each edge whose records came later than a query declares; again after a start."""
@@ -231,7 +231,7 @@ class LedgerWriter:
                 self._catalog_events.alarm("delays-exceeded", message, EdgeId(edge), self._now_ms(), query_key(ref))
                 self._alarmed_delays.add((ref, edge))
             except StorageError as exc:  # the records are counted in the ledger; the next call tries again
-                logger.warning("the alarm about exceeded delays is not stored: %s", exc)
+                log.warning("the alarm about exceeded delays is not stored: %s", exc)
 
     def _apply_catalog_events(self, now_ms: int) -> list[Emission]:
         version, events = self._catalog_events.pending()
@@ -262,14 +262,14 @@ class LedgerWriter:
         until_ms = now_ms + PAUSE_MS
         if isinstance(failure, QueryTooLarge):
             message, until_ms = f"{failure}; it gets no answers by time until the job starts again", FOR_EVER_MS
-        logger.error("%s", message, exc_info=cause)
+        log.error("%s", message, exc_info=cause)
         self._ledger.pause(failure.query, until_ms)
         self._metrics.failures.labels("query").inc()
         try:
             query = query_key(failure.query)
             self._catalog_events.alarm("query-failing", message[:MAX_MESSAGE], EdgeId(""), now_ms, query)
         except StorageError as exc:  # it fails again in a minute
-            logger.warning("the alarm about a failing query is not stored: %s", exc)
+            log.warning("the alarm about a failing query is not stored: %s", exc)
 
     def _report_refused(self) -> None:
         """Counts merged partials that the store has refused, and adds alarms; the answers state them."""
@@ -279,11 +279,11 @@ class LedgerWriter:
                 continue  # each is a transaction, for which all queries wait
             delta = refused.delta
             message = f"query {delta.query}, slice {delta.slice_start_ms}: {refused.reason}"[:MAX_MESSAGE]
-            logger.error("partial-refused: %s", message)
+            log.error("partial-refused: %s", message)
             try:
                 self._catalog_events.alarm("partial-refused", message, EdgeId(""), self._now_ms(), delta.query)
             except StorageError as exc:
-                logger.warning("the alarm about a refused partial is not stored: %s", exc)
+                log.warning("the alarm about a refused partial is not stored: %s", exc)
 
     def _count(self, emissions: Sequence[Emission], cause: str) -> None:
         self._metrics.answers.labels(cause).inc(len(emissions))
@@ -353,7 +353,7 @@ class DeadlineThread(threading.Thread):
                 if self._stopping.is_set():
                     return
                 if not self.problem:
-                    logger.exception("deadlines are not met; trying again")
+                    log.exception("deadlines are not met; trying again")
                 self.problem = f"deadlines are not met: {exc}"
                 self._metrics.failures.labels("deadlines").inc()
                 self._stopping.wait(CATALOG_POLL_S)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summ
 from center.ledger import Emission, FrameSummary, Phase
 from edgewater.wire import QueryRef
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 WAIT_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 STAGE_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 60.0)
@@ -203,7 +203,7 @@ class JobMetrics:
             for stage, ms in stages.items():
                 self.first_answer.labels(emission.query.name, stage).observe(max(0, ms) / 1000)
                 self.first_answer_stage.labels(stage).observe(max(0, ms) / 1000)
-            logger.debug(
+            log.debug(
                 "%s: window to %d %s, ms after its end by stage: %s",
                 emission.query.name, emission.window_end_ms, emission.phase, stages,
             )  # fmt: skip

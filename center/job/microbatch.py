@@ -40,7 +40,7 @@ from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import InputLoss, LossReason, QueryRef
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 MAX_FAILED_ATTEMPTS = 16
@@ -311,7 +311,7 @@ class BatchProcessor:
             self.applied += 1
             self.problem = ""
             self._metrics.batch_seconds.observe(took_s)
-            logger.debug("batch %d: %d frames applied in %.3f s", batch.number, frames, took_s)
+            log.debug("batch %d: %d frames applied in %.3f s", batch.number, frames, took_s)
 
     @contextlib.contextmanager
     def _stating_failure(self, batch_id: int, is_moot: Callable[[], bool] = lambda: False) -> Iterator[None]:
@@ -358,7 +358,7 @@ class BatchProcessor:
         except StorageError as exc:  # the batch has been applied; later batches report the delays again
             for ref in changes:
                 self._delays.mark_unreported(ref)
-            logger.warning("the processing delays of %d queries are not stored: %s", len(changes), exc)
+            log.warning("the processing delays of %d queries are not stored: %s", len(changes), exc)
 
     def _store_sampling_rates(self, now_ms: int) -> None:
         """Stores changed sampling rates in the catalog, for the gateways."""
@@ -374,7 +374,7 @@ class BatchProcessor:
                 self._catalog.budgets.record_sampling_rates(ref, rates)
                 self._rates[ref] = rates
             except StorageError as exc:  # the batch has been applied; the rates matter only to overloaded edges
-                logger.warning("the sampling rates of %s are not stored: %s", ref.name, exc)
+                log.warning("the sampling rates of %s are not stored: %s", ref.name, exc)
 
     def _apply(self, rows: Iterable[FrameRow]) -> Applied:
         batch = to_micro_batch(rows)
@@ -394,7 +394,7 @@ class BatchProcessor:
         except Exception as exc:
             if not is_fault_of_frames(exc):
                 raise
-            logger.warning("a batch of %d rows failed, its queries are applied one by one: %s", len(rows), named(exc))
+            log.warning("a batch of %d rows failed, its queries are applied one by one: %s", len(rows), named(exc))
         by_query: defaultdict[str, list[FrameRow]] = defaultdict(list)
         for row in rows:
             by_query[row.query].append(row)
@@ -475,7 +475,7 @@ class BatchProcessor:
             copy = self._log.copy(entry)
             entry = replace(entry, segment=copy.segment, offset=copy.offset, length=copy.length)
         unused = self._catalog.quarantine.add_frame(entry, reason, self._now_ms())
-        logger.error("query %s, frame %d of edge %s is in quarantine: %s", key, entry.position, entry.edge, reason)
+        log.error("query %s, frame %d of edge %s is in quarantine: %s", key, entry.position, entry.edge, reason)
         self._metrics.skipped.labels("frame-quarantined").inc()
         self._remove(unused)
 
@@ -487,7 +487,7 @@ class BatchProcessor:
 
     def _pause(self, key: str, exc: Exception) -> None:
         """Applies no more frames of a query until a driver begins to lead: they stay in the log."""
-        logger.error("query %s is paused, its frames are kept: %s", key, named(exc))
+        log.error("query %s is paused, its frames are kept: %s", key, named(exc))
         self._catalog.quarantine.set_query_aside(query_from_key(key), SetAside.PAUSED, named(exc), self._now_ms())
         self.leave_out(key, SetAside.PAUSED)
 
@@ -518,7 +518,7 @@ class BatchProcessor:
             where = f"query {key}: frames {first} to {last}"
             if self._catalog.frames.entries(key, first - 1, last):
                 raise StorageError(f"{where} were not read before later ones")
-            logger.error("%s are no longer in the index and were never applied", where)
+            log.error("%s are no longer in the index and were never applied", where)
             self._metrics.skipped.labels("lost").inc()
             self._catalog.alarms.add("frames-lost", f"{where} were dropped unread", EdgeId(""), self._now_ms(), key)
 
@@ -572,5 +572,5 @@ class BatchProcessor:
             if len(messages) > MAX_ALARMS:
                 messages[MAX_ALARMS - 1 :] = [f"{messages[MAX_ALARMS - 1]}, and {len(messages) - MAX_ALARMS} more"]
             for message in messages:
-                logger.error("%s: %s", kind, message)
+                log.error("%s: %s", kind, message)
                 self._catalog.alarms.add(kind, message, edge, self._now_ms(), query)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from center.results.store import ResultStore
 from edgewater.model.errors import StorageError
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 SOON_S = 0.05
@@ -50,7 +50,7 @@ def trimming(
             try:
                 pause_s = SOON_S if dropped() else every_s
             except StorageError as exc:
-                logger.warning("old answers could not be dropped, retrying: %s", exc)
+                log.warning("old answers could not be dropped, retrying: %s", exc)
                 pause_s = every_s
 
     thread = threading.Thread(target=trim, name="answer-retention", daemon=True)

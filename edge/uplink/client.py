@@ -42,7 +42,7 @@ _CHANNEL_OPTIONS = (
     # Each session opens a new connection: channels must not share one that may be half-open.
     ("grpc.use_local_subchannel_pool", 1),
 )
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Uplink:
                 with attempt:
                     await self._session(attempt.retry_state)
         except Retired as exc:
-            logger.error("%s; no record is accepted any more", exc)
+            log.error("%s; no record is accepted any more", exc)
             self.retired.set()
         finally:
             await self._pending_take.cancel()
@@ -145,7 +145,7 @@ class Uplink:
             try:
                 await session.open()
                 self.connected = True
-                logger.info("connected to the center at %s", self._address)
+                log.info("connected to the center at %s", self._address)
                 await session.run()
             except (LinkDown, grpc.aio.AioRpcError):
                 trailing = await _trailing(call)
@@ -171,7 +171,7 @@ class Uplink:
             try:
                 self._credentials = _credentials(self._tls)  # they may have been renewed
             except InvalidConfig as exc:
-                logger.warning("%s; the ones read before are used", exc)
+                log.warning("%s; the ones read before are used", exc)
         if self._credentials is None:
             return grpc.aio.insecure_channel(self._address, _CHANNEL_OPTIONS)
         return grpc.aio.secure_channel(self._address, self._credentials, _CHANNEL_OPTIONS)
@@ -180,7 +180,7 @@ class Uplink:
         exc = state.outcome.exception() if state.outcome else None
         reason = f"{exc.code().name} {exc.details()}" if isinstance(exc, grpc.aio.AioRpcError) else str(exc)
         wait_s = state.next_action.sleep if state.next_action else 0.0
-        logger.warning("no session with the center at %s: %s; retry in %.1f s", self._address, reason, wait_s)
+        log.warning("no session with the center at %s: %s; retry in %.1f s", self._address, reason, wait_s)
 
 
 async def _trailing(call: Any) -> dict[str, str]:

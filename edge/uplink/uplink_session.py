@@ -41,7 +41,7 @@ THREAD_BYTES = 64 << 10
 """A larger message is compressed in a thread: it takes more than two milliseconds."""
 
 _AIO: Any = grpc.aio  # its type stubs lack EOF
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class LinkDown(ProtocolError):
@@ -438,7 +438,7 @@ class UplinkSession:
                 # A newer center may have functions that this agent lacks; the other queries are not affected.
                 code = exc.code if isinstance(exc, InvalidQuery) else InvalidQuery.code
                 reports.append(QueryStatusReport(ref, False, code, str(exc)))
-                logger.warning("query %s@%d cannot be read: %s", ref.name, ref.version, exc)
+                log.warning("query %s@%d cannot be read: %s", ref.name, ref.version, exc)
         reports += self._endpoint.on_queries(message.version, queries)
         for report in reports:
             status = pb.QueryStatus(
