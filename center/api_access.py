@@ -30,7 +30,7 @@ from edgewater.runtime.configuration import (
 
 Role = Literal["reader", "editor", "admin"]
 ROLES: tuple[Role, ...] = ("reader", "editor", "admin")
-"""In ascending order: each may do what those before it may."""
+"""In ascending order. Each role includes the roles before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ class ApiSection(Section):
     tls: ApiTlsSection | None = None
     """TLS of the API. None: no TLS."""
     metrics: Address | None = None
-    """Address of /livez, /readyz and /metrics without credentials, besides those at `listen`; None: not served."""
+    """Address of /livez, /readyz and /metrics without credentials. `listen` serves them, too. None: not served."""
     audit: Path | Literal["log"] = "log"
     """Where changes and refused requests are recorded as JSON lines: a file, or the process' log."""
     audit_required: bool = False
@@ -224,7 +224,7 @@ class ApiSection(Section):
         return "http" if self.tls is None else "https"
 
     def require_credentials(self) -> None:
-        """Raises InvalidConfig if whoever reaches the address could do everything."""
+        """Raises InvalidConfig if every client that reaches the address could do everything."""
         if not self.authenticates and not is_loopback(self.listen):
             raise InvalidConfig(
                 "api.token",
@@ -282,7 +282,7 @@ class RetentionSection(Section):
     keep_answers_ms: Annotated[int | None, parsed_by(_retained_ms)] = Field(default=30 * 86_400_000, alias="answers")
     """Answers of final windows, from the time they were given; None: for ever."""
     wait_for_sinks_ms: Duration = Field(default=7 * 86_400_000, alias="sinks")
-    """How much longer an answer is kept that a sink has not written yet. Then the sink's status states the gap."""
+    """Additional time for answers that a sink has not written yet. After it, the sink's status states the gap."""
 
 
 class CenterConfig(Section):
@@ -313,7 +313,7 @@ class CenterConfig(Section):
     spark: SparkSection = SparkSection()
     """The Spark application of the job."""
     sinks: dict[str, dict[str, Any]] = {}
-    """Systems that answers are written to, by name: `kind`, the keys of all sinks and those of the kind."""
+    """Systems that answers are written to, by name: `kind`, the keys of all sinks and the keys of the kind."""
     sink: SinkProcessSection = SinkProcessSection()
     """The process that runs the sinks."""
     retention: RetentionSection = RetentionSection()
@@ -431,9 +431,9 @@ def _with_overrides(document: dict[str, object], overrides: Mapping[str, object]
             *sections, last = key.split(".")
         inner = document
         for section in sections:
-            held = inner.get(section)
-            if held is not None and not isinstance(held, Mapping):
+            value_there = inner.get(section)
+            if value_there is not None and not isinstance(value_there, Mapping):
                 raise InvalidConfig(key, value, "a key whose outer keys are sections", f"{section} is a value")
-            inner[section] = inner = dict(held or {})
+            inner[section] = inner = dict(value_there or {})
         inner[last] = value
     return document

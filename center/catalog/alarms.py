@@ -50,7 +50,7 @@ class Alarms:
         self._transactions = transactions
 
     def add(self, kind: str, message: str, edge: EdgeId, now_ms: int, query: str = "") -> None:
-        """Adds an alarm, or counts it if it is a repetition; each source has a bounded number of them: see `add_alarm`.
+        """Adds an alarm, or counts a repetition. The number of alarms per source is bounded: see `add_alarm`.
 
         Args:
             edge: the edge that the alarm is about; empty: it is about none.

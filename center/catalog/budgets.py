@@ -110,7 +110,7 @@ def _is_query(table: Table, ref: QueryRef) -> Any:
 
 
 def _delete_ended(connection: Connection) -> None:
-    """Deletes the rows of deleted queries. New queries are rare enough to do it with each of them."""
+    """Deletes the rows of deleted queries. New queries are rare, so each registration may do it."""
     ended = select(t.queries.c.name, t.queries.c.version).where(t.queries.c.deleted_at_ms.is_not(None))
     for name, version in connection.execute(ended).all():
         for table in (t.budget_states, t.processing_delays, t.sampling_rates, t.query_delays):

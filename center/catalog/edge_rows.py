@@ -24,13 +24,13 @@ REMEMBER_MS = 86_400_000
 NO_PROGRESS: dict[str, Any] = {"watermarks": {}, "records": {}, "drops": {}, "rejected": {}, "null_columns": {}}
 """Progress of an incarnation that has not sent a heartbeat yet."""
 Refusal = tuple[str, ProtocolError]
-"""An alarm's kind, and the error whose message it has."""
+"""The kind of an alarm, and the error whose message is the alarm's."""
 MAX_NAMED = 500
-"""Edges that one query names; to read all takes less time than to name more of them."""
+"""Edges that one statement names. To read all edges takes less time than to name more."""
 FIRST_SEQ = 1
 """The first frame of an incarnation."""
 MAX_FORMER_STREAMS = 64
-"""Streams that are kept of each edge after it has ceased to serve them."""
+"""Streams per edge that are remembered after the edge has ceased to serve them."""
 
 
 def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def edge_from_row(
     """An `edges` row as a record.
 
     Args:
-        streams: those that it serves, and those that it has served.
+        streams: the streams that the edge serves, and the streams that it served before.
         gateways: by gateway, its last sign of life, and the silence of an edge that it would have recorded by then.
     """
     heard_by_ms, silence_ms = gateways.get(row.gateway, (None, 0)) if row.connected else (None, 0)
@@ -115,7 +115,7 @@ def edge_from_row(
 
 
 def select_edges(connection: Connection, only: Collection[str] | None = None) -> list[EdgeRecord]:
-    """All edges by id, or those of `only`."""
+    """Returns all edges by id, or only the edges in `only`."""
     counts = select(t.incarnations.c.edge, func.count()).group_by(t.incarnations.c.edge)
     lost = select(t.lost_states.c.edge, t.lost_states.c.lost_at_ms)
     columns = [c for c in t.edges.c if c is not t.edges.c.streams]
@@ -134,7 +134,7 @@ def select_edges(connection: Connection, only: Collection[str] | None = None) ->
 
 
 def select_changed(connection: Connection, known: Mapping[EdgeId, EdgeRecord]) -> list[EdgeRecord]:
-    """All edges by id. Those that are not retired and whose streams are as in `known` are the ones in it."""
+    """Returns all edges by id. Uses a record of `known` again if the edge is not retired and its streams are equal."""
     streams = cast(t.edges.c.streams, Text).label("streams")
     rows = connection.execute(select(t.edges.c.edge, t.edges.c.retired, streams).order_by(t.edges.c.edge)).all()
     same = {}
@@ -150,8 +150,10 @@ def select_changed(connection: Connection, known: Mapping[EdgeId, EdgeRecord]) -
 
 
 def select_shapes(connection: Connection) -> dict[str, set[EdgeId]]:
-    """The distinct lists of streams that edges serve (`served_streams`), each with one or two of these edges; without
-    retired ones."""
+    """Returns the distinct lists of streams that edges serve (`served_streams`), without retired edges.
+
+    Each list comes with one or two of the edges that serve it.
+    """
     streams = cast(t.edges.c.streams, Text)
     shapes = select(streams, func.min(t.edges.c.edge), func.max(t.edges.c.edge)).where(t.edges.c.retired.is_(False))
     rows = connection.execute(shapes.group_by(streams).order_by(func.min(t.edges.c.edge)))
@@ -160,20 +162,22 @@ def select_shapes(connection: Connection) -> dict[str, set[EdgeId]]:
 
 @lru_cache(maxsize=4096)
 def served_streams(streams: str) -> tuple[tuple[StreamRecord, ...], tuple[StreamRecord, ...]]:
-    """The streams that an edge serves and those that it has served, from the column `streams`. Edges that serve the
-    same share one value, which nobody changes."""
+    """Reads the column `streams`: the streams that an edge serves, and the streams that it served before.
+
+    Edges with equal streams share one value, so do not change it.
+    """
     listed = json.loads(streams)
     now, former = ([s for s in listed if bool(s.get("former")) is past] for past in (False, True))
     return streams_from_json(now), streams_from_json(former)
 
 
 def incarnation_in_use(connection: Connection, edge: EdgeId) -> str | None:
-    """The incarnation of the edge's last session; None: it has never connected."""
+    """Returns the incarnation of the edge's last session; None: the edge has never connected."""
     return connection.execute(select(t.edges.c.incarnation).where(t.edges.c.edge == edge)).scalar_one_or_none()
 
 
 def record_lost_state(connection: Connection, edge: EdgeId, now_ms: int) -> None:
-    """Records that what the edge had accepted until now and not shipped is unknown."""
+    """Records that the edge lost its state: the records that it had accepted until now and not shipped are unknown."""
     row = t.lost_states.c.edge == edge
     if connection.execute(update(t.lost_states).where(row).values(lost_at_ms=now_ms)).rowcount == 0:
         connection.execute(insert(t.lost_states).values(edge=edge, lost_at_ms=now_ms))
@@ -183,8 +187,10 @@ def record_lost_state(connection: Connection, edge: EdgeId, now_ms: int) -> None
 def lock_incarnations(
     connection: Connection, incarnations: set[tuple[EdgeId, str]]
 ) -> dict[tuple[str, str], tuple[int, int, int]]:
-    """Locks the known incarnations, and returns (first seq, next expected seq, run) of each. None of their frames is
-    indexed before the transaction ends."""
+    """Locks the incarnations that are known, and returns (first seq, next expected seq, run) of each.
+
+    No frame of them is indexed before the transaction ends.
+    """
     c = t.incarnations.c
     among = c.edge.in_({edge for edge, _ in incarnations}) & c.incarnation.in_({name for _, name in incarnations})
     # In the order in which `frame_index` takes these locks.
@@ -210,8 +216,8 @@ def other_checksum(connection: Connection, edge: EdgeId, incarnation: str, check
 def forget_incarnations(connection: Connection, edge: EdgeId, now_ms: int) -> Refusal | None:
     """Makes room for a new incarnation of an edge that has had `MAX_INCARNATIONS`.
 
-    Deletes incarnations without an indexed frame, and those that have not connected for `REMEMBER_MS`, except the last
-    one. Frames of the latter must not count twice: `require_new` recognises such an incarnation.
+    Deletes incarnations without an indexed frame, and incarnations that have not connected for `REMEMBER_MS`, except
+    the last one. The edge counts the deleted incarnations with frames, so that `require_new` refuses them later.
 
     Returns:
         The refusal of a further incarnation, if too many have sent frames within that time.
@@ -239,10 +245,10 @@ def forget_incarnations(connection: Connection, edge: EdgeId, now_ms: int) -> Re
 
 
 def require_new(connection: Connection, edge: EdgeId, incarnation: str, oldest_seq: int) -> Refusal | None:
-    """Refuses an unknown incarnation that has had acknowledgements, of an edge of which some were forgotten: the center
-    may have the frames that it would send again, because their acknowledgement was lost.
+    """Refuses an unknown incarnation that may have been forgotten: its frames could count twice.
 
-    One that has never had an acknowledgement sends all frames from its first one on, as a new one does.
+    It is refused if incarnations of the edge were forgotten, and if it had acknowledgements: the center may have the
+    frames that it would send again. An incarnation without an acknowledgement sends all frames from the first one on.
     """
     forgotten = connection.execute(select(t.edges.c.forgotten).where(t.edges.c.edge == edge)).scalar_one_or_none()
     if not forgotten or oldest_seq <= FIRST_SEQ:
@@ -254,8 +260,7 @@ def require_new(connection: Connection, edge: EdgeId, incarnation: str, oldest_s
 
 
 def former_streams(streams: Sequence[Mapping[str, Any]], served: set[str], access: EdgeAccess) -> list[dict[str, Any]]:
-    """The streams in the catalog that an edge no longer serves and still might, without their columns; the
-    ones given up last first."""
+    """Returns the streams that an edge no longer serves and still may serve, without columns, the latest first."""
     given_up = (s for s in streams if s["name"] not in served and access.may_serve(s["name"]))
     latest = sorted(given_up, key=lambda s: bool(s.get("former")))[:MAX_FORMER_STREAMS]
     queries = {} if access.queries is None else {"queries": list(access.queries)}

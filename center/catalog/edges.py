@@ -42,22 +42,23 @@ class Edges:
     ) -> int | None:
         """Records the start of a session; returns the highest durable seq of this incarnation, or None.
 
-        An alarm is added, and `EdgeRecord.state_lost_at_ms` set, if frames are lost on both sides (the center's state
-        is older than what it acknowledged), or if another incarnation of the edge was in use: what that one had
-        accepted and not shipped is unknown. If two incarnations take turns, the alarm says that two agents have one id.
+        In two cases an alarm is added and `EdgeRecord.state_lost_at_ms` is set. First: frames are lost on both sides,
+        because the center's state is older than its last acknowledgement. Second: another incarnation of the edge was
+        in use, and the records that it had accepted and not shipped are unknown. If two incarnations take turns, the
+        alarm says that two agents have one id.
 
         Args:
             oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
             session: names the session, for `end_sessions`.
-            access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
+            access: what the edge may serve. It also applies to streams that the edge no longer serves.
             state: the state that the edge runs on; None: it does not say.
 
         Raises:
-            Retired: it stays retired until it is reinstated.
+            Retired: the edge is retired, and an admin has not reinstated it.
             OutdatedState: the edge runs on a copy or an older version of the state that the center knows. Also adds an
                 alarm and sets `EdgeRecord.state_lost_at_ms`.
-            ProtocolError: a column differs from the declared one or, where none is declared, from that of another edge
-                that serves the stream, so that their partials would not merge. Also adds an alarm.
+            ProtocolError: the type of a column differs from the declared type or, without a declaration, from the type
+                at another edge that serves the stream. Their partials would not merge. Also adds an alarm.
             LimitExceeded: see `edge_rows.forget_incarnations`; also adds an alarm.
         """
         start = SessionStart(
@@ -70,7 +71,7 @@ class Edges:
         return outcome
 
     def begin_sessions(self, starts: Sequence[SessionStart]) -> list[int | EdgewaterError | None]:
-        """As `begin_session`, of different edges in one transaction; an error is returned in its place."""
+        """As `begin_session`, for different edges in one transaction. An error is returned, not raised."""
         with self._transactions.locked() as connection:
             return SessionBatch(connection, starts, self._streams.select(connection)).begin()
 
@@ -93,8 +94,9 @@ class Edges:
         """Records a gateway's sign of life, and which of its edges have fallen silent or have come back.
 
         Args:
-            heard: of those edges, whether the gateway hears from it again, and when it has heard from it last.
-            silence_ms: every other edge of the gateway has been heard from within that time.
+            heard: by edge that has fallen silent or come back: whether the gateway hears from it again, and the wall
+                time of its last message.
+            silence_ms: every other edge of the gateway has sent a message within that time.
         """
         c = t.edges.c
         # Not `in_`: its list of parameters cannot be expanded in a statement that is executed for many rows.
@@ -116,7 +118,11 @@ class Edges:
             connection.execute(delete(t.gateways).where(t.gateways.c.gateway.not_in(in_use)))
 
     def end_sessions(self, ends: Mapping[EdgeId, tuple[str, int]]) -> None:
-        """Records the ends of sessions, by edge the session's name and the time. An edge with a newer one keeps it."""
+        """Records the ends of sessions. An edge with a newer session stays connected.
+
+        Args:
+            ends: by edge, the name of the session that has ended and the wall time.
+        """
         c = t.edges.c
         this = (c.edge == bindparam("this")) & (c.session == bindparam("ended"))
         rows = [{"this": edge, "ended": name, "last_seen_ms": at_ms} for edge, (name, at_ms) in sorted(ends.items())]
@@ -140,11 +146,11 @@ class Edges:
             increment_version(connection)
 
     def all(self, known: Mapping[EdgeId, EdgeRecord] | None = None) -> list[EdgeRecord]:
-        """All edges that ever sent a Hello, by id.
+        """All edges that have ever sent a Hello, by id.
 
         Args:
-            known: records to use again, for those who need no progress: an edge that is not retired and whose streams
-                have not changed since is not read.
+            known: records to use again, for callers that do not need progress. An edge is not read if it is not
+                retired and its streams have not changed since.
         """
         with self._transactions.read() as connection:
             return select_changed(connection, known) if known else select_edges(connection)

@@ -238,7 +238,7 @@ class FrameIndex:
         queries stay: a catalog restored from a backup does not know their frames.
 
         Args:
-            queries: returns the keys of the queries of which a segment holds frames; called for unindexed segments.
+            queries: returns the keys of the queries that have frames in a segment; called for unindexed segments.
         """
         c = t.queries.c
         ended = select(c.name, c.version).where(c.deleted_at_ms.is_not(None))

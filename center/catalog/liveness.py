@@ -1,7 +1,7 @@
 """Liveness of a center's components: a row per process with its last heartbeat, for `/readyz` and the supervisor.
 
-Components may run in one process tree or on several machines, so liveness goes through what all of them reach: the
-catalog's database.
+Components may run in one process tree or on several machines. All of them reach the catalog's database, so the rows are
+there.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def component_status(component: Component, heartbeats: Iterable[ComponentHeartbe
     healthy = [h for h in working if not h.problem]
     standbys = sum(1 for h in fresh if h.role == "standby" and not h.problem)
     needed = max((h.needed for h in fresh), default=1)
-    # The newest ones: one that has died a moment ago has a heartbeat too.
+    # The newest heartbeats: a process that has died a moment ago has one, too.
     leader = ", ".join(sorted([h.instance for h in working if h.role == "leader"][:needed]))
     if len(healthy) >= needed:
         return ComponentStatus(component, True, "", healthy[0].address, len(fresh), leader, standbys)

@@ -22,7 +22,7 @@ from edgewater.wire import QueryRef
 log = logging.getLogger(__name__)
 
 MAX_QUERIES = 10_000
-"""Queries that are live, or were deleted less than `FORGET_AFTER_MS` ago, or have frames that are kept."""
+"""Queries that are live, or were deleted less than `FORGET_AFTER_MS` ago, or still have frames."""
 FORGET_AFTER_MS = 86_400_000
 """Time after which a deleted query may be forgotten: the job has dropped its state by then."""
 FORGOTTEN = "forgotten"
@@ -37,7 +37,7 @@ def live_refs(connection: Connection) -> set[QueryRef]:
 
 
 def live_queries(connection: Connection) -> list[RegisteredQuery]:
-    """Returns the queries that have not been deleted, without those that cannot be read here (`readable`)."""
+    """Returns the queries that have not been deleted, without queries that cannot be read here (`readable`)."""
     rows = connection.execute(select(t.queries).where(t.queries.c.deleted_at_ms.is_(None)))
     return [query for row in rows if (query := readable(row)) is not None]
 
@@ -45,7 +45,7 @@ def live_queries(connection: Connection) -> list[RegisteredQuery]:
 def forget_ended(connection: Connection, before_ms: int) -> None:
     """Deletes the rows of queries that were deleted before a time and have no frames left.
 
-    No later query gets a version of theirs, under any name: edges may still have frames of them.
+    No later query gets one of their versions, under any name: edges may still have frames of them.
     """
     c = t.queries.c
     has_frames = (
@@ -94,7 +94,7 @@ def query_from_row(row: Row[Any]) -> RegisteredQuery:
 
 @lru_cache(maxsize=MAX_QUERIES)
 def _read_spec(mapping: str) -> QuerySpec:
-    """Cached: parsing SQL takes a millisecond, and every process reads all queries whenever one changes."""
+    """Cached: parsing SQL takes a millisecond, and every process reads all queries after each change of one."""
     return QuerySpec.from_mapping(json.loads(mapping))
 
 

@@ -210,7 +210,7 @@ class SessionBatch:
         return [(min(edges - {edge}), served_streams(text)[0]) for text, edges in shapes if edges != {edge}]
 
     def _add_edge(self, start: SessionStart, row: Row[Any] | None) -> None:
-        """Adds the edge's row to those that are written; a new incarnation resets what heartbeats report."""
+        """Adds the edge's row to the rows to write. A new incarnation resets the values that heartbeats report."""
         streams = streams_to_json(start.streams)
         values: dict[str, Any] = {
             "incarnation": start.incarnation,

@@ -113,7 +113,7 @@ class Streams:
         with self._transactions.locked() as connection:
             row = t.stream_columns.c.stream == stream
             if connection.execute(delete(t.stream_columns).where(row)).rowcount == 0:
-                raise NotFound(f"nobody has declared columns of stream {stream}")
+                raise NotFound(f"no admin has declared columns of stream {stream}")
             increment_version(connection)
 
     def _require_not_configured(self, stream: str) -> None:

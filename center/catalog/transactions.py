@@ -12,7 +12,7 @@ from center.storage.database import read_transaction, write_transaction
 
 
 class Transactions:
-    """Opens transactions. Each method of a repository is one of them, and blocks: call it off the event loop.
+    """Opens transactions. Each method of a repository is one transaction, and blocks: call it off the event loop.
 
     Entering a transaction raises StorageError if the database cannot be used. An exception rolls the transaction back.
     """
@@ -42,7 +42,7 @@ def lock_catalog(connection: Connection) -> None:
 
 
 def increment_version(connection: Connection, counter: str = "catalog") -> None:
-    """Tells those who poll a version that it has changed: ``catalog`` or ``budgets``."""
+    """Increments a counter that other processes poll: ``catalog`` or ``budgets``."""
     connection.execute(update(t.counters).where(t.counters.c.name == counter).values(value=t.counters.c.value + 1))
 
 

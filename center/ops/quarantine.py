@@ -37,7 +37,9 @@ class Quarantine:
     def __init__(self, config: CenterConfig) -> None:
         url = make_url(config.catalog_url)
         if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
-            raise InvalidConfig("data_dir", str(config.data_dir), f"that of a center that has run, with {url.database}")
+            raise InvalidConfig(
+                "data_dir", str(config.data_dir), f"the directory of a center that has run, with {url.database}"
+            )
         self._audit = AuditLog(config.api.audit, now_ms, lambda: None, required=config.api.audit_required)
         self._catalog = Catalog(config.catalog_url)
         self._results_url, self._log_dir = config.results_url, config.log_dir
@@ -83,7 +85,7 @@ class Quarantine:
 
     @contextlib.contextmanager
     def _audited(self, action: str, target: str) -> Iterator[None]:
-        """Records a change and its outcome, by whoever runs this process. Raises StorageError as `AuditLog.begin`."""
+        """Records a change by the user of this process, and its outcome. Raises StorageError as `AuditLog.begin`."""
         entry = {"principal": f"cli:{_user()}", "remote": None, "action": action, "target": target[:200]}
         self._audit.begin({**entry, "status": None, "request": None})
         outcome = "failed"

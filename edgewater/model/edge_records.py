@@ -160,7 +160,7 @@ class QueryDelayRecord:
 
     Attributes:
         mean_ms: mean delay of the watermark that sweeps a window, from the window's end; 0: unknown.
-        latest_ms: the delay that 95 % of them do not exceed; 0: unknown.
+        latest_ms: the delay that 95 % of the watermarks do not exceed; 0: unknown.
         queued_ms: estimated processing time of the queued records.
         late_ms: time since the arrival of the first watermark that the query has not processed; 0: there is none.
         refused: number of values outside the range that an edge can report; they count as 0.
