@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from center.catalog import Catalog, IndexOutcome, SessionStart
+from center.catalog import Catalog, IndexOutcome, SessionStart, SetAside
 from center.catalog.query_rows import _log_once, _read_spec
 from center.config import ColumnEntry
 from center.storage.frame_log import FrameLocation
@@ -425,3 +425,32 @@ def test_hellos_of_one_transaction_see_each_other_and_each_has_its_outcome(catal
     unchanged = catalog.version()
     catalog.edges.begin_sessions([start("jfk", float64), start("pdx", float64)])
     assert catalog.version() == unchanged
+
+
+def test_the_job_ends_a_pause_and_only_an_operator_ends_a_quarantine(catalog: Catalog) -> None:
+    paused, quarantined = (catalog.queries.register(spec(name), 1)[0].ref for name in ("a", "b"))
+    catalog.quarantine.set_query_aside(paused, SetAside.PAUSED, "no common schema", 5)
+    catalog.quarantine.set_query_aside(quarantined, SetAside.QUARANTINED, "the job died", 6)
+    listed = catalog.quarantine.queries()
+    assert [(q.state, q.deaths, q.since_ms) for q in listed.values()] == [("paused", 0, 5), ("quarantined", 0, 6)]
+    assert sorted(a.kind for a in catalog.alarms.latest()) == ["query-paused", "query-quarantined"]
+    catalog.quarantine.end_pauses(list(listed))
+    assert list(catalog.quarantine.queries()) == [quarantined]
+    with pytest.raises(NotFound):
+        catalog.quarantine.retry_query("a")
+    catalog.quarantine.retry_query("b")
+    assert catalog.quarantine.queries() == {}
+
+
+def test_a_registration_says_whether_it_created_the_query_and_asks_before_it_does(catalog: Catalog) -> None:
+    asked: list[str] = []
+    first, created = catalog.queries.register(spec(), 1, before_new=lambda: asked.append("new"))
+    again, created_again = catalog.queries.register(spec(), 2, before_new=lambda: asked.append("again"))
+    assert (created, created_again, again, asked) == (True, False, first, ["new"])
+
+    def refuse() -> None:
+        raise NotFound("not now")
+
+    with pytest.raises(NotFound):
+        catalog.queries.register(spec("other"), 3, before_new=refuse)
+    assert [q.ref.name for q in catalog.queries.all()] == ["miles"]
