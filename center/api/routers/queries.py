@@ -183,6 +183,7 @@ def read_spec(read: Callable[[], QuerySpec]) -> QuerySpec:
 
 def _register(center: Services, spec: QuerySpec, replaces: bool, caller: Principal) -> Response:
     def spend() -> None:
+        # Within the transaction, so that registering an equal query again costs nothing and reads the catalog once.
         from_thread.run(center.rates.spend, caller, "registrations")
 
     query, created = center.catalog.queries.register(
