@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from sqlalchemy.engine import make_url
 
 from center.sinks import Position, SinkContext, SinkRunner, SinkStore, read_definition
 from center.sinks.definitions import SinkDefinition
 from edgewater.model.errors import InvalidConfig
+from edgewater.model.streams import EdgeId
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.postgres import PostgresServer
 
@@ -209,6 +211,64 @@ def test_a_restarted_server_costs_a_pause_and_no_row(
     assert warehouse.rows() == warehouse.truth() and not warehouse.store.status("warehouse").problem
 
 
+def test_a_sink_that_fails_is_an_alarm_and_readyz_names_it_to_those_who_may_read_all(
+    desk: Desk, warehouse: Warehouse, postgres: PostgresServer
+) -> None:
+    app = desk.app(token="x", principals={"reader": {"token": "r", "queries": ["flights"]}})
+
+    def readyz(token: str) -> dict[str, Any]:
+        reply = desk.get("/readyz", app=app, headers={"Authorization": f"Bearer {token}"})
+        return dict(reply.json()["sinks"])
+
+    warehouse.catch_up()
+    assert readyz("x") == {}
+    postgres.kill()
+    desk.connect("jfk")
+    desk.report(desk.register(), "jfk", T0, {"UA": 3})
+    warehouse.runner.step()
+    assert [a.kind for a in desk.catalog.alarms()] == [], "a connection that was lost once"
+    warehouse.runner.step()
+    (alarm,) = desk.catalog.alarms()
+    assert alarm.kind == "sink-failing" and "warehouse" in alarm.message and "PostgreSQL" in alarm.message
+    assert "PostgreSQL" in readyz("x")["warehouse"] and readyz("r") == {}
+    postgres.start()
+    warehouse.runner.step()
+    warehouse.catch_up()
+    assert readyz("x") == {}
+    warehouse.runner.stop()
+    assert "no process" in readyz("x")["warehouse"]
+    warehouse.store.pause("warehouse", True)
+    assert readyz("x") == {}
+
+
+def test_a_sink_that_is_deleted_while_it_runs_does_not_come_back(desk: Desk, warehouse: Warehouse) -> None:
+    warehouse.store.define("warehouse", {**warehouse.document, "url": {"env": "URL"}})
+    runner = SinkRunner(
+        warehouse.definition(), desk.catalog, desk.results, warehouse.store, owner="host:1",
+        now_ms=lambda: desk.now, is_stored=True,
+    )  # fmt: skip
+    runner.step()
+    assert warehouse.store.status("warehouse").owner == "host:1"
+    warehouse.store.remove("warehouse")
+    for _ in range(3):
+        desk.now += 60_000
+        assert runner.step() > 0
+    assert warehouse.store.statuses() == []
+
+
+def test_a_page_ends_where_its_data_are_large(desk: Desk) -> None:
+    desk.connect("jfk")
+    query = desk.register(lateness="9h")
+    for hour in (0, 1, 2):
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 3})
+    whole = desk.results.changes_after(0, 99).records
+    assert [r.answer_id for r in whole] == [1, 2, 3]
+    sizes = [len(r.synopsis or b"") for r in whole]
+    for most, ids in ((1, [1]), (sizes[0], [1]), (sizes[0] + 1, [1, 2]), (sum(sizes), [1, 2, 3]), (1 << 30, [1, 2, 3])):
+        assert [r.answer_id for r in desk.results.changes_after(0, 99, max_bytes=most).records] == ids
+    assert desk.results.changes_after(3, 99, max_bytes=1).records == []
+
+
 def test_odd_names_values_and_types_arrive(desk: Desk, warehouse: Warehouse) -> None:
     long = "m" * 63
     desk.connect("jfk")
@@ -260,6 +320,7 @@ def test_a_table_that_was_altered_by_hand_is_named_and_its_repair_is_enough(desk
     warehouse.runner = warehouse.new_runner()
     assert warehouse.runner.step() > 0
     assert table in warehouse.runner.problem and "column n is of type text" in warehouse.runner.problem
+    warehouse.ask("DROP VIEW flights")
     warehouse.ask(f"ALTER TABLE {table} ALTER COLUMN n TYPE bigint USING n::bigint")
     warehouse.runner.step()
     warehouse.catch_up()
@@ -306,6 +367,128 @@ def test_answers_that_were_deleted_before_the_sink_had_them_are_a_stated_gap(des
     warehouse.catch_up()
     assert warehouse.store.status("warehouse").gap == (kept + 1, first)
     assert warehouse.store.lowest_answer() == first
+
+
+def test_a_query_without_an_edge_gets_the_types_of_its_first_answer(desk: Desk, warehouse: Warehouse) -> None:
+    query = desk.register(group_by=["distance"], measures={"n": "count()", "miles": "sum(distance)"})
+    warehouse.catch_up()
+    warehouse.ask("CREATE ROLE bi_reader_" + warehouse.schema)
+    warehouse.ask(f"GRANT SELECT ON flights TO bi_reader_{warehouse.schema}")
+    desk.connect("jfk")
+    desk.ship(query, "jfk", T0, {"distance": pa.array([1 << 60, 100, 100])})
+    warehouse.catch_up()
+    kinds = warehouse.ask(
+        "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = %s"
+        " AND table_name = 'flights' AND column_name IN ('distance', 'n', 'miles')",
+        warehouse.schema,
+    )
+    assert dict(kinds) == {"distance": "bigint", "n": "bigint", "miles": "bigint"}
+    assert sorted(warehouse.ask("SELECT distance, n, miles FROM flights")) == [(100, 2, 200), (1 << 60, 1, 1 << 60)]
+    role = f"bi_reader_{warehouse.schema}"
+    assert warehouse.ask("SELECT has_table_privilege(%s, 'flights', 'SELECT')", role) == [(True,)]
+    desk.catalog.retire(EdgeId("jfk"))
+    warehouse.runner.stop()
+    warehouse.runner = warehouse.new_runner()
+    warehouse.catch_up()
+    assert sorted(warehouse.ask("SELECT distance, n FROM flights")) == [(100, 2), (1 << 60, 1)]
+
+
+def test_names_of_queries_and_columns_that_the_sink_uses_itself_do_not_clash(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    measures = {"window_start": "count()", "version": "sum(distance)", "phase": "max(distance)"}
+    flights = desk.register(measures=measures)
+    twins = [f"flights_v{flights.ref.version}", f"flights_v{flights.ref.version}_", "edgewater_windows"]
+    twins.append("q_edgewater_windows")
+    queries = [flights, *(desk.register(name=name, measures=measures) for name in twins)]
+    for count, query in enumerate(queries, 1):
+        desk.report(query, "jfk", T0, {"UA": count})
+    warehouse.catch_up()
+    desk.report(flights, "jfk", T0 + HOUR, {"UA": 1})
+    warehouse.catch_up()
+    warehouse.store.replay("warehouse", 0)
+    warehouse.catch_up()
+    v = f"flights_v{flights.ref.version}"
+    views = ["flights", f"{v}_", f"{v}__", "q_edgewater_windows", "q_q_edgewater_windows"]
+    for count, (view, query) in enumerate(zip(views, queries, strict=True), 1):
+        rows = warehouse.ask(f"SELECT answer_window_start, window_start, version_, phase, version FROM {view}")
+        expected = [(datetime(2013, 1, 1, tzinfo=UTC), count, 100 * count, 100, query.ref.version)]
+        assert [row for row in sorted(rows) if row[0].hour == 0] == expected, view
+
+
+def test_lists_of_texts_with_nul_and_backslashes_arrive(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    query = desk.register(group_by=[], measures={"top": "top_k(carrier, 3)"})
+    desk.ship(query, "jfk", T0, {"carrier": pa.array(["a\0\0b", "a\0\0b", "c\\u0000", "c\\u0000", "c\\u0000"])})
+    warehouse.catch_up()
+    (top,) = warehouse.ask('SELECT "top.top" FROM flights')[0]
+    assert [item["item"] for item in top] == ["c\\u0000", "a\ufffd\ufffdb"]
+
+
+def test_a_query_that_is_registered_and_answered_between_two_looks_is_not_left_out(
+    desk: Desk, warehouse: Warehouse
+) -> None:
+    desk.connect("jfk")
+    desk.report(desk.register(), "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    newer = desk.register(name="newer")
+    desk.report(newer, "jfk", T0, {"AA": 2})
+    while warehouse.runner.step() == 0:  # the clock stands
+        pass
+    assert warehouse.rows("newer") == warehouse.truth("newer") and len(warehouse.rows("newer")) == 1
+
+
+def test_a_gap_is_stated_if_answers_are_deleted_just_before_they_are_read(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    query = desk.register(lateness="0s")
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    first = desk.results.last_answer_id() + 1
+    for hour in (1, 2):
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
+    last = desk.results.last_answer_id()
+    assert desk.results.trim(desk.now + 1) > 0
+    desk.report(query, "jfk", T0 + 3 * HOUR, {"UA": 1})
+    while warehouse.runner.step() == 0:  # the clock stands: no report before the page is read
+        pass
+    assert warehouse.store.status("warehouse").gap == (first, last)
+    kinds = [(a.kind, a.message) for a in desk.catalog.alarms()]
+    assert [kind for kind, _ in kinds] == ["sink-gap"] and f"{first} to {last}" in kinds[0][1]
+
+
+def test_views_of_a_user_on_the_view_stay_when_a_version_is_added(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    query = desk.register()
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    warehouse.ask("CREATE VIEW of_user AS SELECT carrier, n FROM flights")
+    desk.catalog.delete("flights", desk.now)
+    newer = desk.register(measures={"far": "max(distance)", "n": "count()"})
+    desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
+    warehouse.catch_up()
+    assert sorted(warehouse.ask("SELECT * FROM of_user")) == [("AA", 2), ("UA", 3)]
+
+
+def test_versions_whose_types_differ_have_the_wider_type_in_the_view_and_its_grants_stay(
+    desk: Desk, warehouse: Warehouse
+) -> None:
+    desk.connect("jfk")
+    query = desk.register()
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    role = f"reader_{warehouse.schema}"
+    warehouse.ask(f"CREATE ROLE {role}")
+    warehouse.ask(f"GRANT SELECT ON flights TO {role} WITH GRANT OPTION")
+    warehouse.ask("GRANT SELECT ON flights TO PUBLIC")
+    desk.catalog.delete("flights", desk.now)
+    newer = desk.register(measures={"n": "count()", "miles": "mean(distance)"})
+    desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
+    warehouse.catch_up()
+    assert warehouse.ask("SELECT carrier, miles, pg_typeof(miles)::text FROM flights ORDER BY version") == [
+        ("UA", 300.0, "double precision"),
+        ("AA", 100.0, "double precision"),
+    ]
+    grants = warehouse.ask("SELECT relacl::text FROM pg_class WHERE oid = 'flights'::regclass")[0][0]
+    assert f"{role}=r*/" in grants and ("{=r/" in grants or ",=r/" in grants)
 
 
 @pytest.mark.parametrize(
