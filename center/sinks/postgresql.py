@@ -118,6 +118,18 @@ class PostgresSink:
                     by_query.setdefault(answer.query, []).append(answer)
             for ref, group in by_query.items():
                 self._tables[ref].replace_windows(cursor, group)
+            # Sessions that were merged into others are no answers any more.
+            gone = [
+                (a.query.name, a.query.version, rfc3339(a.window_start_ms))
+                for a in answers
+                if a.window_end_ms <= a.window_start_ms
+            ]
+            if gone:
+                cursor.executemany(
+                    f"DELETE FROM {WINDOWS} WHERE query = %s AND version = %s AND window_start = %s::timestamptz"
+                    " AND window_end <= window_start",
+                    gone,
+                )
 
     def close(self) -> None:
         """See `Sink`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy.engine import make_url
 
-from center.sinks import Position, SinkContext, SinkRunner, SinkStore, read_definition
+from center.sinks import Position, SinkContext, SinkQuery, SinkRunner, SinkStore, read_definition, testing
 from center.sinks.definitions import SinkDefinition
 from edgewater.model.errors import InvalidConfig
 from edgewater.model.streams import EdgeId
@@ -289,6 +290,18 @@ def test_odd_names_values_and_types_arrive(desk: Desk, warehouse: Warehouse) -> 
     )]  # fmt: skip
     assert sum(name.startswith("mmmm") for name in columns) == 3 and all(len(name) <= 63 for name in columns)
     assert "q_0.99_upper" in columns
+
+
+def test_a_session_that_was_merged_into_another_leaves_nothing(warehouse: Warehouse) -> None:
+    sink = warehouse.definition().make(SinkContext("kit"))
+    sink.open([SinkQuery(testing.REF, testing.QUERY, testing.SCHEMA)])
+    sink.write([testing.answer(1, 0, {"a": 1}), testing.answer(2, HOUR, {"a": 2})], Position(2))
+    merged = replace(testing.answer(3, HOUR, {}, revision=2), window_end_ms=HOUR)
+    for _ in range(2):  # as after a kill
+        sink.write([merged, testing.answer(4, 0, {"a": 3}, revision=2)], Position(4))
+        assert warehouse.ask("SELECT extract(epoch FROM window_start)::int, n FROM kit") == [(0, 3)]
+        assert warehouse.ask("SELECT extract(epoch FROM window_start)::int FROM edgewater_windows") == [(0,)]
+    sink.close()
 
 
 def test_a_new_version_gets_a_table_and_the_view_has_both(desk: Desk, warehouse: Warehouse) -> None:
