@@ -488,7 +488,7 @@ def _quoted(name: str) -> str:
 
 @contextlib.contextmanager
 def _stated() -> Iterator[None]:
-    """Turns errors of the database into StorageError. libpq's messages have no password."""
+    """Turns errors of the database into StorageError. Their messages have no password of a URL that was accepted."""
     try:
         yield
     except psycopg.Error as exc:

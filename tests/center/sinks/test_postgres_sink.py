@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from center.sinks import Position, SinkContext, SinkQuery, SinkRunner, SinkStore, read_definition, testing
-from center.sinks.definitions import SinkDefinition
+from center.sinks.definitions import SinkDefinition, read_definitions
 from edgewater.model.errors import InvalidConfig
 from edgewater.model.streams import EdgeId
 from tests.center.api.conftest import HOUR, T0, Desk
@@ -519,7 +519,10 @@ def test_versions_whose_types_differ_have_the_wider_type_in_the_view_and_its_gra
     [
         ({"kind": "postgresql"}, "sinks.warehouse.kind"),
         ({"url": {"env": "NOT_SET_ANYWHERE"}}, "sinks.warehouse.url"),
-        ({"url": "mysql:host=x y"}, "url"),
+        ({"url": "mysql:host=top-secret y"}, "sinks.warehouse.url"),
+        ({"url": "postgres//user:top-secret@host/db"}, "sinks.warehouse.url"),
+        ({"url": "postgresql://user:p@top-secret@host/db"}, "sinks.warehouse.url"),
+        ({"url": "postgresql://user:top-secret/x@host/db"}, "sinks.warehouse.url"),
         ({"queries": []}, "sinks.warehouse.queries"),
         ({"scheme": "x"}, "sinks.warehouse.scheme"),
         ({"min_phase": "late"}, "sinks.warehouse.min_phase"),
@@ -528,7 +531,7 @@ def test_versions_whose_types_differ_have_the_wider_type_in_the_view_and_its_gra
 def test_a_wrong_definition_is_refused_with_its_key_and_without_its_secret(changes: dict[str, Any], field: str) -> None:
     document = {"kind": "postgres", "url": "postgresql://user:top-secret@host/db", **changes}
     with pytest.raises(InvalidConfig) as refused:
-        read_definition("warehouse", document).make(SinkContext("warehouse"))
+        read_definitions({"warehouse": document})
     assert refused.value.field == field and "top-secret" not in refused.value.message
 
 
