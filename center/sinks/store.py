@@ -208,6 +208,15 @@ class SinkStore:
             connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
             return int(row.epoch) + 1
 
+    def state_problem(self, name: str, problem: str, now_ms: int) -> None:
+        """Stores why a process cannot build a sink; nothing if another process runs it."""
+        c = sinks.c
+        changed = case((c.problem == problem, c.problem_since_ms), else_=now_ms)
+        with write_transaction(self._engine) as connection:
+            idle = (c.name == name) & ((c.owner == "") | (c.until_ms < now_ms))
+            values = {"problem": problem[:MAX_PROBLEM], "problem_since_ms": changed}
+            connection.execute(update(sinks).where(idle).values(**values))
+
     def report(
         self,
         name: str,
@@ -261,17 +270,6 @@ class SinkStore:
                 }
             connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
             return _status(_row(connection, name))
-
-    def refuse(self, name: str, problem: str, now_ms: int) -> None:
-        """States why no process can run a sink with its definition. Does nothing if one runs it."""
-        c = sinks.c
-        values = {
-            "problem": problem[:MAX_PROBLEM],
-            "problem_since_ms": case((c.problem_since_ms > 0, c.problem_since_ms), else_=now_ms),
-        }
-        idle = (c.name == name) & ((c.owner == "") | (c.until_ms <= now_ms)) & (c.problem != problem[:MAX_PROBLEM])
-        with write_transaction(self._engine) as connection:
-            connection.execute(update(sinks).where(idle).values(**values))
 
     def memory(self, name: str, epoch: int) -> SinkMemory:
         """Returns the memory of a sink for the process that has taken it under an epoch."""
