@@ -545,3 +545,6 @@ class Readiness(BaseModel):
     suspended: list[str] = Field(
         default=[], description="Keys of queries that are set aside, because the job died of them; the others go on."
     )
+    sinks: dict[str, str] = Field(
+        default={}, description="Sinks that write nothing, and why. They make the center not unready."
+    )

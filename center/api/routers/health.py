@@ -10,6 +10,7 @@ from center.api.access import OPEN, READS_ALL
 from center.api.models import ComponentReadiness, Readiness
 from center.api.services import Center, Services
 from center.catalog import COMPONENTS, component_status, query_key
+from center.sinks import SinkStatus
 from edgewater.model.errors import EdgewaterError, StorageError
 from edgewater.runtime.health import metrics_response
 
@@ -30,7 +31,7 @@ async def livez() -> dict[str, bool]:
 )
 async def readyz(request: Request, center: Center) -> Response:
     """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway. A query
-    that is set aside (`suspended`) makes the center not unready: the others are answered.
+    that is set aside (`suspended`) makes the center not unready: the others are answered. Nor does a sink that fails.
 
     Where credentials are needed, reasons and addresses are for callers with the role reader on all queries.
     """
@@ -68,9 +69,10 @@ def missing_components(center: Services) -> list[str]:
 
 
 def _readiness(center: Services) -> Readiness:
-    missing = []
+    missing, sinks = [], list[SinkStatus]()
     try:
         center.results.last_answer_id()
+        sinks = center.sinks.statuses()
     except StorageError as exc:
         missing.append(f"results: {exc.message}")
     try:
@@ -95,7 +97,8 @@ def _readiness(center: Services) -> Readiness:
         suspended = [query_key(ref) for ref in center.catalog.suspended_queries()]
     except StorageError as exc:
         missing, suspended = [*missing, f"catalog: {exc.message}"], []
-    return Readiness(ready=not missing, missing=missing, components=components, suspended=suspended)
+    troubles = {sink.name: reason for sink in sinks if (reason := sink.trouble(now_ms))}
+    return Readiness(ready=not missing, missing=missing, components=components, suspended=suspended, sinks=troubles)
 
 
 @router.get("/metrics", dependencies=[READS_ALL], summary="Metrics in Prometheus' text format", response_class=Response)
