@@ -242,7 +242,7 @@ class Agent:
             "queries": ("Number of queries.", len(core.queries)),
             "limited_queries": (
                 "Queries of which open windows take no more records, for lack of memory.",
-                sum(bool(p.full) for p in core.queries.values()),
+                sum(bool(p.store.full) for p in core.queries.values()),
             ),
             "cumulative_series": (
                 "Cumulative series whose last point is remembered.",

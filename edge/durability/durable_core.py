@@ -388,7 +388,7 @@ class DurableCore:
             return
         if ran is None or not all(ref in self._sizes and ref in core.queries for ref in ran):
             self._sizes = {ref: pipeline.nbytes for ref, pipeline in core.queries.items()}
-            self._suspends = any(pipeline.full.suspended for pipeline in core.queries.values())
+            self._suspends = any(pipeline.store.full.suspended for pipeline in core.queries.values())
         else:
             self._sizes |= {ref: core.queries[ref].nbytes for ref in ran}
         if not self._suspends and sum(self._sizes.values()) <= limits.query_bytes:

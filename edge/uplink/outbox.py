@@ -161,9 +161,11 @@ class UplinkOutbox:
             plain_bytes_s = self.bandwidth_bytes_s / self._packed_fraction
             processing_ms = self.processing_ms
             least_bytes_s = 0.0 if self._is_known else self._least_bytes_s / self._packed_fraction
-            due = self._durable.core.next_pull_ms(plain_bytes_s, now, self.path_delay_ms, processing_ms, least_bytes_s)
+            due = self._durable.core.pulls.next_pull_ms(
+                plain_bytes_s, now, self.path_delay_ms, processing_ms, least_bytes_s
+            )
             if due is not None and due <= now:
-                drain_windows = self._durable.core.drain_windows(plain_bytes_s, now)
+                drain_windows = self._durable.core.pulls.drain_windows(plain_bytes_s, now)
                 pull = PullEvent(
                     capacity_bytes,
                     drain_windows,
@@ -235,7 +237,9 @@ class UplinkOutbox:
         pipeline = self._durable.core.queries.get(update.query)
         if pipeline is None:
             return
-        if update.version > pipeline.schedule.version or (update.version == 0 and update.shares != pipeline.shares):
+        if update.version > pipeline.store.schedule.version or (
+            update.version == 0 and update.shares != pipeline.store.shares
+        ):
             self._durable.handle(BudgetSet(update.query, dict(update.shares), update.version, update.from_ms))
             self.changed.set()
         self._processing_delay_ms[update.query] = update.processing_delay_ms
@@ -277,15 +281,15 @@ class UplinkOutbox:
 
     def _budget_report(self, pipeline: QueryPipeline) -> pb.BudgetReport:
         meter = self._drifts.setdefault(pipeline.ref, DriftRates(pipeline.spec.window.longest_ms))
-        meter.update(pipeline.drift, pipeline.progress.through_ms)
-        applied = pipeline.schedule.last
+        meter.update(pipeline.shipper.drift, pipeline.through_ms)
+        applied = pipeline.store.schedule.last
         return pb.BudgetReport(
             query=pipeline.ref.name,
             query_version=pipeline.ref.version,
-            version=pipeline.schedule.version,
+            version=pipeline.store.schedule.version,
             shares=applied.shares,
             from_ms=applied.from_ms,
-            update_bytes=pipeline.progress.entry_bytes * self._packed_fraction,
+            update_bytes=pipeline.shipper.entry_bytes * self._packed_fraction,
             drift_per_s=meter.per_s,
         )
 

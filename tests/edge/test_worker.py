@@ -98,7 +98,7 @@ class Shop:
         asyncio.run(run())
 
     def counted(self, name: str) -> int:
-        return sum(slice_.observed for slice_ in self.core.queries[QueryRef(name, 1)].slices.values())
+        return sum(slice_.observed for slice_ in self.core.queries[QueryRef(name, 1)].store.slices.values())
 
     def learn(self) -> None:
         """The worker measures what the queries cost."""

@@ -239,4 +239,4 @@ def test_a_backfill_ends_with_a_source_that_is_no_longer_configured(tmp_path: Pa
     world.backfill(query[0], "b", 50)
     assert not world.edge.backfills
     pipeline = world.edge.core.queries[query[0]]
-    assert sum(loss.records or 0 for loss in pipeline.losses if loss.source == "a") == 30
+    assert sum(loss.records or 0 for loss in pipeline.store.losses.unsent if loss.source == "a") == 30

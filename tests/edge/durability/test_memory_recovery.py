@@ -60,7 +60,7 @@ def test_a_recovery_gives_the_identical_state_under_other_limits_too(tmp_path: P
     script(world, 29)
     world.edge.sync()
     assert world.edge.losses == {"flights/query-memory": world.edge.losses["flights/query-memory"]}
-    assert world.edge.core.queries[QUERIES[0][0]].full.floor_ms > 0, "late records of finished slices are refused"
+    assert world.edge.core.queries[QUERIES[0][0]].store.full.floor_ms > 0, "late records of finished slices are refused"
     again = World(tmp_path, DATA, Center())
     assert again.edge.core.to_state() == world.edge.core.to_state()
     assert again.edge.losses == world.edge.losses and again.edge.drops == world.edge.drops

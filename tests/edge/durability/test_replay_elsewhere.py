@@ -275,7 +275,7 @@ class KindWorld(World):
             now_ms = int(np.max(records.column(TIME_COLUMN).to_numpy())) + 150
             self.edge.ingest_range(Ingested("flights", "file", records, now_ms), {"row": start}, {"row": end})
             for _ in range(4):
-                drain_windows = self.edge.core.drain_windows(500.0, now_ms)
+                drain_windows = self.edge.core.pulls.drain_windows(500.0, now_ms)
                 self.edge.handle(PullEvent(90, drain_windows, 500.0, 20))
         self.edge.handle(Acked(2 * self.edge.core.next_seq // 3))
         return self.edge.core.next_seq - 1
