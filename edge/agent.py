@@ -215,13 +215,13 @@ class Agent:
         """Returns how each entry of ``sources`` stands."""
         streams = self.durable.core.streams
         return self.states.statuses(
-            self._failures(), self.durable.positions, lambda source: streams[source.stream].is_open(source.name)
+            self._failures(), self.durable.state.positions, lambda source: streams[source.stream].is_open(source.name)
         )
 
     def _endpoint(self) -> PushEndpoint:
         return push_endpoint(
-            self.config, self.accept, self.unavailable, now_ms,
-            self.meter.busy, self.meter.on_refused, self._count_refused, self.durable.series_of, self._count_skipped,
+            self.config, self.accept, self.unavailable, now_ms, self.meter.busy, self.meter.on_refused,
+            self._count_refused, self.durable.state.series_of, self._count_skipped,
             package_receivers(self.config, now_ms),
         )  # fmt: skip
 
@@ -246,7 +246,7 @@ class Agent:
             ),
             "cumulative_series": (
                 "Cumulative series whose last point is remembered.",
-                sum(map(len, self.durable.series.values())),
+                sum(map(len, self.durable.state.series.values())),
             ),
             "retired": ("1 once the center has retired this edge.", float(self.uplink.retired.is_set())),
             "backfill_records": (
@@ -316,9 +316,9 @@ class Agent:
         if self.uplink.retired.is_set():
             raise Retired(RETIRED)
         arrival_ms, durable = now_ms(), self.durable
-        counted = None if chunk.push is None else durable.pushes.records_of(chunk.push, arrival_ms)
+        counted = None if chunk.push is None else durable.state.pushes.records_of(chunk.push, arrival_ms)
         if counted is not None:
-            durable.pushes.repeated += 1
+            durable.state.pushes.repeated += 1
             await self.commit.durable()  # the batch's first push may still wait for the journal
             return counted
         if stream in self.lookups:
@@ -406,7 +406,7 @@ class Agent:
         log.info("source %s of stream %s has ended", source.name, source.stream)
 
     async def _read_until_end(self, source: Source) -> None:
-        async for chunk in _contained(source.chunks(self.durable.positions.get(source.name))):
+        async for chunk in _contained(source.chunks(self.durable.state.positions.get(source.name))):
             self._end_failure(source.name)
             self.tap.offer(source.stream, chunk)
             self.states.count(source.name, chunk)
@@ -495,7 +495,7 @@ class Agent:
         while sources:
             found = []
             for source in sources:
-                if (position := self.durable.positions.get(source.name)) is not None:
+                if (position := self.durable.state.positions.get(source.name)) is not None:
                     most = MAX_FINGERPRINTS // len(sources)
                     fingerprints = await asyncio.to_thread(source.fingerprints, position, most)
                     found += [Input(source.stream, source.name, fingerprints)] if fingerprints else []

@@ -55,12 +55,12 @@ class EdgeCollector:
         yield records
         yield watermark
         durable = self._durable
-        yield _counter("dropped_records", "Records not counted in a query, by reason.", ["reason"], durable.drops)
+        yield _counter("dropped_records", "Records not counted in a query, by reason.", ["reason"], durable.state.drops)
         yield _counter(
             "function_failures",
             "Failed calls of user-defined functions in queries; their value is null.",
             ["function"],
-            durable.function_failures,
+            durable.state.function_failures,
         )
         yield from self._source_metrics()
         yield _counter(
@@ -78,9 +78,9 @@ class EdgeCollector:
         yield CounterMetricFamily(
             "edgewater_edge_repeated_pushes",
             "Pushed batches that had been counted before, and were not counted again.",
-            durable.pushes.repeated,
+            durable.state.pushes.repeated,
         )
-        losses = {tuple(kind.split("/", 1)): count for kind, count in durable.losses.items()}
+        losses = {tuple(kind.split("/", 1)): count for kind, count in durable.state.losses.items()}
         yield _counter("input_losses", "Stated losses of input, by reason.", ["stream", "reason"], losses)
         yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", core.next_seq - 1)
         yield _counter(

@@ -208,7 +208,7 @@ class UplinkOutbox:
                 await self.changed.wait()
 
     def on_welcome(self, acked_through: int | None) -> None:
-        self._recovered, self._durable.is_damaged = None, False
+        self._recovered, self._durable.state.is_damaged = None, False
         # Another center may have taken over, and an older one reports no costs.
         self._costs_ms.clear()
         self._sent_delays.clear()
@@ -326,8 +326,8 @@ class UplinkOutbox:
             oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq,
             next_seq=core.next_seq,
             sent_at_ms=self._now_ms(),
-            runs=self._durable.runs,
-            durable_records={} if self._durable.is_damaged else self._comparable_records,
+            runs=self._durable.state.runs,
+            durable_records={} if self._durable.state.is_damaged else self._comparable_records,
             frames=[pb.FrameDigest(seq=f.seq, crc32c=f.crc32c) for f in islice(core.unacked, MAX_DIGESTS)],
         )
 
@@ -380,7 +380,7 @@ class UplinkOutbox:
             backlog_bytes=core.unacked_bytes,
             bandwidth_bytes_s=_rounded(self.bandwidth_bytes_s),
             rtt_ms=_rounded(self.rtt_ms),
-            drops=self._durable.drops,
+            drops=self._durable.state.drops,
             sent_at_ms=self._now_ms(),
             busy_share=_rounded(self._busy_share()),
             scheduling=self._scheduling(),

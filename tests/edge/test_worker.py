@@ -12,7 +12,7 @@ import pytest
 
 from edge.core import Configured, EdgeCore, Ingested, Ran, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, journal
-from edge.durability.durable_core import RAN_TOGETHER
+from edge.durability.event_records import RAN
 from edge.records import COALESCE_S, Chunk
 from edge.sources.pacing import paced
 from edge.worker import BLOCK_MS, FRAME_TURNS, LONGEST_WAIT_S, MOST_WAITING, OFF, PIECE_MS, READ_EVERY_MS, Worker
@@ -117,7 +117,7 @@ def test_an_edge_that_keeps_up_queues_nothing(tmp_path: Path) -> None:
     assert not any(p.queue for p in shop.core.queries.values())
     shop.durable.sync()
     (path,) = tmp_path.glob("journal-*.log")
-    assert RAN_TOGETHER not in {record.kind for record in journal.scan(path.read_bytes()).records}
+    assert RAN not in {record.kind for record in journal.scan(path.read_bytes()).records}
 
 
 def test_a_long_batch_is_processed_in_pieces(tmp_path: Path) -> None:

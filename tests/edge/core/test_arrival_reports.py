@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from edge.core import (
 )
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings
 from edge.durability import DurableCore
-from edge.durability.durable_core import _decode_plain, _encode
+from edge.durability.event_records import decode_event, encode_event
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.model.accuracy import MAX_GROUPS, report_schedule
 from edgewater.model.query import QuerySpec
@@ -394,8 +393,7 @@ def test_each_part_of_a_split_report_has_the_sampling_reason() -> None:
 @pytest.mark.parametrize("reason", SamplingReason)
 def test_a_sampling_rate_is_read_from_the_journal_with_its_reason(reason: SamplingReason) -> None:
     event = SamplingSet(REF, 0.5, 3.0, reason)
-    record = _encode(event)
-    assert _decode_plain(record.kind, json.loads(record.payload)) == event
+    assert decode_event(encode_event(event)) == event
 
 
 def test_an_unknown_reason_is_read_as_none() -> None:

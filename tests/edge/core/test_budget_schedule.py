@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from edge.core import (
     StreamSpec,
 )
 from edge.core.budget_schedule import MAX_STEPS
-from edge.durability.durable_core import _decode_plain, _encode
+from edge.durability.event_records import decode_event, encode_event
 from edge.uplink import PathDelay
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
@@ -108,8 +107,7 @@ def test_shares_survive_a_checkpoint_and_the_journal() -> None:
     again.restore(edge.to_state())
     assert again.queries[REF].store.schedule == edge.queries[REF].store.schedule
     event = BudgetSet(REF, {"s": 10.0}, 2, 7_000)
-    record = _encode(event)
-    assert _decode_plain(record.kind, json.loads(record.payload)) == event
+    assert decode_event(encode_event(event)) == event
 
 
 @given(

@@ -102,7 +102,7 @@ def test_nothing_is_lost_if_nothing_was_left_to_send(tmp_path: Path) -> None:
     recovered = forgetful(range(300))(tmp_path, DATA, center)
     recovered.finish()
     assert check(center) == []
-    assert recovered.edge.losses == {"flights/file-gone": 8}, "the operator sees it"
+    assert recovered.edge.state.losses == {"flights/file-gone": 8}, "the operator sees it"
 
 
 def test_counters_of_shipped_records_are_kept_without_the_records(tmp_path: Path) -> None:

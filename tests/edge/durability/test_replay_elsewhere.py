@@ -28,8 +28,7 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
-from edge.durability import DurableCore
-from edge.durability import durable_core as durable
+from edge.durability import DurableCore, recovery
 from edge.records import Position
 from edgewater.model import expressions
 from edgewater.model.errors import StorageError
@@ -343,8 +342,8 @@ def test_values_with_another_last_bit_change_no_recorded_frame_and_are_logged(
     world, built = begun(tmp_path)
     assert len(built) > 2
     monkeypatch.setitem(expressions._NUMERIC_FUNCTIONS, exp.Ln, another_logarithm)
-    here = durable.platform_id()
-    monkeypatch.setattr(durable, "platform_id", lambda: here + 1)
+    here = recovery.platform_id()
+    monkeypatch.setattr(recovery, "platform_id", lambda: here + 1)
     again = LogWorld(tmp_path, DATA, world.center)
     assert list(again.edge.core.unacked) == built[1:]
     assert again.edge.diverged and set(again.edge.diverged) <= {f.seq for f in built}
@@ -379,8 +378,8 @@ def test_a_replay_with_other_group_numbers_removes_the_sent_groups(
 ) -> None:
     """Another platform's arithmetic may let another record through, and then another group comes first."""
     world, built = begun(tmp_path)
-    here = durable.platform_id()
-    monkeypatch.setattr(durable, "platform_id", lambda: here + 1)
+    here = recovery.platform_id()
+    monkeypatch.setattr(recovery, "platform_id", lambda: here + 1)
     again = ThinnedWorld(tmp_path, DATA, world.center)
     assert list(again.edge.core.unacked) == built[1:] and again.edge.diverged
     again.finish()
