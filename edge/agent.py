@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -296,7 +295,7 @@ class Agent:
             return Unavailable("; ".join(reasons), retry_after_s=1)
         if self._over_memory_limit():
             return Unavailable("the edge has reached limits.max_pending_bytes", retry_after_s=1)
-        if not self.worker.has_room.is_set():
+        if not self.worker.pace.has_room.is_set():
             return Unavailable("the queries of the edge have not processed earlier records yet", retry_after_s=1)
         return None
 
@@ -328,8 +327,7 @@ class Agent:
         if chunk.batch.num_rows or chunk.rejected or chunk.series is not None:
             with self.meter.busy(chunk.source):
                 event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
-                append = partial(durable.ingest_payload, push=chunk.push, series=chunk.series)
-                queued = self.worker.ingest(event, append)
+                queued = self.worker.ingest_payload(event, push=chunk.push, series=chunk.series)
             if not queued:
                 self.outbox.changed.set()
             await self.commit.durable()
@@ -419,11 +417,11 @@ class Agent:
                 self.durable.handle(InputLost(source.stream, source.name, reason, event.arrival_ms))
             queued = False
             if source.replayable and chunk.end is not None and not chunk.keep:
-                append = partial(self.durable.ingest_range, start=chunk.start, end=chunk.end)
-                queued = self.worker.ingest(event, append, is_full_read=chunk.is_full_read)
+                full = chunk.is_full_read
+                queued = self.worker.ingest_range(event, chunk.start, chunk.end, is_full_read=full)
             elif chunk.batch.num_rows or rejected or chunk.keep:
                 end = chunk.end if chunk.keep else None
-                queued = self.worker.ingest(event, partial(self.durable.ingest_payload, end=end))
+                queued = self.worker.ingest_payload(event, end=end)
                 if end is not None:
                     self._uncommitted[source.name] = end
                     self._unsynced.set()
@@ -451,7 +449,7 @@ class Agent:
                 unsynced_bytes = MAX_UNSYNCED_BYTES if repeatable else MAX_UNSYNCED_UNREPEATABLE_BYTES
                 if self.durable.unsynced_bytes > unsynced_bytes or self.commit.failure is not None:
                     await self.commit.durable()
-                await self.worker.may_read.wait()
+                await self.worker.pace.may_read.wait()
                 while self._over_memory_limit():
                     await asyncio.sleep(BACKPRESSURE_POLL_S)
             await asyncio.sleep(0)

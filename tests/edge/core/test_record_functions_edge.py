@@ -268,7 +268,7 @@ def test_failures_are_counted_logged_once_a_reason_and_survive_a_restart(
     edge.sync()
     edge.close()
     again = durable(tmp_path)
-    assert again.function_failures == {"score": 4}
+    assert again.state.function_failures == {"score": 4}
     registry = CollectorRegistry()
     registry.register(EdgeCollector(again, dict, list, {}, {}, dict, {}))
     exposed = generate_latest(registry).decode()

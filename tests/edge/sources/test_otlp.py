@@ -465,7 +465,7 @@ def test_many_names_are_bounded_and_a_stream_of_one_name_is_not_affected() -> No
     answer = ExportMetricsServiceResponse.FromString(reply.content).partial_success
     assert answer.rejected_data_points == 19_001 and "max_series (1000)" in answer.error_message
     assert (len(edge.records("all")), edge.records("one")) == (1000, [{"name": "hits", "value": 5}])
-    assert len(edge.state.series["all:otlp:metrics"]) == 1000
+    assert len(edge.series["all:otlp:metrics"]) == 1000
 
 
 @pytest.mark.parametrize(
