@@ -21,7 +21,7 @@ from center.ledger import (
     QueryRegistered,
     TimeAdvanced,
 )
-from center.ledger.early_answers import EarlyAnswerLedger
+from center.ledger.early_answers import EarlyAnswerBook
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, TIME_COLUMN, EdgeId, StreamClock
@@ -234,8 +234,8 @@ class World:
         return tuple(record_of(s.name, self.clock) for s in self.sites)
 
     def estimator(self) -> EarlyAnswerEstimator:
-        ledger = self.ledger._queries[REF]
-        assert isinstance(ledger, EarlyAnswerLedger)
+        ledger = self.ledger.book(REF)
+        assert isinstance(ledger, EarlyAnswerBook)
         return ledger.estimator
 
     def truth(self, start_ms: int, kind: str = "sum", group: int | None = None, window_ms: int = WINDOW_MS) -> float:
