@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from center.catalog import Catalog, RegisteredQuery
+from center.catalog import Catalog
 from center.ledger import Phase
 from center.results import AnswerReader, AnswerRecord, LeaseLost
 from center.serving.answer_tables import empty_table, has_types, stated_answer, with_types, without_zone
@@ -19,6 +19,7 @@ from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
 from center.sinks.definitions import SinkDefinition
 from center.sinks.store import SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
@@ -145,7 +146,7 @@ class SinkRunner:
     def _open(self, now_ms: int) -> None:
         """Opens the sink, or opens it again if its queries have changed."""
         self._looked_ms = now_ms
-        queries = self._catalog.queries()
+        queries = self._catalog.queries.all()
         self._seen = {query.ref for query in queries}
         wanted = {q.ref: q for q in queries if self.definition.includes(q.ref.name)}
         if self._sink is not None and wanted.keys() == self._queries.keys():
@@ -294,7 +295,7 @@ class SinkRunner:
     def _alarm(self, kind: str, message: str) -> None:
         try:
             text = f"sink {self.definition.name}: {message}"
-            self._catalog.add_alarm(kind, text, EdgeId(""), self._now_ms())
+            self._catalog.alarms.add(kind, text, EdgeId(""), self._now_ms())
         except EdgewaterError as exc:
             log.warning("sink %s: no alarm %s can be stored: %s", self.definition.name, kind, exc)
 

@@ -208,7 +208,7 @@ def test_a_restarted_server_costs_a_pause_and_no_row(
     assert warehouse.store.status("warehouse").problem_since_ms > 0
     desk.now += 60_000
     warehouse.runner.step()
-    assert [alarm.kind for alarm in desk.catalog.alarms()] == ["sink-failing"]
+    assert [alarm.kind for alarm in desk.catalog.alarms.latest()] == ["sink-failing"]
     postgres.start()
     warehouse.runner.step()
     warehouse.catch_up()
@@ -230,9 +230,9 @@ def test_a_sink_that_fails_is_an_alarm_and_readyz_names_it_to_those_who_may_read
     desk.connect("jfk")
     desk.report(desk.register(), "jfk", T0, {"UA": 3})
     warehouse.runner.step()
-    assert [a.kind for a in desk.catalog.alarms()] == [], "a connection that was lost once"
+    assert [a.kind for a in desk.catalog.alarms.latest()] == [], "a connection that was lost once"
     warehouse.runner.step()
-    (alarm,) = desk.catalog.alarms()
+    (alarm,) = desk.catalog.alarms.latest()
     assert alarm.kind == "sink-failing" and "warehouse" in alarm.message and "PostgreSQL" in alarm.message
     assert "PostgreSQL" in readyz("x")["warehouse"] and readyz("r") == {}
     postgres.start()
@@ -312,7 +312,7 @@ def test_a_new_version_gets_a_table_and_the_view_has_both(desk: Desk, warehouse:
     query = desk.register()
     desk.report(query, "jfk", T0, {"UA": 3})
     warehouse.catch_up()
-    desk.catalog.delete("flights", desk.now)
+    desk.catalog.queries.delete("flights", desk.now)
     newer = desk.register(measures={"n": "count()", "far": "max(distance)"})
     desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
     warehouse.catch_up()
@@ -382,7 +382,7 @@ def test_answers_that_were_deleted_before_the_sink_had_them_are_a_stated_gap(des
     warehouse.runner = warehouse.new_runner()
     warehouse.catch_up()
     assert warehouse.store.status("warehouse").gap == (kept + 1, first)
-    (alarm,) = desk.catalog.alarms()
+    (alarm,) = desk.catalog.alarms.latest()
     assert alarm.kind == "sink-gap" and f"{kept + 1} to {first}" in alarm.message
     assert warehouse.store.lowest_answer() == first
 
@@ -392,7 +392,7 @@ def test_a_table_keeps_its_types_when_no_edge_says_them_any_more(desk: Desk, war
     desk.connect("jfk")
     desk.ship(query, "jfk", T0, {"distance": pa.array([1 << 60, 100, 100])})
     warehouse.catch_up()
-    desk.catalog.retire(EdgeId("jfk"))
+    desk.catalog.edges.retire(EdgeId("jfk"))
     warehouse.runner.stop()
     warehouse.runner = warehouse.new_runner()
     desk.ship(query, "jfk", T0 + HOUR, {"distance": pa.array([7])})
@@ -479,7 +479,7 @@ def test_a_gap_is_stated_if_answers_are_deleted_just_before_they_are_read(desk: 
     while warehouse.runner.step() == 0:  # the clock stands: no report before the page is read
         pass
     assert warehouse.store.status("warehouse").gap == (first, last)
-    kinds = [(a.kind, a.message) for a in desk.catalog.alarms()]
+    kinds = [(a.kind, a.message) for a in desk.catalog.alarms.latest()]
     assert [kind for kind, _ in kinds] == ["sink-gap"] and f"{first} to {last}" in kinds[0][1]
 
 
@@ -489,7 +489,7 @@ def test_views_of_a_user_on_the_view_stay_when_a_version_is_added(desk: Desk, wa
     desk.report(query, "jfk", T0, {"UA": 3})
     warehouse.catch_up()
     warehouse.ask("CREATE VIEW of_user AS SELECT carrier, n FROM flights")
-    desk.catalog.delete("flights", desk.now)
+    desk.catalog.queries.delete("flights", desk.now)
     newer = desk.register(measures={"far": "max(distance)", "n": "count()"})
     desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
     warehouse.catch_up()
@@ -507,7 +507,7 @@ def test_versions_whose_types_differ_have_the_wider_type_in_the_view_and_its_gra
     warehouse.ask(f"CREATE ROLE {role}")
     warehouse.ask(f"GRANT SELECT ON flights TO {role} WITH GRANT OPTION")
     warehouse.ask("GRANT SELECT ON flights TO PUBLIC")
-    desk.catalog.delete("flights", desk.now)
+    desk.catalog.queries.delete("flights", desk.now)
     newer = desk.register(measures={"n": "count()", "miles": "mean(distance)"})
     desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
     warehouse.catch_up()
