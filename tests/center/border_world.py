@@ -135,7 +135,7 @@ class Site:
             EdgeId(self.name), durable.incarnation, labels={},
             streams=[StreamRecord(STREAM, COLUMNS, LIVE, constants=self.constants)],
             oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq, next_seq=core.next_seq,
-            now_ms=center.now_ms, state=StateDigest(tuple(durable.runs), durable.durable_records),
+            now_ms=center.now_ms, state=StateDigest(tuple(durable.state.runs), durable.durable_records),
         )  # fmt: skip
         center.writer.advance()
 
