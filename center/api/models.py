@@ -571,3 +571,6 @@ class Readiness(BaseModel):
         description="Queries whose frames are kept and not applied, by key; the others go on. `paused`: the job tries"
         " the query again at its next start. `quarantined`: the job died of it, and an operator may retry it.",
     )
+    sinks: dict[str, str] = Field(
+        default={}, description="Sinks that write nothing, and why. They make the center not unready."
+    )

@@ -10,8 +10,7 @@ import pytest
 
 from center.catalog import SetAside
 from center.job.ledger_writer import FOR_EVER_MS
-from center.ledger import Emission, QueryTooLarge
-from center.ledger import window_book as ledger_query
+from center.ledger import Emission, QueryTooLarge, answer_work
 from center.results import store, writes
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
@@ -131,7 +130,7 @@ def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monk
 def test_many_large_windows_that_are_due_at_once_are_answered_in_several_steps(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_query, "BYTES_PER_WORK", 100)
+    monkeypatch.setattr(answer_work, "BYTES_PER_WORK", 100)
     large, small = world.register("large", "small")
     job = MicroBatches(world)
     for ref, urls in ((large, MANY), (small, ["/a"])):
@@ -151,4 +150,4 @@ def test_many_large_windows_that_are_due_at_once_are_answered_in_several_steps(
     assert max(step[small] for step in steps) == 20, "small ones at once"
     assert max(step[large] for step in steps) < 20
     job.restart()
-    assert all(job.ledger._queries[ref].answer_bytes is None for ref in (large, small))
+    assert all(job.ledger.book(ref).work.answer_bytes is None for ref in (large, small))

@@ -18,7 +18,7 @@ from center.catalog import SetAside
 from center.job import examination, microbatch
 from center.job.examination import Examiner, Trial
 from center.job.job import SUSPICIOUS, Job, JobConfig
-from center.ledger.window_book import QueryLedger
+from center.ledger.window_book import WindowBook
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
@@ -236,15 +236,15 @@ def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_paused(wor
 
 def fault_of(monkeypatch: pytest.MonkeyPatch, evil: str, fault: Exception) -> None:
     """The ledger fails on frames of an edge that have closes: a fault that nobody has foreseen."""
-    report = QueryLedger.report
+    report = WindowBook.report
 
-    def faulty(self: QueryLedger, frames: Any, *rest: Any) -> Any:
+    def faulty(self: WindowBook, frames: Any, *rest: Any) -> Any:
         frames = list(frames)
         if any(f.edge == evil and f.closes for f in frames):
             raise fault
         return report(self, frames, *rest)
 
-    monkeypatch.setattr(QueryLedger, "report", faulty)
+    monkeypatch.setattr(WindowBook, "report", faulty)
 
 
 @pytest.mark.parametrize("fault", [ValueError("odd"), OverflowError("int too large")])
@@ -338,15 +338,15 @@ def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
     world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref, other = world.register("a", "b")
-    report = QueryLedger.report
+    report = WindowBook.report
 
-    def broken(self: QueryLedger, frames: Any, *rest: Any) -> Any:
+    def broken(self: WindowBook, frames: Any, *rest: Any) -> Any:
         frames = list(frames)
         if self.state.query.ref == ref and any(f.touched for f in frames):
             raise ValueError("the query's own state is broken")
         return report(self, frames, *rest)
 
-    monkeypatch.setattr(QueryLedger, "report", broken)
+    monkeypatch.setattr(WindowBook, "report", broken)
     for window in range(3):
         world.ship_window(ref, window)
         world.ship_window(other, window)
@@ -393,14 +393,14 @@ def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
     world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref, other = world.register("a", "b")
-    emit_due = QueryLedger.emit_due
+    emit_due = WindowBook.emit_due
 
-    def broken(self: QueryLedger, now_ms: int) -> Any:
+    def broken(self: WindowBook, now_ms: int) -> Any:
         if self.state.query.ref == ref:
             raise ZeroDivisionError("the query's own state is broken")
         return emit_due(self, now_ms)
 
-    monkeypatch.setattr(QueryLedger, "emit_due", broken)
+    monkeypatch.setattr(WindowBook, "emit_due", broken)
     world.ship_window(other, 0)
     end(world, other)
     job.run()
@@ -411,7 +411,7 @@ def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
     times = sum(a.times for a in world.catalog.alarms.latest())
     job.writer.advance()
     assert sum(a.times for a in world.catalog.alarms.latest()) == times, "not again before its time"
-    monkeypatch.setattr(QueryLedger, "emit_due", emit_due)
+    monkeypatch.setattr(WindowBook, "emit_due", emit_due)
     world.now += 61_000
     world.ship_window(ref, 0)
     end(world, ref)

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from center.catalog import SetAside, quarantine
-from center.ledger.window_book import QueryLedger
+from center.ledger.window_book import WindowBook
 from center.results.writes import late_by_window
 from center.storage.frame_log import FrameLog
 from edgewater.__main__ import main
@@ -51,15 +51,15 @@ def command(world: World, *args: str) -> Any:
 
 def fail_on_seven(patch: pytest.MonkeyPatch) -> None:
     """The ledger cannot take a close of seven records."""
-    report = QueryLedger.report
+    report = WindowBook.report
 
-    def faulty(self: QueryLedger, summaries: Any, *rest: Any) -> Any:
+    def faulty(self: WindowBook, summaries: Any, *rest: Any) -> Any:
         summaries = list(summaries)
         if any(close.observed == 7 for f in summaries for close in f.closes):
             raise ValueError("odd")
         return report(self, summaries, *rest)
 
-    patch.setattr(QueryLedger, "report", faulty)
+    patch.setattr(WindowBook, "report", faulty)
 
 
 def poison(world: World, ref: QueryRef, monkeypatch: pytest.MonkeyPatch) -> None:
