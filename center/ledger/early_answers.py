@@ -18,11 +18,22 @@ from typing import Any
 
 from center.catalog import EdgeRecord
 from center.early import Delays, EarlyAnswerEstimator, Prediction, needed_rate
+from center.ledger.accuracy_quality import TOO_FEW_ARRIVALS, TOO_MANY_GROUPS, AccuracyQuality, describe_sampling
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.losses import MAX_AHEAD_MS, Losses
-from center.ledger.quality import Phase, Quality, with_accuracy
+from center.ledger.quality import Phase, Quality
 from center.ledger.state import EstimatorLogEntry, QueryState, StateEntry, StateTable, WindowState
 from center.ledger.time_windows import TimeWindowBook
+from center.ledger.violations import (
+    ACCURACY,
+    INPUT_LOST,
+    LEFT,
+    LOST_STATE,
+    MISSING_EDGES,
+    NOTHING_ARRIVED,
+    STALENESS,
+    Violation,
+)
 from edgewater.model.accuracy import report_schedule
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
@@ -224,13 +235,69 @@ class EarlyAnswerBook(TimeWindowBook):
         start_ms, estimator = emission.window_start_ms, self._estimator
         is_final = emission.phase is Phase.FINAL
         unknown_sample = estimator.has_unknown_sample(start_ms)
-        quality: Quality = with_accuracy(
+        quality: Quality = _with_accuracy(
             emission.quality, self._spec, prediction, early=self._phase(start_ms) is Phase.EARLY or unknown_sample,
             covered=estimator.finalize(start_ms) if is_final else None, coverage=estimator.coverage,
             slot_ms=estimator.schedule.grid.slot_ms, too_many_groups=estimator.has_too_many_groups,
             sampled_because=reasons, unknown_sample=unknown_sample, exceeding=estimator.exceeding,
         )  # fmt: skip
         return replace(emission, quality=quality)
+
+
+def _with_accuracy(
+    quality: Quality,
+    spec: QuerySpec,
+    prediction: Prediction | None,
+    *,
+    early: bool,
+    covered: bool | None,
+    coverage: float | None,
+    slot_ms: int,
+    too_many_groups: bool,
+    sampled_because: Mapping[str, frozenset[SamplingReason]],
+    unknown_sample: bool,
+    exceeding: Mapping[str, int],
+) -> Quality:
+    """Extends the quality of an answer by what its accuracy requires.
+
+    Args:
+        sampled_because: reasons per edge that did not process all of the window's records.
+        unknown_sample: records may have been sampled out that are not counted.
+        exceeding: records by edge that came later than the declared delays.
+    """
+    accuracy = spec.accuracy
+    assert accuracy is not None
+    stated = (STALENESS, NOTHING_ARRIVED, LOST_STATE, INPUT_LOST, LEFT)
+    violations = [v for v in quality.violations if v.code in stated]
+    if prediction is not None and quality.losses:
+        prediction = prediction.without_bounds("an edge may have lost input of the window")
+    elif prediction is not None and quality.lost_state:
+        lost = ", ".join(quality.lost_state)
+        prediction = prediction.without_bounds(
+            f"the reports of {lost} were lost with its state, or count records twice"
+        )
+    elif prediction is not None and not prediction.bounded:
+        prediction = prediction.without_bounds(prediction.reason)
+    if prediction is None and early:
+        violations.append(Violation(ACCURACY, TOO_MANY_GROUPS if too_many_groups else TOO_FEW_ARRIVALS))
+    elif prediction is not None and not prediction.met:
+        violations.append(Violation(ACCURACY, prediction.reason))
+    if not early:
+        # All edges have closed the window: no estimate stands for the records that one of them lacks.
+        violations += [v for v in quality.violations if v.code == MISSING_EDGES]
+    requested = dict(accuracy.to_contract())
+    if spec.staleness_budget is not None:
+        requested["staleness_ms"] = spec.staleness_budget.staleness_ms
+    sampled = prediction is not None and prediction.sampled < prediction.arrived
+    waited = prediction.waited_slots * slot_ms if prediction is not None else None
+    result = AccuracyQuality(
+        accuracy.measure, accuracy.confidence, prediction,
+        describe_sampling(spec, sampled_because if sampled else None, unknown_sample), waited, coverage, covered,
+        too_many_groups, unknown_sample, None if accuracy.delays_ms is None else dict(exceeding),
+    )  # fmt: skip
+    # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
+    observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
+    return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=result)
 
 
 def _counted(spec: QuerySpec) -> tuple[object, ...]:

@@ -57,9 +57,9 @@ class WithheldBound:
 
     def to_mapping(self) -> dict[str, float | None]:
         """Returns JSON. Null is an unknown amount; an unknown share is absent."""
-        result = {"above": _finite(self.above), "below": _finite(self.below)}
+        result = {"above": finite(self.above), "below": finite(self.below)}
         if self.unsent is not None:
-            result["unsent"] = _finite(self.unsent)
+            result["unsent"] = finite(self.unsent)
         shares = {"above_share": self.above_share, "below_share": self.below_share}
         return {**result, **{name: share for name, share in shares.items() if math.isfinite(share)}}
 
@@ -215,6 +215,6 @@ def without_bounds(spec: QuerySpec, withheld: Mapping[str, WithheldBound]) -> li
     ]
 
 
-def _finite(value: float) -> float | None:
-    """None (JSON null, "unknown") for an infinite value: JSON has no infinity."""
+def finite(value: float) -> float | None:
+    """Returns None (JSON null, "unknown") for a value that is not finite: JSON has no infinity."""
     return value if math.isfinite(value) else None
