@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from center.early.estimate import WindowSample
+from center.early.window_model import WindowSample
 from edgewater.arrivals import (
     NO_VALUES,
-    GroupedSubstream,
     ReportSchedule,
     SubstreamStatistics,
     lag_groups,
@@ -21,15 +19,6 @@ from edgewater.arrivals import (
 from edgewater.model.accuracy import MeasureKind, check_relative
 from edgewater.model.errors import InvalidQuery
 from edgewater.synopses import FloatArray
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeReport:
-    """Arrivals up to a report slot, from one frame of an edge. `unread`: the edge may have unread input."""
-
-    slot: int
-    substreams: list[SubstreamStatistics | GroupedSubstream]
-    unread: bool = False
 
 
 class ArrivalCounts:

@@ -14,11 +14,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from center.early.arrival_counts import true_values, window_sample
-from center.early.group import GroupEstimator
-from center.early.group_batch import BATCH_SIZE, BatchEvaluation, GroupBatch
-from center.early.prediction import GroupPrediction
-from center.early.source_remap import SourceRemap
+from center.early.evaluation import BATCH_SIZE, BatchEvaluation, GroupBatch, GroupEstimator, SourceRemap
 from center.early.trigger import EarlyTrigger
+from center.early.window_prediction import GroupPrediction
 from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.model.accuracy import MAX_GROUPS, Accuracy, group_key
 from edgewater.synopses import BoolArray, IntArray

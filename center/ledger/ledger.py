@@ -148,7 +148,7 @@ class Ledger:
     def exceeding_delays(self) -> dict[QueryRef, Mapping[str, int]]:
         """The number of records that came later than the declared delays, by query and edge, where there are any."""
         early = {ref: q.estimator for ref, q in self._books.items() if isinstance(q, EarlyAnswerBook)}
-        return {ref: estimator.exceeding for ref, estimator in early.items() if estimator.exceeding}
+        return {ref: estimator.observed.exceeding for ref, estimator in early.items() if estimator.observed.exceeding}
 
     def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
         """Per query with an accuracy and per edge, the sampling rate that the contract needs."""

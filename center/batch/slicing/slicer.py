@@ -101,8 +101,8 @@ class Slicer:
     @property
     def slices(self) -> int:
         """Number of slices in memory."""
-        stores = (*self._state.time, *self._state.count)
-        return sum(len(store.slices) for store in stores)
+        by_time, by_rank = self._state.time, self._state.count
+        return sum(len(store.slices) for store in by_time) + sum(len(store.slices) for store in by_rank)
 
     @property
     def repaired(self) -> int:

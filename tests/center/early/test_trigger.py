@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 
 from center.early.calibration import ALARM_THRESHOLD, DEFAULT_FACTOR, MIN_RECORD, Calibration
-from center.early.estimate import WindowModel, WindowSample
-from center.early.late_values import LateValues
 from center.early.trigger import SAMPLE_TOO_SMALL, AnswerNow, EarlyTrigger, Wait
-from center.early.value_history import ValueHistory
+from center.early.values import LateValues, ValueHistory
+from center.early.window_model import WindowModel, WindowSample
 from edgewater.arrivals import SlotGrid
 from edgewater.model.accuracy import AccuracyTarget
 from edgewater.model.errors import InvalidInput, InvalidQuery

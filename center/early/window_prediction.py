@@ -1,4 +1,4 @@
-"""The estimate of a window before all of its records have arrived, with its interval."""
+"""What is predicted of a window before all of its records have arrived: the estimate, with its interval."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Prediction:
         silent: edges that have stopped reporting.
         waited_slots: slots since the window's end.
         groups: groups with arrived or expected records; None for a query without groups.
-        widening: factor by which the model's interval was widened (`conformal.py`).
+        widening: factor by which the model's interval was widened (`ConformalRecord`).
         bounded: False if an edge has unread input or has never reported, or if too little is known for an interval:
             then no interval bounds the true value.
     """

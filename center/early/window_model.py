@@ -1,10 +1,10 @@
 """The estimate of a window, from what has arrived, what was sampled of it, and the expected stragglers.
 
 T = Σ_e mean_e·(A_e + ρ_e·Q_e),  N = Σ_e (A_e + Q_e): for source e, A events have arrived, Q stragglers are expected,
-whose mean value is ρ times that of the punctual events (`late_values.py`). The estimate is stratified by source,
+whose mean value is ρ times that of the punctual events (`values.py`). The estimate is stratified by source,
 because differences between sources are the most frequent cause of a correlation between delay and value.
 
-A *column* of the arrays is one trigger (one group of the query); several triggers are computed together in `batch.py`.
+A *column* of the arrays is one trigger (one group of the query); several are computed together (`TriggerBatch`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from center.early.late_values import LateRatio
 from center.early.sample_size import neyman_sizes
 from edgewater.model.accuracy import MeasureKind
 from edgewater.synopses import BoolArray, FloatArray, normal_quantile
@@ -62,6 +61,14 @@ class WindowSample:
     def variances(self, means: FloatArray) -> FloatArray:
         deviations = np.maximum(self.squares - self.count * means**2, 0.0)
         return np.asarray(deviations / np.maximum(self.count - 1, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class LateRatio:
+    """Per source: mean value of stragglers / mean value of the sampled punctual events, and its standard error."""
+
+    ratio: FloatArray
+    deviation: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
