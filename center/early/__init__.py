@@ -5,7 +5,6 @@ a query and estimates its windows. The sampling policy says when edges sample an
 """
 
 from center.early.estimator import EarlyAnswerEstimator
-from center.early.evaluation import SourceRemap
 from center.early.function_answers import FunctionEstimate, estimate_function, plan_rate
 from center.early.observed_arrivals import Delays
 from center.early.sample_size import finite_population_size, mean_size
@@ -20,43 +19,19 @@ from center.early.sampling import (
     needed_rate,
     rates_differ,
 )
-from center.early.stragglers import MIN_EVENTS, Stragglers, StragglersByTrigger
-from center.early.trigger import (
-    NEGLIGIBLE_FAILURES,
-    AnswerNow,
-    Decision,
-    EarlyTrigger,
-    TriggerBatch,
-    TriggerPolicy,
-    Wait,
-)
-from center.early.window_model import WindowModel, WindowSample
 from center.early.window_prediction import GroupPrediction, Prediction
 
 __all__ = [
-    "MIN_EVENTS",
-    "NEGLIGIBLE_FAILURES",
     "RATES_EVERY_MS",
     "RATE_MARGIN",
-    "AnswerNow",
-    "Decision",
     "Delays",
     "EarlyAnswerEstimator",
-    "EarlyTrigger",
     "EdgeSamplingController",
     "FunctionEstimate",
     "GroupPrediction",
     "Prediction",
     "SamplingReasonHistory",
     "SamplingRequirement",
-    "SourceRemap",
-    "Stragglers",
-    "StragglersByTrigger",
-    "TriggerBatch",
-    "TriggerPolicy",
-    "Wait",
-    "WindowModel",
-    "WindowSample",
     "describe_reasons",
     "estimate_function",
     "finite_population_size",

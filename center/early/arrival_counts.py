@@ -22,7 +22,7 @@ from edgewater.synopses import FloatArray
 
 
 class ArrivalCounts:
-    """Sums per sub-stream and edge of one group; those of a window are the sums over its sub-streams.
+    """Sums per sub-stream and edge of one group. The sums of a window are the sums over its sub-streams.
 
     A row of sums is float64: arrived events, then count, Σv and Σv² of the sampled ones, each by lag group, then the
     least and the greatest value of the arrived ones, NaN if some values are not known.

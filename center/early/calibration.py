@@ -12,8 +12,8 @@ error of an early answer is known when its window is complete. So intervals are 
 in units of the model's own half-width. They are never narrowed: a period of small errors guarantees nothing.
 
 Errors that come in runs, as after a change, are no sample of the next one. So the quantile's level follows the misses:
-each miss raises it, and each interval that held lowers it (adaptive conformal inference, Gibbs and Candès 2021).
-Whatever the cause of the errors, as long as `MAX_WIDENING` would contain them, there are at most
+each miss raises it, and each interval that contained the true value lowers it (adaptive conformal inference, Gibbs and
+Candès 2021). Whatever the cause of the errors, as long as `MAX_WIDENING` would contain them, there are at most
 (1 - confidence)/γ + 1 misses more than the confidence allows, over any number of windows.
 """
 
@@ -37,7 +37,7 @@ DEFAULT_FACTOR = 4.0
 MIN_RECORD = 20
 MIN_EXTRAPOLATION = 1.2
 MAX_RECORD = 150
-"""Predictions that are kept: 30 windows of 5 sub-streams."""
+"""Predictions in the record: 30 windows of 5 sub-streams."""
 
 OFFSETS = (0, 3, 10, 30, 100, 200)
 ALARM_THRESHOLD = 3.0
@@ -117,11 +117,11 @@ class Calibration:
         Without a record it is at least `DEFAULT_FACTOR` and as large as any error of an initial prediction: where
         records arrive in batches, the model's standard errors are ten times too small from the first window on.
         """
-        known = max(o for o in self.offsets if o <= offset)
-        past = self._record[known, self._is_alarm(known, alarm)]
+        tested = max(o for o in self.offsets if o <= offset)
+        past = self._record[tested, self._is_alarm(tested, alarm)]
         count = len(past)
         if count < MIN_RECORD:
-            return max([DEFAULT_FACTOR, *past, *self._initial[known]])
+            return max([DEFAULT_FACTOR, *past, *self._initial[tested]])
         rank = math.ceil((count + 1) * confidence)
         ordered = np.sort(np.array(past))
         if rank <= count:
@@ -136,7 +136,7 @@ class Calibration:
         return len(self._record[known, self._is_alarm(known, alarm)]) >= MIN_RECORD
 
     def to_state(self) -> Arrays:
-        """Ragged queues as one array and their lengths, in the order of `offsets`."""
+        """Returns the ragged queues as one array with their lengths, in the order of `offsets`."""
         queues = self._queues()
         return {
             "offsets": np.array(self.offsets, np.int64),
@@ -182,7 +182,7 @@ class Calibration:
 
 
 MAX_WINDOWS = 400
-"""Windows that are kept."""
+"""Windows in the record."""
 MAX_WIDENING = 4.0
 STEP = 0.02
 """γ of adaptive conformal inference."""
@@ -219,7 +219,7 @@ class ConformalRecord:
             return
         if start_ms not in self._windows:
             misses = [ratio > widening for ratio in self._errors(ratios)]
-            # Credit for intervals that held is limited to the miss of one window.
+            # Credit for intervals that contained the true value is limited to the miss of one window.
             level = self._level + STEP * (self._failures - sum(misses) / len(misses))
             self._level = min(max(level, -STEP), self._failures + STEP)
         self._windows[start_ms] = list(ratios)
@@ -238,7 +238,7 @@ class ConformalRecord:
         return min(max(errors[rank - 1], 1.0), MAX_WIDENING)
 
     def to_state(self) -> dict[str, Any]:
-        """JSON."""
+        """Returns JSON of the whole state."""
         return {"level": self._level, "windows": [[start, *ratios] for start, ratios in self._windows.items()]}
 
     def restore(self, state: Mapping[str, Any] | Sequence[Sequence[float]]) -> None:

@@ -1,7 +1,7 @@
 """Evaluates a window for the groups of a query: the estimator of each group, and many groups together.
 
-Each group has a trigger of its own, so each has its own delays, rates, values and backtests. The accuracy of a group is
-that of a query with a `where` for the group.
+Each group has a trigger of its own, so each has its own delays, rates, values and backtests. A group has the same
+accuracy as a query with a `where` for the group.
 
 A group with few records has no interval: its windows are answered when they are complete. An interval needs enough
 observed events that relevant delays cannot have been missed: if none of n events was later than some lag, a share of
@@ -59,7 +59,7 @@ class SourceRemap:
         self._from = [row for row in rows if row is not None]
 
     def apply(self, trigger: EarlyTrigger) -> EarlyTrigger:
-        """Returns the trigger over the new sources. State that belongs to no source, such as backtests, is kept."""
+        """Returns the trigger over the new sources. State that belongs to no source, such as backtests, remains."""
         numbers, old = named_arrays.unpack(STATE_KIND, trigger.to_state())
         new = dict(self._empty)
         for name, array in old.items():
@@ -139,7 +139,7 @@ class GroupEstimator:
         return self._schedule.slot_at(start_ms) + self._schedule.window_slots
 
     def to_state(self) -> dict[str, Any]:
-        """JSON."""
+        """Returns JSON."""
         return {
             "key": self.key, "number": self.number, "first_slot": self.first_slot,
             "last_report_slot": self.last_report_slot, "counts": self.counts.to_state(),
@@ -208,13 +208,13 @@ class GroupBatch:
             indices = np.flatnonzero(silent == slots)
             position = np.full(len(silent), -1)
             position[indices] = np.arange(len(indices))
-            found = rows[position[rows[:, 3]] >= 0]
-            at = np.maximum(found[:, 0] - (self.groups[0].slot - slots), 0)
-            found, at = found[np.argsort(at, kind="stable")], np.sort(at)
+            late = rows[position[rows[:, 3]] >= 0]
+            at = np.maximum(late[:, 0] - (self.groups[0].slot - slots), 0)
+            late, at = late[np.argsort(at, kind="stable")], np.sort(at)
             cuts = np.searchsorted(at, np.arange(slots + 1)).tolist()
-            cells = position[found[:, 3]] * triangle.grid.lags + found[:, 1]
+            cells = position[late[:, 3]] * triangle.grid.lags + late[:, 1]
             shape = (len(indices), triangle.grid.lags)
-            arrived = (_summed(cells[begin:end], found[begin:end, 2], shape) for begin, end in pairwise(cuts))
+            arrived = (_summed(cells[begin:end], late[begin:end, 2], shape) for begin, end in pairwise(cuts))
             triangle.catch_up(indices * sources + source, arrived)
 
     def learn(self, start_ms: int, edges: Sequence[str], predictions: Mapping[str, GroupPrediction]) -> None:
@@ -230,10 +230,10 @@ class GroupBatch:
         _, sums, _ = window_sums(counts, start_ms, edges)
         count, total, squares = sums.transpose(2, 0, 1, 3).reshape(3, -1, sums.shape[3])
         # A group without an interval learns its values; its stragglers are taken to be of any size.
-        known = [predictions[self.groups[i].key] for i in indices]
+        answers = [predictions[self.groups[i].key] for i in indices]
         with np.errstate(divide="ignore", invalid="ignore"):
-            straggler = np.array([p.straggler if p.eligible else 1.0 for p in known])
-            shares = straggler / np.abs(np.array([p.estimate if p.eligible else 1.0 for p in known]))
+            straggler = np.array([p.straggler if p.eligible else 1.0 for p in answers])
+            shares = straggler / np.abs(np.array([p.estimate if p.eligible else 1.0 for p in answers]))
         self.triggers.on_answered(indices, window_sample(counts, start_ms, edges), (count, total, squares), shares)
 
     def evaluate(
@@ -243,7 +243,7 @@ class GroupBatch:
 
         Args:
             complete: no more events of the window will arrive.
-            widening: factor of the half-widths of groups of which all arrived events were processed.
+            widening: factor of the half-widths of groups whose arrived events were all processed.
         """
         sample = window_sample([g.counts for g in self.groups], start_ms, edges)
         stragglers, model = self.triggers.window_models(self.groups[0].offset(start_ms), sample)
@@ -296,15 +296,15 @@ class GroupBatch:
         beyond: FloatArray,
         ranged: BoolArray,
     ) -> list[str]:
-        """Per group, why too little is known for an interval (see the docstring of the module); empty if enough is."""
+        """Returns per group why too little is known for an interval (see the docstring of the module), or ''."""
         observed = np.array([g.has_observed(start_ms) for g in self.groups])
         error, size, events = self.accuracy.error, model.size, model.events
         seen, hidden, unseen = beyond
         late = np.where(events > 0, unseen, 0.0) * events
         enough = late.sum(axis=0) <= error * size
         if self.accuracy.scope is None:
-            # Backtests tell of all sources together, but not of one that has begun to send: less of it than of a window
-            # has been at risk.
+            # Backtests show how well all sources together are predicted. They do not show it of a source that has begun
+            # to send, of which fewer events were at risk than a window has.
             new = (events > MIN_EVENTS) & (late > -math.log(1 - self.accuracy.confidence))
             offset, alarms = self.groups[0].offset(start_ms), zip(self.groups, stragglers.alarm.tolist(), strict=True)
             tested = np.array([g.trigger.calibration.is_tested(offset, alarm) for g, alarm in alarms])
@@ -434,7 +434,7 @@ class BatchEvaluation:
         return result
 
     def _numbers(self) -> list[list[float]]:
-        """The fields of a `GroupPrediction` from `estimate` to `sampled`, by group."""
+        """Returns the fields of a `GroupPrediction` from `estimate` to `sampled`, by group."""
         model, size = self.model, self.model.size
         variance = self.stragglers.deviation.reshape(len(size), -1).T ** 2
         total = variance.sum(axis=0)
@@ -453,7 +453,7 @@ class BatchEvaluation:
         return table
 
     def _scaled_up(self, group: int) -> float:
-        """The measure of the arrived events, scaled up from the processed ones; NaN if all were processed."""
+        """Returns the measure of the arrived events, scaled up from the processed ones; NaN if all were processed."""
         arrived, count, total = (x[:, group] for x in (self.sample.arrived, self.sample.count, self.sample.total))
         rows = count > 0
         if not (count < arrived).any() or not rows.any():
@@ -463,7 +463,7 @@ class BatchEvaluation:
 
 
 def _summed(cells: IntArray, counts: IntArray, shape: tuple[int, ...]) -> FloatArray:
-    """Sums of counts by cell."""
+    """Returns the sums of counts by cell."""
     result = np.zeros(shape)
     np.add.at(result.reshape(-1), cells, counts.astype(np.float64))
     return result

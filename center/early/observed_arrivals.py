@@ -1,7 +1,7 @@
 """`ObservedArrivals`: what the edges of one query have reported, and up to which time.
 
 Edges report arrivals up to *report slots* (`edgewater.arrivals.ReportSchedule`). Time advances from report slot to
-report slot: to the last one that all edges have reported which are not silent, so that the counts of all edges are of
+report slot: to the last slot that all edges have reported, except for silent edges. So the counts of all edges are of
 the same moment. An edge that has not reported for `silence_timeout_ms` is silent. Its state stops, the trigger expects
 it to go on at its usual rate, and it catches up when it reports again.
 """
@@ -198,7 +198,7 @@ class ObservedArrivals:
 
     @property
     def never_reported(self) -> list[str]:
-        """The edges of which no report has been applied."""
+        """The edges whose first report is not applied."""
         return [name for name, edge in self._edges.items() if edge.applied is None]
 
     @property
@@ -326,7 +326,7 @@ class ObservedArrivals:
             reporting: the edges that have reported up to it.
 
         Returns:
-            Whether the query has started, or has started anew after a time of which nothing is known.
+            Whether the query has started, or has started anew after a time about which nothing is known.
         """
         begins = self._slot is None or target - self._slot > MAX_LEAP_LAGS * self._schedule.grid.lags
         if begins:
@@ -509,8 +509,8 @@ def next_report_slot(
 ) -> tuple[int | None, list[str]]:
     """Returns the slot to advance to (None: stay) and the edges that have reported up to it.
 
-    It is the last slot that all edges have reported which are not silent, so that the counts of all edges are of the
-    same moment. If all edges are silent, time goes on without them for one longest lag.
+    It is the last slot that all edges have reported, except for silent edges. So the counts of all edges are of one
+    moment. If all edges are silent, time goes on without them for one longest lag.
 
     Args:
         reported: by edge, the report slots that are not before the last one applied, including that one.

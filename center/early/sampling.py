@@ -56,7 +56,7 @@ class SamplingRequirement:
 
 
 def needed_rate(spec: QuerySpec, planned: float) -> float:
-    """The rate below which the accuracy would be missed, from the rate that the early trigger plans to start with.
+    """Returns the rate below which the accuracy would be missed, from the rate that the early trigger plans.
 
     1 where a sample would distort other measures of the answer, or saves nothing: a count needs every record.
     """
@@ -197,7 +197,7 @@ class SamplingReasonHistory:
             del spans[:-MAX_SPANS]
 
     def in_window(self, edges: Iterable[str], began: int, ended: int) -> dict[str, frozenset[SamplingReason]]:
-        """Per edge, the reasons reported during a window, or since its end if there are none (late records)."""
+        """Returns per edge the reasons reported during a window, or since its end if there are none (late records)."""
         return {edge: self._of(edge, began, ended) for edge in edges}
 
     def _of(self, edge: str, began: int, ended: int) -> frozenset[SamplingReason]:
@@ -208,16 +208,16 @@ class SamplingReasonHistory:
     def forget_before(self, slot: int) -> None:
         """Drops what only windows that begin before `slot` need."""
         spans = {edge: [s for s in spans if s[1] > slot] for edge, spans in self._spans.items()}
-        self._spans = {edge: kept for edge, kept in spans.items() if kept}
+        self._spans = {edge: later for edge, later in spans.items() if later}
 
     def keep(self, edges: Iterable[str]) -> None:
         """Drops all edges but these."""
-        kept = set(edges)
-        self._spans = {e: s for e, s in self._spans.items() if e in kept}
-        self._reported_through = {e: s for e, s in self._reported_through.items() if e in kept}
+        named = set(edges)
+        self._spans = {e: s for e, s in self._spans.items() if e in named}
+        self._reported_through = {e: s for e, s in self._reported_through.items() if e in named}
 
     def to_state(self) -> dict[str, Any]:
-        """The state as JSON types."""
+        """Returns the state as JSON types."""
         return {"spans": self._spans, "reported_through": self._reported_through}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -227,7 +227,7 @@ class SamplingReasonHistory:
 
 
 def describe_reasons(reasons: Mapping[str, frozenset[SamplingReason]]) -> str:
-    """A phrase that says why an answer is sampled.
+    """Returns a phrase that says why an answer is sampled.
 
     Args:
         reasons: by edge that sampled; an empty set: the edge reported none.

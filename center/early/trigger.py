@@ -65,7 +65,7 @@ class AnswerNow:
     """The window's answer. Arrays are (1,).
 
     Attributes:
-        sampling, straggler: half-widths; the caller adds those of sketches and of withheld values.
+        sampling, straggler: half-widths; the caller adds the half-widths of sketches and of withheld values.
         met: the interval meets the target. If not, `reason` is why the window is answered nevertheless.
     """
 
@@ -232,7 +232,7 @@ class EarlyTrigger:
         self._straggler_share += 0.2 * (share - self._straggler_share)
 
     def to_state(self) -> bytes:
-        """The whole state: about 17 bytes per source and lag, and at most 20 KB of calibration record."""
+        """Returns the whole state: about 17 bytes per source and lag, and at most 20 KB of calibration record."""
         numbers = {
             "grid": astuple(self.grid), "window_slots": self.window_slots, "target": astuple(self.target),
             "measure": self.measure, "max_wait_slots": self.max_wait_slots, "policy": astuple(self.policy),
@@ -440,9 +440,9 @@ def _predict(selected: Sequence[int], triggers: Sequence[EarlyTrigger], model: S
     def summed(by_source: FloatArray) -> list[float]:
         return [float(x) for x in by_source.reshape(len(triggers), -1).sum(axis=1)]
 
-    # Errors of pauses, in which nothing was expected and nothing arrived, do not show how good later predictions are.
-    # Nor do those of sources younger than the longest lag, whose delays are not known yet; those of the next window,
-    # which had less history than any later one, do until later ones are known.
+    # Errors in pauses, in which nothing was expected and nothing arrived, do not show how good later predictions are.
+    # Nor do errors of sources that are younger than the longest lag, whose delays are not known yet. Errors of the next
+    # window, which had less history than any later one, count until later errors are known.
     has_arrivals, longest = predicted.arrived.reshape(len(triggers), -1).any(axis=1), triangle.horizon
     tested = _have_history(triggers, triangle, longest) & has_arrivals
     initial = ~_have_history(triggers, triangle, longest + window_slots)

@@ -110,10 +110,10 @@ class LateValues(ArrayState):
             weight = np.where(np.isinf(pseudo_count), 0.0, self.count / (self.count + pseudo_count))
         result, variance = np.empty_like(mean), np.empty_like(mean)
         shorter, shorter_variance = overall[:, 0], np.zeros(len(mean))
-        own, kept = weight**2 * within / np.maximum(self.count, 1.0), (1 - weight) ** 2
+        own, inherited = weight**2 * within / np.maximum(self.count, 1.0), (1 - weight) ** 2
         for group in range(mean.shape[1]):
             shorter = shorter + weight[:, group] * (mean[:, group] - shorter)
-            shorter_variance = own[:, group] + kept[:, group] * shorter_variance
+            shorter_variance = own[:, group] + inherited[:, group] * shorter_variance
             result[:, group], variance[:, group] = shorter, shorter_variance
         return result, variance
 
@@ -148,7 +148,7 @@ MEMORY_WINDOWS = 20.0
 UPWARD, DOWNWARD = 10.0, 40.0
 """Multiples of the usual variance at which half of a deviation is attributed to this window, by its direction."""
 RANGE_WINDOWS = 20
-"""The range is that of so many to twice as many windows."""
+"""The range covers so many to twice as many windows."""
 MEAN_WINDOWS = 5.0
 """Effective number of windows in an exponential average with weight 0.3, (2 - 0.3)/0.3."""
 DEPARTURE_VARIANCES = 25.0
@@ -283,7 +283,7 @@ class ValueHistory(ArrayState):
         return np.asarray(np.sqrt(np.where(sample.count > 1, variance, past)))
 
     def _expected_means(self, sample: WindowSample, means: FloatArray) -> FloatArray:
-        """The past means, scaled to this sample's level; but a source that deviates significantly keeps its own."""
+        """Returns the past means, scaled to this sample's level, or its own mean of a source that deviates a lot."""
         before = np.where(self.weight > 0, self.mean, means)
         total = (before * sample.arrived).sum(axis=0)
         steady = np.abs(total) > 0.1 * (np.abs(before) * sample.arrived).sum(axis=0)
@@ -295,7 +295,7 @@ class ValueHistory(ArrayState):
         return np.asarray(expected + own * (means - expected))
 
     def _pooled_ratio(self, sample: WindowSample, own: FloatArray, past: FloatArray) -> FloatArray:
-        """Variance of the sample over that of the past per trigger, sources weighted by events; 1 without a sample."""
+        """Returns the sample's variance over the past variance, [trigger], weighted by events; 1 without a sample."""
         weight = np.where((sample.count > 1) & (past > 0), sample.arrived, 0.0)
         before = (weight * past).sum(axis=0)
         return np.asarray(np.where(before > 0, (weight * own).sum(axis=0) / np.where(before > 0, before, 1.0), 1.0))

@@ -58,7 +58,7 @@ class EarlyAnswerBook(TimeWindowBook):
                 others.append((kind, number, entry))
         super().__init__(state, others, margin_ms)
         self._estimator = self._restore_estimator()
-        self._withdraws = False  # all early answers of open windows are given anew
+        self._withdraws = False  # all open windows with an early answer are answered again
 
     def _restore_estimator(self) -> EarlyAnswerEstimator:
         accuracy = self._spec.accuracy
@@ -90,8 +90,10 @@ class EarlyAnswerBook(TimeWindowBook):
         self._estimator.observed.speed = self._state.running_clock.speed
 
     def inherit_delays(self, others: Iterable[EarlyAnswerBook]) -> None:
-        """Takes over what other queries know of the delays of the same records, per edge from the one that has observed
-        them for the longest time."""
+        """Takes over what other queries know of the delays of the same records.
+
+        It takes the delays of each edge from the query that has observed them for the longest time.
+        """
         known: dict[str, Delays] = {}
         for other in others:
             if other is not self and _counted(other._spec) == _counted(self._spec):
@@ -207,7 +209,7 @@ class EarlyAnswerBook(TimeWindowBook):
         return emission and self._with_prediction(emission, prediction, reasons)
 
     def _answer_early(self, start_ms: int, is_answered: bool, dirty: bool, due: bool, now_ms: int) -> Emission | None:
-        """The early answer to a window, or its revision; None if it gets none now."""
+        """Returns the early answer to a window, or its revision; None if it gets none now."""
         estimator = self._estimator
         observed = self._is_observed(start_ms)
         prediction: Prediction | None

@@ -177,7 +177,7 @@ class Ledger:
         assert self._transaction is None, "restore is not part of a transaction"
         state, entries, edges = unpack_state(snapshot)
         if state.query.ref != ref:
-            raise StorageError(f"the state of {query_key(state.query.ref)} was found for query {query_key(ref)}")
+            raise StorageError(f"the state of {query_key(state.query.ref)} was stored for query {query_key(ref)}")
         book = self._new_book(state, entries)
         book.restored(edges)
         if self._edges is not None:
@@ -192,12 +192,11 @@ class Ledger:
         return book
 
     def load(self, snapshots: Mapping[QueryRef, bytes | None], revisions_after: int = 0) -> None:
-        """Replaces the state of all queries, as after a failed transaction; the list of edges is kept.
+        """Replaces the state of all queries, as after a failed transaction, except for the list of edges.
 
         Args:
             snapshots: by query; None: the query is deleted.
-            revisions_after: no answer gets a revision up to this one: the store may be older than answers that were
-                given.
+            revisions_after: no answer gets a revision up to this one: readers may have answers that the store lacks.
 
         Raises:
             StorageError, UnsupportedVersion: as `restore`.

@@ -111,10 +111,11 @@ class Quality:
 
     Attributes:
         expected: number of expected edges.
-        missing: those, sorted, that have not closed the window, or closed it without all its records because they
+        missing: expected edges, sorted, that have not closed the window, or closed it without all its records: they
             joined too late, lost their state or have lost input.
-        lost_state: those of `missing` that lost their state while the window was open.
-        observed, late: records in the answer, and those of them that arrived after their slice's close.
+        lost_state: edges of `missing` that lost their state while the window was open.
+        observed: number of records in the answer.
+        late: how many of them arrived after their slice's close.
         staleness_ms: time from the window's end to this answer.
         first_staleness_ms: time from the window's end to the answer that a staleness budget applies to, as in `assess`.
         withheld: per measure, where an edge withholds anything.
@@ -129,7 +130,7 @@ class Quality:
         edges: what each edge had stated.
         constants: by edge of `missing` and `left`: its records are only in groups with these values. Edges without a
             constant are absent.
-        rests: per measure of which edges withhold values, what all groups together lack; None: unknown.
+        rests: per measure whose values edges withhold, what all groups together lack; None: unknown.
     """
 
     expected: int

@@ -2,8 +2,8 @@
 
 Edges are numbered in the order in which the ledger first sees them; a part has `EDGES_PER_PART` consecutive ones. The
 first part is inside the query's state and its slices' rows, so a query of few edges has one row of each. Further parts
-are rows of the kinds ``edges`` (by number of the part) and ``slice/n`` (by slice). Values of the ledger are immutable,
-so what has changed is found by comparing with what was stored.
+are rows of the kinds ``edges`` (by number of the part) and ``slice/n`` (by slice). Values of the ledger are immutable:
+a comparison with the stored values shows what has changed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class QueryChanges:
 
 
 class StoredEdges:
-    """The numbers of a query's edges, none of which changes or is given up, and the state that the store has.
+    """The numbers of a query's edges, which never change, and the state that the store has.
 
     Args:
         members: the edges by number.
@@ -145,10 +145,10 @@ class StoredEdges:
             changed.add(0)
         rows: dict[int, list[list[Any]]] = {part: [] for part in sorted(changed)}
         for rank, (origin, close) in enumerate(after.closes.items()):
-            held = rows.get(self._part_of(origin[0]))
-            if held is not None:
+            closes = rows.get(self._part_of(origin[0]))
+            if closes is not None:
                 # Closes are added up in their order, and floats in another one may differ in the last digit.
-                held.append([*_close_to_row(origin, close), *([rank] if self._parts() > 1 else [])])
+                closes.append([*_close_to_row(origin, close), *([rank] if self._parts() > 1 else [])])
         return [(_kind(part), start_ms, dump([after.has_data, closes])) for part, closes in rows.items()]
 
 

@@ -125,7 +125,7 @@ class WindowBook(ABC):
     def refuse(self, slice_starts: Iterable[int]) -> None:
         """States that slices lack partials: of the edges that have reported records of the slices, or of all edges.
 
-        The next answers to the windows over the slices state it: an answer that was given had the partials.
+        The next answers to the windows over the slices state it. Earlier answers had the partials.
         """
         for start in slice_starts:
             for edge in self.slices.edges_with_records(start) or self._state.expected:
@@ -335,7 +335,7 @@ class WindowBook(ABC):
         return due.union(self._take_overdue(now_ms, most - len(due)))
 
     def _gets_answer(self, start_ms: int, state: WindowState) -> bool:
-        """Whether a changed window may get an answer now; one that waits for its close or its deadline gets none."""
+        """Whether a changed window may get an answer now: it does not wait for its close or its deadline."""
         waits = not state.is_answered and state.first_staleness_ms is None
         return not waits or self._required_span(start_ms)[1] <= self._closed_ms
 
