@@ -45,6 +45,12 @@ MAX_ALARMED_SHARE = 0.3
 """Predictions whose alarm exceeds `ALARM_THRESHOLD` standard errors, at most the greatest 30 %, are a category of their
 own (Mondrian conformal prediction, Vovk et al.), so that a drift delays its own windows and not all of them."""
 
+MAX_WINDOWS = 400
+"""Windows in the record."""
+MAX_WIDENING = 4.0
+STEP = 0.02
+"""γ of adaptive conformal inference."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Prediction:
@@ -179,13 +185,6 @@ class Calibration:
         if alarm <= ALARM_THRESHOLD or len(past) < MIN_RECORD:
             return alarm > ALARM_THRESHOLD
         return alarm > float(np.quantile(np.array(past), 1 - MAX_ALARMED_SHARE))
-
-
-MAX_WINDOWS = 400
-"""Windows in the record."""
-MAX_WIDENING = 4.0
-STEP = 0.02
-"""γ of adaptive conformal inference."""
 
 
 class ConformalRecord:

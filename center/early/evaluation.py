@@ -42,6 +42,21 @@ from edgewater.arrivals import ReportSchedule
 from edgewater.model.accuracy import Accuracy, AccuracyTarget
 from edgewater.synopses import BoolArray, FloatArray, IntArray, normal_quantile
 
+BATCH_SIZE = 64
+"""Groups per batch: enough that the cost of calling NumPy is negligible, and few enough that a window that waits for
+one group is not modelled for all."""
+ZERO_MEAN_MIN_ARRIVED = 0.5
+"""Part of a window's records that must have arrived before its mean is judged to be possibly zero. Among the first few
+records of a skewed distribution a single large one decides, and waiting brings more."""
+TOO_FEW = "too few records for an error bound"
+TOO_YOUNG = "an edge has not been observed for longer than the longest delay"
+UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual ones"
+BEYOND_LAGS = "records come later than the longest lag that is resolved, so stragglers cannot be bounded"
+UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
+UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
+ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
+"""Why a group has no interval."""
+
 
 class SourceRemap:
     """New source i inherits the state of `rows[i]`; None starts empty.
@@ -156,24 +171,6 @@ class GroupEstimator:
         result.trigger = EarlyTrigger.from_state(base64.b64decode(state["trigger"]))
         result.counts.restore(state["counts"])
         return result
-
-
-BATCH_SIZE = 64
-"""Groups per batch: enough that the cost of calling NumPy is negligible, and few enough that a window that waits for
-one group is not modelled for all."""
-
-ZERO_MEAN_MIN_ARRIVED = 0.5
-"""Part of a window's records that must have arrived before its mean is judged to be possibly zero. Among the first few
-records of a skewed distribution a single large one decides, and waiting brings more."""
-
-TOO_FEW = "too few records for an error bound"
-TOO_YOUNG = "an edge has not been observed for longer than the longest delay"
-UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual ones"
-BEYOND_LAGS = "records come later than the longest lag that is resolved, so stragglers cannot be bounded"
-UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
-UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
-ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
-"""Why a group has no interval."""
 
 
 class GroupBatch:

@@ -40,6 +40,13 @@ CLOCK_OFFSET_NOISE_MS = 20.0
 """What a session measures between equal clocks on a busy link; smaller offsets count as 0."""
 OFFSET_HEARTBEATS = 5
 
+MAX_SPANS = 64
+"""Per edge. A reason changes with heartbeats, and a window spans many of them."""
+MAX_NAMED_EDGES = 3
+"""Edges that a phrase names."""
+UNREPORTED = "an edge or its link cannot keep up"
+"""The phrase for an edge without a reported reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequirement:
@@ -166,14 +173,6 @@ def rates_differ(stored: Mapping[EdgeId, float], now: Mapping[EdgeId, float]) ->
     return stored.keys() != now.keys() or any(
         abs(now[e] - stored[e]) > MIN_RATE_CHANGE * max(stored[e], 0.01) for e in now
     )
-
-
-MAX_SPANS = 64
-"""Per edge. A reason changes with heartbeats, and a window spans many of them."""
-MAX_NAMED_EDGES = 3
-"""Edges that a phrase names."""
-UNREPORTED = "an edge or its link cannot keep up"
-"""The phrase for an edge without a reported reason."""
 
 
 class SamplingReasonHistory:

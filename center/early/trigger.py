@@ -44,6 +44,12 @@ OUT_OF_TIME = "the staleness budget has expired"
 NOTHING_EXPECTED = "no more records are expected from the reporting edges"
 SILENCE_TOO_WIDE = "silent edges may hold more than the allowed error"
 
+DRIFT, DRIFT_SUBSTREAMS = 8.0, 4
+"""Standard errors by which the two delay memories must disagree, and for how many consecutive sub-streams, for the long
+memory to be restarted."""
+SETTLED_SHARE = 0.9995
+"""Share of a slot's events that must have arrived for its count to be the truth that predictions are compared with."""
+
 
 @dataclass(frozen=True, slots=True)
 class TriggerPolicy:
@@ -398,14 +404,6 @@ def window_models(
         first.measure, sample, expected, half_width, ratio, spread, history.mean,
         first.quantile if count == 1 else quantile, history.range, history.effective_windows,
     )  # fmt: skip
-
-
-DRIFT, DRIFT_SUBSTREAMS = 8.0, 4
-"""Standard errors by which the two delay memories must disagree, and for how many consecutive sub-streams, for the long
-memory to be restarted."""
-
-SETTLED_SHARE = 0.9995
-"""Share of a slot's events that must have arrived for its count to be the truth that predictions are compared with."""
 
 
 def advance_slot(triggers: Sequence[EarlyTrigger], model: StragglerModel, arrived: FloatArray) -> None:

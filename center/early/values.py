@@ -28,6 +28,22 @@ MEMORY_SUBSTREAMS = 25.0
 DRIFT_SUBSTREAMS = 100.0
 """Of the variation between windows: a change that comes every 10 or 20 windows must be remembered until the next."""
 
+MEMORY_WINDOWS = 20.0
+UPWARD, DOWNWARD = 10.0, 40.0
+"""Multiples of the usual variance at which half of a deviation is attributed to this window, by its direction."""
+RANGE_WINDOWS = 20
+"""The range covers so many to twice as many windows."""
+MEAN_WINDOWS = 5.0
+"""Effective number of windows in an exponential average with weight 0.3, (2 - 0.3)/0.3."""
+DEPARTURE_VARIANCES = 25.0
+"""Squared standard errors at which half of a source's deviation from the other sources is attributed to itself."""
+HEAVY_TAIL_NOISE = 0.2
+"""Relative variance of σ² between windows above which tails are heavy: single samples then show too little of them."""
+INFLATION, INFLATION_SAMPLED = 0.2, 0.4
+"""Relative increase of σ² where tails are heavy: for a small sample, and in addition if all events are sampled. The
+average σ² is larger than what most windows need, so a small sample meets the target with little inflation. If most
+events are sampled, the few others have a sum as skewed as themselves; but a larger σ² then costs little."""
+
 
 class LateValues(ArrayState):
     """Decayed sums of sampled values: `count`, `total` (Σv) and `squares` (Σv²), float64 [source, lag group].
@@ -142,23 +158,6 @@ class LateValues(ArrayState):
 def _weighted(means: FloatArray, variances: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
     share = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-12)
     return (share * means).sum(axis=1), (share**2 * variances).sum(axis=1)
-
-
-MEMORY_WINDOWS = 20.0
-UPWARD, DOWNWARD = 10.0, 40.0
-"""Multiples of the usual variance at which half of a deviation is attributed to this window, by its direction."""
-RANGE_WINDOWS = 20
-"""The range covers so many to twice as many windows."""
-MEAN_WINDOWS = 5.0
-"""Effective number of windows in an exponential average with weight 0.3, (2 - 0.3)/0.3."""
-DEPARTURE_VARIANCES = 25.0
-"""Squared standard errors at which half of a source's deviation from the other sources is attributed to itself."""
-HEAVY_TAIL_NOISE = 0.2
-"""Relative variance of σ² between windows above which tails are heavy: single samples then show too little of them."""
-INFLATION, INFLATION_SAMPLED = 0.2, 0.4
-"""Relative increase of σ² where tails are heavy: for a small sample, and in addition if all events are sampled. The
-average σ² is larger than what most windows need, so a small sample meets the target with little inflation. If most
-events are sampled, the few others have a sum as skewed as themselves; but a larger σ² then costs little."""
 
 
 class ValueHistory(ArrayState):
