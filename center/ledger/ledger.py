@@ -112,11 +112,11 @@ class Ledger:
         return len(self.book(ref).windows)
 
     def has_waiting_changes(self, ref: QueryRef) -> bool:
-        """Whether windows of a query have changed since their newest answer, and wait for the time of the next one."""
+        """Whether windows of a query have changed since their newest answers, and wait for the time of the next answers."""
         return self.book(ref).deadlines.refine_at_ms is not None
 
     def book(self, ref: QueryRef) -> WindowBook:
-        """The windows of a query, to read. Raises NotFound."""
+        """Returns the windows of a query, to read. Raises NotFound."""
         if ref not in self._books:
             raise NotFound(f"query {query_key(ref)} is not in the ledger")
         return self._books[ref]
@@ -146,7 +146,7 @@ class Ledger:
         return self.book(ref).state.after_final
 
     def exceeding_delays(self) -> dict[QueryRef, Mapping[str, int]]:
-        """The number of records that came later than the declared delays, by query and edge, where there are any."""
+        """Returns the numbers of records that came later than the declared delays, by query and edge."""
         early = {ref: q.estimator for ref, q in self._books.items() if isinstance(q, EarlyAnswerBook)}
         return {ref: estimator.observed.exceeding for ref, estimator in early.items() if estimator.observed.exceeding}
 
@@ -155,7 +155,7 @@ class Ledger:
         return {ref: q.needed_rates() for ref, q in self._books.items() if isinstance(q, EarlyAnswerBook)}
 
     def sampled_functions(self) -> dict[QueryRef, tuple[QuerySpec, tuple[EdgeId, ...]]]:
-        """The queries whose accuracy is about a function of a sample, with the edges that each expects."""
+        """Returns the queries whose accuracy is about a function of a sample, with the edges that each expects."""
         states = {ref: q.state for ref, q in self._books.items()}
         return {
             ref: (state.query.spec, tuple(state.expected))
@@ -164,7 +164,7 @@ class Ledger:
         }
 
     def snapshot(self, ref: QueryRef) -> bytes:
-        """The whole state of a query. Raises NotFound."""
+        """Returns the whole state of a query. Raises NotFound."""
         return self.book(ref).snapshot()
 
     def restore(self, ref: QueryRef, snapshot: bytes) -> None:
@@ -226,7 +226,7 @@ class Ledger:
             self._transaction = None
 
     def _touch(self, ref: QueryRef) -> WindowBook:
-        """The query's book, about to change."""
+        """Returns the query's book, which is about to change."""
         book = self.book(ref)
         if self._transaction is not None and ref not in self._transaction.touched:
             self._transaction.touched[ref] = book
@@ -301,7 +301,7 @@ class Ledger:
         return emissions
 
     def _note_backlog(self, ref: QueryRef, book: WindowBook) -> None:
-        """A query with more to answer than one event does (`MAX_WORK`) is due at once."""
+        """Makes a query due at once if one event did not give all its answers (`MAX_WORK`)."""
         if book.has_backlog:
             self._pending.add(ref)
         else:
@@ -318,7 +318,7 @@ class LedgerTransaction:
         self.touched: dict[QueryRef, WindowBook] = {}
 
     def changes(self) -> list[QueryChanges]:
-        """The changes of each changed query, for the store to write."""
+        """Returns the changes of each changed query, for the store to write."""
         changes = [
             QueryChanges(QueryRef(name, version), None)
             for name, version in self._deleted.items()

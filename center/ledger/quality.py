@@ -168,7 +168,7 @@ class Quality:
         return not unsent and all(v.code == STALENESS for v in self.violations)
 
     def to_mapping(self) -> dict[str, Any]:
-        """The members of an answer's JSON: completeness, records, staleness_ms, error, contract; and `edges`, which
+        """Returns the members of an answer's JSON: completeness, records, staleness_ms, error, contract; and `edges`, which
         only explanations show, and `rests`, from which totals follow."""
         result: dict[str, Any] = {
             "completeness": self._completeness(),

@@ -248,7 +248,7 @@ class WindowState:
 
     @property
     def refinement_wait_ms(self) -> int:
-        """How long a new answer of the same phase waits after the next answer."""
+        """Wall time that a new answer of the same phase waits after the next answer."""
         return min(REFINE_AFTER_MS << min(self.answers, 16), REFINE_AFTER_MS_MAX)
 
     def may_be_refined(self, now_ms: int) -> bool:
@@ -329,7 +329,7 @@ class StateTable(Generic[T]):
         self._before.clear()
 
     def changes(self) -> dict[int, T | None]:
-        """The values changed since `begin`, by start; None: removed."""
+        """Returns the values changed since `begin`, by start; None: removed."""
         return {start: self._values.get(start) for start in self._before}
 
     def before(self, start_ms: int) -> T | None:
