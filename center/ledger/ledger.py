@@ -112,7 +112,7 @@ class Ledger:
         return len(self.book(ref).windows)
 
     def has_waiting_changes(self, ref: QueryRef) -> bool:
-        """Whether windows of a query have changed since their newest answers, and wait for the time of the next answers."""
+        """Whether windows of a query have changed since their newest answers, and wait to be answered again."""
         return self.book(ref).deadlines.refine_at_ms is not None
 
     def book(self, ref: QueryRef) -> WindowBook:

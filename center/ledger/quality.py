@@ -168,8 +168,10 @@ class Quality:
         return not unsent and all(v.code == STALENESS for v in self.violations)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Returns the members of an answer's JSON: completeness, records, staleness_ms, error, contract; and `edges`, which
-        only explanations show, and `rests`, from which totals follow."""
+        """Returns the members of an answer's JSON: completeness, records, staleness_ms, error, contract.
+
+        Two more members are not shown in answers: explanations show `edges`, and totals follow from `rests`.
+        """
         result: dict[str, Any] = {
             "completeness": self._completeness(),
             "records": {
