@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from center.catalog import EdgeRecord
 from center.early import Delays, EarlyAnswerEstimator, Prediction, needed_rate
 from center.ledger.accuracy_quality import TOO_FEW_ARRIVALS, TOO_MANY_GROUPS, AccuracyQuality, describe_sampling
 from center.ledger.events import Emission, FrameSummary
@@ -35,6 +34,7 @@ from center.ledger.violations import (
     Violation,
 )
 from edgewater.model.accuracy import report_schedule
+from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
 from edgewater.wire import SamplingReason

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from center.catalog import EdgeRecord, expected_edges
 from center.ledger.losses import edges_leaving, lost_states
 from center.ledger.quality import Constants
 from center.ledger.state import QueryState
+from edgewater.model.edge_records import EdgeRecord, expected_edges
 from edgewater.model.streams import EdgeId, StreamClock
 
 FirstDueWindow = Callable[[StreamClock | None, int], int | None]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from center.catalog import EdgeRecord, RegisteredQuery, query_key
 from center.ledger.answer_work import EventWork
 from center.ledger.early_answers import EarlyAnswerBook
 from center.ledger.events import (
@@ -29,8 +28,10 @@ from center.ledger.state import QueryState, StateEntry
 from center.ledger.stored_state import QueryChanges, unpack_state
 from center.ledger.time_windows import TimeWindowBook
 from center.ledger.window_book import WindowBook
+from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.errors import NotFound, StorageError
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.windows import SessionWindow
 from edgewater.wire import QueryRef
@@ -60,7 +61,7 @@ class Ledger:
         # Queries whose windows may be due although no frame will arrive: the next TimeAdvanced examines them.
         self._pending: set[QueryRef] = set()
         # Wall time, ms, until which time alone does not advance them. Not part of the state that is stored.
-        self._suspended: dict[QueryRef, int] = {}
+        self._paused_until_ms: dict[QueryRef, int] = {}
         self._transaction: LedgerTransaction | None = None
         self._is_stale = False
         self._revisions_after = 0
@@ -71,7 +72,7 @@ class Ledger:
         Raises:
             NotFound: a frame's query was never registered. Nothing is applied, since the frame would be lost. Frames
                 of a deleted query are ignored.
-            QueryFailed: the state of a query cannot take the event `TimeAdvanced`: see `suspend`.
+            QueryFailed: the state of a query cannot take the event `TimeAdvanced`: see `pause`.
         """
         assert not self._is_stale, "a transaction has failed: load the ledger first"
         match event:
@@ -92,15 +93,15 @@ class Ledger:
 
     def next_deadline(self) -> int | None:
         """Wall time, ms, of the next `TimeAdvanced` that is needed (`AT_ONCE_MS`: now), or None."""
-        if self._is_stale or not self._pending <= self._suspended.keys():
+        if self._is_stale or not self._pending <= self._paused_until_ms.keys():
             return AT_ONCE_MS
-        until = [due_ms for ref, due_ms in self._suspended.items() if ref in self._books]
-        deadlines = (q.deadline() for ref, q in self._books.items() if ref not in self._suspended)
+        until = [due_ms for ref, due_ms in self._paused_until_ms.items() if ref in self._books]
+        deadlines = (q.deadline() for ref, q in self._books.items() if ref not in self._paused_until_ms)
         return min((due_ms for due_ms in (*until, *deadlines) if due_ms is not None), default=None)
 
-    def suspend(self, ref: QueryRef, until_ms: int) -> None:
-        """Emits nothing of a query by time alone before a wall time, as its state cannot take the time."""
-        self._suspended[ref] = until_ms
+    def pause(self, ref: QueryRef, until_ms: int) -> None:
+        """Gives no answers to a query by time alone before a wall time, because its state cannot take the time."""
+        self._paused_until_ms[ref] = until_ms
 
     def weigh(self, ref: QueryRef, size: int, slices: int | None = None) -> None:
         """Learns the size of a query's slices (`AnswerWork.weigh`). A query that is not known is ignored."""
@@ -282,10 +283,10 @@ class Ledger:
         return emissions
 
     def _advance_time(self, now_ms: int) -> list[Emission]:
-        self._suspended = {ref: until_ms for ref, until_ms in self._suspended.items() if until_ms > now_ms}
+        self._paused_until_ms = {ref: until_ms for ref, until_ms in self._paused_until_ms.items() if until_ms > now_ms}
         emissions, work = [], EventWork()
         for ref, book in self._books.items():
-            if ref in self._suspended:
+            if ref in self._paused_until_ms:
                 continue
             try:
                 due_ms = book.deadline()

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from center.catalog import EdgeRecord
 from center.ledger.events import FrameSummary
 from center.ledger.state import QueryState
+from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import DroppedRecords, InputLoss, LossReason
 

@@ -21,7 +21,6 @@ from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
-from center.catalog import EdgeRecord
 from center.ledger.answer_work import AnswerWork
 from center.ledger.deadlines import Deadlines
 from center.ledger.events import Emission, FrameSummary, refusal
@@ -32,6 +31,7 @@ from center.ledger.slices import FrameReports, ReportedSlices
 from center.ledger.state import QueryState, SealedSlice, SliceState, StateEntry, StateTable, WindowState, at_most
 from center.ledger.stored_state import EntryRow, QueryChanges, StoredEdges, pack_state
 from center.ledger.withheld import Totals
+from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.model.windows import SlidingWindow
 from edgewater.wire import InputLoss

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from center.catalog import SetAside
 from center.job.ledger_writer import FOR_EVER_MS
 from center.ledger import Emission, QueryTooLarge, answer_work
 from center.results import store, writes
@@ -34,11 +35,13 @@ def ship_windows(world: World, ref: QueryRef, windows: int, urls: list[str]) -> 
 
 
 def assert_only_evil_is_set_aside(world: World, job: MicroBatches, evil: QueryRef, why: str) -> None:
-    assert why in job.process.stuck["evil@1"] and list(job.process.stuck) == ["evil@1"]
-    (alarm,) = world.catalog.alarms(query="evil@1")
-    assert (alarm.kind, why in alarm.message) == ("query-stuck", True)
+    assert job.process.set_aside == {"evil@1": SetAside.PAUSED}
+    paused = world.catalog.quarantine.queries()[evil]
+    assert (paused.state, why in paused.reason) == (SetAside.PAUSED, True)
+    (alarm,) = world.catalog.alarms.latest(query="evil@1")
+    assert (alarm.kind, why in alarm.message) == ("query-paused", True)
     assert world.store.consumed().get("evil@1", 0) < world.positions_of(evil), "its frames are kept"
-    assert world.catalog.quarantined() == [], "no frame is to blame"
+    assert world.catalog.quarantine.frames() == [], "no frame is to blame"
     for key in [key for key in world.truth if key[0] == evil]:
         del world.truth[key]
     assert world.answers() == world.truth and world.truth
@@ -101,7 +104,7 @@ def test_of_thousands_of_slices_a_few_tell_that_the_answer_takes_too_long(
 @pytest.mark.slow
 def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     budgeted = spec("evil").to_mapping() | {"budget": {"staleness": "1s"}}
-    evil = world.catalog.register(QuerySpec.from_mapping(budgeted), world.now).ref
+    evil = world.catalog.queries.register(QuerySpec.from_mapping(budgeted), world.now)[0].ref
     (honest,) = world.register("honest")
     job = MicroBatches(world)
     for _ in range(2):
@@ -111,8 +114,8 @@ def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monk
     with monkeypatch.context() as patch:
         patch.setattr(writes, "MAX_ANSWER_CPU_S", -1.0)
         job.writer.advance()
-    assert job.ledger._suspended == {evil: FOR_EVER_MS}
-    (alarm,) = world.catalog.alarms(query="evil@1")
+    assert job.ledger._paused_until_ms == {evil: FOR_EVER_MS}
+    (alarm,) = world.catalog.alarms.latest(query="evil@1")
     assert alarm.kind == "query-failing" and "until the job starts again" in alarm.message
     ship_windows(world, honest, 1, ["/a"])
     world.end(honest)
