@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from center.early.estimate import WindowSample
+from center.early.window_model import WindowSample
 from edgewater.arrivals import (
     NO_VALUES,
-    GroupedSubstream,
     ReportSchedule,
     SubstreamStatistics,
     lag_groups,
@@ -23,17 +21,8 @@ from edgewater.model.errors import InvalidQuery
 from edgewater.synopses import FloatArray
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeReport:
-    """Arrivals up to a report slot, from one frame of an edge. `unread`: the edge may have unread input."""
-
-    slot: int
-    substreams: list[SubstreamStatistics | GroupedSubstream]
-    unread: bool = False
-
-
 class ArrivalCounts:
-    """Sums per sub-stream and edge of one group; those of a window are the sums over its sub-streams.
+    """Sums per sub-stream and edge of one group. The sums of a window are the sums over its sub-streams.
 
     A row of sums is float64: arrived events, then count, Σv and Σv² of the sampled ones, each by lag group, then the
     least and the greatest value of the arrived ones, NaN if some values are not known.

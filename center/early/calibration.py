@@ -1,21 +1,34 @@
-"""Calibration of the straggler model's standard errors by its own past errors.
+"""How wide intervals must be, from past errors: of the straggler model (`Calibration`), of answers (`ConformalRecord`).
 
 The model knows nothing of ramps, steps, bursts or delays that depend on values. Its past predictions do: at every end
 of a sub-stream it predicts the stragglers as if a window ended there, and some seconds later the truth is known. The
 quantile of past |error|/deviation replaces the normal quantile, so that the interval holds whatever the cause of the
 errors (split conformal prediction; Vovk et al. 2005). Only the recent past counts, so that the quantile follows drift
 (Gibbs and Candès 2021).
+
+The interval of an answer assumes independent records as well. They are dependent where a reader takes in many records
+at a time, or where adjacent records are similar (logs have runs of one client). No model covers all such cases; but the
+error of an early answer is known when its window is complete. So intervals are widened by the quantile of past errors,
+in units of the model's own half-width. They are never narrowed: a period of small errors guarantees nothing.
+
+Errors that come in runs, as after a change, are no sample of the next one. So the quantile's level follows the misses:
+each miss raises it, and each interval that contained the true value lowers it (adaptive conformal inference, Gibbs and
+Candès 2021). Whatever the cause of the errors, as long as `MAX_WIDENING` would contain them, there are at most
+(1 - confidence)/γ + 1 misses more than the confidence allows, over any number of windows.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from center.early.named_arrays import Arrays
+from edgewater.model.accuracy import GroupScope
 from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses import normal_quantile
 
@@ -24,13 +37,19 @@ DEFAULT_FACTOR = 4.0
 MIN_RECORD = 20
 MIN_EXTRAPOLATION = 1.2
 MAX_RECORD = 150
-"""Predictions that are kept: 30 windows of 5 sub-streams."""
+"""Predictions in the record: 30 windows of 5 sub-streams."""
 
 OFFSETS = (0, 3, 10, 30, 100, 200)
 ALARM_THRESHOLD = 3.0
 MAX_ALARMED_SHARE = 0.3
 """Predictions whose alarm exceeds `ALARM_THRESHOLD` standard errors, at most the greatest 30 %, are a category of their
 own (Mondrian conformal prediction, Vovk et al.), so that a drift delays its own windows and not all of them."""
+
+MAX_WINDOWS = 400
+"""Windows in the record."""
+MAX_WIDENING = 4.0
+STEP = 0.02
+"""γ of adaptive conformal inference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +123,11 @@ class Calibration:
         Without a record it is at least `DEFAULT_FACTOR` and as large as any error of an initial prediction: where
         records arrive in batches, the model's standard errors are ten times too small from the first window on.
         """
-        known = max(o for o in self.offsets if o <= offset)
-        past = self._record[known, self._is_alarm(known, alarm)]
+        tested = max(o for o in self.offsets if o <= offset)
+        past = self._record[tested, self._is_alarm(tested, alarm)]
         count = len(past)
         if count < MIN_RECORD:
-            return max([DEFAULT_FACTOR, *past, *self._initial[known]])
+            return max([DEFAULT_FACTOR, *past, *self._initial[tested]])
         rank = math.ceil((count + 1) * confidence)
         ordered = np.sort(np.array(past))
         if rank <= count:
@@ -123,7 +142,7 @@ class Calibration:
         return len(self._record[known, self._is_alarm(known, alarm)]) >= MIN_RECORD
 
     def to_state(self) -> Arrays:
-        """Ragged queues as one array and their lengths, in the order of `offsets`."""
+        """Returns the ragged queues as one array with their lengths, in the order of `offsets`."""
         queues = self._queues()
         return {
             "offsets": np.array(self.offsets, np.int64),
@@ -166,3 +185,65 @@ class Calibration:
         if alarm <= ALARM_THRESHOLD or len(past) < MIN_RECORD:
             return alarm > ALARM_THRESHOLD
         return alarm > float(np.quantile(np.array(past), 1 - MAX_ALARMED_SHARE))
+
+
+class ConformalRecord:
+    """The errors of one query's early answers.
+
+    Args:
+        confidence: of each interval, or with scope "all" of all intervals of a window simultaneously.
+    """
+
+    def __init__(self, confidence: float, scope: GroupScope | None) -> None:
+        self._failures, self._is_simultaneous = 1 - confidence, scope == "all"
+        self._windows: dict[int, list[float]] = {}
+        self._level = self._failures  # the share of misses to allow from now on
+        self._widening: float | None = 1.0  # None: out of date
+
+    @property
+    def widening(self) -> float:
+        """The factor, from 1, by which the model's half-widths are multiplied."""
+        if self._widening is None:
+            self._widening = self._quantile()
+        return self._widening
+
+    def add(self, start_ms: int, ratios: Sequence[float], widening: float) -> None:
+        """Adds a window, or replaces its errors by later ones.
+
+        Args:
+            ratios: by group, the error of the estimate in half-widths of the model.
+            widening: that its intervals had.
+        """
+        if not ratios:
+            return
+        if start_ms not in self._windows:
+            misses = [ratio > widening for ratio in self._errors(ratios)]
+            # Credit for intervals that contained the true value is limited to the miss of one window.
+            level = self._level + STEP * (self._failures - sum(misses) / len(misses))
+            self._level = min(max(level, -STEP), self._failures + STEP)
+        self._windows[start_ms] = list(ratios)
+        if len(self._windows) > MAX_WINDOWS:
+            del self._windows[next(iter(self._windows))]
+        self._widening = None
+
+    def _errors(self, ratios: Sequence[float]) -> Sequence[float]:
+        return [max(ratios)] if self._is_simultaneous else ratios
+
+    def _quantile(self) -> float:
+        if self._level < 0:
+            return MAX_WIDENING
+        errors = sorted(error for ratios in self._windows.values() for error in self._errors(ratios))
+        rank = min(math.ceil((len(errors) + 1) * (1 - min(self._level, self._failures))), len(errors))
+        return min(max(errors[rank - 1], 1.0), MAX_WIDENING)
+
+    def to_state(self) -> dict[str, Any]:
+        """Returns JSON of the whole state."""
+        return {"level": self._level, "windows": [[start, *ratios] for start, ratios in self._windows.items()]}
+
+    def restore(self, state: Mapping[str, Any] | Sequence[Sequence[float]]) -> None:
+        """Restores `to_state`, or what it was before errors had the start of their window: lists of ratios."""
+        if not isinstance(state, Mapping):
+            state = {"level": self._level, "windows": [[-n, *ratios] for n, ratios in enumerate(state, 1)]}
+        self._level = float(state["level"])
+        self._windows = {int(start): ratios for start, *ratios in state["windows"]}
+        self._widening = None if self._windows else 1.0

@@ -1,7 +1,7 @@
 """Estimates a function of all rows of a window from a sample of them, and plans the sampling rate for a given error.
 
-The error is that of the function itself, by its own formula or by a bootstrap; a bound on the mean of the values would
-say little about, for instance, the centroids of k-means.
+The error is the error of the function itself, by its own formula or by a bootstrap. A bound on the mean of the values
+would say little about, for instance, the centroids of k-means.
 """
 
 from __future__ import annotations
@@ -121,12 +121,12 @@ def plan_rate(
     population = len(rows) / rate
     if population <= MIN_PLANNED_ROWS:
         return 1.0
-    found = estimate_function(function, parameters, rows, rate, rng, confidence=confidence, plan=True)
-    planned = found.rate_for(target)
+    estimate = estimate_function(function, parameters, rows, rate, rng, confidence=confidence, plan=True)
+    planned = estimate.rate_for(target)
     while planned < rate:
         taken = rows[: math.ceil(planned * population)]
-        found = estimate_function(function, parameters, taken, planned, rng, confidence=confidence)
-        if found.error <= target:
+        estimate = estimate_function(function, parameters, taken, planned, rng, confidence=confidence)
+        if estimate.error <= target:
             break
         planned = min(1.0, planned * RATE_INCREASE)
     return planned
@@ -174,7 +174,7 @@ class _Evaluation:
         values = np.array([self.fit(rows[rng.integers(0, size, taken)], value) for _ in range(replicates)])
         gaps = np.array([self.function.distance(v, value, self.parameters) for v in values])
         rank = min(replicates, math.ceil((replicates + 1) * self.confidence)) - 1
-        # A quantile above that of the largest resample is extrapolated by a normal distribution.
+        # A quantile above the quantile of the largest resample is extrapolated by a normal distribution.
         resolved = replicates / (replicates + 1)
         beyond = max(normal_quantile(self.confidence) / normal_quantile(resolved), 1.0)
         scale = math.sqrt(taken / size) * beyond
@@ -184,5 +184,5 @@ class _Evaluation:
         shrink = math.sqrt(max(0.0, 1 - rate))
         off = np.sort(np.abs(values - value), axis=0)[rank] * scale * shrink
         error = uncorrected_error * shrink if rate < 1 else 0.0
-        found = FunctionEstimate(value, value - off, value + off, error, size, rate, uncorrected_error)
-        return found if rate >= 1 or size >= MIN_RESAMPLED_ROWS else found.without_bounds()
+        estimate = FunctionEstimate(value, value - off, value + off, error, size, rate, uncorrected_error)
+        return estimate if rate >= 1 or size >= MIN_RESAMPLED_ROWS else estimate.without_bounds()

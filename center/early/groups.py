@@ -14,11 +14,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from center.early.arrival_counts import true_values, window_sample
-from center.early.group import GroupEstimator
-from center.early.group_batch import BATCH_SIZE, BatchEvaluation, GroupBatch
-from center.early.prediction import GroupPrediction
-from center.early.source_remap import SourceRemap
+from center.early.evaluation import BATCH_SIZE, BatchEvaluation, GroupBatch, GroupEstimator, SourceRemap
 from center.early.trigger import EarlyTrigger
+from center.early.window_prediction import GroupPrediction
 from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.model.accuracy import MAX_GROUPS, Accuracy, group_key
 from edgewater.synopses import BoolArray, IntArray
@@ -67,7 +65,7 @@ class Groups:
     # Changes
 
     def begin(self, slot: int, sources: int) -> None:
-        """Starts all groups anew at `slot`; lags of earlier events are not known. Counts are kept."""
+        """Starts all groups anew at `slot`. Lags of earlier events are not known; their counts are."""
         counts = {key: g.counts for key, g in self._groups.items() if not g.counts.is_empty}
         self.clear()
         for key in counts if self._accuracy.scope is not None else [ALL]:
@@ -79,7 +77,7 @@ class Groups:
     ) -> None:
         """Sets what another query knows of the delays of a source, for a query without groups.
 
-        Arguments are those of `ArrivalTriangle.inherit` and `StragglerModel.inherit`.
+        Arguments are as of `ArrivalTriangle.inherit` and `StragglerModel.inherit`.
         """
         trigger = self._groups[ALL].trigger
         trigger.triangle.inherit(source, sums.reshape(trigger.triangle.sums[:, :, source].shape), slots)
@@ -310,7 +308,7 @@ class Groups:
     # Snapshots
 
     def to_state(self) -> dict[str, Any]:
-        """JSON."""
+        """Returns JSON."""
         return {
             "groups": [g.to_state() for g in self], "next_number": self._next_number,
             "overflow_until": self.overflow_until, "lost_sample": self.lost_sample,
@@ -345,7 +343,7 @@ class Groups:
         self.overflow_until = slot + OVERFLOW_LAGS * self._schedule.grid.lags + self._schedule.window_slots
 
     def _batches(self) -> list[GroupBatch]:
-        """All groups, in the order in which they were added."""
+        """Returns all groups, in the order in which they were added."""
         if self._batched is None:
             groups = list(self)
             parts = [groups[i : i + BATCH_SIZE] for i in range(0, len(groups), BATCH_SIZE)]
@@ -359,7 +357,7 @@ class Groups:
             yield from (b.evaluate(start_ms, edges, widening=widening) for b in self._batches())
 
     def _keys(self, statistics: GroupedSubstream) -> list[str]:
-        """The keys of the groups in the table, cached: reports repeat them, and encoding takes most of the time."""
+        """Returns the keys of the groups in the table. They are cached: reports repeat them, and encoding is slow."""
         rows = list(zip(*(k.to_pylist() for k in statistics.keys), strict=True))
         if any(pa.types.is_floating(k.type) for k in statistics.keys):  # 0.0 and -0.0 are equal, but two groups
             return [group_key(row) for row in rows]

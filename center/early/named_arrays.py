@@ -1,7 +1,7 @@
 """Snapshots as bytes: named arrays and a few numbers in the byte format of synopses.
 
-Magic, checksum and narrow integers are those of `edgewater.synopses.encoding.codec`. Arrays are restored exactly, so a
-restored object behaves as one that never stopped.
+Magic, checksum and narrow integers come from `edgewater.synopses.encoding.codec`. Arrays are restored exactly, so a
+restored object behaves as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class ArrayState:
             CorruptSynopsis: an array is missing, or its shape or dtype differs from the attribute's.
         """
         for name in self.STATE:
-            have, found = getattr(self, name), arrays.get(name)
-            if found is None or found.shape != have.shape or found.dtype != have.dtype:
+            own, array = getattr(self, name), arrays.get(name)
+            if array is None or array.shape != own.shape or array.dtype != own.dtype:
                 raise CorruptSynopsis(
-                    f"{type(self).__name__} state: {name} is {None if found is None else (found.shape, found.dtype)}, "
-                    f"expected {(have.shape, have.dtype)}"
+                    f"{type(self).__name__} state: {name} is {None if array is None else (array.shape, array.dtype)}, "
+                    f"expected {(own.shape, own.dtype)}"
                 )
-            setattr(self, name, found.copy())
+            setattr(self, name, array.copy())
 
 
 def pack(kind: str, numbers: Mapping[str, Any], arrays: Arrays) -> bytes:

@@ -128,7 +128,7 @@ class StragglerModel(ArrayState):
         usual_rate: events per slot over about the last `USUAL_SUBSTREAMS`; a silent source is expected to go on at it.
         weight: sub-streams learned from.
         late, uneven: decayed sums per trigger over blocks, the `BLOCKS` of a sub-stream: late arrivals, and half of
-            the squared difference of their number from that of the block before. The quotient is 1 if they arrive one
+            the squared difference of their number from the number of the block before. It is 1 if they arrive one
             by one (Poisson), and the size of a clump if they arrive in clumps.
         block, last_block: late arrivals of the block, and of the one before, per trigger.
         late_from: the least lag of late arrivals, per source.
@@ -268,28 +268,16 @@ class StragglerModel(ArrayState):
         last = min(first_lag + slots, lags)
         born = np.arange(first_lag, lags) < age[:, None]
         recent = _recent(seen[:, first_lag:], shares[:, :, first_lag:], born)
-        learned = self.weight > 0
-        silent = self.triangle.silent_slots > 0
-        prior = np.where(learned, PRIOR_SLOTS, 0.0)
-        rate = (recent.events + prior * self.usual_rate) / np.maximum(recent.complete_slots + prior, _MIN_SHARE)
-        rate = np.where(silent & learned, self.usual_rate, rate)
-        # The usual rate was counted over many sub-streams; the young slots of a silent source were not counted at all.
-        usual_events = self.usual_rate * USUAL_SUBSTREAMS * self.triangle.grid.substream_slots
-        counted = np.where(silent & learned, usual_events, recent.events[LONG])
-        prior_weight = np.where(silent, 1.0, prior / np.maximum(recent.complete_slots[LONG] + prior, _MIN_SHARE))
-        horizon = self.triangle.horizon
-        known = (self.triangle.observed > horizon) & (self.triangle.age >= min(first_lag, horizon) + slots)
-        known &= (~silent | (self.weight >= SILENT_SUBSTREAMS)) & self._shows_rate()
+        rate = self._rates(recent)
         window = slice(first_lag, last)
         share, arrived = shares[:, :, window], seen[:, window]
-        alive = born[:, : last - first_lag]
         credibility = rate / np.maximum(self.dispersion - 1, 1e-9)  # in slots of Poisson noise: k = λ/(φ - 1)
         scale = (credibility + 1e-12)[..., None]
         per_slot = (credibility[..., None] + arrived) * (rate[..., None] / scale)
         shrinkage = share * (rate[..., None] / scale)
         shrinkage += 1
         per_slot /= shrinkage
-        per_slot *= alive
+        per_slot *= born[:, : last - first_lag]
         expected = (per_slot * (1 - share)).sum(axis=2)
         deviation = np.sqrt(log_variances[:, :, window])
         deviation *= share
@@ -301,7 +289,7 @@ class StragglerModel(ArrayState):
         batched = self._batched_rate(rate[LONG])
         variance = (
             mixed * np.clip(self.dispersion, 0.3, None)
-            + mixed**2 * (1 / np.maximum(counted, 1.0) + prior_weight**2 * self.rate_variance)
+            + mixed**2 * self._rate_noise(recent)
             + trust * imprecision[SHORT]
             + (1 - trust) * imprecision[LONG]
             + trust * (1 - trust) * gap**2
@@ -311,21 +299,48 @@ class StragglerModel(ArrayState):
         drift = np.abs(difference) / np.sqrt(self._per_trigger(imprecision[LONG] + imprecision[SHORT]) + 1.0)
         jump = np.abs(self._per_trigger(recent.change)) / np.sqrt(self._per_trigger(recent.change_variance) + 1e-9)
         clumped = self._clump_variance(mixed) + self._pause_variance(batched, shares[LONG], window)
-        by_lag = _by_lag(per_slot, shares, first_lag, trust) if lags_wanted else np.zeros((len(seen), 0))
         return StragglersByTrigger(
             arrived=arrived.sum(axis=1),
             expected=mixed,
             deviation=np.sqrt(variance),
             untested=np.sqrt(variance + clumped),
-            by_lag=by_lag,
+            by_lag=_by_lag(per_slot, shares, first_lag, trust) if lags_wanted else np.zeros((len(seen), 0)),
             rate=trust * rate[SHORT] + (1 - trust) * rate[LONG],
-            known=np.asarray(known.reshape(self.triggers, -1).all(axis=1)),
+            known=self._is_known(first_lag, slots),
             drift=np.asarray(drift),
             alarm=np.maximum(drift, jump),
         )
 
+    def _rates(self, recent: _Recent) -> FloatArray:
+        """Returns the events per slot by [memory, source]. A silent source is expected to go on at its usual rate."""
+        learned, prior = self.weight > 0, self._prior_slots()
+        rate = (recent.events + prior * self.usual_rate) / np.maximum(recent.complete_slots + prior, _MIN_SHARE)
+        return np.asarray(np.where((self.triangle.silent_slots > 0) & learned, self.usual_rate, rate))
+
+    def _prior_slots(self) -> FloatArray:
+        """Returns the weight of each source's usual rate, in complete slots."""
+        return np.where(self.weight > 0, PRIOR_SLOTS, 0.0)
+
+    def _rate_noise(self, recent: _Recent) -> FloatArray:
+        """Returns the relative variance of the rate of each source.
+
+        The usual rate was counted over many sub-streams; the young slots of a silent source were not counted at all.
+        """
+        silent, prior = self.triangle.silent_slots > 0, self._prior_slots()
+        usual_events = self.usual_rate * USUAL_SUBSTREAMS * self.triangle.grid.substream_slots
+        counted = np.where(silent & (self.weight > 0), usual_events, recent.events[LONG])
+        prior_weight = np.where(silent, 1.0, prior / np.maximum(recent.complete_slots[LONG] + prior, _MIN_SHARE))
+        return np.asarray(1 / np.maximum(counted, 1.0) + prior_weight**2 * self.rate_variance)
+
+    def _is_known(self, first_lag: int, slots: int) -> BoolArray:
+        """Returns `Stragglers.known` per trigger."""
+        triangle, horizon = self.triangle, self.triangle.horizon
+        known = (triangle.observed > horizon) & (triangle.age >= min(first_lag, horizon) + slots)
+        known &= ((triangle.silent_slots == 0) | (self.weight >= SILENT_SUBSTREAMS)) & self._shows_rate()
+        return np.asarray(known.reshape(self.triggers, -1).all(axis=1))
+
     def _shows_rate(self) -> BoolArray:
-        """Whether the arrivals of each source tell its rate, [source].
+        """Returns whether the arrivals of each source show its rate, [source].
 
         A new query that inherits delays is old enough for an interval at its first window's end. Between the first two
         batches of a source the youngest slots seem to have no events then, and before the first one none has.
@@ -338,7 +353,7 @@ class StragglerModel(ArrayState):
         return np.asarray(learnt | (arrived > 0) & (paused <= LIKELY_PAUSE))
 
     def _clump_variance(self, expected: FloatArray) -> FloatArray:
-        """Variance of the number of stragglers because they arrive in clumps, [source].
+        """Returns the variance of the number of stragglers because they arrive in clumps, [source].
 
         The end of an outage releases all late records, of all sources, at once. The standard deviation of a rare clump
         does not contain it, so the variance is (size/2)² while one is likely.
@@ -349,10 +364,10 @@ class StragglerModel(ArrayState):
         return np.asarray(np.repeat(likely * size / (4 * sources), sources))
 
     def _batched_rate(self, rate: FloatArray) -> FloatArray:
-        """Events per slot that arrive in batches, as of a reader that polls, [source].
+        """Returns the events per slot that arrive in batches, because a reader polls, [source].
 
-        Between two batches all events are missing, whatever their age: as many as are born in the pause. Of a Poisson
-        process, the pause says nothing. How far the mean pause exceeds that of such a process tells them apart.
+        Between two batches all events are missing, whatever their age: as many as are born in the pause. The pause of a
+        Poisson process says nothing. The excess of the mean pause over the pause of such a process tells them apart.
         """
         triangle = self.triangle
         if not self.weight.all():  # between the first batches, the youngest slots seem to have no events
@@ -363,7 +378,7 @@ class StragglerModel(ArrayState):
         return np.asarray(np.where(triangle.silent_slots > 0, 0.0, rate * batched))
 
     def _pause_variance(self, rate: FloatArray, share: FloatArray, window: slice) -> FloatArray:
-        """Variance of the number of stragglers because a batch is due, [source].
+        """Returns the variance of the number of stragglers because a batch is due, [source].
 
         The delays of batches are known on average over their phases. So in a pause, of the events that were born before
         it, those are missing too that usually arrive in as long a time. `calibration.DEFAULT_FACTOR` standard errors

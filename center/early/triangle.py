@@ -52,7 +52,7 @@ class ArrivalTriangle(ArrayState):
         expired: events of slots older than the largest lag, since the beginning, float64 [source].
         pause: slots since each source's last arrival, float64 [source].
         pauses: decayed sum of `pause` over slots, in the long memory, float64 [source].
-        horizon: lags that can occur: those of the grid or, if delays are declared, the fewer that these allow.
+        horizon: number of lags that can occur: all of the grid, or fewer if delays are declared.
     """
 
     STATE = ("seen", "sums", "age", "before", "silent_slots", "expired", "pause", "pauses")
@@ -162,7 +162,7 @@ class ArrivalTriangle(ArrayState):
             arrived: per slot of the silence, the events that arrived in it, [source, lag].
 
         Raises:
-            InvalidInput: the number of slots is not that of the silence; nothing is changed.
+            InvalidInput: the number of slots differs from the length of the silence; nothing is changed.
         """
         selected = np.zeros(self.sources, bool)
         selected[sources] = True

@@ -7,24 +7,28 @@ each sub-stream at its own deadline, as the paper does, drops a third of the eve
 The target is met when sampling and stragglers together fit: width² = sampling² + stragglers² ≤ (error·|estimate|)².
 The sampling rate is set before the window begins, and edges do not keep events that were not sampled. Waiting can
 therefore reduce the stragglers' part only; a window whose sample alone is too small is answered at once.
+
+Many triggers are evaluated together (`TriggerBatch`), because the arrays of one are small: one by one, most of the time
+would go into calling NumPy. The triggers share nothing but the calls. Each has the numbers that it would have alone.
+
+Backtests predict as if a window ended at each end of a sub-stream, and are compared with the truth later. The straggler
+model is evaluated by arrays over the sources of all triggers; a single number per trigger goes into its `Calibration`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from center.early import named_arrays
-from center.early.backtest import advance_slot
 from center.early.calibration import DEFAULT_FACTOR, OFFSETS, Calibration
-from center.early.estimate import WindowModel, WindowSample
-from center.early.late_values import LateValues
-from center.early.stragglers import SILENT_SUBSTREAMS, StragglerModel, Stragglers
+from center.early.stragglers import SILENT_SUBSTREAMS, StragglerModel, Stragglers, StragglersByTrigger
 from center.early.triangle import LONG, ArrivalTriangle
-from center.early.trigger_batch import window_models
-from center.early.value_history import ValueHistory
+from center.early.values import LateValues, ValueHistory
+from center.early.window_model import LateRatio, WindowModel, WindowSample, model_window
 from edgewater.arrivals import SlotGrid
 from edgewater.model.accuracy import AccuracyTarget, MeasureKind, check_measure
 from edgewater.model.errors import CorruptSynopsis, InvalidInput
@@ -39,6 +43,12 @@ SAMPLE_TOO_SMALL = "the sample of the window is too small for the error, however
 OUT_OF_TIME = "the staleness budget has expired"
 NOTHING_EXPECTED = "no more records are expected from the reporting edges"
 SILENCE_TOO_WIDE = "silent edges may hold more than the allowed error"
+
+DRIFT, DRIFT_SUBSTREAMS = 8.0, 4
+"""Standard errors by which the two delay memories must disagree, and for how many consecutive sub-streams, for the long
+memory to be restarted."""
+SETTLED_SHARE = 0.9995
+"""Share of a slot's events that must have arrived for its count to be the truth that predictions are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,7 @@ class AnswerNow:
     """The window's answer. Arrays are (1,).
 
     Attributes:
-        sampling, straggler: half-widths; the caller adds those of sketches and of withheld values.
+        sampling, straggler: half-widths; the caller adds the half-widths of sketches and of withheld values.
         met: the interval meets the target. If not, `reason` is why the window is answered nevertheless.
     """
 
@@ -228,7 +238,7 @@ class EarlyTrigger:
         self._straggler_share += 0.2 * (share - self._straggler_share)
 
     def to_state(self) -> bytes:
-        """The whole state: about 17 bytes per source and lag, and at most 20 KB of calibration record."""
+        """Returns the whole state: about 17 bytes per source and lag, and at most 20 KB of calibration record."""
         numbers = {
             "grid": astuple(self.grid), "window_slots": self.window_slots, "target": astuple(self.target),
             "measure": self.measure, "max_wait_slots": self.max_wait_slots, "policy": astuple(self.policy),
@@ -309,3 +319,161 @@ class EarlyTrigger:
 
 def _answer(model: WindowModel, sampling: FloatArray, reason: str = "") -> AnswerNow:
     return AnswerNow(model.estimate, sampling, model.straggler_width, model.size, not reason, reason)
+
+
+class TriggerBatch:
+    """Triggers of one query over the same sources that began at ends of sub-streams.
+
+    The batch shares its memory with the triggers. They may be used one by one meanwhile, except that only the batch
+    advances time. It is valid until one of them becomes a member of another batch.
+    """
+
+    def __init__(self, triggers: Sequence[EarlyTrigger]) -> None:
+        self.triggers = list(triggers)
+        self.triangle = ArrivalTriangle.join([t.triangle for t in triggers])
+        self.model = StragglerModel.join(self.triangle, [t.model for t in triggers])
+
+    def advance(self, arrived: FloatArray, reporting: BoolArray) -> None:
+        """Does `EarlyTrigger.on_slot` for all; arguments are over the sources of all triggers, in order."""
+        self.triangle.advance(arrived, reporting)
+        advance_slot(self.triggers, self.model, arrived)
+
+    def window_models(self, offset: int, sample: WindowSample) -> tuple[StragglersByTrigger, WindowModel]:
+        """Returns `EarlyTrigger.window_model` for all; a column of `sample` and of the result is one trigger."""
+        return window_models(self.triggers, self.model, offset, sample)
+
+    def rates(self) -> FloatArray:
+        """Returns `EarlyTrigger.rates` for all, for the window that begins now, [source, trigger]."""
+        stragglers = self.model.predict_each(0, self.triggers[0].window_slots, lags_wanted=False)
+        return np.concatenate([t.rates(stragglers.of(i)) for i, t in enumerate(self.triggers)], axis=1)
+
+    def on_answered(
+        self,
+        selected: Sequence[int],
+        sample: WindowSample,
+        sums: tuple[FloatArray, FloatArray, FloatArray],
+        straggler_shares: FloatArray,
+    ) -> None:
+        """Does `EarlyTrigger.on_answered` for the selected triggers, by index.
+
+        Args:
+            sample, sums: of the selected triggers only.
+            straggler_shares: half-widths of the stragglers relative to the estimates.
+        """
+        triggers, (count, total, squares) = [self.triggers[i] for i in selected], sums
+        history = ValueHistory.join([t.history for t in triggers])
+        history.learn(sample)
+        history.copy_to([t.history for t in triggers])
+        for i, (trigger, share) in enumerate(zip(triggers, straggler_shares.tolist(), strict=True)):
+            rows = slice(i * trigger.triangle.sources, (i + 1) * trigger.triangle.sources)
+            substreams = trigger.window_slots / trigger.grid.substream_slots
+            trigger.late.learn(count[rows], total[rows], squares[rows], substreams)
+            trigger.learn_straggler_share(share)
+
+
+def window_models(
+    triggers: Sequence[EarlyTrigger], model: StragglerModel, offset: int, sample: WindowSample
+) -> tuple[StragglersByTrigger, WindowModel]:
+    """Returns the expected stragglers of a window `offset` slots after its end, and the model of its estimate.
+
+    Args:
+        model: over the sources of all triggers, in order.
+    """
+    first, count = triggers[0], len(triggers)
+    stragglers = model.predict_each(offset, first.window_slots, lags_wanted=first.measure != "count")
+    if first.measure == "count":
+        ratio = LateRatio(np.ones(model.triangle.sources), np.zeros(model.triangle.sources))
+    else:
+        late = first.late if count == 1 else LateValues.join([t.late for t in triggers])
+        ratio = late.ratio(stragglers.by_lag, sample.by_lag)
+    history = first.history if count == 1 else ValueHistory.join([t.history for t in triggers])
+    spread = history.spread(sample, sample.means(history.mean))
+    alarms = list(zip(triggers, stragglers.alarm.tolist(), strict=True))
+    factor = [t.calibration.factor(offset, alarm, t.policy.straggler_confidence) for t, alarm in alarms]
+    quantile = np.array([t.quantile for t in triggers])
+    # Backtests cover reporting sources only: how well silent ones are predicted is not known.
+    silent = model.triangle.silent_slots.reshape(count, -1).T > 0
+    factors = np.where(silent, np.maximum(DEFAULT_FACTOR, quantile), np.array(factor))
+    expected, half_width = (x.reshape(count, -1).T for x in (stragglers.expected, stragglers.deviation))
+    half_width = factors * half_width
+    tested = [t.calibration.is_tested(offset, alarm) for t, alarm in alarms]
+    if not all(tested):
+        untested = DEFAULT_FACTOR * stragglers.untested.reshape(count, -1).T
+        half_width = np.where(tested, half_width, np.maximum(half_width, untested))
+    return stragglers, model_window(
+        first.measure, sample, expected, half_width, ratio, spread, history.mean,
+        first.quantile if count == 1 else quantile, history.range, history.effective_windows,
+    )  # fmt: skip
+
+
+def advance_slot(triggers: Sequence[EarlyTrigger], model: StragglerModel, arrived: FloatArray) -> None:
+    """Completes a slot by which the model's triangle has advanced with `arrived`.
+
+    All triggers began at ends of sub-streams, so their slots are in phase.
+    """
+    model.on_slot(arrived, triggers[0].slot)
+    for trigger in triggers:
+        trigger.slot += 1
+    slot, substream = triggers[0].slot, triggers[0].grid.substream_slots
+    if slot % substream == 0:
+        model.on_substream()
+        _resolve(triggers, model.triangle)
+    for offset in triggers[0].calibration.offsets:
+        if (slot - offset) % substream == 0:
+            silent = (model.triangle.silent_slots > 0).reshape(len(triggers), -1).any(axis=1)
+            reporting = np.flatnonzero(~silent).tolist()
+            _predict([i for i in reporting if triggers[i].slot > offset], triggers, model, offset)
+
+
+def _predict(selected: Sequence[int], triggers: Sequence[EarlyTrigger], model: StragglerModel, offset: int) -> None:
+    """Records a prediction as if a window had ended `offset` slots ago."""
+    if not selected:
+        return
+    triangle, window_slots = model.triangle, triggers[0].window_slots
+    predicted = model.predict_each(offset, min(window_slots, triangle.grid.lags - offset), lags_wanted=False)
+    if offset == 0:
+        for i in selected:
+            _track_drift(triggers[i], float(predicted.drift[i]))
+
+    def summed(by_source: FloatArray) -> list[float]:
+        return [float(x) for x in by_source.reshape(len(triggers), -1).sum(axis=1)]
+
+    # Errors in pauses, in which nothing was expected and nothing arrived, do not show how good later predictions are.
+    # Nor do errors of sources that are younger than the longest lag, whose delays are not known yet. Errors of the next
+    # window, which had less history than any later one, count until later errors are known.
+    has_arrivals, longest = predicted.arrived.reshape(len(triggers), -1).any(axis=1), triangle.horizon
+    tested = _have_history(triggers, triangle, longest) & has_arrivals
+    initial = ~_have_history(triggers, triangle, longest + window_slots)
+    expected, total, alarm = summed(predicted.expected), summed(triangle.total(offset)), predicted.alarm.tolist()
+    deviation = np.sqrt((predicted.deviation**2).reshape(len(triggers), -1).sum(axis=1)).tolist()
+    for i in selected:
+        if tested[i]:
+            boundary, calibration, is_initial = triggers[i].slot - offset, triggers[i].calibration, bool(initial[i])
+            calibration.add_prediction(
+                boundary, offset, expected[i], deviation[i], alarm[i], total[i], initial=is_initial
+            )  # fmt: skip
+
+
+def _have_history(triggers: Sequence[EarlyTrigger], triangle: ArrivalTriangle, slots: int) -> BoolArray:
+    """Whether all sources have been observed for so many slots, not counting the time before their first event."""
+    border = min(slots, triangle.grid.lags - 1)
+    older = triangle.seen[:, border:].sum(axis=1) + triangle.expired
+    younger = triangle.seen[:, :border].sum(axis=1)
+    by_source = (triangle.age >= slots) & ((older > 0) | (younger == 0))
+    return np.asarray(by_source.reshape(len(triggers), -1).all(axis=1))
+
+
+def _track_drift(trigger: EarlyTrigger, drift: float) -> None:
+    trigger.drifting_substreams = trigger.drifting_substreams + 1 if drift > DRIFT else 0
+    if trigger.drifting_substreams >= DRIFT_SUBSTREAMS:
+        trigger.triangle.reset_long_memory()
+        trigger.drifting_substreams = 0
+
+
+def _resolve(triggers: Sequence[EarlyTrigger], triangle: ArrivalTriangle) -> None:
+    """Compares predictions with the truth where it is known by now."""
+    settled = (triangle.distributions()[LONG] >= SETTLED_SHARE).reshape(len(triggers), -1, triangle.grid.lags)
+    horizons = np.argmax(settled.all(axis=1), axis=1).tolist()
+    for trigger, horizon in zip(triggers, horizons, strict=True):
+        for boundary in trigger.calibration.due(trigger.slot, horizon + 1):
+            trigger.calibration.resolve(boundary, float(trigger.triangle.total(trigger.slot - boundary).sum()))

@@ -3,6 +3,7 @@
 A pure state machine: no I/O and no clock. `center.job` feeds it through `center.results`, which stores its state.
 """
 
+from center.ledger.accuracy_quality import ALL_RECORDS_NEEDED
 from center.ledger.events import (
     FRAMES,
     EdgesChanged,
@@ -20,7 +21,7 @@ from center.ledger.events import (
     state_refusal,
 )
 from center.ledger.ledger import AT_ONCE_MS, Ledger, LedgerTransaction
-from center.ledger.quality import ALL_RECORDS_NEEDED, Phase, Quality, with_late_records
+from center.ledger.quality import Phase, Quality, with_late_records
 from center.ledger.stored_state import QueryChanges, pack_state
 from center.ledger.violations import ACCURACY, STALENESS, WITHHELD, Violation, with_violations
 from center.ledger.withheld import WithheldBound

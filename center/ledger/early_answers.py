@@ -17,11 +17,22 @@ from dataclasses import replace
 from typing import Any
 
 from center.early import Delays, EarlyAnswerEstimator, Prediction, needed_rate
+from center.ledger.accuracy_quality import TOO_FEW_ARRIVALS, TOO_MANY_GROUPS, AccuracyQuality, describe_sampling
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.losses import MAX_AHEAD_MS, Losses
-from center.ledger.quality import Phase, Quality, with_accuracy
+from center.ledger.quality import Phase, Quality
 from center.ledger.state import EstimatorLogEntry, QueryState, StateEntry, StateTable, WindowState
 from center.ledger.time_windows import TimeWindowBook
+from center.ledger.violations import (
+    ACCURACY,
+    INPUT_LOST,
+    LEFT,
+    LOST_STATE,
+    MISSING_EDGES,
+    NOTHING_ARRIVED,
+    STALENESS,
+    Violation,
+)
 from edgewater.model.accuracy import report_schedule
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
@@ -47,7 +58,7 @@ class EarlyAnswerBook(TimeWindowBook):
                 others.append((kind, number, entry))
         super().__init__(state, others, margin_ms)
         self._estimator = self._restore_estimator()
-        self._withdraws = False  # all early answers of open windows are given anew
+        self._withdraws = False  # all open windows with an early answer are answered again
 
     def _restore_estimator(self) -> EarlyAnswerEstimator:
         accuracy = self._spec.accuracy
@@ -76,16 +87,18 @@ class EarlyAnswerBook(TimeWindowBook):
 
     def edges_changed(self, edges: Sequence[EdgeRecord]) -> None:
         super().edges_changed(edges)
-        self._estimator.speed = self._state.running_clock.speed
+        self._estimator.observed.speed = self._state.running_clock.speed
 
     def inherit_delays(self, others: Iterable[EarlyAnswerBook]) -> None:
-        """Takes over what other queries know of the delays of the same records, per edge from the one that has observed
-        them for the longest time."""
+        """Takes over what other queries know of the delays of the same records.
+
+        It takes the delays of each edge from the query that has observed them for the longest time.
+        """
         known: dict[str, Delays] = {}
         for other in others:
             if other is not self and _counted(other._spec) == _counted(self._spec):
-                for edge, found in other._estimator.delays().items():
-                    known[edge] = max(known.get(edge, found), found, key=lambda delays: delays.slots)
+                for edge, delays in other._estimator.observed.delays().items():
+                    known[edge] = max(known.get(edge, delays), delays, key=lambda each: each.slots)
         self._estimator.inherit(known)
         self._write_log()
 
@@ -117,14 +130,14 @@ class EarlyAnswerBook(TimeWindowBook):
         frames = sorted(frames, key=lambda f: f.position)
         changed = super()._apply_frames(frames, unlisted)
         self._estimator.expect(self._state.expected)
-        relied = not self._estimator.exceeding
+        had_declared_delays = not self._estimator.observed.exceeding
         for frame in frames:
             if frame.arrivals is not None:
                 # An edge's clock that is far ahead must not advance the query's time.
                 latest_ms = self._state.running_clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS)
                 report, through_ms = frame.arrivals, min(frame.arrivals.through_ms, latest_ms)
                 self._estimator.add_report(frame.edge, through_ms, report.substreams, report.sampled, report.unread)
-        self._withdraws = relied and bool(self._estimator.exceeding)
+        self._withdraws = had_declared_delays and bool(self._estimator.observed.exceeding)
         return changed
 
     def deadline(self) -> int | None:
@@ -136,15 +149,20 @@ class EarlyAnswerBook(TimeWindowBook):
         ends = [self._end(start) for start, state in self.windows.items() if self._is_open(start, state.is_answered)]
         if not ends:
             return due_ms
-        estimator = self._estimator
-        silent_at_ms = min(ends) + estimator.silence_timeout_ms
-        if silent_at_ms <= estimator.now_ms:
-            silent_at_ms = estimator.now_ms + estimator.silence_timeout_ms
+        observed = self._estimator.observed
+        silent_at_ms = min(ends) + observed.silence_timeout_ms
+        if silent_at_ms <= observed.now_ms:
+            silent_at_ms = observed.now_ms + observed.silence_timeout_ms
         wall_ms = self._state.running_clock.to_wall_ms(silent_at_ms) + 1
         return wall_ms if due_ms is None else min(due_ms, wall_ms)
 
+    def _is_observed(self, start_ms: int) -> bool:
+        """Whether an estimate of the window is possible: it has ended, and the lags of its events are known."""
+        observed = self._estimator.observed
+        return observed.has_observed(start_ms) and observed.has_ended(start_ms)
+
     def _is_open(self, start_ms: int, answered: bool) -> bool:
-        return not answered and self._estimator.has_observed(start_ms)
+        return not answered and self._estimator.observed.has_observed(start_ms)
 
     # Answers
 
@@ -158,7 +176,7 @@ class EarlyAnswerBook(TimeWindowBook):
         ended = {
             start
             for start, state in self.windows.items()
-            if self._is_open(start, state.is_answered) and estimator.has_ended(start)
+            if self._is_open(start, state.is_answered) and estimator.observed.has_ended(start)
         }
         if self._withdraws:
             dirty = dirty | self.deadlines.without_wait(
@@ -182,22 +200,23 @@ class EarlyAnswerBook(TimeWindowBook):
             is_answered = state is not None and state.is_answered
             return self._answer_early(start_ms, is_answered, dirty, due, now_ms)
         prediction, reasons = estimator.predict_complete(start_ms)
-        observed = estimator.has_observed(start_ms) and estimator.has_ended(start_ms)
-        if observed and estimator.last_answer(start_ms) is None:  # the estimator learns from every window
+        if (
+            self._is_observed(start_ms) and estimator.answers.last(start_ms) is None
+        ):  # the estimator learns from every window
             estimator.on_answered(start_ms, prediction or estimator.predict(start_ms), early=False)
         estimator.settle(start_ms)
         emission = super()._answer_window(start_ms, dirty, due, now_ms)
         return emission and self._with_prediction(emission, prediction, reasons)
 
     def _answer_early(self, start_ms: int, is_answered: bool, dirty: bool, due: bool, now_ms: int) -> Emission | None:
-        """The early answer to a window, or its revision; None if it gets none now."""
+        """Returns the early answer to a window, or its revision; None if it gets none now."""
         estimator = self._estimator
-        observed = estimator.has_observed(start_ms) and estimator.has_ended(start_ms)
+        observed = self._is_observed(start_ms)
         prediction: Prediction | None
         if is_answered:
             if not dirty or not observed or not (self._withdraws or estimator.is_revision_due(start_ms)):
                 return None
-            revision, last = estimator.predict(start_ms), estimator.last_answer(start_ms)
+            revision, last = estimator.predict(start_ms), estimator.answers.last(start_ms)
             if Losses(self._state).concern(self._required_span(start_ms)):
                 revision = replace(revision, met=False)
             if last is not None and not revision.differs_from(last):
@@ -212,7 +231,7 @@ class EarlyAnswerBook(TimeWindowBook):
         emission = super()._answer_window(start_ms, dirty, True, now_ms)
         if emission is None:
             return None
-        reasons = estimator.sampling_reasons(start_ms) if prediction is not None else {}
+        reasons = estimator.observed.sampling_reasons(start_ms) if prediction is not None else {}
         if prediction is not None:
             estimator.on_answered(start_ms, prediction, early=True)
         return self._with_prediction(emission, prediction, reasons)
@@ -223,14 +242,70 @@ class EarlyAnswerBook(TimeWindowBook):
         """Adds the prediction and the measured coverage to the quality of an answer."""
         start_ms, estimator = emission.window_start_ms, self._estimator
         is_final = emission.phase is Phase.FINAL
-        unknown_sample = estimator.has_unknown_sample(start_ms)
-        quality: Quality = with_accuracy(
+        unknown_sample = estimator.observed.has_unknown_sample(start_ms)
+        quality: Quality = _with_accuracy(
             emission.quality, self._spec, prediction, early=self._phase(start_ms) is Phase.EARLY or unknown_sample,
-            covered=estimator.finalize(start_ms) if is_final else None, coverage=estimator.coverage,
-            slot_ms=estimator.schedule.grid.slot_ms, too_many_groups=estimator.has_too_many_groups,
-            sampled_because=reasons, unknown_sample=unknown_sample, exceeding=estimator.exceeding,
+            covered=estimator.finalize(start_ms) if is_final else None, coverage=estimator.answers.coverage,
+            slot_ms=estimator.schedule.grid.slot_ms, too_many_groups=estimator.observed.has_too_many_groups,
+            sampled_because=reasons, unknown_sample=unknown_sample, exceeding=estimator.observed.exceeding,
         )  # fmt: skip
         return replace(emission, quality=quality)
+
+
+def _with_accuracy(
+    quality: Quality,
+    spec: QuerySpec,
+    prediction: Prediction | None,
+    *,
+    early: bool,
+    covered: bool | None,
+    coverage: float | None,
+    slot_ms: int,
+    too_many_groups: bool,
+    sampled_because: Mapping[str, frozenset[SamplingReason]],
+    unknown_sample: bool,
+    exceeding: Mapping[str, int],
+) -> Quality:
+    """Extends the quality of an answer by what its accuracy requires.
+
+    Args:
+        sampled_because: reasons per edge that did not process all of the window's records.
+        unknown_sample: records may have been sampled out that are not counted.
+        exceeding: records by edge that came later than the declared delays.
+    """
+    accuracy = spec.accuracy
+    assert accuracy is not None
+    stated = (STALENESS, NOTHING_ARRIVED, LOST_STATE, INPUT_LOST, LEFT)
+    violations = [v for v in quality.violations if v.code in stated]
+    if prediction is not None and quality.losses:
+        prediction = prediction.without_bounds("an edge may have lost input of the window")
+    elif prediction is not None and quality.lost_state:
+        lost = ", ".join(quality.lost_state)
+        prediction = prediction.without_bounds(
+            f"the reports of {lost} were lost with its state, or count records twice"
+        )
+    elif prediction is not None and not prediction.bounded:
+        prediction = prediction.without_bounds(prediction.reason)
+    if prediction is None and early:
+        violations.append(Violation(ACCURACY, TOO_MANY_GROUPS if too_many_groups else TOO_FEW_ARRIVALS))
+    elif prediction is not None and not prediction.met:
+        violations.append(Violation(ACCURACY, prediction.reason))
+    if not early:
+        # All edges have closed the window: no estimate stands for the records that one of them lacks.
+        violations += [v for v in quality.violations if v.code == MISSING_EDGES]
+    requested = dict(accuracy.to_contract())
+    if spec.staleness_budget is not None:
+        requested["staleness_ms"] = spec.staleness_budget.staleness_ms
+    sampled = prediction is not None and prediction.sampled < prediction.arrived
+    waited = prediction.waited_slots * slot_ms if prediction is not None else None
+    result = AccuracyQuality(
+        accuracy.measure, accuracy.confidence, prediction,
+        describe_sampling(spec, sampled_because if sampled else None, unknown_sample), waited, coverage, covered,
+        too_many_groups, unknown_sample, None if accuracy.delays_ms is None else dict(exceeding),
+    )  # fmt: skip
+    # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
+    observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
+    return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=result)
 
 
 def _counted(spec: QuerySpec) -> tuple[object, ...]:

@@ -113,11 +113,11 @@ class Ledger:
         return len(self.book(ref).windows)
 
     def has_waiting_changes(self, ref: QueryRef) -> bool:
-        """Whether windows of a query have changed since their newest answer, and wait for the time of the next one."""
+        """Whether windows of a query have changed since their newest answers, and wait to be answered again."""
         return self.book(ref).deadlines.refine_at_ms is not None
 
     def book(self, ref: QueryRef) -> WindowBook:
-        """The windows of a query, to read. Raises NotFound."""
+        """Returns the windows of a query, to read. Raises NotFound."""
         if ref not in self._books:
             raise NotFound(f"query {query_key(ref)} is not in the ledger")
         return self._books[ref]
@@ -147,16 +147,16 @@ class Ledger:
         return self.book(ref).state.after_final
 
     def exceeding_delays(self) -> dict[QueryRef, Mapping[str, int]]:
-        """The number of records that came later than the declared delays, by query and edge, where there are any."""
+        """Returns the numbers of records that came later than the declared delays, by query and edge."""
         early = {ref: q.estimator for ref, q in self._books.items() if isinstance(q, EarlyAnswerBook)}
-        return {ref: estimator.exceeding for ref, estimator in early.items() if estimator.exceeding}
+        return {ref: estimator.observed.exceeding for ref, estimator in early.items() if estimator.observed.exceeding}
 
     def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
         """Per query with an accuracy and per edge, the sampling rate that the contract needs."""
         return {ref: q.needed_rates() for ref, q in self._books.items() if isinstance(q, EarlyAnswerBook)}
 
     def sampled_functions(self) -> dict[QueryRef, tuple[QuerySpec, tuple[EdgeId, ...]]]:
-        """The queries whose accuracy is about a function of a sample, with the edges that each expects."""
+        """Returns the queries whose accuracy is about a function of a sample, with the edges that each expects."""
         states = {ref: q.state for ref, q in self._books.items()}
         return {
             ref: (state.query.spec, tuple(state.expected))
@@ -165,7 +165,7 @@ class Ledger:
         }
 
     def snapshot(self, ref: QueryRef) -> bytes:
-        """The whole state of a query. Raises NotFound."""
+        """Returns the whole state of a query. Raises NotFound."""
         return self.book(ref).snapshot()
 
     def restore(self, ref: QueryRef, snapshot: bytes) -> None:
@@ -178,7 +178,7 @@ class Ledger:
         assert self._transaction is None, "restore is not part of a transaction"
         state, entries, edges = unpack_state(snapshot)
         if state.query.ref != ref:
-            raise StorageError(f"the state of {query_key(state.query.ref)} was found for query {query_key(ref)}")
+            raise StorageError(f"the state of {query_key(state.query.ref)} was stored for query {query_key(ref)}")
         book = self._new_book(state, entries)
         book.restored(edges)
         if self._edges is not None:
@@ -193,12 +193,11 @@ class Ledger:
         return book
 
     def load(self, snapshots: Mapping[QueryRef, bytes | None], revisions_after: int = 0) -> None:
-        """Replaces the state of all queries, as after a failed transaction; the list of edges is kept.
+        """Replaces the state of all queries, as after a failed transaction, except for the list of edges.
 
         Args:
             snapshots: by query; None: the query is deleted.
-            revisions_after: no answer gets a revision up to this one: the store may be older than answers that were
-                given.
+            revisions_after: no answer gets a revision up to this one: readers may have answers that the store lacks.
 
         Raises:
             StorageError, UnsupportedVersion: as `restore`.
@@ -228,7 +227,7 @@ class Ledger:
             self._transaction = None
 
     def _touch(self, ref: QueryRef) -> WindowBook:
-        """The query's book, about to change."""
+        """Returns the query's book, which is about to change."""
         book = self.book(ref)
         if self._transaction is not None and ref not in self._transaction.touched:
             self._transaction.touched[ref] = book
@@ -303,7 +302,7 @@ class Ledger:
         return emissions
 
     def _note_backlog(self, ref: QueryRef, book: WindowBook) -> None:
-        """A query with more to answer than one event does (`MAX_WORK`) is due at once."""
+        """Makes a query due at once if one event did not give all its answers (`MAX_WORK`)."""
         if book.has_backlog:
             self._pending.add(ref)
         else:
@@ -320,7 +319,7 @@ class LedgerTransaction:
         self.touched: dict[QueryRef, WindowBook] = {}
 
     def changes(self) -> list[QueryChanges]:
-        """The changes of each changed query, for the store to write."""
+        """Returns the changes of each changed query, for the store to write."""
         changes = [
             QueryChanges(QueryRef(name, version), None)
             for name, version in self._deleted.items()

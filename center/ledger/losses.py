@@ -32,8 +32,7 @@ class Losses:
     state: QueryState
 
     def missing_edges(self, span: Span) -> tuple[EdgeId, ...]:
-        """Returns the expected edges of which a window lacks records: they have not closed it, or lack records
-        themselves."""
+        """Returns the expected edges whose records a window lacks: they have not closed it, or lack them themselves."""
         through, end = self.state.through_ms, span[1]
         return tuple(
             edge

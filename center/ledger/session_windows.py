@@ -7,7 +7,7 @@ the session that has its records now. Should a session begin there again, the re
 
 *Closed* needs up to one gap more than for other windows: a record less than a gap after the last one may lie in the
 next slice, which an edge reports when it closes that slice. A session is sealed, with all slices before it, once it is
-final. A record between two sessions of which the first is final and the second is not belongs to the second.
+final. A record between a final session and one that is not final belongs to the latter.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.wire import REJECTIONS, SliceClose
 
 AFTER_FINAL = "after-final"
-"""Why records are in no answer to a window: the center received them when it had given the final one."""
+"""Why records are in no answer to a window: they came when the final answer had been given."""
 MAX_SEALED_STATEMENTS = 4096
 """Counts (slice, edge) that remain of final windows, to detect records that arrive after them."""
 
@@ -107,7 +107,7 @@ class ReportedSlices:
         self.sealed.begin()
 
     def states(self, starts: Iterable[int]) -> list[SliceState]:
-        """Returns the states of those of the slices that have any."""
+        """Returns the states of the slices that have one."""
         return [state for start in starts if (state := self.open.get(start)) is not None]
 
     def has_data(self, start_ms: int) -> bool:
@@ -171,9 +171,10 @@ class ReportedSlices:
         self.late[late] = self.late.get(late, 0) + records
 
     def _forget_rests(self, reports: FrameReports) -> None:
-        """Adds closes without rests of slices of which their edge has sent values since, such as late records in
-        several frames. A part of the rest is no longer withheld, so the rest is unknown until the edge closes the
-        slice again."""
+        """Adds closes without rests to slices whose edge has sent values since its close, such as late records.
+
+        A part of the rest is no longer withheld, so the rest is unknown until the edge closes the slice again.
+        """
         for start, origin in sorted(reports.outdated):
             state, closes = self.open.get(start), reports.closes.setdefault(start, {})
             close = closes.get(origin) or (state.closes.get(origin) if state is not None else None)
@@ -181,7 +182,7 @@ class ReportedSlices:
                 closes[origin] = replace(close, withheld=tuple(replace(w, rest=None) for w in close.withheld))
 
     def _count_after_final(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], through_ms: int) -> None:
-        """Counts the records that closes add to a slice of which some window is final."""
+        """Counts the records that closes add to a slice if some window over it is final."""
         if through_ms == MIN_TIME_MS:
             return
         state, sealed = self.open.get(start_ms), self.sealed.get(start_ms)

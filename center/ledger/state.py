@@ -32,7 +32,7 @@ Late records change a window with nearly every batch, and a revision for each ba
 same phase wait: a deadline, `complete`, `final`, a stated loss and the first answer that keeps an error budget do not.
 """
 MAX_LOSSES = 32
-"""Losses of one edge that are kept apart; further ones are united with the oldest."""
+"""Losses of one edge in the state; further ones are united with the oldest."""
 
 EdgeIncarnation = tuple[str, str]
 """(edge, incarnation): counters of a close are totals per incarnation."""
@@ -151,14 +151,14 @@ class QueryState:
         return replace(self, losses={**self.losses, edge: at_most([*self.losses.get(edge, ()), *losses])})
 
     def without_losses_before(self, event_ms: int) -> QueryState:
-        """Forgets the losses that no window at or after this event time can lack."""
-        kept = {e: tuple(x for x in losses if x.overlaps(event_ms, MAX_TIME_MS)) for e, losses in self.losses.items()}
-        kept = {edge: losses for edge, losses in kept.items() if losses}
-        return self if kept == self.losses else replace(self, losses=kept)
+        """Returns the state without the losses that concern no window at or after an event time."""
+        later = {e: tuple(x for x in losses if x.overlaps(event_ms, MAX_TIME_MS)) for e, losses in self.losses.items()}
+        later = {edge: losses for edge, losses in later.items() if losses}
+        return self if later == self.losses else replace(self, losses=later)
 
 
 def at_most(losses: Sequence[InputLoss]) -> tuple[InputLoss, ...]:
-    """The losses, those beyond the last `MAX_LOSSES` united."""
+    """Returns the losses; of more than `MAX_LOSSES`, the oldest are united."""
     extra = len(losses) - MAX_LOSSES + 1
     return tuple(losses) if extra <= 1 else (reduce(InputLoss.union, losses[:extra]), *losses[extra:])
 
@@ -248,7 +248,7 @@ class WindowState:
 
     @property
     def refinement_wait_ms(self) -> int:
-        """How long a new answer of the same phase waits after the next answer."""
+        """Wall time that a new answer of the same phase waits after the next answer."""
         return min(REFINE_AFTER_MS << min(self.answers, 16), REFINE_AFTER_MS_MAX)
 
     def may_be_refined(self, now_ms: int) -> bool:
@@ -329,11 +329,11 @@ class StateTable(Generic[T]):
         self._before.clear()
 
     def changes(self) -> dict[int, T | None]:
-        """The values changed since `begin`, by start; None: removed."""
+        """Returns the values changed since `begin`, by start; None: removed."""
         return {start: self._values.get(start) for start in self._before}
 
     def before(self, start_ms: int) -> T | None:
-        """The value at `begin` of one that has changed since; None: there was none."""
+        """Returns the value at `begin` at the start of a changed value; None: there was none."""
         return self._before[start_ms]
 
 

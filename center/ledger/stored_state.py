@@ -2,8 +2,8 @@
 
 Edges are numbered in the order in which the ledger first sees them; a part has `EDGES_PER_PART` consecutive ones. The
 first part is inside the query's state and its slices' rows, so a query of few edges has one row of each. Further parts
-are rows of the kinds ``edges`` (by number of the part) and ``slice/n`` (by slice). Values of the ledger are immutable,
-so what has changed is found by comparing with what was stored.
+are rows of the kinds ``edges`` (by number of the part) and ``slice/n`` (by slice). Values of the ledger are immutable:
+a comparison with the stored values shows what has changed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class QueryChanges:
 
 
 class StoredEdges:
-    """The numbers of a query's edges, none of which changes or is given up, and the state that the store has.
+    """The numbers of a query's edges, which never change, and the state that the store has.
 
     Args:
         members: the edges by number.
@@ -85,7 +85,7 @@ class StoredEdges:
                 self._members.append(edge)
 
     def set_stored(self, state: QueryState) -> None:
-        """The last transaction has stored this state."""
+        """Called when the last transaction has stored a state."""
         self._stored, self._stored_count, self.is_whole = state, len(self._members), False
 
     def _parts(self) -> int:
@@ -95,13 +95,13 @@ class StoredEdges:
         return self._number[edge] // EDGES_PER_PART
 
     def state_json(self, state: QueryState) -> str:
-        """The state, of its edges only the first part."""
+        """Returns the state as JSON, with the first part of its edges only."""
         mapping = state.to_mapping()
         version = STATE_VERSION if self._parts() == 1 else PARTS_VERSION
         return dump({**mapping, "version": version, **next(iter(self._split(mapping, [0])))})
 
     def rows(self, state: QueryState, *, all_parts: bool = False) -> list[EntryRow]:
-        """The rows of the further parts that differ from what is stored, or of all of them."""
+        """Returns the rows of the further parts that differ from the stored ones, or of all further parts."""
         parts = (
             range(self._parts()) if all_parts or self._stored is None else sorted(self._changed(self._stored, state))
         )
@@ -135,7 +135,7 @@ class StoredEdges:
             yield {"members": members, **lists, **maps}
 
     def slice_rows(self, start_ms: int, before: SliceState | None, after: SliceState | None) -> list[EntryRow]:
-        """The rows of a slice that differ from the stored ones."""
+        """Returns the rows of a slice that differ from the stored ones."""
         if after is None:
             stored = {self._part_of(edge) for edge, _ in before.closes} if before is not None else set()
             return [(_kind(part), start_ms, None) for part in sorted({0, *stored})]
@@ -145,10 +145,10 @@ class StoredEdges:
             changed.add(0)
         rows: dict[int, list[list[Any]]] = {part: [] for part in sorted(changed)}
         for rank, (origin, close) in enumerate(after.closes.items()):
-            held = rows.get(self._part_of(origin[0]))
-            if held is not None:
+            closes = rows.get(self._part_of(origin[0]))
+            if closes is not None:
                 # Closes are added up in their order, and floats in another one may differ in the last digit.
-                held.append([*_close_to_row(origin, close), *([rank] if self._parts() > 1 else [])])
+                closes.append([*_close_to_row(origin, close), *([rank] if self._parts() > 1 else [])])
         return [(_kind(part), start_ms, dump([after.has_data, closes])) for part, closes in rows.items()]
 
 
@@ -162,7 +162,7 @@ def _close_to_row(origin: EdgeIncarnation, close: SliceClose) -> list[Any]:
 
 
 def pack_state(state: str, entries: Iterable[tuple[str, int, str]]) -> bytes:
-    """A query's snapshot from the JSON of its state and of its rows (kind, start, JSON)."""
+    """Returns a query's snapshot from the JSON of its state and of its rows (kind, start, JSON)."""
     listed = ",".join(f"[{json.dumps(kind)},{start},{text}]" for kind, start, text in entries)
     return f'{{"state":{state},"entries":[{listed}]}}'.encode()
 

@@ -1,10 +1,16 @@
-"""`Violation`: a part of its contract that an answer does not keep, and the codes."""
+"""`Violation`: a part of its contract that an answer does not keep; the codes and the messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from edgewater.model.streams import EdgeId
+from edgewater.wire import InputLoss
+
+MAX_NAMED_EDGES = 3
+"""Edges that a message names."""
 
 STALENESS = "staleness-budget"
 """Violation code: the answer came later than its staleness budget."""
@@ -50,3 +56,73 @@ def with_violations(contract: Mapping[str, Any], added: Iterable[Violation]) -> 
     """Extends the contract of `Quality.to_mapping()` by violations; it is met only without any."""
     violations = [*contract["violations"], *({"code": v.code, "message": v.message} for v in added)]
     return {**contract, "met": not violations, "violations": violations}
+
+
+def too_stale(first_staleness_ms: int, budget_ms: int, of: str) -> list[Violation]:
+    """Returns a violation if an answer came later than its budget.
+
+    Args:
+        of: the answer to which the budget applies.
+    """
+    if first_staleness_ms <= budget_ms:
+        return []
+    message = f"the {of} came {first_staleness_ms} ms after the window's end; the budget is {budget_ms} ms"
+    return [Violation(STALENESS, message)]
+
+
+def missing_edges(expected: int, missing: tuple[str, ...]) -> list[Violation]:
+    """Returns a violation if edges are missing, or if none is expected.
+
+    Args:
+        expected: number of expected edges.
+    """
+    if expected > 0 and not missing:
+        return []
+    reported = expected - len(missing)
+    return [
+        Violation(
+            MISSING_EDGES, f"{reported} of {expected} expected edges have closed the window with all their records"
+        )
+    ]
+
+
+def state_lost(edges: tuple[str, ...]) -> list[Violation]:
+    """Returns a violation if edges lost their state while the window was open."""
+    if not edges:
+        return []
+    message = f"{', '.join(edges)} lost its state while the window was open: records may be missing or counted twice"
+    return [Violation(LOST_STATE, message)]
+
+
+def edges_left(edges: tuple[EdgeId, ...]) -> list[Violation]:
+    """Returns a violation if edges left without having closed the window."""
+    if not edges:
+        return []
+    message = f"{', '.join(edges)} was retired, or stopped serving the stream, before it had closed the window"
+    return [Violation(LEFT, message)]
+
+
+def input_lost(losses: Iterable[tuple[EdgeId, InputLoss]]) -> list[Violation]:
+    """Returns one violation per edge, source and reason."""
+    counts: dict[tuple[str, str, str], int | None] = {}
+    for edge, loss in losses:
+        key = edge, loss.source, loss.reason
+        count = counts.get(key, 0)
+        counts[key] = None if count is None or loss.records is None else count + loss.records
+    return [
+        Violation(
+            INPUT_LOST,
+            f"edge {edge}: {'an unknown number of' if records is None else records} records of source {source} are"
+            f" lost or may be ({reason})",
+        )
+        for (edge, source, reason), records in counts.items()
+    ]
+
+
+def nothing_arrived(expected: int, missing: tuple[str, ...]) -> list[Violation]:
+    """Returns a violation if no record has arrived and not all edges have closed the window: it may have records."""
+    if expected > 0 and not missing:
+        return []
+    silent = ", ".join(missing[:MAX_NAMED_EDGES]) + (", …" if len(missing) > MAX_NAMED_EDGES else "")
+    whom = f" from {silent}" if missing else ""
+    return [Violation(NOTHING_ARRIVED, f"no record of the window has arrived{whom}; that there are none is not known")]

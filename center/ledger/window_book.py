@@ -125,7 +125,7 @@ class WindowBook(ABC):
     def refuse(self, slice_starts: Iterable[int]) -> None:
         """States that slices lack partials: of the edges that have reported records of the slices, or of all edges.
 
-        The next answers to the windows over the slices state it: an answer that was given had the partials.
+        The next answers to the windows over the slices state it. Earlier answers had the partials.
         """
         for start in slice_starts:
             for edge in self.slices.edges_with_records(start) or self._state.expected:
@@ -335,7 +335,7 @@ class WindowBook(ABC):
         return due.union(self._take_overdue(now_ms, most - len(due)))
 
     def _gets_answer(self, start_ms: int, state: WindowState) -> bool:
-        """Whether a changed window may get an answer now; one that waits for its close or its deadline gets none."""
+        """Whether a changed window may get an answer now: it does not wait for its close or its deadline."""
         waits = not state.is_answered and state.first_staleness_ms is None
         return not waits or self._required_span(start_ms)[1] <= self._closed_ms
 
@@ -417,20 +417,7 @@ class WindowBook(ABC):
             constants=self._state.constants,
             deliveries=self._state.deliveries,
             has_data=any(s.has_data for s in states),
-            edges=self._statements(missing, states),
-        )
-
-    def _statements(self, missing: Sequence[EdgeId], states: Sequence[SliceState]) -> EdgeStatements:
-        by_edge: dict[str, list[Totals]] = {}
-        for state in states:
-            for edge, totals in state.by_edge.items():
-                by_edge.setdefault(edge, []).append(totals)
-        through, absent = self._state.through_ms, frozenset(missing)
-        return EdgeStatements(
-            tuple(e for e in self._state.expected if e not in absent),
-            {e: through[e] for e in missing if MIN_TIME_MS < through.get(e, MIN_TIME_MS) < MAX_TIME_MS},
-            {e: each[0] if len(each) == 1 else Totals.union(each, self._spec) for e, each in sorted(by_edge.items())},
-            {e: self._state.constants[e] for e in sorted(by_edge) if e in self._state.constants},
+            edges=_edge_statements(self._state, missing, states),
         )
 
     def _close_window(self, start_ms: int) -> None:
@@ -470,3 +457,23 @@ class WindowBook(ABC):
 
     def _due_at(self, start_ms: int) -> int:
         return self._state.running_clock.to_wall_ms(self._end(start_ms)) + (self._due_after_ms or 0)
+
+
+def _edge_statements(state: QueryState, missing: Sequence[EdgeId], slices: Sequence[SliceState]) -> EdgeStatements:
+    """Returns what each edge has stated of a window.
+
+    Args:
+        missing: edges of which the window lacks records.
+        slices: the window's slices.
+    """
+    by_edge: dict[str, list[Totals]] = {}
+    for each in slices:
+        for edge, totals in each.by_edge.items():
+            by_edge.setdefault(edge, []).append(totals)
+    through, absent, spec = state.through_ms, frozenset(missing), state.query.spec
+    return EdgeStatements(
+        tuple(e for e in state.expected if e not in absent),
+        {e: through[e] for e in missing if MIN_TIME_MS < through.get(e, MIN_TIME_MS) < MAX_TIME_MS},
+        {e: parts[0] if len(parts) == 1 else Totals.union(parts, spec) for e, parts in sorted(by_edge.items())},
+        {e: state.constants[e] for e in sorted(by_edge) if e in state.constants},
+    )

@@ -36,7 +36,7 @@ class WithheldBound:
 
     Attributes:
         above, below: in the unit of the measure; for a measure without an error function, in records.
-        unsent: the largest maximum of which an edge sent nothing, for its group. Any group's true maximum is at most
+        unsent: the largest maximum of a group for which an edge sent nothing. Any group's true maximum is at most
             the larger of this and its estimate plus `above`. None: every edge sent something of each of its groups.
         above_share, below_share: as fractions of the group's own true value.
     """
@@ -50,16 +50,16 @@ class WithheldBound:
     @classmethod
     def of(cls, stated: Withheld) -> Self:
         """Returns the bound that one edge states. A value that is no amount or share becomes infinite."""
-        given = (stated.largest_above, stated.largest_below, stated.above_share, stated.below_share)
-        above, below, *shares = (math.inf if v is None or not v >= 0 else v for v in given)
+        amounts = (stated.largest_above, stated.largest_below, stated.above_share, stated.below_share)
+        above, below, *shares = (math.inf if v is None or not v >= 0 else v for v in amounts)
         unsent = stated.largest_unsent
         return cls(above, below, math.inf if unsent is not None and math.isnan(unsent) else unsent, *shares)
 
     def to_mapping(self) -> dict[str, float | None]:
         """Returns JSON. Null is an unknown amount; an unknown share is absent."""
-        result = {"above": _finite(self.above), "below": _finite(self.below)}
+        result = {"above": finite(self.above), "below": finite(self.below)}
         if self.unsent is not None:
-            result["unsent"] = _finite(self.unsent)
+            result["unsent"] = finite(self.unsent)
         shares = {"above_share": self.above_share, "below_share": self.below_share}
         return {**result, **{name: share for name, share in shares.items() if math.isfinite(share)}}
 
@@ -101,7 +101,7 @@ class Totals:
     """Union of all edges' closes of a slice, or of all slices of a window.
 
     Attributes:
-        withheld: per measure of which anything is withheld.
+        withheld: per measure, where anything is withheld.
         signs: per sum of a query with a relative limit, the signs of the values of any edge and slice: a set of +1 and
             -1.
         rests: per measure with a rest, the rests of all closes; None: unknown.
@@ -215,6 +215,6 @@ def without_bounds(spec: QuerySpec, withheld: Mapping[str, WithheldBound]) -> li
     ]
 
 
-def _finite(value: float) -> float | None:
-    """None (JSON null, "unknown") for an infinite value: JSON has no infinity."""
+def finite(value: float) -> float | None:
+    """Returns None (JSON null, "unknown") for a value that is not finite: JSON has no infinity."""
     return value if math.isfinite(value) else None

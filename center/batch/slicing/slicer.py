@@ -77,16 +77,14 @@ class Slicer:
         if lateness_ms and self._kernel.in_order:
             reason = "values can only be appended to an order-based synopsis, so late records cannot be inserted"
             raise InvalidQuery("lateness_ms", lateness_ms, "0", reason)
-        self._clocks = SiteWatermarks(sites, idle_after_ms)
-        self._waiting = PendingRecords()  # of order-based synopses
-        self._number = 0
         grids: Grids = [(i, grid_of(f)) for i, f in enumerate(self.windows) if isinstance(f, SlidingWindow)]
         sessions = [(i, f) for i, f in enumerate(self.windows) if isinstance(f, SessionWindow)]
         counts: Grids = [
             (i, grid_of(f)) for i, f in enumerate(self.windows) if isinstance(f, CountWindow | SlidingCount)
         ]
         self._grids = grids
-        self._time, self._count = self._stores(grids, sessions, counts)
+        time, count = self._stores(grids, sessions, counts)
+        self._state = snapshots.SlicerState(SiteWatermarks(sites, idle_after_ms), time, count, 0, PendingRecords())
 
     def _stores(
         self, grids: Grids, sessions: list[tuple[int, SessionWindow]], counts: Grids
@@ -98,12 +96,18 @@ class Slicer:
     @property
     def watermark_ms(self) -> int:
         """The least of the live sites' watermarks; never decreases."""
-        return self._clocks.watermark
+        return self._state.clocks.watermark
 
     @property
     def slices(self) -> int:
-        """Number of slices held."""
-        return sum(len(store.slices) for store in self._time) + sum(len(store.slices) for store in self._count)
+        """Number of slices in memory."""
+        by_time, by_rank = self._state.time, self._state.count
+        return sum(len(store.slices) for store in by_time) + sum(len(store.slices) for store in by_rank)
+
+    @property
+    def repaired(self) -> int:
+        """Number of slices of count windows whose borders moved without being built again."""
+        return sum(store.repaired for store in self._state.count)
 
     def update(self, values: Any, times_ms: Any, site: str = "") -> LateCounts:
         """Adds a batch of records of one site, in any order.
@@ -116,15 +120,15 @@ class Slicer:
         Raises:
             InvalidRecord: wrong type or number of times, or values that the synopsis does not accept; nothing is added.
         """
-        rows = rows_of(values, times_ms, self._number)
+        rows = rows_of(values, times_ms, self._state.number)
         self._kernel.check(rows.values)
-        self._clocks.heard(site)
-        self._number += len(rows)
+        self._state.clocks.heard(site)
+        self._state.number += len(rows)
         rows = rows.in_order()
         watermark = self.watermark_ms
         late = int(np.searchsorted(rows.times, watermark))
         if self._kernel.in_order:
-            self._waiting.add(rows.between(late, len(rows)))
+            self._state.waiting.add(rows.between(late, len(rows)))
             return LateCounts(len(rows), 0, (late,) * len(self.windows))
         dropped = self._add(rows, watermark)
         late -= min(dropped.get(i, 0) for i in range(len(self.windows)))
@@ -138,9 +142,9 @@ class Slicer:
             # Window ends ascend with times: the dropped rows are in front.
             early = rows.times[: int(np.searchsorted(rows.times, max(open_ends, -MAX_TIME_MS)))]
             dropped[index] = int(np.searchsorted(grid.last_ends(early), open_ends, side="right"))
-        for store in self._time:
+        for store in self._state.time:
             dropped.update(store.add(rows, watermark))
-        for number in self._count:
+        for number in self._state.count:
             least = number.add(rows, watermark)
             dropped.update({windows.index: least for windows in number.windows})
         return dropped
@@ -151,24 +155,24 @@ class Slicer:
         Returns:
             The answers that are due, by family, and by time within a family.
         """
-        return self._answer_due(self._clocks.advance(site, watermark_ms))
+        return self._answer_due(self._state.clocks.advance(site, watermark_ms))
 
     def idle(self, site: str) -> list[WindowResult]:
         """Marks a site as idle: it does not hold the stream back until its next record or watermark."""
-        return self._answer_due(self._clocks.set_idle(site))
+        return self._answer_due(self._state.clocks.set_idle(site))
 
     def retire(self, site: str) -> list[WindowResult]:
         """Removes a site."""
-        return self._answer_due(self._clocks.retire(site))
+        return self._answer_due(self._state.clocks.retire(site))
 
     def finish(self) -> list[WindowResult]:
         """Ends the stream: every window that is complete is answered."""
-        self._clocks.watermark = MAX_TIME_MS + 1
+        self._state.clocks.watermark = MAX_TIME_MS + 1
         return self._answer_due(2 * MAX_TIME_MS)
 
     def snapshot(self) -> bytes:
         """The whole state, with a checksum, for `restore`. Its size is that of all open slices."""
-        return snapshots.to_bytes(self)
+        return snapshots.to_bytes(self._state, self._identity())
 
     @classmethod
     def restore(
@@ -187,18 +191,26 @@ class Slicer:
             StorageError: corrupt or foreign bytes.
         """
         result = cls(make, windows, lateness_ms, idle_after_ms=idle_after_ms)
-        snapshots.restore_into(result, snapshot)
+        snapshots.restore_into(result._state, result._identity(), snapshot)
         return result
 
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "strategy": type(self).__name__,
+            "windows": [family.to_mapping() for family in self.windows],
+            "lateness_ms": self.lateness_ms,
+            "synopsis": self._kernel.kind,
+        }
+
     def _answer_due(self, watermark: int) -> list[WindowResult]:
-        if self._kernel.in_order and (rows := self._waiting.take(watermark)) is not None:
+        if self._kernel.in_order and (rows := self._state.waiting.take(watermark)) is not None:
             # Add them as of the watermark before: none of them is late.
             self._add(rows, int(rows.times[0]))
         results: list[WindowResult] = []
-        for store in self._time:
+        for store in self._state.time:
             results += store.close(watermark)
             store.purge(watermark)
-        for number in self._count:
+        for number in self._state.count:
             number.settle(watermark)
             results += number.close()
             number.purge(watermark)

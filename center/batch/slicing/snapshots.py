@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -19,10 +20,8 @@ from center.batch.slicing.merging import GridWindows
 from center.batch.slicing.rows import PendingRecords, TimedRows
 from center.batch.slicing.sessions import OpenRun
 from center.batch.slicing.time_slices import TimeSlice, TimeSlices
+from center.batch.slicing.watermarks import SiteWatermarks
 from edgewater.model.errors import Conflict, StorageError
-
-if TYPE_CHECKING:
-    from center.batch.slicing.slicer import Slicer
 
 MAGIC = b"EWSN"
 VERSION = 2
@@ -30,20 +29,42 @@ _HEADER = struct.Struct("<4sI")
 _LENGTH = struct.Struct("<Q")
 
 
-def to_bytes(slicer: Slicer) -> bytes:
-    """Serialises a slicer."""
+@dataclass(slots=True)
+class SlicerState:
+    """All that changes in a slicer.
+
+    Attributes:
+        clocks: watermarks of the sites.
+        time, count: slices by event time, and by rank.
+        number: number of records so far.
+        waiting: records of order-based synopses that the watermark has not passed.
+    """
+
+    clocks: SiteWatermarks
+    time: list[TimeSlices]
+    count: list[CountSlices]
+    number: int
+    waiting: PendingRecords
+
+
+def to_bytes(state: SlicerState, identity: dict[str, Any]) -> bytes:
+    """Serialises a slicer.
+
+    Args:
+        identity: JSON of the arguments that a slicer with this state has.
+    """
     blobs: list[bytes] = []
     index = {
         "version": VERSION,
-        "of": _identity(slicer),
-        "number": slicer._number,
-        "watermark": slicer._clocks.watermark,
-        "first": slicer._clocks.first,
-        "sites": slicer._clocks.sites,
-        "idle": sorted(slicer._clocks.idle),
-        "waiting": _waiting(slicer._waiting, blobs),
-        "time": [_time(store, blobs) for store in slicer._time],
-        "count": [_count(store, blobs) for store in slicer._count],
+        "of": identity,
+        "number": state.number,
+        "watermark": state.clocks.watermark,
+        "first": state.clocks.first,
+        "sites": state.clocks.sites,
+        "idle": sorted(state.clocks.idle),
+        "waiting": _waiting(state.waiting, blobs),
+        "time": [_time(store, blobs) for store in state.time],
+        "count": [_count(store, blobs) for store in state.count],
     }
     index["blobs"] = [len(blob) for blob in blobs]
     text = json.dumps(index, separators=(",", ":")).encode()
@@ -51,21 +72,21 @@ def to_bytes(slicer: Slicer) -> bytes:
     return _HEADER.pack(MAGIC, google_crc32c.value(body)) + body
 
 
-def restore_into(slicer: Slicer, data: bytes) -> None:
-    """Restores the state of `to_bytes` into an empty slicer. Raises Conflict or StorageError."""
+def restore_into(state: SlicerState, identity: dict[str, Any], data: bytes) -> None:
+    """Restores `to_bytes` into the state of an empty slicer. Raises Conflict or StorageError."""
     index, blobs = _opened(data)
-    if index["version"] != VERSION or index["of"] != _identity(slicer):
-        raise Conflict(f"a snapshot of {index['of']} cannot be restored into {_identity(slicer)}")
-    slicer._number = index["number"]
-    clocks = slicer._clocks
+    if index["version"] != VERSION or index["of"] != identity:
+        raise Conflict(f"a snapshot of {index['of']} cannot be restored into {identity}")
+    state.number = index["number"]
+    clocks = state.clocks
     clocks.watermark, clocks.sites, clocks.idle = index["watermark"], dict(index["sites"]), set(index["idle"])
     clocks.first = index["first"]
     try:
-        slicer._waiting = _waiting_from(index["waiting"], blobs)
-        for store, state in zip(slicer._time, index["time"], strict=True):
-            _restore_time(store, state, blobs)
-        for number, state in zip(slicer._count, index["count"], strict=True):
-            _restore_count(number, state, blobs)
+        state.waiting = _waiting_from(index["waiting"], blobs)
+        for store, values in zip(state.time, index["time"], strict=True):
+            _restore_time(store, values, blobs)
+        for number, values in zip(state.count, index["count"], strict=True):
+            _restore_count(number, values, blobs)
     except (LookupError, ValueError, TypeError, pa.ArrowInvalid) as exc:
         raise StorageError(f"a snapshot with a correct checksum cannot be read: {exc}") from exc
 
@@ -84,15 +105,6 @@ def _opened(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
         blobs.append(body[at : at + size])
         at += size
     return index, blobs
-
-
-def _identity(slicer: Slicer) -> dict[str, Any]:
-    return {
-        "strategy": type(slicer).__name__,
-        "windows": [family.to_mapping() for family in slicer.windows],
-        "lateness_ms": slicer.lateness_ms,
-        "synopsis": slicer._kernel.kind,
-    }
 
 
 def _blob(data: bytes, blobs: list[bytes]) -> int:
@@ -157,8 +169,8 @@ def _time(store: TimeSlices, blobs: list[bytes]) -> dict[str, Any]:
 
 
 def _restore_time(store: TimeSlices, state: dict[str, Any], blobs: list[bytes]) -> None:
-    for windows, held in zip(store.windows, state["windows"], strict=True):
-        _restore_windows(windows, held)
+    for windows, values in zip(store.windows, state["windows"], strict=True):
+        _restore_windows(windows, values)
     for sessions, (sealed, rows) in zip(store.sessions, state["sessions"], strict=True):
         sessions.sealed, sessions.open = sealed, [_run(*row) for row in rows]
     store.slices = [_slice(store, blobs, *row) for row in state["slices"]]
@@ -187,8 +199,8 @@ def _count(store: CountSlices, blobs: list[bytes]) -> dict[str, Any]:
 
 
 def _restore_count(store: CountSlices, state: dict[str, Any], blobs: list[bytes]) -> None:
-    for windows, held in zip(store.windows, state["windows"], strict=True):
-        _restore_windows(windows, held)
+    for windows, values in zip(store.windows, state["windows"], strict=True):
+        _restore_windows(windows, values)
     store.settled, store.waiting = state["settled"], _waiting_from(state["waiting"], blobs)
     store.slices = [
         CountSlice(start, end, _rows_from(rows, blobs), None if at is None else store.kernel.from_bytes(blobs[at]))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from center.early.conformal import MAX_WIDENING, STEP, ConformalRecord
+from center.early.calibration import MAX_WIDENING, STEP, ConformalRecord
 
 
 def record(ratios: list[list[float]], scope: str | None = None) -> ConformalRecord:

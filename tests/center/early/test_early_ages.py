@@ -22,7 +22,7 @@ def estimator(query: QuerySpec = QUERY) -> EarlyAnswerEstimator:
 
 
 def ages_ms(of: EarlyAnswerEstimator) -> list[int]:
-    (group,) = of._groups
+    (group,) = of.observed.groups
     return [int(age) * of.schedule.grid.slot_ms for age in group.trigger.triangle.age]
 
 

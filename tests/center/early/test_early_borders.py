@@ -10,7 +10,7 @@ import pytest
 
 from center.early import Prediction
 from center.early.estimator import MORE_HAVE_COME
-from center.early.group_batch import BEYOND_LAGS, TOO_FEW, UNKNOWN_SILENCE, ZERO_ESTIMATE
+from center.early.evaluation import BEYOND_LAGS, TOO_FEW, UNKNOWN_SILENCE, ZERO_ESTIMATE
 from center.ledger import Emission, Phase
 from edge.arrivals import SubstreamMonitor
 from edge.core import EdgeCore, SourcesOpened, StreamSpec
@@ -130,10 +130,10 @@ def test_a_fast_replay_of_shuffled_records_states_no_interval_that_was_not_earne
 @pytest.mark.slow
 def test_an_edge_is_silent_by_the_streams_clock_before_a_restart_as_after_it() -> None:
     world = replay(3)
-    timeout_ms = world.estimator().silence_timeout_ms
+    timeout_ms = world.estimator().observed.silence_timeout_ms
     assert timeout_ms > 1_000 * SPEED
     world.restart()
-    assert world.estimator().silence_timeout_ms == timeout_ms
+    assert world.estimator().observed.silence_timeout_ms == timeout_ms
 
 
 # Silence
@@ -246,7 +246,7 @@ def test_a_prediction_is_refuted_by_more_records_than_it_expects() -> None:
     born = np.repeat(np.arange(start_ms, start_ms + 500, 5, dtype=np.int64) - origin_ms, 10)
     monitor.observe(born, start_ms + 1_600 - origin_ms, np.ones(len(born)))
     substreams = [s.to_state() for s in monitor.take()]
-    estimator.add_report("e0", estimator.schedule.starts_at(estimator.slot + 500), substreams)
+    estimator.add_report("e0", estimator.schedule.starts_at(estimator.observed.slot + 500), substreams)
     refuted = estimator.predict(start_ms)
     assert (refuted.bounded, refuted.met, refuted.reason) == (False, False, MORE_HAVE_COME)
     assert not math.isfinite(refuted.lower) and not math.isfinite(refuted.upper)

@@ -91,7 +91,7 @@ def test_statements_are_withdrawn_when_records_come_later_than_declared(groups: 
     assert {e.window_start_ms - BEGIN_MS for e in relied if is_met(e)} == {0, 1_000}
     after = [e for e in run.run(0.7)[len(relied) :] if statement(e.quality)["exceeding_delays"]]
     late = int(((run.sites[1].born >= BEGIN_MS + LATE_FROM_MS) & (run.sites[1].born < BEGIN_MS + LATE_TO_MS)).sum())
-    assert late > 10 and run.estimator().exceeding == {"e1": late}
+    assert late > 10 and run.estimator().observed.exceeding == {"e1": late}
     revised = {e.window_start_ms - BEGIN_MS: e for e in after if e.revision > 1}
     assert {0, 1_000} <= revised.keys(), "answers that relied on the declaration are given anew"
     for answer in after:
@@ -107,11 +107,11 @@ def test_a_backlog_that_waited_for_its_edge_does_not_withdraw_the_declaration_an
     run = world()
     run.sites[0].down = BEGIN_MS + 700, BEGIN_MS + 2_500
     run.run(3.2)
-    assert run.estimator().exceeding == {}, "its records have waited for the edge, up to 1.8 s"
+    assert run.estimator().observed.exceeding == {}, "its records have waited for the edge, up to 1.8 s"
     behind = int(np.searchsorted(run.sites[0].arrival, run.now_ms))
     run.sites[0].arrival[behind:] += 2 * DECLARED_MS  # from now on, its source is late
     run.run(1.4)
-    assert run.estimator().exceeding.keys() == {"e0"}
+    assert run.estimator().observed.exceeding.keys() == {"e0"}
 
 
 @pytest.mark.parametrize("restart_ms", [2_000, 2_700], ids=["while it is true", "afterwards"])
@@ -122,8 +122,8 @@ def test_a_restart_of_the_center_keeps_the_declaration_and_what_exceeded_it(rest
     cut.restart()
     cut.run(3.2 - restart_ms / 1_000)
     assert list(map(without_times, cut.answers)) == list(map(without_times, whole.run(3.2)))
-    assert cut.estimator().exceeding == whole.estimator().exceeding != {}
-    triggers = [group.trigger for group in cut.estimator()._groups]
+    assert cut.estimator().observed.exceeding == whole.estimator().observed.exceeding != {}
+    triggers = [group.trigger for group in cut.estimator().observed.groups]
     assert {t.triangle.horizon for t in triggers} == {t.grid.lags for t in triggers}
 
 
@@ -173,8 +173,8 @@ def test_a_query_inherits_the_delays_of_one_that_counts_the_same_records(
     watched.ledger.handle(QueryDeleted(ref))
     ledger = loaded.book(ref)
     assert isinstance(ledger, EarlyAnswerBook)
-    inherited = {edge: (slots, *clumps) for edge, (slots, _, *clumps) in ledger.estimator._inherited.items()}
-    known = {edge: (d.slots, d.late, d.uneven) for edge, d in watched.estimator().delays().items()}
+    inherited = {edge: (slots, *clumps) for edge, (slots, _, *clumps) in ledger.estimator.observed.inherited.items()}
+    known = {edge: (d.slots, d.late, d.uneven) for edge, d in watched.estimator().observed.delays().items()}
     assert inherited == (known if inherits else {})
     assert all(slots > 50 and late > 10 and uneven > 0 for slots, late, uneven in known.values())
     assert known.keys() == {"e0", "e1"}

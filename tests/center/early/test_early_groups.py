@@ -142,7 +142,7 @@ def test_a_group_that_ends_delays_no_answer_and_is_removed() -> None:
     for site in world.sites:
         site.group[(site.group == 2) & (site.born >= BEGIN_MS + 5_000)] = 1
     world.run(22)
-    assert world.estimator().group_count == 2
+    assert len(world.estimator().observed.groups) == 2
     after = [a for a in early(world) if a.window_start_ms >= BEGIN_MS + 6_000]
     assert len(after) >= 14
     assert all(wait_ms(a) < DISORDER_MS / 2 and prediction(a).met for a in after)
@@ -189,7 +189,7 @@ def test_with_too_many_groups_windows_are_answered_when_complete() -> None:
         assert said["limit"] == MAX_GROUPS and f"more than {MAX_GROUPS} groups" in said["reason"]
     again = [a for a in early(world) if a.window_start_ms >= ends]
     assert len(again) >= 3 and all(prediction(a).met for a in again[1:])
-    assert world.estimator().group_count == 2
+    assert len(world.estimator().observed.groups) == 2
 
 
 def test_the_limit_of_groups_is_for_all_edges_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_the_limit_of_groups_is_for_all_edges_together(monkeypatch: pytest.Monke
     world = World(grouped("count()"), sites(slower=()))
     world.sites[1].group += 3  # three groups at each edge
     world.run(6)
-    assert not early(world) and world.estimator().has_too_many_groups
+    assert not early(world) and world.estimator().observed.has_too_many_groups
 
 
 @pytest.mark.parametrize("scope", ["each", pytest.param("all", marks=pytest.mark.full)])
@@ -337,7 +337,7 @@ def test_coverage_counts_intervals_with_scope_each_and_windows_with_scope_all() 
             if held:
                 shares.append(float(all(held)) if scope == "all" else float(np.mean(held)))
         assert len(shares) >= 5
-        assert world.estimator().coverage == pytest.approx(np.mean(shares))
+        assert world.estimator().answers.coverage == pytest.approx(np.mean(shares))
 
 
 def test_after_too_many_groups_while_edges_sample_no_answer_is_exact(
@@ -350,7 +350,7 @@ def test_after_too_many_groups_while_edges_sample_no_answer_is_exact(
     monkeypatch.setattr(group_module, "MAX_GROUPS", 2)
     world.run(5)
     estimator = world.estimator()
-    assert estimator.has_too_many_groups and estimator.has_lost_sample
+    assert estimator.observed.has_too_many_groups and estimator.observed.groups.lost_sample
     assert set(estimator.rates().values()) == {1.0}, "edges process all records"
     restored = EarlyAnswerEstimator(estimator.accuracy, estimator.schedule, None)
     restored.restore(estimator.to_state())

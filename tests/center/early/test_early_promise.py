@@ -137,7 +137,7 @@ def test_the_center_measures_its_own_coverage(world: World) -> None:
         if prediction is not None and covered is not None:
             truth = world.truth(answer.window_start_ms, "mean")
             assert covered == (prediction.lower <= truth * (1 + 1e-12) and truth * (1 - 1e-12) <= prediction.upper)
-    assert world.estimator().coverage == pytest.approx(np.mean([c for c in said if c is not None]))
+    assert world.estimator().answers.coverage == pytest.approx(np.mean([c for c in said if c is not None]))
 
 
 def test_a_measure_whose_mean_may_be_zero_does_not_meet_the_accuracy() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from center.early.group_batch import UNKNOWN_RANGE
+from center.early.evaluation import UNKNOWN_RANGE
 from center.ledger import Phase
 from edge.core import SamplingSet
 from tests.center.accuracy_world import REF, WINDOW_MS, Site, World, exponential, first_answers, spec

@@ -99,7 +99,9 @@ def after_an_outage(*, grouped: bool, restarts: bool = False) -> World:
 def test_windows_sampled_during_a_long_outage_are_scaled_up() -> None:
     world = after_an_outage(grouped=False)
     estimator = world.estimator()
-    assert estimator._known_from * estimator.schedule.grid.slot_ms > BEGIN_MS + 50_000, "the estimator started anew"
+    assert estimator.observed.known_from * estimator.schedule.grid.slot_ms > BEGIN_MS + 50_000, (
+        "the estimator started anew"
+    )
     answers = finals(world, SAMPLED_FROM_MS + 500, 55_000)
     assert len(answers) == 50
     are_scaled_up(world, answers)
@@ -172,7 +174,9 @@ def test_a_new_group_that_is_only_in_unapplied_reports_is_scaled_up() -> None:
     kept = np.arange(0, len(born), 4)
     monitor.observe(born, start_ms + 1_600 - origin_ms, [pa.array(["new"] * len(born))], np.ones(len(kept)), kept)
     substreams = [s.to_state() for s in monitor.take()]
-    estimator.add_report("e0", estimator.schedule.starts_at(estimator.slot + 500), substreams, SamplingReason.LINK)
+    estimator.add_report(
+        "e0", estimator.schedule.starts_at(estimator.observed.slot + 500), substreams, SamplingReason.LINK
+    )
     before = json.dumps(estimator.to_state())
     prediction, reasons = estimator.predict_complete(start_ms)
     assert prediction is not None and list(reasons) == ["e0"]

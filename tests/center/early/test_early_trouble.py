@@ -172,7 +172,7 @@ def test_an_edge_that_joins_becomes_a_source() -> None:
         truth = world.truth(answer.window_start_ms)
         assert abs(prediction(answer).estimate - truth) / truth < 0.1
     assert joined
-    assert world.estimator().edges == ["e0", "e1", "e9"]
+    assert world.estimator().observed.edges == ["e0", "e1", "e9"]
 
 
 def test_a_skewed_clock_is_corrected_by_the_offset_of_the_session() -> None:
@@ -200,7 +200,7 @@ def test_an_edge_whose_clock_is_a_day_ahead_does_not_advance_the_others() -> Non
         assert prediction(answer).silent == ("e2",)
         (violation,) = answer.quality.violations
         assert "no report has arrived from e2" in violation.message
-    assert world.estimator().slot < world.estimator().schedule.slot_at(world.now_ms + 100)
+    assert world.estimator().observed.slot < world.estimator().schedule.slot_at(world.now_ms + 100)
 
 
 def test_an_overloaded_edge_samples_and_its_answers_state_it() -> None:

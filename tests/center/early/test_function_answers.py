@@ -191,8 +191,9 @@ def test_invalid_arguments_are_refused(text: str, words: str) -> None:
 
 
 def test_a_target_is_above_zero() -> None:
-    with pytest.raises(InvalidInput, match="above 0"):
+    with pytest.raises(InvalidInput) as refused:
         estimate(QUANTILE, {"q": 0.5}, np.ones((5, 1)), 1.0).rate_for(0.0)
+    assert (refused.value.field, refused.value.value) == ("target", 0.0)
 
 
 class _Odd(SampleFunction):

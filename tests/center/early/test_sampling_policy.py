@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from center.early import EdgeSamplingController, SamplingRequirement, is_expensive, needed_rate, rates_differ
-from center.early.sampling_policy import MAX_AGREEING_HEARTBEATS, ProcessorLoadDetector
+from center.early.sampling import MAX_AGREEING_HEARTBEATS, ProcessorLoadDetector
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from center.early import SamplingReasonHistory, describe_reasons
-from center.early.sampling_reasons import MAX_SPANS
+from center.early.sampling import MAX_SPANS
 from edgewater.wire import SamplingReason
 
 NONE, MEASURE, PROCESSOR, LINK = SamplingReason

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from center.early.estimate import WindowSample, model_window
-from center.early.late_values import LateRatio
+from center.early.window_model import LateRatio, WindowSample, model_window
 from edgewater.synopses import FloatArray
 
 TRIALS, RECORDS = 400, 1_500

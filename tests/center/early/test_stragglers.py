@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from center.early.calibration import DEFAULT_FACTOR
-from center.early.source_remap import SourceRemap
+from center.early.evaluation import SourceRemap
 from center.early.stragglers import StragglerModel
 from center.early.triangle import ArrivalTriangle
 from center.early.trigger import EarlyTrigger

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from center.early import named_arrays
-from center.early.estimate import WindowSample
-from center.early.trigger import STATE_KIND, AnswerNow, EarlyTrigger
-from center.early.trigger_batch import TriggerBatch
+from center.early.trigger import STATE_KIND, AnswerNow, EarlyTrigger, TriggerBatch
+from center.early.window_model import WindowSample
 from edgewater.arrivals import SlotGrid
 from edgewater.model.accuracy import MEASURES, AccuracyTarget, MeasureKind
 from edgewater.synopses import FloatArray

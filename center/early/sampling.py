@@ -3,14 +3,17 @@
 Counts, sums and means cost less than drawing a sample would save. So a query with an accuracy is not sampled while
 edges and links keep up. An edge that does not keep up processes what the accuracy needs and no more. Where the measure
 itself is expensive, the edge always processes only that much.
+
+Edges report why they sampled, and an answer states it (`SamplingReasonHistory`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
@@ -37,6 +40,13 @@ CLOCK_OFFSET_NOISE_MS = 20.0
 """What a session measures between equal clocks on a busy link; smaller offsets count as 0."""
 OFFSET_HEARTBEATS = 5
 
+MAX_SPANS = 64
+"""Per edge. A reason changes with heartbeats, and a window spans many of them."""
+MAX_NAMED_EDGES = 3
+"""Edges that a phrase names."""
+UNREPORTED = "an edge or its link cannot keep up"
+"""The phrase for an edge without a reported reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequirement:
@@ -53,7 +63,7 @@ class SamplingRequirement:
 
 
 def needed_rate(spec: QuerySpec, planned: float) -> float:
-    """The rate below which the accuracy would be missed, from the rate that the early trigger plans to start with.
+    """Returns the rate below which the accuracy would be missed, from the rate that the early trigger plans.
 
     1 where a sample would distort other measures of the answer, or saves nothing: a count needs every record.
     """
@@ -163,3 +173,79 @@ def rates_differ(stored: Mapping[EdgeId, float], now: Mapping[EdgeId, float]) ->
     return stored.keys() != now.keys() or any(
         abs(now[e] - stored[e]) > MIN_RATE_CHANGE * max(stored[e], 0.01) for e in now
     )
+
+
+class SamplingReasonHistory:
+    """Per edge, the reasons that its reports gave. Times are arrival slots, from one report to the next."""
+
+    def __init__(self) -> None:
+        self._spans: dict[str, list[list[int]]] = {}  # [from, to, reason], ascending
+        self._reported_through: dict[str, int] = {}
+
+    def add(self, edge: str, through: int, reason: SamplingReason) -> None:
+        """Adds a report about the time up to slot `through`."""
+        since = min(self._reported_through.get(edge, through), through)
+        self._reported_through[edge] = max(self._reported_through.get(edge, through), through)
+        if reason is SamplingReason.NONE:
+            return
+        spans = self._spans.setdefault(edge, [])
+        if spans and spans[-1][1:] == [since, reason]:
+            spans[-1][1] = through
+        else:
+            spans.append([since, through, int(reason)])
+            del spans[:-MAX_SPANS]
+
+    def in_window(self, edges: Iterable[str], began: int, ended: int) -> dict[str, frozenset[SamplingReason]]:
+        """Returns per edge the reasons reported during a window, or since its end if there are none (late records)."""
+        return {edge: self._of(edge, began, ended) for edge in edges}
+
+    def _of(self, edge: str, began: int, ended: int) -> frozenset[SamplingReason]:
+        since = [s for s in self._spans.get(edge, ()) if s[1] > began]
+        during = [s for s in since if s[0] < ended]
+        return frozenset(SamplingReason.from_number(reason) for _, _, reason in during or since)
+
+    def forget_before(self, slot: int) -> None:
+        """Drops what only windows that begin before `slot` need."""
+        spans = {edge: [s for s in spans if s[1] > slot] for edge, spans in self._spans.items()}
+        self._spans = {edge: later for edge, later in spans.items() if later}
+
+    def keep(self, edges: Iterable[str]) -> None:
+        """Drops all edges but these."""
+        named = set(edges)
+        self._spans = {e: s for e, s in self._spans.items() if e in named}
+        self._reported_through = {e: s for e, s in self._reported_through.items() if e in named}
+
+    def to_state(self) -> dict[str, Any]:
+        """Returns the state as JSON types."""
+        return {"spans": self._spans, "reported_through": self._reported_through}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores what `to_state` returned. Raises what damaged JSON raises."""
+        self._spans = {edge: [list(s) for s in spans] for edge, spans in state["spans"].items()}
+        self._reported_through = dict(state["reported_through"])
+
+
+def describe_reasons(reasons: Mapping[str, frozenset[SamplingReason]]) -> str:
+    """Returns a phrase that says why an answer is sampled.
+
+    Args:
+        reasons: by edge that sampled; an empty set: the edge reported none.
+    """
+    edges_of: dict[SamplingReason, list[str]] = {reason: [] for reason in SamplingReason}
+    for edge, reported in sorted(reasons.items()):
+        for reason in reported or (SamplingReason.NONE,):
+            edges_of[reason].append(edge)
+    phrases = []
+    if edges_of[SamplingReason.MEASURE]:
+        phrases.append("the measure is expensive")
+    for reason, resource in ((SamplingReason.PROCESSOR, "processor"), (SamplingReason.LINK, "link")):
+        if edges := edges_of[reason]:
+            phrases.append(f"the {resource}{'s' * (len(edges) > 1)} of {_listed(edges)} cannot keep up")
+    if edges_of[SamplingReason.NONE] or not phrases:
+        phrases.append(UNREPORTED)
+    return "sampled: " + "; ".join(phrases)
+
+
+def _listed(edges: list[str]) -> str:
+    more = f" and {len(edges) - MAX_NAMED_EDGES} more" if len(edges) > MAX_NAMED_EDGES else ""
+    return ", ".join(edges[:MAX_NAMED_EDGES]) + more

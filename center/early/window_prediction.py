@@ -1,4 +1,4 @@
-"""The estimate of a window before all of its records have arrived, with its interval."""
+"""What is predicted of a window before all of its records have arrived: the estimate, with its interval."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _GROUP_VALUES = attrgetter(*(f.name for f in fields(GroupPrediction)))
 class Prediction:
     """The estimate of a window.
 
-    With groups, estimate and interval are those of the group with the widest interval relative to its estimate; the
-    numbers of records are over all groups.
+    With groups, estimate and interval belong to the group whose interval is widest relative to its estimate. Numbers of
+    records are over all groups.
 
     Attributes:
         lower, upper: contain the true value with the requested confidence.
@@ -66,7 +66,7 @@ class Prediction:
         silent: edges that have stopped reporting.
         waited_slots: slots since the window's end.
         groups: groups with arrived or expected records; None for a query without groups.
-        widening: factor by which the model's interval was widened (`conformal.py`).
+        widening: factor by which the model's interval was widened (`ConformalRecord`).
         bounded: False if an edge has unread input or has never reported, or if too little is known for an interval:
             then no interval bounds the true value.
     """
@@ -116,7 +116,7 @@ class Prediction:
         return stated or any(changed)
 
     def without_bounds(self, reason: str) -> Prediction:
-        """Returns the prediction of a window that may lack records of which nothing is known."""
+        """Returns the prediction of a window that may lack records about which nothing is known."""
         unknown: dict[str, Any] = {
             "lower": math.nan,
             "upper": math.nan,
@@ -156,7 +156,7 @@ def combine_groups(
     unread: Sequence[str] = (),
     widening: float = 1.0,
 ) -> Prediction:
-    """Returns the prediction of a window from those of its groups.
+    """Returns the prediction of a window from the predictions of its groups.
 
     Args:
         never_reported: edges without any report: the accuracy is not met without them.

@@ -1,36 +1,53 @@
-"""Vectorised update and evaluation of many group estimators.
+"""Evaluates a window for the groups of a query: the estimator of each group, and many groups together.
 
-The groups of a query have a trigger each (`group.py`), with a few sources times some hundred lags. One by one, hundreds
-of them would take longer than their windows last.
+Each group has a trigger of its own, so each has its own delays, rates, values and backtests. A group has the same
+accuracy as a query with a `where` for the group.
+
+A group with few records has no interval: its windows are answered when they are complete. An interval needs enough
+observed events that relevant delays cannot have been missed: if none of n events was later than some lag, a share of
+-log(1 - confidence)/n may still be (the rule of three). And the group needs so many records that a single one matters
+less than the error.
+
+A group's trigger has a few sources times some hundred lags. One by one, hundreds of them would take longer than their
+windows last, so `GroupBatch` updates and evaluates many by arrays.
 """
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from center.early.arrival_counts import window_sample, window_sums
-from center.early.estimate import WindowModel, WindowSample
-from center.early.group import GroupEstimator
-from center.early.prediction import TOO_WIDE, GroupPrediction
-from center.early.stragglers import MIN_EVENTS, StragglersByTrigger
-from center.early.trigger import NEGLIGIBLE_FAILURES, AnswerNow, Wait
-from center.early.trigger_batch import TriggerBatch
-from edgewater.model.accuracy import Accuracy
-from edgewater.synopses import BoolArray, FloatArray, IntArray
+from center.early import named_arrays
+from center.early.arrival_counts import ArrivalCounts, window_sample, window_sums
+from center.early.stragglers import MIN_EVENTS, Stragglers, StragglersByTrigger
+from center.early.trigger import (
+    NEGLIGIBLE_FAILURES,
+    STATE_KIND,
+    AnswerNow,
+    Decision,
+    EarlyTrigger,
+    TriggerBatch,
+    TriggerPolicy,
+    Wait,
+)
+from center.early.window_model import WindowModel, WindowSample
+from center.early.window_prediction import TOO_WIDE, GroupPrediction
+from edgewater.arrivals import ReportSchedule
+from edgewater.model.accuracy import Accuracy, AccuracyTarget
+from edgewater.synopses import BoolArray, FloatArray, IntArray, normal_quantile
 
 BATCH_SIZE = 64
 """Groups per batch: enough that the cost of calling NumPy is negligible, and few enough that a window that waits for
 one group is not modelled for all."""
-
 ZERO_MEAN_MIN_ARRIVED = 0.5
 """Part of a window's records that must have arrived before its mean is judged to be possibly zero. Among the first few
 records of a skewed distribution a single large one decides, and waiting brings more."""
-
 TOO_FEW = "too few records for an error bound"
 TOO_YOUNG = "an edge has not been observed for longer than the longest delay"
 UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual ones"
@@ -39,6 +56,121 @@ UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound 
 UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
 ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
 """Why a group has no interval."""
+
+
+class SourceRemap:
+    """New source i inherits the state of `rows[i]`; None starts empty.
+
+    Args:
+        sources: number of sources before.
+        new_trigger: makes a trigger of the query with the given number of sources.
+    """
+
+    def __init__(self, sources: int, rows: Sequence[int | None], new_trigger: Callable[[int], EarlyTrigger]) -> None:
+        # The axis that counts sources is the one in which a trigger with one more source differs.
+        _, self._wider = named_arrays.unpack(STATE_KIND, new_trigger(sources + 1).to_state())
+        _, self._empty = named_arrays.unpack(STATE_KIND, new_trigger(len(rows)).to_state())
+        self._to = [i for i, row in enumerate(rows) if row is not None]
+        self._from = [row for row in rows if row is not None]
+
+    def apply(self, trigger: EarlyTrigger) -> EarlyTrigger:
+        """Returns the trigger over the new sources. State that belongs to no source, such as backtests, remains."""
+        numbers, old = named_arrays.unpack(STATE_KIND, trigger.to_state())
+        new = dict(self._empty)
+        for name, array in old.items():
+            differ = [axis for axis in range(array.ndim) if array.shape[axis] != self._wider[name].shape[axis]]
+            if name.startswith("calibration.") or not differ:
+                new[name] = array
+                continue
+            at: list[Any] = [slice(None)] * array.ndim
+            new[name] = new[name].copy()
+            new[name][(*at[: differ[0]], self._to)] = np.take(array, self._from, axis=differ[0])
+        return EarlyTrigger.from_state(named_arrays.pack(STATE_KIND, numbers, new))
+
+
+class GroupEstimator:
+    """One group.
+
+    Args:
+        new_trigger: makes a trigger of the query with the given number of sources.
+
+    Attributes:
+        number: identifies the group in rows of arrivals.
+        first_slot: slot 0 of the trigger; the lags of earlier windows' events are not known.
+        last_report_slot: the slot of the last arrival.
+    """
+
+    def __init__(
+        self, key: str, number: int, first_slot: int, sources: int, new_trigger: Callable[[int], EarlyTrigger],
+        accuracy: Accuracy, schedule: ReportSchedule,
+    ) -> None:  # fmt: skip
+        self.key, self.number, self.first_slot, self.last_report_slot = key, number, first_slot, first_slot
+        self.trigger = new_trigger(sources)
+        self.counts = ArrivalCounts(accuracy.early_kind, schedule)
+        self._accuracy, self._schedule = accuracy, schedule
+        self._simultaneous_groups = 0  # that the trigger's confidence is for; 0: as it was made
+
+    @property
+    def slot(self) -> int:
+        return self.first_slot + self.trigger.slot
+
+    def has_observed(self, start_ms: int) -> bool:
+        """Whether the lags of all events of the window are known."""
+        return self._schedule.slot_at(start_ms) >= self.first_slot
+
+    def remap_sources(self, remap: SourceRemap) -> None:
+        self.trigger = remap.apply(self.trigger)
+        self._simultaneous_groups = 0
+
+    def set_simultaneous_confidence(self, groups: int) -> bool:
+        """Sets the confidence that each of so many groups needs for all intervals to hold simultaneously (Bonferroni).
+
+        Returns:
+            Whether it has changed, so that earlier evaluations are out of date.
+        """
+        if groups == self._simultaneous_groups:
+            return False
+        self._simultaneous_groups = groups
+        scope = self._accuracy.scope or "each"
+        confidence = AccuracyTarget(self._accuracy.error, self._accuracy.confidence, groups, scope).group_confidence
+        policy = TriggerPolicy()
+        if scope == "all":
+            policy = replace(policy, straggler_confidence=1 - (1 - policy.straggler_confidence) / groups)
+        self.trigger.target, self.trigger.policy = AccuracyTarget(self._accuracy.error, confidence), policy
+        self.trigger.quantile = normal_quantile(1 - (1 - confidence) * policy.sampling_failures)
+        return True
+
+    def offset(self, start_ms: int) -> int:
+        """Returns the slots since the end of the window that starts at `start_ms`."""
+        return max(self.slot - self._end_slot(start_ms), 0)
+
+    def decide(
+        self, start_ms: int, sample: WindowSample, modelled: tuple[Stragglers, WindowModel], *, earned: bool
+    ) -> Decision:
+        """Decides about a window; see `EarlyTrigger.decide`."""
+        return self.trigger.decide(self._end_slot(start_ms) - self.first_slot, sample, modelled, earned=earned)
+
+    def _end_slot(self, start_ms: int) -> int:
+        return self._schedule.slot_at(start_ms) + self._schedule.window_slots
+
+    def to_state(self) -> dict[str, Any]:
+        """Returns JSON."""
+        return {
+            "key": self.key, "number": self.number, "first_slot": self.first_slot,
+            "last_report_slot": self.last_report_slot, "counts": self.counts.to_state(),
+            "trigger": base64.b64encode(self.trigger.to_state()).decode(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(
+        cls, state: Any, new_trigger: Callable[[int], EarlyTrigger], accuracy: Accuracy, schedule: ReportSchedule
+    ) -> GroupEstimator:
+        """Returns the estimator whose `to_state` this is; damaged JSON or bytes raise any exception."""
+        result = cls(state["key"], state["number"], state["first_slot"], 1, new_trigger, accuracy, schedule)
+        result.last_report_slot = state["last_report_slot"]
+        result.trigger = EarlyTrigger.from_state(base64.b64decode(state["trigger"]))
+        result.counts.restore(state["counts"])
+        return result
 
 
 class GroupBatch:
@@ -73,13 +205,13 @@ class GroupBatch:
             indices = np.flatnonzero(silent == slots)
             position = np.full(len(silent), -1)
             position[indices] = np.arange(len(indices))
-            found = rows[position[rows[:, 3]] >= 0]
-            at = np.maximum(found[:, 0] - (self.groups[0].slot - slots), 0)
-            found, at = found[np.argsort(at, kind="stable")], np.sort(at)
+            late = rows[position[rows[:, 3]] >= 0]
+            at = np.maximum(late[:, 0] - (self.groups[0].slot - slots), 0)
+            late, at = late[np.argsort(at, kind="stable")], np.sort(at)
             cuts = np.searchsorted(at, np.arange(slots + 1)).tolist()
-            cells = position[found[:, 3]] * triangle.grid.lags + found[:, 1]
+            cells = position[late[:, 3]] * triangle.grid.lags + late[:, 1]
             shape = (len(indices), triangle.grid.lags)
-            arrived = (_summed(cells[begin:end], found[begin:end, 2], shape) for begin, end in pairwise(cuts))
+            arrived = (_summed(cells[begin:end], late[begin:end, 2], shape) for begin, end in pairwise(cuts))
             triangle.catch_up(indices * sources + source, arrived)
 
     def learn(self, start_ms: int, edges: Sequence[str], predictions: Mapping[str, GroupPrediction]) -> None:
@@ -95,10 +227,10 @@ class GroupBatch:
         _, sums, _ = window_sums(counts, start_ms, edges)
         count, total, squares = sums.transpose(2, 0, 1, 3).reshape(3, -1, sums.shape[3])
         # A group without an interval learns its values; its stragglers are taken to be of any size.
-        known = [predictions[self.groups[i].key] for i in indices]
+        answers = [predictions[self.groups[i].key] for i in indices]
         with np.errstate(divide="ignore", invalid="ignore"):
-            straggler = np.array([p.straggler if p.eligible else 1.0 for p in known])
-            shares = straggler / np.abs(np.array([p.estimate if p.eligible else 1.0 for p in known]))
+            straggler = np.array([p.straggler if p.eligible else 1.0 for p in answers])
+            shares = straggler / np.abs(np.array([p.estimate if p.eligible else 1.0 for p in answers]))
         self.triggers.on_answered(indices, window_sample(counts, start_ms, edges), (count, total, squares), shares)
 
     def evaluate(
@@ -108,7 +240,7 @@ class GroupBatch:
 
         Args:
             complete: no more events of the window will arrive.
-            widening: factor of the half-widths of groups of which all arrived events were processed.
+            widening: factor of the half-widths of groups whose arrived events were all processed.
         """
         sample = window_sample([g.counts for g in self.groups], start_ms, edges)
         stragglers, model = self.triggers.window_models(self.groups[0].offset(start_ms), sample)
@@ -161,15 +293,15 @@ class GroupBatch:
         beyond: FloatArray,
         ranged: BoolArray,
     ) -> list[str]:
-        """Per group, why too little is known for an interval (see the module `group`); empty if enough is."""
+        """Returns per group why too little is known for an interval (see the docstring of the module), or ''."""
         observed = np.array([g.has_observed(start_ms) for g in self.groups])
         error, size, events = self.accuracy.error, model.size, model.events
         seen, hidden, unseen = beyond
         late = np.where(events > 0, unseen, 0.0) * events
         enough = late.sum(axis=0) <= error * size
         if self.accuracy.scope is None:
-            # Backtests tell of all sources together, but not of one that has begun to send: less of it than of a window
-            # has been at risk.
+            # Backtests show how well all sources together are predicted. They do not show it of a source that has begun
+            # to send, of which fewer events were at risk than a window has.
             new = (events > MIN_EVENTS) & (late > -math.log(1 - self.accuracy.confidence))
             offset, alarms = self.groups[0].offset(start_ms), zip(self.groups, stragglers.alarm.tolist(), strict=True)
             tested = np.array([g.trigger.calibration.is_tested(offset, alarm) for g, alarm in alarms])
@@ -299,7 +431,7 @@ class BatchEvaluation:
         return result
 
     def _numbers(self) -> list[list[float]]:
-        """The fields of a `GroupPrediction` from `estimate` to `sampled`, by group."""
+        """Returns the fields of a `GroupPrediction` from `estimate` to `sampled`, by group."""
         model, size = self.model, self.model.size
         variance = self.stragglers.deviation.reshape(len(size), -1).T ** 2
         total = variance.sum(axis=0)
@@ -318,7 +450,7 @@ class BatchEvaluation:
         return table
 
     def _scaled_up(self, group: int) -> float:
-        """The measure of the arrived events, scaled up from the processed ones; NaN if all were processed."""
+        """Returns the measure of the arrived events, scaled up from the processed ones; NaN if all were processed."""
         arrived, count, total = (x[:, group] for x in (self.sample.arrived, self.sample.count, self.sample.total))
         rows = count > 0
         if not (count < arrived).any() or not rows.any():
@@ -328,7 +460,7 @@ class BatchEvaluation:
 
 
 def _summed(cells: IntArray, counts: IntArray, shape: tuple[int, ...]) -> FloatArray:
-    """Sums of counts by cell."""
+    """Returns the sums of counts by cell."""
     result = np.zeros(shape)
     np.add.at(result.reshape(-1), cells, counts.astype(np.float64))
     return result

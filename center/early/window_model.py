@@ -1,10 +1,10 @@
 """The estimate of a window, from what has arrived, what was sampled of it, and the expected stragglers.
 
 T = Σ_e mean_e·(A_e + ρ_e·Q_e),  N = Σ_e (A_e + Q_e): for source e, A events have arrived, Q stragglers are expected,
-whose mean value is ρ times that of the punctual events (`late_values.py`). The estimate is stratified by source,
+whose mean value is ρ times the mean value of the punctual events (`values.py`). The estimate is stratified by source,
 because differences between sources are the most frequent cause of a correlation between delay and value.
 
-A *column* of the arrays is one trigger (one group of the query); several triggers are computed together in `batch.py`.
+A *column* of the arrays is one trigger (one group of the query); several are computed together (`TriggerBatch`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from center.early.late_values import LateRatio
 from center.early.sample_size import neyman_sizes
 from edgewater.model.accuracy import MeasureKind
 from edgewater.synopses import BoolArray, FloatArray, normal_quantile
@@ -23,7 +22,7 @@ from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 _SIZE_ROUNDS, _SIZE_TOLERANCE = 8, 0.02
 _BISECTIONS = 6
 _EPSILON, _OPERATIONS = float(np.finfo(np.float64).eps), 16
-"""Relative rounding of a number, and roundings of the estimate besides those of its sums."""
+"""Relative rounding of a number, and number of roundings of the estimate besides the roundings of its sums."""
 _SKEW = 1e-6  # below it the distribution is normal
 
 
@@ -65,6 +64,14 @@ class WindowSample:
 
 
 @dataclass(frozen=True, slots=True)
+class LateRatio:
+    """Per source: mean value of stragglers / mean value of the sampled punctual events, and its standard error."""
+
+    ratio: FloatArray
+    deviation: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
 class WindowModel:
     """The terms of the estimate. Arrays are [source, trigger] or, for names that end in `_width`, [trigger].
 
@@ -73,7 +80,7 @@ class WindowModel:
         spread: standard deviation of values used for the interval.
         straggler_width: half-width due to the stragglers' number and mean value.
         reach: distance of `means` from the least and the greatest value of the events that have arrived, and of these
-            and those of past windows, [least or greatest, arrived or past, source, trigger]; infinite: unknown.
+            and of the values of past windows, [least or greatest, arrived or past, source, trigger]; infinite: unknown.
         fallback_windows: number of past windows whose average `means` is, where this window has no values; None: none.
     """
 
@@ -204,9 +211,9 @@ class WindowModel:
         The U events that were not sampled are like the n that were, or, if they have arrived, like one at the end of
         the range; all compositions of U into n + 1 parts are equally likely. It is the bound of Gaffke for a finite
         population (see `edgewater.synopses.sampling.bounds`), by its first three moments: without the values, only by
-        their variance and range. The third moment of values with variance σ² is at most σ²(reach - σ²/reach), that of
-        two values; or else that of a lognormal distribution of the same variation c is taken, (3c + c³)σ³. Of
-        stragglers, the values that no sample shows are so few that rarely one of them is among them.
+        their variance and range. The third moment of values with variance σ² is at most σ²(reach - σ²/reach), as of
+        two values; or else the third moment of a lognormal distribution of the same variation c is taken,
+        (3c + c³)σ³. Values that no sample shows are so few that they are rarely among the stragglers.
 
         Args:
             reach: distance of the mean from the end of the range, [arrived or past, source, trigger].
@@ -248,8 +255,8 @@ class WindowModel:
 
 @dataclass(frozen=True, slots=True)
 class _Errors:
-    """A distribution by its mean, standard deviation and skewness: that of a gamma distribution, whose quantile is that
-    of Wilson and Hilferty (1931), but not below the normal one. Arrays by trigger."""
+    """A gamma distribution by its mean, standard deviation and skewness. Its quantile is approximated by Wilson and
+    Hilferty (1931), and is not below the normal quantile. Arrays by trigger."""
 
     mean: FloatArray
     deviation: FloatArray
@@ -262,7 +269,7 @@ class _Errors:
         return np.asarray(self.mean + np.where(self.skew > _SKEW, np.maximum(gamma, z), z) * self.deviation)
 
     def score(self, value: FloatArray) -> FloatArray:
-        """Returns the z of which `value` is the quantile; infinite without deviation."""
+        """Returns the z whose quantile is `value`; infinite without deviation."""
         with np.errstate(divide="ignore", invalid="ignore"):
             normal = np.where(self.deviation > 0, (value - self.mean) / self.deviation, np.inf)
             root = np.cbrt(np.maximum(1 + self.skew * normal / 2, 0.0))
@@ -273,8 +280,8 @@ class _Errors:
 def _failures(z: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Elementwise: the probability beyond z on both sides, and the normal quantile that has it on one side."""
     distinct, inverse = np.unique(z, return_inverse=True)
-    found = np.array([_failure(q) for q in distinct.tolist()])[inverse.reshape(z.shape)]
-    return found[..., 0], found[..., 1]
+    failures = np.array([_failure(q) for q in distinct.tolist()])[inverse.reshape(z.shape)]
+    return failures[..., 0], failures[..., 1]
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,169 @@
+"""`PastAnswers`: the answers to windows that are not final, and what the errors of past answers have taught."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from center.early.calibration import ConformalRecord
+from center.early.window_prediction import GroupPrediction, Prediction
+from edgewater.model.accuracy import Accuracy
+
+COVERAGE_WINDOWS = 400
+"""Windows over which coverage is measured."""
+MAX_ERROR_RATIO = 10.0
+"""Bound of recorded errors, in half-widths."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """The first and the last answer to a window.
+
+    Attributes:
+        early: the first was given before the window was complete.
+        settled: the error of the first is recorded, since the window is complete.
+    """
+
+    first: Prediction
+    last: Prediction
+    early: bool
+    settled: bool = False
+
+
+class PastAnswers:
+    """The answers of one query, the windows that wait for one, and the record of errors and of coverage."""
+
+    def __init__(self, accuracy: Accuracy) -> None:
+        self._accuracy = accuracy
+        self._intervals = ConformalRecord(accuracy.confidence, accuracy.scope)
+        self._waits: dict[int, int] = {}  # by start of the window, the slot until which it waits
+        self._answers: dict[int, _Answered] = {}
+        self._covered: deque[float] = deque(maxlen=COVERAGE_WINDOWS)
+
+    @property
+    def widening(self) -> float:
+        """The factor by which the half-widths of the next intervals are multiplied."""
+        return self._intervals.widening
+
+    @property
+    def coverage(self) -> float | None:
+        """The share of intervals (scope "each"), or else of windows, that contained the true values."""
+        return sum(self._covered) / len(self._covered) if self._covered else None
+
+    def waits(self, start_ms: int, slot: int) -> bool:
+        """Whether a window waits beyond a slot."""
+        return self._waits.get(start_ms, 0) > slot
+
+    def last(self, start_ms: int) -> Prediction | None:
+        """Returns the newest answer to a window that is not final."""
+        answered = self._answers.get(start_ms)
+        return answered.last if answered else None
+
+    def newest(self) -> Prediction | None:
+        """Returns the newest answer to the last window that has one and is not final."""
+        return self._answers[max(self._answers)].last if self._answers else None
+
+    def first_early(self, start_ms: int) -> Prediction | None:
+        """Returns the first answer to a window if it was early."""
+        answered = self._answers.get(start_ms)
+        return answered.first if answered is not None and answered.early else None
+
+    def is_settled(self, start_ms: int) -> bool:
+        """Whether the errors of a window's first answer are recorded."""
+        answered = self._answers.get(start_ms)
+        return answered is not None and answered.settled
+
+    def knows(self, start_ms: int) -> bool:
+        """Whether a window has an answer or waits for one."""
+        return start_ms in self._answers or start_ms in self._waits
+
+    def compare(self, first: Prediction, truths: Mapping[str, float | None]) -> tuple[list[bool], list[float]]:
+        """Compares an answer with the true values.
+
+        Args:
+            truths: by group; None: not known.
+
+        Returns:
+            By group, whether its interval contains the true value, and its error in half-widths of the model; empty if
+            the true values are not known, and without errors if no interval was promised.
+        """
+        predicted = [p for p in first.by_group if p.eligible]
+        known = [(p, truth) for p in predicted if (truth := truths.get(p.key)) is not None]
+        if len(known) < len(predicted):
+            return [], []
+        ratios = [_error_ratio(p, truth, first.widening) for p, truth in known] if first.bounded else []
+        return [_contains(p, truth) for p, truth in known], ratios
+
+    def covered_share(self, contained: Sequence[bool]) -> float | None:
+        """Returns a window's contribution to the coverage, from `compare`; None: not known."""
+        if not contained:
+            return None
+        return float(all(contained)) if self._accuracy.scope == "all" else sum(contained) / len(contained)
+
+    # Changes
+
+    def wait(self, start_ms: int, until: int) -> None:
+        """Lets a window wait until a slot."""
+        self._waits[start_ms] = until
+
+    def add(self, start_ms: int, prediction: Prediction, early: bool) -> bool:
+        """Adds an answer to a window; returns whether it is the first."""
+        self._waits.pop(start_ms, None)
+        answered = self._answers.get(start_ms)
+        if answered is not None:
+            self._answers[start_ms] = replace(answered, last=prediction)
+            return False
+        self._answers[start_ms] = _Answered(prediction, prediction, early)
+        return True
+
+    def settle(self, start_ms: int, ratios: Sequence[float], widening: float) -> None:
+        """Records the errors of the first answer to a window that is complete."""
+        self._intervals.add(start_ms, ratios, widening)
+        self._answers[start_ms] = replace(self._answers[start_ms], settled=True)
+
+    def finalize(
+        self, start_ms: int, covered: float | None, ratios: Sequence[float], widening: float = 1.0
+    ) -> None:  # logs of before errors were recorded when windows are complete have no widening
+        """Records the errors and the coverage of a window that is final, and forgets its answers."""
+        self._intervals.add(start_ms, ratios, widening)
+        self._waits.pop(start_ms, None)
+        if self._answers.pop(start_ms, None) is not None and covered is not None:
+            self._covered.append(covered)
+
+    def clear(self) -> None:
+        """Forgets all answers, not what they have taught."""
+        self._answers, self._waits = {}, {}
+
+    # Snapshots
+
+    def to_state(self) -> dict[str, Any]:
+        """Returns JSON of the whole state."""
+        return {
+            "intervals": self._intervals.to_state(),
+            "waits": list(self._waits.items()),
+            "covered": list(self._covered),
+            "answers": [[s, a.first.to_list(), a.last.to_list(), a.early, a.settled] for s, a in self._answers.items()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores `to_state` into a new object; damaged JSON raises any exception."""
+        self._intervals.restore(state["intervals"])
+        self._waits = dict(map(tuple, state["waits"]))
+        self._covered.extend(state["covered"])
+        for start_ms, first, last, *facts in state["answers"]:
+            self._answers[start_ms] = _Answered(Prediction.from_list(first), Prediction.from_list(last), *facts)
+
+
+def _contains(prediction: GroupPrediction, truth: float) -> bool:
+    tolerance = 1e-9 * abs(truth)
+    return bool(prediction.lower - tolerance <= truth <= prediction.upper + tolerance)
+
+
+def _error_ratio(prediction: GroupPrediction, truth: float, widening: float) -> float:
+    """Returns the error of an estimate in half-widths of the model, without widening; rounded, because it is logged."""
+    error, half_width = abs(prediction.estimate - truth), prediction.half_width / widening
+    if error <= 1e-9 * abs(truth):
+        return 0.0
+    return round(min(error / half_width, MAX_ERROR_RATIO), 3) if half_width > 0 else MAX_ERROR_RATIO
