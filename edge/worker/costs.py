@@ -8,7 +8,7 @@ from itertools import islice
 
 from edge.core import EdgeCore
 from edge.worker.tuning import Tuning
-from edgewater.scheduling import QueryState
+from edgewater.scheduling import ScheduledQuery
 from edgewater.wire import QueryRef
 
 Lap = tuple[QueryRef | None, int, float]
@@ -27,7 +27,7 @@ class QueryCosts:
     def __init__(
         self,
         core: EdgeCore,
-        scheduled: Mapping[QueryRef, QueryState],
+        scheduled: Mapping[QueryRef, ScheduledQuery],
         clock: Callable[[], float],
         answer_delay_ms: Callable[[QueryRef], float],
         tuning: Tuning,

@@ -14,7 +14,7 @@ at once has no use for an order: all queries process such a batch at once, as wi
 A source that keeps up waits between two reads: each batch costs each query a fixed time, and journal and link another
 (`Worker.wait_s`). It waits the shorter, the closer its watermark is to the end of a window, so no answer is later.
 
-Sources are held back only when the queues have reached their limit; from `MemoryLimits.threshold` on, the query that
+Sources are held back only when the queues have reached their limit; from `QueueLimits.threshold` on, the query that
 is furthest behind runs, since a batch takes memory until the last query has processed it.
 """
 
@@ -36,7 +36,7 @@ from edge.worker.tuning import TUNING, Tuning
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.model.windows import SlidingWindow
-from edgewater.scheduling import MemoryLimits, Operator, QueryProfile, QueryState, Scheduler, Turn, make_policy
+from edgewater.scheduling import Operator, QueryProfile, QueueLimits, ScheduledQuery, Scheduler, Turn, make_policy
 from edgewater.wire import QueryRef
 
 OFF = "off"
@@ -100,9 +100,9 @@ class Worker:
         self._durable, self._core = durable, durable.core
         self._changed, self._busy_s, self._now_ms, self._clock, self._pause = changed, busy_s, now_ms, clock, pause
         self._is_on, self._tuning = policy != OFF, tuning
-        limits = MemoryLimits(max(limit_bytes, 1), record_bytes=1.0, shared=True)
+        limits = QueueLimits(max(limit_bytes, 1), record_bytes=1.0, shared=True)
         self._scheduler = Scheduler(make_policy(policy if self._is_on else "fcfs"), memory=limits)
-        self._states: dict[QueryRef, QueryState] = {}
+        self._states: dict[QueryRef, ScheduledQuery] = {}
         self._refs: dict[str, QueryRef] = {}
         self._configurations = -1
         self._costs = QueryCosts(self._core, self._states, clock, answer_delay_ms, tuning)
@@ -202,7 +202,7 @@ class Worker:
             return True
         return len(queries) > 1 and 1000.0 * self._busy_s(event.source) > tuning.busy_ms
 
-    def _offer(self, state: QueryState, records: int, end: int) -> None:
+    def _offer(self, state: ScheduledQuery, records: int, end: int) -> None:
         if self._scheduler.offer(state, records, self._now_ms(), payload=end):
             self._queued += 1
             self._work.set()
@@ -257,14 +257,14 @@ class Worker:
         self._scheduler.ran(turn, spent_ms, self._now_ms())
         await self._release()
 
-    def _together(self, first: QueryState) -> list[QueryState]:
+    def _together(self, first: ScheduledQuery) -> list[ScheduledQuery]:
         """Returns the queries that process their queues with `first` before the event loop runs again.
 
         They are due if it is. One that takes longer than a piece, or of which nothing has been measured, runs alone.
         """
         is_first = self._frame_turns and not first.sweeps
         room_ms = self._tuning.frame_turn_ms if is_first else self._tuning.together_ms
-        stream, chosen = self._stream_of(first), list[QueryState]()
+        stream, chosen = self._stream_of(first), list[ScheduledQuery]()
         for state in [first, *(each for each in self._scheduler.waiting() if each is not first)]:
             if (
                 bool(state.sweeps) == bool(first.sweeps)
@@ -280,10 +280,10 @@ class Worker:
                 break
         return chosen
 
-    def _stream_of(self, state: QueryState) -> str:
+    def _stream_of(self, state: ScheduledQuery) -> str:
         return self._core.queries[self._refs[state.profile.name]].spec.stream
 
-    def _run_together(self, states: Sequence[QueryState]) -> None:
+    def _run_together(self, states: Sequence[ScheduledQuery]) -> None:
         refs = tuple(self._refs[state.profile.name] for state in states)
         if self._costs.is_old:
             self._costs.fold()
@@ -317,7 +317,7 @@ class Worker:
         """Whether all queries that were due have run: one pull builds the frames of all their windows."""
         return self._has_swept and not any(state.sweeps for state in self._states.values())
 
-    def _run_piece(self, ref: QueryRef, query: QueryState) -> None:
+    def _run_piece(self, ref: QueryRef, query: ScheduledQuery) -> None:
         """Processes records at the head of the queue: as many as take `Tuning.piece_ms`, at least one."""
         cost_ms, piece_ms = query.costs.remaining_ms[0], self._tuning.piece_ms
         rows = self._piece_rows.get(ref) or (piece_ms / cost_ms if cost_ms > 0 else self._tuning.first_rows)

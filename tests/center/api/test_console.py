@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from center.api.console import ROUTES, console_files
+from center.sinks import SinkRunner, SinkStore, read_definition
 from tests.center.api.conftest import Desk
 from tests.center.api.console_world import HOUR, T0, fill
 
@@ -224,7 +225,7 @@ def test_edges_have_a_matrix_and_the_budget_its_shares(browser, served):
     with tab(browser, served) as t:
         t.open("/ui/edges?query=delay_quantiles")
         t.until("() => document.querySelectorAll('table.matrix a.cell').length >= 21")
-        assert t.page.locator("a.cell.s-w").count() == 1
+        t.until("() => document.querySelectorAll('a.cell.s-w').length === 1")
         t.page.locator("tr[data-edge=lga]", has_text="bad_time: 12").wait_for()
         t.open("/ui/budget/miles_by_carrier")
         t.shows("All edges together may withhold at most")
@@ -245,8 +246,8 @@ def test_a_new_query_is_checked_at_its_field_and_registered(browser, served, wor
         t.until("() => document.querySelector('#verdict').dataset.checked === 'accepted'")
         t.page.locator("button.primary").click()
         t.page.wait_for_url("**/ui/queries/from_the_console")
-        assert world.catalog.query("from_the_console").spec.stream == "flights"
-        world.catalog.delete("from_the_console", world.now)
+        assert world.catalog.queries.get("from_the_console").spec.stream == "flights"
+        world.catalog.queries.delete("from_the_console", world.now)
 
 
 @needs_browser
@@ -301,6 +302,35 @@ def test_after_a_restart_of_the_center_the_stream_goes_on_without_a_gap(browser,
         assert t.ids() == [*first, *(r.answer_id for r in newer)]
         t.lists("details table tbody tr", 3)
         context.close()
+
+
+@needs_browser
+def test_the_overview_shows_alerts_with_what_supports_them_and_how_sinks_stand(browser, desk, tmp_path):
+    desk.connect("jfk")
+    query = desk.register(name="busy", lateness="9h")
+    desk.report(query, "jfk", T0, {"UA": 5, "<b>": 1})
+    rules = [{"alert": "many", "query": "busy", "certainly": "n > 3", "summary": "<i>too many</i>"}]
+    store = SinkStore(desk.results.engine)
+    definitions = {
+        "pager": {"kind": "alerts", "rules": rules, "targets": {"t": {"webhook": {"url": "http://127.0.0.1:9/"}}}},
+        "files": {"kind": "parquet", "path": str(tmp_path / "out")},
+    }
+    for name, document in definitions.items():
+        runner = SinkRunner(
+            read_definition(name, {**document, "begin": "beginning"}), desk.catalog, desk.results, store,
+            owner="host:1", now_ms=lambda: desk.now,
+        )  # fmt: skip
+        for _ in range(3):
+            runner.step()
+            desk.now += 2_000
+    with desk.served() as url, tab(browser, url) as t:
+        t.open("/")
+        t.until("() => document.querySelectorAll('li[data-alert=many]').length === 1")
+        shown = t.text("li[data-alert=many]")
+        assert "firing" in shown and "carrier=UA" in shown and "<i>too many</i>" in shown
+        t.until("() => document.querySelectorAll('tr[data-sink]').length === 2")
+        assert "target t" in t.text("tr[data-sink=pager]") and "failing" in t.text("tr[data-sink=pager]")
+        assert "running" in t.text("tr[data-sink=files]") or "waiting" in t.text("tr[data-sink=files]")
 
 
 @needs_browser

@@ -83,7 +83,7 @@ def run(*, samples: bool) -> tuple[World, QueuedSite]:
 
     def each(now_ms: int) -> None:
         if (now_ms - BEGIN_MS) % 1_000 == 0:
-            site.beat(dict(world.ledger._queries[REF].needed_rates()).get(EdgeId("e0"), 1.0))  # type: ignore[attr-defined]
+            site.beat(dict(world.ledger.needed_rates()[REF]).get(EdgeId("e0"), 1.0))  # type: ignore[attr-defined]
 
     world.run(SECONDS, each)
     site.task.cancel()
