@@ -54,6 +54,23 @@ class EdgeCollector:
                 watermark.add_metric([name], stream.watermark_ms / 1000)
         yield records
         yield watermark
+        yield from self._loss_metrics()
+        yield from self._source_metrics()
+        yield from self._durability_metrics()
+        held = GaugeMetricFamily(
+            "edgewater_edge_query_bytes",
+            "Memory of a query's open windows, and of what is kept of closed ones; limits.max_query_bytes bounds it.",
+            labels=["query"],
+        )
+        for ref, memory in core.held_memory().items():
+            held.add_metric([ref.name], memory.nbytes)
+        yield held
+        yield from self._load_metrics()
+        for name, (text, value) in self._gauges().items():
+            yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
+
+    def _loss_metrics(self) -> Iterable[Metric]:
+        """What was not counted, or not counted as asked."""
         durable = self._durable
         yield _counter("dropped_records", "Records not counted in a query, by reason.", ["reason"], durable.state.drops)
         yield _counter(
@@ -62,7 +79,6 @@ class EdgeCollector:
             ["function"],
             durable.state.function_failures,
         )
-        yield from self._source_metrics()
         yield _counter(
             "skipped_values",
             "Values that are no records although nothing is wrong with them.",
@@ -82,7 +98,10 @@ class EdgeCollector:
         )
         losses = {tuple(kind.split("/", 1)): count for kind, count in durable.state.losses.items()}
         yield _counter("input_losses", "Stated losses of input, by reason.", ["stream", "reason"], losses)
-        yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", core.next_seq - 1)
+
+    def _durability_metrics(self) -> Iterable[Metric]:
+        """Frames, and what recovery has noticed."""
+        yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", self._durable.core.next_seq - 1)
         yield _counter(
             "refused_frames",
             "Frames that the center has refused, in whole or in part, by reason.",
@@ -99,17 +118,6 @@ class EdgeCollector:
             "Frames that recovery, on another platform, would have built with other bodies.",
             len(self._durable.diverged),
         )
-        held = GaugeMetricFamily(
-            "edgewater_edge_query_bytes",
-            "Memory of a query's open windows, and of what is kept of closed ones; limits.max_query_bytes bounds it.",
-            labels=["query"],
-        )
-        for ref, memory in core.held_memory().items():
-            held.add_metric([ref.name], memory.nbytes)
-        yield held
-        yield from self._load_metrics()
-        for name, (text, value) in self._gauges().items():
-            yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
 
     def _source_metrics(self) -> Iterable[Metric]:
         """How each entry of ``sources`` stands; a lag that is unknown has no sample."""

@@ -256,24 +256,17 @@ async def an_unreachable_system_costs_no_record_and_is_named(run: _Run) -> None:
     """Cuts the system off while the agent runs, and mends it. Skipped without `Subject.cut`."""
     if not _can_be_cut(run.subject):
         return
-    import edge.agent
-
-    usual_s, edge.agent.SOURCE_RETRY_S = edge.agent.SOURCE_RETRY_S, 0.2
-    try:
-        run.start()
-        await run.produce(5)
-        await run.until(lambda: run.counted >= run.produced, "last record")
-        await asyncio.to_thread(run.subject.cut)
-        await run.until(
-            lambda: any(reason.startswith("source ") for reason in run.agent.missing()), "failure in /readyz"
-        )
-        assert not any(SECRET in reason for reason in run.agent.missing())
-        await asyncio.to_thread(run.subject.mend)
-        await run.produce(5)
-        await run.until(lambda: run.counted >= run.produced, "record after the failure")
-        assert run.counted == run.produced or run.may_repeat, "records count twice"
-    finally:
-        edge.agent.SOURCE_RETRY_S = usual_s
+    run.start()
+    run.agent.reading.retry_s = 0.2
+    await run.produce(5)
+    await run.until(lambda: run.counted >= run.produced, "last record")
+    await asyncio.to_thread(run.subject.cut)
+    await run.until(lambda: any(reason.startswith("source ") for reason in run.agent.missing()), "failure in /readyz")
+    assert not any(SECRET in reason for reason in run.agent.missing())
+    await asyncio.to_thread(run.subject.mend)
+    await run.produce(5)
+    await run.until(lambda: run.counted >= run.produced, "record after the failure")
+    assert run.counted == run.produced or run.may_repeat, "records count twice"
 
 
 class _Shown(logging.Handler):

@@ -23,17 +23,18 @@ from edge.cache.policy import (
     rank_open,
     rank_open_by_deadline,
 )
-from edge.cache.send_queue import EMPTY_SELECTION, MAX_QUEUED, Selection, SendQueue, max_entries_per_frame
+from edge.cache.send_queue import EMPTY_SELECTION, MAX_QUEUED, GroupSelection, SendQueue, max_entries_per_frame
 from edge.cache.sizing import SendSlots
 from edge.cache.timetable import positions_of
+from edge.cache.withheld import withheld_of
 
 __all__ = [
     "EMPTY_SELECTION",
     "MAX_QUEUED",
     "ErrorLimits",
     "GroupHistory",
+    "GroupSelection",
     "RankingContext",
-    "Selection",
     "SendQueue",
     "SendSlots",
     "SliceEntries",
@@ -47,4 +48,5 @@ __all__ = [
     "rank_closed_by_error",
     "rank_open",
     "rank_open_by_deadline",
+    "withheld_of",
 ]

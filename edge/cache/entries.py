@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge.cache.arrival_profile import PARTS
-from edge.cache.timetable import Positions, RecordTimes, most_times
+from edge.cache.timetable import KeptTimes, Positions, RecordTimes
 from edgewater.model.query import BoundQuery
 from edgewater.synopses import (
     BoolArray,
@@ -34,8 +33,7 @@ from edgewater.synopses import (
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.state import State
 from edgewater.synopses.registry import stack_from_message
-from edgewater.synopses.rests import NOTHING, rest_of
-from edgewater.wire import Signs, Withheld
+from edgewater.wire import Signs
 
 _COUNTERS = {
     "last_batch": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "<i4", "first": "<f4"
@@ -46,7 +44,6 @@ _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0
 _NO_QUANTA: Mapping[str, float] = MappingProxyType({})
 MAX_SIZE = 1e19
 """Values beyond it take no part in forecasts; the square of a smaller one fits into float32."""
-_UNKNOWN = None, None
 FEW = 4
 """If fewer than one in this many groups have changed, only their errors are computed again."""
 SMALLEST_UNIT = 1e-300
@@ -127,9 +124,10 @@ class SliceEntries:
 
     Args:
         pending: an empty aggregate for V, the value of records that have arrived and were not sent.
-        bounded: the measures for which F, the value sent so far, is kept: those of the budget.
+        bounded: the measures of the budget: for them F, the value sent so far, is kept.
 
     Attributes:
+        bounded: the measures of the budget.
         newest_batch: the number of the newest batch that updated any group.
     """
 
@@ -140,12 +138,12 @@ class SliceEntries:
             **_per_measure(pending, bounded),
         }
         self._arrays: dict[str, npt.NDArray[Any]] = {n: np.zeros(0, dtype) for n, (dtype, _) in self._empty.items()}
-        self._bounded = tuple(bounded)
+        self.bounded = tuple(bounded)
         self._hashes: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._with_error = frozenset(n for n in bounded if isinstance(pending.measures[n], BoundedError))
         self.recall_cache = RecallCache()
         self.newest_batch = 0
-        self._times: list[tuple[npt.NDArray[np.int32], Positions]] | None = []
+        self._times = KeptTimes()
         self._known: dict[str, Any] = {
             n: s.take(np.zeros(0, np.int64)) for n, s in pending.measures.items() if isinstance(s, Incremental)
         }
@@ -170,15 +168,9 @@ class SliceEntries:
     @property
     def nbytes(self) -> int:
         computed = sum(c.errors.nbytes + c.totals.nbytes for c in self._computed.values())
-        times = sum(8 * len(codes) for codes, _ in self._times or ())
         arrays = sum(a.nbytes for a in self._arrays.values())
         known: int = sum(stack.nbytes for stack in self._known.values())
-        return self.pending.nbytes + self._hashes.nbytes + computed + times + arrays + known
-
-    @property
-    def bounded(self) -> tuple[str, ...]:
-        """The measures of the budget."""
-        return self._bounded
+        return self.pending.nbytes + self._hashes.nbytes + computed + self._times.nbytes + arrays + known
 
     def set_sampling_rate(self, rate: float) -> None:
         """Sets the rate at which the next records were sampled, for measures that are row samples."""
@@ -278,10 +270,10 @@ class SliceEntries:
         self._column("unsent")[changed] += counts.astype(np.int32)
         if parts is not None and len(parts):
             self._count_parts(encoded.inverse, changed, counts, parts)
-        self._keep_times(codes, positions)
+        self._times.keep(codes, positions, len(self))
         self._column("last_batch")[changed] = batch_number
         self._column("first")[known:] = elapsed
-        for name in self._bounded:
+        for name in self.bounded:
             kept = self._arrays.get(f"squares:{name}")
             argument = values[name]
             if kept is not None and argument is not None:
@@ -301,24 +293,12 @@ class SliceEntries:
     @property
     def keeps_times(self) -> bool:
         """Whether the times of all records so far are kept."""
-        return self._times is not None
-
-    def _keep_times(self, codes: IntArray, positions: Positions | None) -> None:
-        if self._times is None:
-            return
-        if positions is None or sum(len(kept) for kept, _ in self._times) + len(codes) > most_times(len(self)):
-            self._times = None
-        else:
-            self._times.append((codes.astype(np.int32), positions))
+        return self._times.is_complete
 
     def take_times(self) -> tuple[npt.NDArray[np.int32], RecordTimes] | None:
         """Returns the groups and times of all records, once; None: they are not known, or too many."""
-        times, self._times = self._times, None
-        if times is None:
-            return None
-        codes = np.concatenate([c for c, _ in times] or [np.zeros(0, np.int32)])
-        positions = np.concatenate([p for _, p in times] or [np.zeros(0, np.uint32)])
-        return codes, RecordTimes(self.hashes()[codes], positions)
+        times = self._times.take()
+        return None if times is None else (times[0], RecordTimes(self.hashes()[times[0]], times[1]))
 
     def add_groups(self, keys: Sequence[pa.Array], rows: int, batch_number: int, elapsed: float) -> None:
         """Adds the groups of records that may all be sampled out; each group then has a value to send."""
@@ -340,14 +320,14 @@ class SliceEntries:
     def accumulated_error(self, measure: str, groups: IntArray | None = None) -> FloatArray:
         """Returns the signed error(F, F ⊕ V) = F ⊕ V − F per group (None: all); infinite where it is unknown. For a
         measure without an error function it is the record mass: the number of records that were not sent."""
-        error = self._error(measure, groups)
+        error = self.error(measure, groups)
         return np.where(np.isnan(error), np.inf, error)
 
     def exceeds(self, measure: str, limit: float, groups: IntArray | None = None) -> BoolArray:
         """Returns which groups (None: all) have an `accumulated_error` beyond ±limit."""
-        return ~(np.abs(self._error(measure, groups)) <= limit)  # of NaN too
+        return ~(np.abs(self.error(measure, groups)) <= limit)  # of NaN too
 
-    def _error(self, measure: str, groups: IntArray | None) -> FloatArray:
+    def error(self, measure: str, groups: IntArray | None = None) -> FloatArray:
         """Returns `accumulated_error`, but NaN where the value would become NaN, which is an error either way."""
         if measure not in self._with_error:
             unsent = self._column("unsent")
@@ -360,8 +340,10 @@ class SliceEntries:
     def _compute_error(self, measure: str, groups: IntArray | None) -> FloatArray:
         pending, sent = self._pending_and_sent(measure, groups)
         error = pending.change(sent)
-        if isinstance(pending, MaxStack) and self._has_negative(measure):
-            error = np.where(self._never_sent(pending, sent), np.inf, error)
+        # Another edge may send a negative maximum of a group. So for a group that this edge has never sent, 0 does not
+        # bound the withheld value.
+        if isinstance(pending, MaxStack) and self.signs(measure) is not Signs.NOT_NEGATIVE:
+            error = np.where(_never_sent(pending, sent), np.inf, error)
         # A value that is NaN at the center stays NaN there, whatever is sent.
         return np.where(np.isnan(sent), 0.0, error) if sent.dtype.kind == "f" else error
 
@@ -381,21 +363,17 @@ class SliceEntries:
             computed.stale = []
         return computed
 
-    @staticmethod
-    def _never_sent(pending: ExtremumStack, sent: npt.NDArray[Any]) -> BoolArray:
-        """Returns which groups have a value, none of which was sent."""
-        return np.asarray((sent == pending.unsent) & (pending.advance(sent) != sent), bool)
+    def never_sent(self, measure: str) -> BoolArray:
+        """Returns which groups have a value of an extremum, none of which was sent."""
+        return _never_sent(*self._pending_and_sent(measure, None))
 
-    def _has_negative(self, measure: str) -> bool:
-        """Returns whether the maximum of any group is below 0. Another edge may then send a negative maximum of a
-        group, so for a group that this edge has never sent, 0 is no bound of the withheld value."""
-        return bool((self.total(measure) < 0.0).any())
-
-    def has_both_signs(self, measure: str) -> bool:
-        """Returns whether there are groups above 0 and groups below 0. The values that several edges have for one group
-        may then cancel."""
+    def signs(self, measure: str) -> Signs:
+        """Returns the signs of the groups' values. Where both occur, the values of one group at several edges may
+        cancel."""
         total = self.total(measure)
-        return bool((total < 0.0).any() and (total > 0.0).any())
+        if not (total < 0.0).any():
+            return Signs.NOT_NEGATIVE
+        return Signs.BOTH if (total > 0.0).any() else Signs.NEGATIVE
 
     def total(self, measure: str, groups: IntArray | None = None) -> FloatArray:
         """Returns F ⊕ V per group (None: all), the value so far, 0 if there is none; without an error function, the
@@ -419,15 +397,6 @@ class SliceEntries:
         """Returns |F ⊕ V| per group (None: all) for forecasts and ranks: 0 where it is not finite."""
         total = np.abs(self.total(measure, groups))
         return np.where(total <= MAX_SIZE, total, 0.0)
-
-    def largest(self, measure: str) -> float:
-        """Returns the largest `size` of any group: a unit for ranks. If all values are beyond `MAX_SIZE`, the largest
-        finite one; 0 if there is none."""
-        largest = float(self.size(measure).max(initial=0.0))
-        if largest == 0.0:
-            total = np.abs(self.total(measure))
-            largest = float(total[np.isfinite(total)].max(initial=0.0))
-        return largest
 
     def _pending_and_sent(self, measure: str, groups: IntArray | None) -> tuple[BoundedError, npt.NDArray[Any]]:
         stack, sent = self.pending.measures[measure], self._column(f"sent:{measure}")
@@ -502,62 +471,9 @@ class SliceEntries:
         for computed in self._computed.values():
             computed.changed(groups)
 
-    def withheld(self, *, shares: bool = False) -> tuple[Withheld, ...]:
-        """Summarises the pending values over all groups, per measure: the error that a closed slice withholds.
-
-        Args:
-            shares: also state the largest shares of groups and the signs of sums, as a measure has a relative limit.
-        """
-        result, pending = [], np.flatnonzero(self.has_pending)
-        records = int(self.pending_records.sum())
-        for name in self._bounded:
-            stack, error = self.pending.measures[name], np.where(self.has_pending, self._error(name, None), 0.0)
-            unknown = np.isnan(error)
-            above = np.where(unknown, np.inf, np.maximum(error, 0.0))
-            below = np.where(unknown, np.inf, np.maximum(-error, 0.0))
-            groups, unsent = int(np.count_nonzero(error)), self._largest_unsent(name)
-            signs = self._signs(name) if shares and isinstance(stack, SumStack) else Signs.NOT_NEGATIVE
-            # A pending value may change no group: in a sum it still is a value, an extremum has a better one.
-            is_irrelevant = isinstance(stack, ExtremumStack) and not groups and unsent is None
-            rest = NOTHING if is_irrelevant else rest_of(stack, pending, records)
-            if groups or unsent is not None or signs is not Signs.NOT_NEGATIVE or rest != NOTHING:
-                amounts = float(above.max(initial=0.0)), float(below.max(initial=0.0))
-                of_groups = (self._largest_share(name, above), self._largest_share(name, below)) if shares else _UNKNOWN
-                result.append(Withheld(name, *amounts, groups, unsent, signs, *of_groups, rest))
-        return tuple(result)
-
-    def _largest_share(self, measure: str, amounts: FloatArray) -> float | None:
-        """Returns the largest amount as a fraction of its group's own value, rounded up; None: unknown."""
-        withheld = amounts > 0.0
-        if not withheld.any():
-            return 0.0
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            share = float((amounts[withheld] / np.abs(self.total(measure)[withheld])).max())
-        return math.nextafter(share, math.inf) if math.isfinite(share) else None
-
-    def _largest_unsent(self, measure: str) -> float | None:
-        """Returns the largest maximum of the groups with a value, none of which was sent; None: there is no such
-        group, or the measure is not a maximum."""
-        stack = self.pending.measures[measure]
-        if not isinstance(stack, MaxStack):
-            return None
-        never = self._never_sent(stack, self._column(f"sent:{measure}"))
-        largest = self.total(measure)[never].max(initial=-np.inf)
-        if not never.any():
-            return None
-        return math.inf if math.isnan(largest) else float(largest)
-
-    def _signs(self, measure: str) -> Signs:
-        total = self.total(measure)
-        if not (total < 0.0).any():
-            return Signs.NOT_NEGATIVE
-        return Signs.BOTH if (total > 0.0).any() else Signs.NEGATIVE
-
     def to_state(self) -> State:
         arrays = {name: self._column(name) for name in self._arrays}
-        if self._times:
-            for name, parts in zip(("timed", "positions"), zip(*self._times, strict=True), strict=True):
-                arrays[name] = np.concatenate(parts)
+        arrays |= self._times.to_arrays()
         known = {f"known:{name}": codec.seal(stack.to_message()) for name, stack in self._known.items() if len(stack)}
         return State(None, {"pending": self.pending.to_bytes(), **known, **arrays})
 
@@ -568,11 +484,25 @@ class SliceEntries:
         for name in (n for n in result._known if f"known:{n}" in state.arrays):
             result._known[name] = stack_from_message(codec.unseal(state.arrays[f"known:{name}"]))
         result.newest_batch = int(result.last_batch.max(initial=0))
-        if "timed" in state.arrays:
-            result._times = [(state.arrays["timed"], state.arrays["positions"])]
-        elif len(result):
-            result._times = None
+        if len(result) or "timed" in state.arrays:
+            result._times = KeptTimes.from_arrays(state.arrays)
         return result
+
+
+def largest_size(entries: SliceEntries, measure: str) -> float:
+    """Returns the largest `SliceEntries.size` of any group: a unit for ranks. If all values are beyond `MAX_SIZE`, the
+    largest finite one; 0 if there is none."""
+    largest = float(entries.size(measure).max(initial=0.0))
+    if largest == 0.0:
+        total = np.abs(entries.total(measure))
+        largest = float(total[np.isfinite(total)].max(initial=0.0))
+    return largest
+
+
+def _never_sent(pending: BoundedError, sent: npt.NDArray[Any]) -> BoolArray:
+    """Returns which groups have a value, none of which was sent."""
+    assert isinstance(pending, ExtremumStack)
+    return np.asarray((sent == pending.unsent) & (pending.advance(sent) != sent), bool)
 
 
 def _per_measure(pending: GroupedAggregate, bounded: Sequence[str]) -> dict[str, tuple[str, float]]:

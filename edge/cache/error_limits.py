@@ -19,6 +19,7 @@ import numpy as np
 
 from edge.cache.entries import SliceEntries
 from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.wire import Signs
 
 
 class ErrorLimits:
@@ -66,7 +67,7 @@ def primary_mask(
         limit = limits.absolute.get(measure)
         if limit is not None:
             over |= entries.exceeds(measure, margin * limit, groups)
-        elif entries.has_both_signs(measure):
+        elif entries.signs(measure) is Signs.BOTH:
             over |= entries.exceeds(measure, 0.0, groups)  # values that cancel have a sum below what limits allow for
         else:
             error = np.abs(entries.accumulated_error(measure, groups))

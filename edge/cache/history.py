@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edge.cache.arrival_profile import LEARNING_RATE as PROFILE_RATE
 from edge.cache.arrival_profile import MAX_COUNT, PARTS, ArrivalProfile, scale_of
-from edge.cache.entries import RecallCache, SliceEntries
+from edge.cache.entries import RecallCache, SliceEntries, largest_size
 from edge.cache.error_target import ErrorTarget
 from edge.cache.timetable import CHECKPOINTS, Timetable, position_at
 from edgewater.synopses import BoolArray, FloatArray, IntArray, SumStack
@@ -165,7 +165,7 @@ class GroupHistory:
         self._hashes, self._values = hashes[keep], values[:, keep]
         self._counts = np.minimum(counts[keep], MAX_COUNT).astype(np.float16)
         for measure in self.measures:
-            if measure not in self.scale and (largest := entries.largest(measure)):
+            if measure not in self.scale and (largest := largest_size(entries, measure)):
                 self.scale[measure] = largest
         self.slices += 1
         self.groups = len(entries)

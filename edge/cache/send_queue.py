@@ -46,7 +46,7 @@ def max_entries_per_frame(left_ms: float, entries_per_ms: float, *, large: bool 
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class GroupSelection:
     """The groups of a slice to send.
 
     Attributes:
@@ -58,7 +58,7 @@ class Selection:
     drained: bool
 
 
-EMPTY_SELECTION = Selection(np.zeros(0, np.int64), True)
+EMPTY_SELECTION = GroupSelection(np.zeros(0, np.int64), True)
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class SendQueue:
         """Returns whether a closed slice has to be ranked (again)."""
         return not self.closed or entries.newest_batch != self.newest_batch
 
-    def draw(self, entries: SliceEntries, count: int) -> Selection:
+    def draw(self, entries: SliceEntries, count: int) -> GroupSelection:
         """Removes the next `count` entries that have a pending value, or as many as there are."""
         unsent = entries.has_pending
         drawn: list[IntArray] = []
@@ -122,7 +122,7 @@ class SendQueue:
             drawn.append(some)
             missing -= len(some)
         groups = np.sort(np.concatenate(drawn)) if drawn else EMPTY_SELECTION.groups
-        return Selection(groups, self.complete and self.position >= len(self.groups))
+        return GroupSelection(groups, self.complete and self.position >= len(self.groups))
 
     def to_state(self) -> State:
         """Returns the state of the queue, without the groups that have been drawn."""

@@ -28,6 +28,7 @@ from edge.cache.error_limits import ErrorLimits
 from edge.cache.forecast import Forecast, any_arrival, arrivals_to_come, dispersion_of, forecast
 from edge.cache.history import GroupHistory
 from edgewater.synopses import FloatArray, IntArray
+from edgewater.wire import Signs
 
 GAIN_RESOLUTION = 1e-6
 """Gains are rounded to this, so that the last bit of an exponential on another processor changes no order."""
@@ -120,7 +121,7 @@ def largest_gain(view: SliceView, groups: IntArray) -> FloatArray:
 def _slack(view: SliceView, groups: IntArray, expected: Forecast, measure: str) -> tuple[FloatArray, FloatArray]:
     """Returns per group its limit, and the limit less the pending error; below 0 the group must be sent."""
     now = view.entries.size(measure, groups)
-    if measure in view.limits.relative and view.entries.has_both_signs(measure):
+    if measure in view.limits.relative and view.entries.signs(measure) is Signs.BOTH:
         limit = np.zeros(len(groups))  # as in `primary_mask`
     else:
         limit = view.limits.for_values(measure, now + expected.mean(measure))

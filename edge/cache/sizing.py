@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache.entries import SMALLEST_UNIT, SliceEntries, ratio
+from edge.cache.entries import SMALLEST_UNIT, SliceEntries, largest_size, ratio
 from edge.cache.error_target import nth_largest
 from edge.cache.forecast import forecast
 from edge.cache.history import GroupHistory
@@ -45,7 +45,7 @@ class SendSlots:
 
 def error_scales(entries: SliceEntries, history: GroupHistory) -> Mapping[str, float]:
     """Returns the unit of each measure's error; without history, the largest value of this slice."""
-    return {m: history.scale.get(m) or max(entries.largest(m), SMALLEST_UNIT) for m in entries.bounded}
+    return {m: history.scale.get(m) or max(largest_size(entries, m), SMALLEST_UNIT) for m in entries.bounded}
 
 
 def accumulated_errors(entries: SliceEntries, history: GroupHistory, groups: IntArray) -> FloatArray:

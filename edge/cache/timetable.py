@@ -15,7 +15,9 @@ are. The times are used as long as their discounted score is the larger one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +62,59 @@ def position_at(elapsed: FloatArray | float) -> Positions:
 def most_times(groups: int) -> int:
     """Returns how many records of a slice with so many groups are kept at most."""
     return min(FEW_TIMES + TIMES_PER_GROUP * groups, MAX_TIMES)
+
+
+@dataclass(slots=True)
+class KeptTimes:
+    """The groups and positions of all records of an open slice, unless they are too many.
+
+    Attributes:
+        parts: (numbers of groups, positions) per batch; None: some are not known, or they were taken.
+    """
+
+    parts: list[tuple[npt.NDArray[np.int32], Positions]] | None = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.parts is not None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(8 * len(codes) for codes, _ in self.parts or ())
+
+    def keep(self, codes: IntArray, positions: Positions | None, groups: int) -> None:
+        """Adds the records of a batch.
+
+        Args:
+            codes: the group of each record.
+            positions: of each record in the slice; None: unknown.
+            groups: number of groups of the slice.
+        """
+        if self.parts is None:
+            return
+        if positions is None or sum(len(kept) for kept, _ in self.parts) + len(codes) > most_times(groups):
+            self.parts = None
+        else:
+            self.parts.append((codes.astype(np.int32), positions))
+
+    def take(self) -> tuple[npt.NDArray[np.int32], Positions] | None:
+        """Returns the groups and positions of all records, once; None: they are not complete."""
+        parts, self.parts = self.parts, None
+        if parts is None:
+            return None
+        codes = np.concatenate([c for c, _ in parts] or [np.zeros(0, np.int32)])
+        return codes, np.concatenate([p for _, p in parts] or [np.zeros(0, np.uint32)])
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        if not self.parts:
+            return {}
+        codes, positions = zip(*self.parts, strict=True)
+        return {"timed": np.concatenate(codes), "positions": np.concatenate(positions)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> KeptTimes:
+        """Reads what `to_arrays` of a slice with records returned."""
+        return cls([(arrays["timed"], arrays["positions"])] if "timed" in arrays else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from edge.core.events import (
     SourcesOpened,
     TickEvent,
 )
-from edge.core.memory import MemoryAction, MemoryLimits, next_limit
+from edge.core.memory import MemoryAction, SliceMemoryLimits, next_limit
 from edge.core.pull_planner import MAX_FRAME_BYTES
 from edge.core.query_pipeline import QueryPipeline
 from edge.core.streams import StreamSpec, StreamState
@@ -58,7 +58,6 @@ __all__ = [
     "InputLost",
     "MemoryAction",
     "MemoryLimited",
-    "MemoryLimits",
     "PullEvent",
     "PullReplayed",
     "QueryAccepted",
@@ -67,6 +66,7 @@ __all__ = [
     "Ran",
     "SamplingSet",
     "ShareSchedule",
+    "SliceMemoryLimits",
     "SourceEnded",
     "SourcesOpened",
     "StreamSpec",

@@ -1,5 +1,7 @@
 """Arrival reports: statistics of every record of a query with an accuracy, sent to the center on a schedule.
 
+The monitor also draws the sample of the records that are processed, and reports why others were sampled out.
+
 Statistics are reported by report slots (`edgewater.arrivals.ReportSchedule`), by the stream's clock and not by its
 watermark. A window's end is a report slot, so that all arrivals until then are reported at once; stragglers follow in
 later slots. A slot without arrivals is reported, too, because silence does not say that nothing arrived.
@@ -11,19 +13,16 @@ windows when they are complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from edge.arrivals import BernoulliSampler, GroupMonitor, SubstreamMonitor
-from edge.core.slices import Slice
 from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.model.accuracy import MAX_GROUPS
-from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
-from edgewater.model.windows import SlidingWindow
+from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import DEFAULT_SEED, BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Arrivals, SamplingReason
@@ -304,41 +303,3 @@ class ArrivalMonitor:
             result._monitor = SubstreamMonitor.from_state(monitor, grid)
         result._ready = {int(index): kind.from_state(data, grid) for index, data in state.arrays.items()}
         return result
-
-
-def is_unreported(slice_: Slice, reported_before_ms: int) -> bool:
-    """Returns whether records of the slice were sampled out whose arrivals have not been reported."""
-    return slice_.unreported_until_ms > MIN_TIME_MS and slice_.unreported_until_ms >= reported_before_ms
-
-
-def close_barrier_ms(
-    slices: Mapping[int, Slice], spec: QuerySpec, reported_before_ms: int, watermark_ms: int, through_ms: int
-) -> int:
-    """Returns the close barrier for sampled queries: the event time up to which slices may be closed.
-
-    It is the watermark, or less if arrivals in a slice are unreported. A slice that was closed before, and for which
-    late records have arrived, only holds back the slices with which one of its windows would become final.
-
-    Args:
-        slices: by their start.
-        reported_before_ms: as in `ArrivalMonitor.reported_before_ms`.
-        through_ms: event time up to which slices are closed already.
-    """
-    result = watermark_ms
-    for start, slice_ in slices.items():
-        end = start + spec.window.slice_ms
-        if end <= watermark_ms and is_unreported(slice_, reported_before_ms):
-            result = min(result, (end if end > through_ms else _next_final(spec, start, through_ms)) - 1)
-    return result
-
-
-def _next_final(spec: QuerySpec, start: int, after_ms: int) -> int:
-    """Returns when the next window over a slice becomes final after `after_ms`; the maximum time if none does."""
-    window = spec.window
-    assert isinstance(window, SlidingWindow)  # true for all queries with a monitor
-    every, last_end = window.every_ms, window.last_window_end(start)
-    first_end = last_end - (last_end - start - window.slice_ms) // every * every
-    last = last_end + spec.lateness_ms
-    if last <= after_ms:
-        return MAX_TIME_MS
-    return max(first_end + spec.lateness_ms, last - (last - after_ms - 1) // every * every)

@@ -48,7 +48,7 @@ from edge.core.memory import HeldMemory
 from edge.core.pull_planner import PullPlanner, has_closed
 from edge.core.query_pipeline import QueryPipeline
 from edge.core.selection import PullResult, RecordedPull
-from edge.core.shared_batch import QueuedRecords, Records, Sharing
+from edge.core.shared_batch import BatchRecords, QueuedRecords, Sharing
 from edge.core.streams import StreamSpec, StreamState
 from edgewater.model.errors import InvalidQuery, StorageError
 from edgewater.model.query import QuerySpec
@@ -212,7 +212,7 @@ class EdgeCore:
             _count_rejected(event, stream, queries)
         queued = _queued(event, stream, queries)
         sharing = Sharing.among((pipeline.intake.reading for pipeline in queries), event.batch)
-        records = Records.numbered(event.batch, stream.records, sharing)
+        records = BatchRecords.numbered(event.batch, stream.records, sharing)
         if self.cost_meter is not None:
             self.cost_meter.begin()
         for pipeline in queries:
@@ -246,11 +246,13 @@ class EdgeCore:
             effects += self._ingest(pipeline, records, parts[0].arrival_ms, parts[0].watermark_ms)
         return effects
 
-    def _share_queued(self, stream: str, parts: Sequence[QueuedBatch]) -> Records:
+    def _share_queued(self, stream: str, parts: Sequence[QueuedBatch]) -> BatchRecords:
         queries = [(each.queue, each.intake.reading) for each in self.queries_of(stream)]
         return self._queued_records.of(stream, parts, queries, MOST_SHARED * shared_bytes(q for q, _ in queries))
 
-    def _ingest(self, pipeline: QueryPipeline, records: Records, arrival_ms: int, watermark_ms: int) -> list[Effect]:
+    def _ingest(
+        self, pipeline: QueryPipeline, records: BatchRecords, arrival_ms: int, watermark_ms: int
+    ) -> list[Effect]:
         dropped = pipeline.ingest(records, watermark_ms, self._batch_number, arrival_ms)
         failed = pipeline.bound.failures.take()
         if self.cost_meter is not None:
@@ -276,7 +278,7 @@ class EdgeCore:
         first = FIRST_RECORD_NUMBER + pipeline.backfill.records
         if self.cost_meter is not None:
             self.cost_meter.begin()
-        records = Records.numbered(batch, first)
+        records = BatchRecords.numbered(batch, first)
         for rejected in event.rejected:
             pipeline.store.losses.reject(rejected, event.arrival_ms)
         effects = self._ingest(pipeline, records, event.arrival_ms, pipeline.watermark_ms)

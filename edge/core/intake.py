@@ -11,7 +11,7 @@ import pyarrow as pa
 from edge.cache import parts_of, positions_of
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings
 from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
-from edge.core.shared_batch import Reading, Records
+from edge.core.shared_batch import BatchRecords, Reading
 from edge.core.slice_store import SliceStore
 from edge.core.slices import Slice
 from edgewater.guard.partial_check import group_bytes
@@ -53,7 +53,7 @@ class Intake:
         return self._spec.accuracy is not None and self._spec.accuracy.kind is None
 
     def take(
-        self, batch: Records, watermark_ms: int, batch_number: int, arrival_ms: int = MIN_TIME_MS
+        self, batch: BatchRecords, watermark_ms: int, batch_number: int, arrival_ms: int = MIN_TIME_MS
     ) -> dict[str, int]:
         """Updates the slices with a batch; returns the numbers of records that were not counted, by reason.
 
@@ -96,7 +96,7 @@ class Intake:
         is_full = store.full.refuses(start, is_open=store.end(start) > watermark_ms)
         return LossReason.QUERY_MEMORY if is_full else ""
 
-    def _too_large(self, start: int, records: Records) -> str:
+    def _too_large(self, start: int, records: BatchRecords) -> str:
         """Returns the reason not to count these records, if their new groups would take too much memory.
 
         A state of fixed size is up to 3 MiB a measure, so a batch of a few hundred groups may take more than there is.
@@ -112,7 +112,9 @@ class Intake:
         others = sum(len(slice_.entries) for other, slice_ in slices.items() if other != start)
         return LossReason.QUERY_MEMORY if (others + groups) * size > limit else ""
 
-    def _sample(self, records: Records, arrival_ms: int, *, is_late: bool) -> tuple[MeasureArguments, BoolArray | None]:
+    def _sample(
+        self, records: BatchRecords, arrival_ms: int, *, is_late: bool
+    ) -> tuple[MeasureArguments, BoolArray | None]:
         """Returns the arguments of the processed records, and the mask of these records; None: all are processed."""
         arguments = MeasureArguments(self._bound, records.batch)
         monitor = self._monitor
@@ -132,7 +134,7 @@ class Intake:
         return arguments, None
 
     @staticmethod
-    def _count(slice_: Slice, records: Records, *, is_late: bool) -> None:
+    def _count(slice_: Slice, records: BatchRecords, *, is_late: bool) -> None:
         """Counts all records of a slice, processed or not."""
         rows, (first_ms, last_ms) = len(records), records.extent
         slice_.observed += rows
@@ -144,7 +146,7 @@ class Intake:
         self,
         start: int,
         slice_: Slice,
-        records: Records,
+        records: BatchRecords,
         arguments: MeasureArguments,
         batch_number: int,
         kept: BoolArray | None,
@@ -179,7 +181,7 @@ class Intake:
             positions_of(records.times, start, window.slice_ms) if entries.keeps_times else None,
         )
 
-    def _parts(self, start: int, records: Records) -> IntArray:
+    def _parts(self, start: int, records: BatchRecords) -> IntArray:
         """Returns the parts of the slice that the records are in; one, if it is the same for all."""
         slice_ms = self._spec.window.slice_ms
         bounds = parts_of(np.array(records.extent), start, slice_ms)

@@ -43,7 +43,7 @@ class MemoryAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLimits:
+class SliceMemoryLimits:
     """Bounds of the memory that open slices hold.
 
     Attributes:
@@ -83,7 +83,7 @@ class HeldMemory:
     is_suspended: bool
 
 
-def next_limit(held: Mapping[Q, HeldMemory], limits: MemoryLimits) -> tuple[Q, MemoryAction] | None:
+def next_limit(held: Mapping[Q, HeldMemory], limits: SliceMemoryLimits) -> tuple[Q, MemoryAction] | None:
     """Returns the next action and the query that it concerns; None if the memory is within its bounds.
 
     The caller applies the action and calls again until the result is None, after a few calls. While all queries

@@ -12,7 +12,7 @@ from edge.core.arrival_reports import ArrivalMonitor
 from edge.core.backfill import Backfill
 from edge.core.batch_queue import BatchQueue
 from edge.core.intake import Intake
-from edge.core.shared_batch import Records
+from edge.core.shared_batch import BatchRecords
 from edge.core.shipper import Encode, Shipper
 from edge.core.slice_store import SliceStore
 from edge.core.streams import StreamState, constant_type
@@ -105,7 +105,7 @@ class QueryPipeline:
         clock = self.stream.spec.clock
         return clock.to_event_ms(self.queue.first.arrival_ms) if self.queue and clock is not None else MAX_TIME_MS
 
-    def ingest(self, records: Records, watermark_ms: int, batch_number: int, arrival_ms: int) -> dict[str, int]:
+    def ingest(self, records: BatchRecords, watermark_ms: int, batch_number: int, arrival_ms: int) -> dict[str, int]:
         """Updates the slices with a batch; returns the numbers of records that were not counted, by reason.
 
         Args:

@@ -15,8 +15,8 @@ from edge.cache import (
     EMPTY_SELECTION,
     ErrorLimits,
     GroupHistory,
+    GroupSelection,
     RankingContext,
-    Selection,
     SendQueue,
     SendSlots,
     learn,
@@ -108,7 +108,7 @@ class RecordedPull:
         arrivals = self.result.body.arrivals if self.result is not None else None
         return len(arrivals.substreams) if arrivals is not None else 0
 
-    def replace_selection(self, start: int, slice_: Slice, selection: Selection) -> Selection:
+    def replace_selection(self, start: int, slice_: Slice, selection: GroupSelection) -> GroupSelection:
         """Returns the recorded selection of the slice, instead of the one that the policies make now."""
         groups, closed = EMPTY_SELECTION.groups, slice_.close_reported or start in self.closed
         if start in self.partials:
@@ -116,7 +116,7 @@ class RecordedPull:
             groups = slice_.entries.codes(self.partials[start].rows(), len(self.partials[start]))
         if not np.array_equal(np.sort(groups), selection.groups):  # they may be recorded in the order of their keys
             slice_.send_queue = SendQueue()  # the drawn groups that were not sent have to be ranked again
-        return Selection(groups, closed)
+        return GroupSelection(groups, closed)
 
 
 def select_groups(
@@ -126,7 +126,7 @@ def select_groups(
     limits: ErrorLimits,
     context: PullContext,
     slots: SendSlots | None,
-) -> Selection:
+) -> GroupSelection:
     """Selects the groups to send.
 
     Args:
@@ -159,12 +159,12 @@ def select_groups(
     selection = slice_.send_queue.draw(slice_.entries, int(min(context.max_groups, allowed)))
     slice_.late_groups = max(slice_.late_groups - len(selection.groups), 0)
     # The close travels with the last frame that is in time: a frame of its own would miss the deadline.
-    return selection if context.max_groups < allowed else Selection(selection.groups, True)
+    return selection if context.max_groups < allowed else GroupSelection(selection.groups, True)
 
 
 def _select_open_by_deadline(
     slice_: Slice, spec: QuerySpec, history: GroupHistory, context: PullContext, slots: SendSlots
-) -> Selection:
+) -> GroupSelection:
     if slice_.send_queue.expired_open(context.now_ms, context.end_ms):
         slice_.send_queue = rank_open_by_deadline(slice_.entries, spec.cache, history, context.ranking_context, slots)
     count = context.max_groups
@@ -190,7 +190,9 @@ def remaining_slots(
     return SendSlots(max(remaining, 0.0), max(rate * (spec.window.slice_ms + allowed), 0.0))
 
 
-def limit_to_capacity(slice_: Slice, selection: Selection, capacity_bytes: int, entry_bytes: float) -> Selection:
+def limit_to_capacity(
+    slice_: Slice, selection: GroupSelection, capacity_bytes: int, entry_bytes: float
+) -> GroupSelection:
     """Reduces a selection, to one group at least, so that it is not much larger than a frame may be.
 
     The center would refuse a frame above its limit forever. The check is needed until the first entries have been sent,
@@ -201,7 +203,7 @@ def limit_to_capacity(slice_: Slice, selection: Selection, capacity_bytes: int, 
         return selection
     while len(groups) > 1 and pending.take(groups).nbytes > MAX_OVERSHOOT * capacity_bytes:
         groups, slice_.send_queue = groups[: len(groups) // 2], SendQueue()  # the other groups are ranked again
-    return Selection(groups, selection.drained and len(groups) == len(selection.groups))
+    return GroupSelection(groups, selection.drained and len(groups) == len(selection.groups))
 
 
 def late_groups(spec: QuerySpec, link: LinkEstimate, entry_bytes: float) -> int:

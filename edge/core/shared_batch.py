@@ -91,7 +91,7 @@ class Sharing:
         return True
 
 
-class Records:
+class BatchRecords:
     """Some records of a batch.
 
     Args:
@@ -111,12 +111,12 @@ class Records:
         self._make_ids = ids
         self._sharing = sharing or Sharing()
         self._condition = condition
-        self._matching: dict[Hashable, Records] = {}
-        self._slices: dict[Hashable, list[tuple[int, Records]]] = {}
+        self._matching: dict[Hashable, BatchRecords] = {}
+        self._slices: dict[Hashable, list[tuple[int, BatchRecords]]] = {}
         self._keys: dict[Hashable, EncodedKeys] = {}
 
     @classmethod
-    def numbered(cls, batch: pa.RecordBatch, first: int, sharing: Sharing | None = None) -> Records:
+    def numbered(cls, batch: pa.RecordBatch, first: int, sharing: Sharing | None = None) -> BatchRecords:
         """Returns all records of a batch; `first` is the number of its first one in the stream."""
         return cls(batch, lambda: np.arange(first, first + batch.num_rows), sharing)
 
@@ -138,7 +138,7 @@ class Records:
         """The least and the greatest event time; there has to be a record."""
         return int(self.times.min()), int(self.times.max())
 
-    def matching(self, bound: BoundQuery, reading: Reading) -> Records:
+    def matching(self, bound: BoundQuery, reading: Reading) -> BatchRecords:
         """Returns the records that fulfil the query's condition."""
         if bound.where is None:
             return self
@@ -150,17 +150,17 @@ class Records:
                 self._matching[reading.condition] = found
         return found
 
-    def filtered(self, kept: BoolArray) -> Records:
+    def filtered(self, kept: BoolArray) -> BatchRecords:
         """Returns the `kept` records; nothing of them is shared."""
         return self._filtered(self.batch, pa.array(kept), None, None)
 
     def _filtered(
         self, columns: pa.RecordBatch, mask: pa.BooleanArray, sharing: Sharing | None, condition: Hashable
-    ) -> Records:
+    ) -> BatchRecords:
         ids: Callable[[], IntArray] = lambda: pa.array(self.ids).filter(mask).to_numpy()  # noqa: E731
-        return Records(columns.filter(mask), ids, sharing, condition)
+        return BatchRecords(columns.filter(mask), ids, sharing, condition)
 
-    def by_slice(self, window: SlicedWindow, reading: Reading) -> list[tuple[int, Records]]:
+    def by_slice(self, window: SlicedWindow, reading: Reading) -> list[tuple[int, BatchRecords]]:
         """Returns the records by slice: the start of each slice, ascending, and its records, at least one."""
         least, greatest = self.extent
         # Nearly every batch lies in one slice.
@@ -177,8 +177,8 @@ class Records:
                 self._slices[reading.slicing] = found
         return found
 
-    def _taken(self, columns: pa.RecordBatch, rows: IntArray) -> Records:
-        return Records(columns.take(pa.array(rows)), lambda: self.ids[rows], self._sharing, self._condition)
+    def _taken(self, columns: pa.RecordBatch, rows: IntArray) -> BatchRecords:
+        return BatchRecords(columns.take(pa.array(rows)), lambda: self.ids[rows], self._sharing, self._condition)
 
     def keys(self, bound: BoundQuery, reading: Reading) -> EncodedKeys:
         """Returns the keys of the records in a query."""
@@ -194,21 +194,21 @@ class QueuedRecords:
     """The records of queued batches: queries process them one after the other and share what they compute."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int, int], tuple[Records, Sharing, int]] = {}
+        self._held: dict[tuple[str, int, int], tuple[BatchRecords, Sharing, int]] = {}
 
     @property
     def nbytes(self) -> int:
         """Size of what is kept, without the batches as they were queued."""
         return sum(copied + sharing.kept_bytes for _, sharing, copied in self._held.values())
 
-    def get(self, stream: str, parts: Sequence[QueuedBatch]) -> Records | None:
+    def get(self, stream: str, parts: Sequence[QueuedBatch]) -> BatchRecords | None:
         """Returns the records of these parts if they are kept."""
         held = self._held.get((stream, parts[0].first, parts[-1].end))
         return None if held is None else held[0]
 
     def of(
         self, stream: str, parts: Sequence[QueuedBatch], queries: Sequence[tuple[BatchQueue, Reading]], most_bytes: int
-    ) -> Records:
+    ) -> BatchRecords:
         """Returns the records of adjacent parts of a stream, which are not kept yet, as one batch.
 
         Args:
@@ -221,9 +221,9 @@ class QueuedRecords:
         self._held = {key: held for key, held in self._held.items() if key[0] != stream or key[2] > needed}
         batch = joined(parts)
         if self.nbytes >= most_bytes or needed >= key[2]:
-            return Records.numbered(batch, key[1])
+            return BatchRecords.numbered(batch, key[1])
         sharing = Sharing.among((reading for _, reading in queries), batch)
-        records = Records.numbered(batch, parts[0].first, sharing)
+        records = BatchRecords.numbered(batch, parts[0].first, sharing)
         self._held[key] = records, sharing, int(batch.nbytes) if len(parts) > 1 else 0
         return records
 

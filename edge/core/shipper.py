@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge.cache import EMPTY_SELECTION, GroupHistory, Selection, SliceEntries, max_entries_per_frame
-from edge.core.arrival_reports import ArrivalMonitor, close_barrier_ms, is_unreported
+from edge.cache import EMPTY_SELECTION, GroupHistory, GroupSelection, SliceEntries, max_entries_per_frame, withheld_of
+from edge.core.arrival_reports import ArrivalMonitor
+from edge.core.close_barrier import close_barrier_ms, is_unreported
 from edge.core.drift import estimate_drift
 from edge.core.least_bytes import LEAST_EARLY_GROUPS, EarlySends, SlicePeriod, early_sends, quanta_of
 from edge.core.selection import (
@@ -305,7 +306,7 @@ class Shipper:
 
     def _slice_close(self, start: int, slice_: Slice) -> SliceClose:
         extent = (slice_.first_ms, slice_.last_ms) if self._has_session_windows else (None, None)
-        withheld = slice_.entries.withheld(shares=self._has_relative_limit)
+        withheld = withheld_of(slice_.entries, shares=self._has_relative_limit)
         return SliceClose(start, slice_.observed, slice_.late, withheld, *extent)
 
     def _replay_rest(self, recorded: RecordedPull, draft: FrameDraft) -> None:
@@ -338,7 +339,7 @@ class Shipper:
             slice_ = store.slices[start]
             groups = np.flatnonzero(slice_.entries.has_pending)
             if recorded is not None:
-                groups = recorded.replace_selection(start, slice_, Selection(groups, True)).groups
+                groups = recorded.replace_selection(start, slice_, GroupSelection(groups, True)).groups
             if len(groups):
                 partials.append(self._partial(start, slice_, groups, recorded))
         return arrivals, partials
@@ -347,7 +348,7 @@ class Shipper:
 
     def _select(
         self, start: int, slice_: Slice, room: int, is_closed: bool, at: PullConditions, early: EarlySends | None
-    ) -> Selection:
+    ) -> GroupSelection:
         """Selects the groups of a slice to send now, of about `room` bytes; at least one if there is any room."""
         entry_bytes, end = self.entry_bytes, self._store.end(start)
         count = min(max(1, int(room / entry_bytes)), self._max_groups) if room > 0 else 0

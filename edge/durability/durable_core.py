@@ -18,9 +18,9 @@ from edge.core import (
     FrameBuilt,
     Ingested,
     MemoryLimited,
-    MemoryLimits,
     PullEvent,
     Ran,
+    SliceMemoryLimits,
     next_limit,
 )
 from edge.durability import journal
@@ -74,7 +74,7 @@ class DurableCore:
         *,
         reread_backfill: Reread | None = None,
         now_ms: int = 0,
-        memory: MemoryLimits | None = None,
+        memory: SliceMemoryLimits | None = None,
     ) -> None:
         self.directory = directory
         self._make_core = make_core

@@ -7,7 +7,7 @@ durable state: frames and acknowledgements are in the journal. Importing it load
 from edge.uplink.client import TlsFiles, Uplink
 from edge.uplink.flow_control import MIN_FRAME_BYTES, DailyQuota, LinkLimits
 from edge.uplink.outbox import PathDelay, UplinkOutbox
-from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, UplinkEndpoint
+from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, UplinkEndpoint, Workload
 
 __all__ = [
     "MIN_FRAME_BYTES",
@@ -21,4 +21,5 @@ __all__ = [
     "Uplink",
     "UplinkEndpoint",
     "UplinkOutbox",
+    "Workload",
 ]

@@ -25,7 +25,7 @@ from edge.core import (
     StreamState,
 )
 from edge.durability import DurableCore, JournalGroupCommit
-from edge.uplink.ports import BudgetUpdate, Input, QueryDelay, QueryStatusReport
+from edge.uplink.ports import BudgetUpdate, Input, QueryDelay, QueryStatusReport, Workload
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, MAX_TIME_MS, Delivery, type_name
 from edgewater.scheduling.costs import MAX_COST_MS
@@ -96,13 +96,10 @@ class UplinkOutbox:
 
     Args:
         cap_bytes_s: the configured limit of bytes per second; None: unlimited.
-        busy_share: returns the busy share since the last heartbeat (`BusyMeter.take_busy_share`, or more if queries are
-            late, `Worker.take_short_share`).
-        unread: returns the streams that may have unread input.
 
     Attributes:
         bandwidth_bytes_s: capacity of the link: measured, or assumed until the link was full for the first time.
-        delays: returns how the queries stand; None: this edge does not schedule them.
+        workload: how busy the edge is; set it before the session begins.
         refused_costs: costs of the center that cannot be right: the last one stays.
         refused_frames: frames that the center has refused since the start, in whole or in part, by reason.
         inputs: the files that the sources read, as far as they have a fingerprint.
@@ -118,8 +115,6 @@ class UplinkOutbox:
         group_commit: JournalGroupCommit,
         now_ms: Callable[[], int],
         cap_bytes_s: int | None = None,
-        busy_share: Callable[[], float] = lambda: 0.0,
-        unread: Callable[[], tuple[str, ...]] = lambda: (),
     ) -> None:
         self._edge, self._labels = edge, dict(labels)
         self._durable, self._group_commit, self._now_ms = durable, group_commit, now_ms
@@ -127,8 +122,7 @@ class UplinkOutbox:
         self.configured = asyncio.Event()
         if durable.core.configured:
             self.configured.set()
-        self._busy_share, self._unread = busy_share, unread
-        self.delays: Callable[[], Mapping[QueryRef, QueryDelay]] | None = None
+        self.workload = Workload()
         self.inputs: tuple[Input, ...] = ()
         self._sent_inputs: tuple[Input, ...] = ()
         self._sent_delays: dict[QueryRef, QueryDelay] = {}
@@ -171,7 +165,7 @@ class UplinkOutbox:
                     drain_windows,
                     plain_bytes_s,
                     self.path_delay_ms,
-                    self._unread(),
+                    self.workload.unread(),
                     MAX_PULLED_FRAMES,
                     processing_ms,
                     least_bytes_s,
@@ -382,7 +376,7 @@ class UplinkOutbox:
             rtt_ms=_rounded(self.rtt_ms),
             drops=self._durable.state.drops,
             sent_at_ms=self._now_ms(),
-            busy_share=_rounded(self._busy_share()),
+            busy_share=_rounded(self.workload.busy_share()),
             scheduling=self._scheduling(),
             inputs=self._changed_inputs(),
             durable_records=self._durable.durable_records,
@@ -410,12 +404,12 @@ class UplinkOutbox:
         None: this edge does not schedule its queries, or keeps up: then their order does not matter, and neither end
         pays for what concerns it.
         """
-        if self.delays is None:
+        if self.workload.delays is None:
             return None
         now_ms = self._now_ms()
         if 0 <= now_ms - self._delays_at_ms < DELAYS_EVERY_MS:
             return pb.Scheduling() if self._was_behind else None
-        delays = self.delays()
+        delays = self.workload.delays()
         is_behind = any(delay.queued_ms > 0 or delay.late_ms > 0 for delay in delays.values())
         if not is_behind and not self._was_behind:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +54,22 @@ class QueryDelay:
     latest_ms: float
     queued_ms: float
     late_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How busy the edge is.
+
+    Attributes:
+        busy_share: returns the busy share since the last call: `BusyMeter.take_busy_share`, or more if queries are
+            late (`Worker.take_short_share`).
+        unread: returns the streams that may have unread input.
+        delays: returns how the queries stand; None: this edge does not schedule them.
+    """
+
+    busy_share: Callable[[], float] = lambda: 0.0
+    unread: Callable[[], tuple[str, ...]] = tuple
+    delays: Callable[[], Mapping[QueryRef, QueryDelay]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,8 @@ from edge.durability import DurableCore
 from edge.records import COALESCE_S, Position, PushId
 from edge.series import SeriesUpdate
 from edge.uplink.ports import QueryDelay
-from edge.worker.costs import QueryCosts
+from edge.worker.costs import CpuShortage, QueryCosts
 from edge.worker.reading import ReadPace
-from edge.worker.shortage import CpuShortage
 from edge.worker.tuning import TUNING, Tuning
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock

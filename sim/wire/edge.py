@@ -12,7 +12,7 @@ from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.records import Chunk
 from edge.sources.pacing import paced
-from edge.uplink import LinkLimits, UplinkOutbox
+from edge.uplink import LinkLimits, UplinkOutbox, Workload
 from edge.uplink.uplink_session import Pacing, PendingTake, UplinkSession
 from edge.worker import OFF, Worker
 from edgewater.model.streams import StreamClock
@@ -66,9 +66,8 @@ class WireEdge:
         self._durable.begin_run(number + 1)
         self._durable.handle(SourcesOpened(((stream, SOURCE),), (SOURCE,)))
         self._commit = JournalGroupCommit(self._durable)
-        self._outbox = UplinkOutbox(
-            name, {}, self._durable, self._commit, now_ms, limits.bandwidth_bytes_s, self._busy_share
-        )
+        self._outbox = UplinkOutbox(name, {}, self._durable, self._commit, now_ms, limits.bandwidth_bytes_s)
+        self._outbox.workload = Workload(self._busy_share)
         self._worker = Worker(
             self._durable, changed=self._outbox.changed.set, busy_s=lambda _: 0.0, policy=OFF,
             limit_bytes=MEMORY_BYTES, now_ms=now_ms, clock=lambda: self._cpu_s,

@@ -20,7 +20,6 @@ from center.sinks import SinkStore
 from center.sinks.process import SinkCollector
 from edge.agent import open_agent
 from edge.config import parse_config
-from edge.metrics import EdgeCollector
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 STREAM = {"columns": {"n": "int64"}, "time": {"column": "at", "unit": "ms"}, "sources": [{"http": {}}]}
@@ -68,13 +67,12 @@ def exported() -> dict[str, list[Exported]]:
             "streams": {"flights": STREAM},
         }  # fmt: skip
         agent = open_agent(parse_config(edge))
-        collector = EdgeCollector(agent.durable, agent._gauges, agent.source_statuses, {}, {}, agent.worker.loads, {})
         found = {
             "the API": of_registry(ApiMetrics().registry) + of_families(center.collect()),
             "the gateway": of_registry(GatewayMetrics().registry),
             "the job": of_registry(JobMetrics().registry),
             "the sinks": of_families(SinkCollector(SinkStore(results.engine), results, lambda: 0).collect()),
-            "the edge": of_families(collector.collect()),
+            "the edge": of_families(agent.health().collector().collect()),
         }
         agent.durable.close()
         for store in (catalog, components, results):

@@ -17,9 +17,9 @@ from edge.core import (
     EdgeCore,
     FrameBuilt,
     Ingested,
-    MemoryLimits,
     PullEvent,
     Ran,
+    SliceMemoryLimits,
     SourceEnded,
     SourcesOpened,
     StreamSpec,
@@ -127,7 +127,7 @@ class World:
         center: Center,
         *,
         pushed: bool = False,
-        memory: MemoryLimits | None = None,
+        memory: SliceMemoryLimits | None = None,
     ) -> None:
         self.data, self.center, self.pushed = data, center, pushed
         spec = StreamSpec(COLUMNS, disorder_ms=2000)

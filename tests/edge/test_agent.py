@@ -214,7 +214,7 @@ def test_a_file_is_shipped_whole_and_bad_lines_are_counted(tmp_path: Path) -> No
         async with running(agent) as task:
             await until(center.ended, "the end of the stream", task)
             assert merged(center.bodies()) == expected(range(500))
-            (status,) = agent.source_statuses()
+            (status,) = agent.health().source_statuses()
             assert (status.state, status.records, status.rejected) == ("ended", 500, {"malformed": 1})
             async with httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
                 assert (await client.get("/readyz")).json() == {"ready": True, "missing": []}
@@ -282,7 +282,7 @@ def test_an_agent_that_was_stopped_for_a_while_does_not_take_its_sources_for_idl
 ) -> None:
     """SIGSTOP, or a suspended machine: senders go on, and what they sent is read after the pause."""
     paused_ms = 0
-    monkeypatch.setattr("edge.agent.now_ms", lambda: now_ms() + paused_ms)
+    monkeypatch.setattr("edge.agent.assembly.now_ms", lambda: now_ms() + paused_ms)
 
     async def test(center: Center) -> None:
         nonlocal paused_ms
@@ -375,7 +375,7 @@ def test_a_file_that_lacks_a_column_stops_its_own_source_only_and_is_named(tmp_p
         sources = [{"file": {"path": str(tmp_path / name)}} for name in ("wrong.csv", "good.ndjson")]
         agent = open_agent(config(tmp_path, center, sources))
         async with running(agent) as task:
-            await until(lambda: bool(agent.failing), "the refusal", task)
+            await until(lambda: bool(agent.reading.failing), "the refusal", task)
             await until(lambda: agent.durable.core.streams["flights"].records == 100, "the other source", task)
             async with httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
                 (missing,) = (await client.get("/readyz")).json()["missing"]
@@ -548,7 +548,7 @@ def test_an_edge_that_is_retired_while_it_is_connected_accepts_no_more_records(t
 def test_two_edges_that_read_one_file_raise_an_alarm_that_names_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.agent.INPUTS_EVERY_S", 0.05)
+    monkeypatch.setattr("edge.agent.source_reading.INPUTS_EVERY_S", 0.05)
     for name, rows in (("shared", range(200)), ("other", range(200, 400))):
         (tmp_path / f"{name}.ndjson").write_text(lines(rows))
 

@@ -186,7 +186,7 @@ def test_records_are_committed_once_they_are_on_disk_and_count_once_through_cras
 def test_a_failure_of_a_source_costs_only_itself(
     tmp_path: Path, failure: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.agent.SOURCE_RETRY_S", 0.05)
+    monkeypatch.setattr("edge.agent.source_reading.SOURCE_RETRY_S", 0.05)
 
     async def test(center: Center) -> None:
         (tmp_path / "a.ndjson").write_text("")
@@ -194,7 +194,7 @@ def test_a_failure_of_a_source_costs_only_itself(
         agent = open_agent(config(tmp_path, center, [*SOURCES, file, {"http": {}}]))
         async with running(agent) as task:
             BROKER.failure = failure
-            await until(lambda: NAME in agent.failing, "the failure", task)
+            await until(lambda: NAME in agent.reading.failing, "the failure", task)
             (reason,) = (reason for reason in agent.missing() if NAME in reason)
             assert "s3cret" not in reason
             with (tmp_path / "a.ndjson").open("a") as lines:
@@ -254,22 +254,22 @@ def test_a_source_that_an_earlier_run_has_opened_holds_the_watermark_from_the_st
 def test_a_source_is_failing_until_it_reads_or_finds_that_there_is_nothing_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("edge.agent.SOURCE_RETRY_S", 0.02)
+    monkeypatch.setattr("edge.agent.source_reading.SOURCE_RETRY_S", 0.02)
 
     async def test(center: Center) -> None:
         agent = open_agent(config(tmp_path, center, SOURCES))
         async with running(agent) as task:
             BROKER.failure, BROKER.attempts = OSError("unreachable"), 0
-            await until(lambda: NAME in agent.failing, "the failure", task)
+            await until(lambda: NAME in agent.reading.failing, "the failure", task)
             BROKER.failure = None
             BROKER.answers.clear()  # the next attempt neither fails nor reads: it waits for the broker
             before = BROKER.attempts
             await until(lambda: BROKER.attempts > before, "an attempt that waits", task)
             assert any(NAME in reason for reason in agent.missing())
-            assert agent._gauges()["failing_sources"][1] == 1
+            assert agent.health().gauges()["failing_sources"][1] == 1
             BROKER.answers.set()
             await until(lambda: not agent.missing(), "the end of the failure", task)
-            assert agent._gauges()["failing_sources"][1] == 0
+            assert agent.health().gauges()["failing_sources"][1] == 0
         lines = [record.message for record in caplog.records if NAME in record.message]
         assert len(lines) == 2, "one line for each change"
 
@@ -367,7 +367,7 @@ def test_a_kind_that_lacks_something_is_not_registered(fault: dict[str, Any], mo
 def test_a_source_shows_its_delivery_state_lag_and_position_with_its_partitions_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.agent.SOURCE_RETRY_S", 0.05)
+    monkeypatch.setattr("edge.agent.source_reading.SOURCE_RETRY_S", 0.05)
     BROKER.delivery = Delivery.AT_LEAST_ONCE
     BROKER.add(0, 1, 2)
     BROKER.add(1, 3)
@@ -400,7 +400,7 @@ def test_a_source_shows_its_delivery_state_lag_and_position_with_its_partitions_
             assert "numbers:t:1" not in metrics, "a label for each partition has no bound"
             BROKER.failure, BROKER.lag_failure = OSError("unreachable"), ValueError("s3cret")
             BROKER.add(1, 4)
-            await until(lambda: "flights:numbers:t:1" in agent.failing, "the failure", task)
+            await until(lambda: "flights:numbers:t:1" in agent.reading.failing, "the failure", task)
             topic, _ = (await client.get("/v1/sources")).json()["sources"]
             assert (topic["state"], topic["reason"], topic["lag"]["messages"]) == ("failing", "unreachable", None)
             (edge,) = center.catalog.edges.all()
@@ -412,7 +412,7 @@ def test_a_source_shows_its_delivery_state_lag_and_position_with_its_partitions_
 def test_a_new_source_that_promises_less_than_the_edge_has_told_the_center_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.agent.SOURCE_RETRY_S", 0.05)
+    monkeypatch.setattr("edge.agent.source_reading.SOURCE_RETRY_S", 0.05)
 
     async def test(center: Center) -> None:
         agent = open_agent(config(tmp_path, center, SOURCES))
@@ -420,7 +420,7 @@ def test_a_new_source_that_promises_less_than_the_edge_has_told_the_center_is_no
             await until(agent.outbox.configured.is_set, "queries", task)
             BROKER.delivery = Delivery.AT_MOST_ONCE
             BROKER.add(1, 3)
-            await until(lambda: NAME in agent.failing, "the failure", task)
+            await until(lambda: NAME in agent.reading.failing, "the failure", task)
             assert records(agent) == 0
 
     run(test, tmp_path)

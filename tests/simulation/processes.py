@@ -27,7 +27,7 @@ from center.ledger import Ledger
 from center.results import LeaseLost, ResultStore
 from center.storage.frame_log import FrameLog
 from edge.config import parse_config
-from edge.core import EdgeCore, Effect, Event, Ingested, MemoryLimits
+from edge.core import EdgeCore, Effect, Event, Ingested, SliceMemoryLimits
 from edge.records import Chunk, Position, PushId, Rejection, Rejections
 from edge.sources.http import http_source_name
 from edgewater.model.errors import OutdatedState, StorageError
@@ -178,7 +178,7 @@ class EdgeProgram:
         config = {"edge": plan.name, "state_dir": str(state_dir), "streams": {STREAM: stream}}
         self.agent = edge.agent.open_agent(parse_config({**config, "limits": {"checkpoint": "3s"}}))
         if plan.memory is not None:  # far below what a configuration may say
-            self.agent.durable._memory = MemoryLimits(*plan.memory)
+            self.agent.durable._memory = SliceMemoryLimits(*plan.memory)
         if plan.piece_s is not None:
             self._run_short_of_cpu(plan.piece_s)
         for loop in self.agent.loops():

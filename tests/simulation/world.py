@@ -635,15 +635,15 @@ def installed(world: World) -> Iterator[None]:
             return real_build_sources(_config, _clocks, now_ms=now_ms, idle=idle, **more)
         return [FollowedFile(disk, process, idle)]
 
-    real_build_sources: Any = edge.agent.build_sources
+    real_build_sources: Any = edge.agent.assembly.build_sources
     old = set_all(
         {
-            (edge.agent, "now_ms"): lambda: this_process().now_ms(),
-            (edge.agent, "time"): _Time,
-            (edge.agent, "Uplink"): VirtualUplink,
-            (edge.agent, "EdgeCore"): VirtualCore,
-            (edge.agent, "build_sources"): build_sources,
-            (edge.agent, "release_free_memory"): lambda: None,
+            (edge.agent.assembly, "now_ms"): lambda: this_process().now_ms(),
+            (edge.agent.assembly, "time"): _Time,
+            (edge.agent.assembly, "Uplink"): VirtualUplink,
+            (edge.agent.assembly, "EdgeCore"): VirtualCore,
+            (edge.agent.assembly, "build_sources"): build_sources,
+            (edge.agent.agent, "release_free_memory"): lambda: None,
             (edge.durability.journal, "os"): CrashableOs(),
             (center.storage.segment_files, "os"): CrashableOs(),
             (center.job.frame_source, "now_ms"): lambda: this_process().now_ms(),

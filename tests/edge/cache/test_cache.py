@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.cache import ErrorLimits, GroupHistory, SendSlots, SliceEntries, primary_mask
+from edge.cache import ErrorLimits, GroupHistory, SendSlots, SliceEntries, primary_mask, withheld_of
 from edge.cache.forecast import Forecast
 from edge.cache.history import MAX_HISTORY_GROUPS
 from edge.cache.send_ranking import EVICTION_POLICIES, SliceView
@@ -61,7 +61,7 @@ def test_a_measure_without_an_error_function_counts_the_records_that_were_not_se
     held.send(np.array([0]))
     assert held.accumulated_error("v").tolist() == [0.0, 1.0]
     assert held.total("v").tolist() == [2.0, 1.0]
-    (stated,) = held.withheld()
+    (stated,) = withheld_of(held)
     assert (stated.largest_above, stated.groups, stated.rest) == (1.0, 1, Rest(1, (1.0,)))
 
 

@@ -17,6 +17,7 @@ from edge.cache import (
     primary_mask,
     rank_closed_by_deadline,
     rank_open,
+    withheld_of,
 )
 from edge.cache.forecast import forecast
 from edgewater.model.caching import EVICTIONS, CacheSpec
@@ -75,10 +76,10 @@ def test_odd_groups_are_in_the_primary_cache_and_can_be_ranked(
 
 
 def test_what_is_withheld_of_odd_groups_has_no_bound() -> None:
-    (held,) = filled("sum", [np.nan, 3.0]).withheld()
+    (held,) = withheld_of(filled("sum", [np.nan, 3.0]))
     assert (held.largest_above, held.largest_below) == (np.inf, np.inf)
-    (held,) = filled("sum", [np.inf, -3.0]).withheld()
+    (held,) = withheld_of(filled("sum", [np.inf, -3.0]))
     assert (held.largest_above, held.largest_below) == (np.inf, 3.0)
     entries = filled("sum", [np.nan])
     entries.send(np.array([0]))
-    assert entries.withheld() == ()
+    assert withheld_of(entries) == ()

@@ -15,7 +15,7 @@ from edge.core import (
     Ingested,
     MemoryAction,
     MemoryLimited,
-    MemoryLimits,
+    SliceMemoryLimits,
     SourcesOpened,
     StreamSpec,
     next_limit,
@@ -29,7 +29,7 @@ from tests.edge.core.test_core import pull_all
 
 COLUMNS = {"id": pa.int64(), "x": pa.int64()}
 HOUR_MS = 3_600_000
-LIMITS = MemoryLimits(query_bytes=64 << 10, all_bytes=256 << 10)
+LIMITS = SliceMemoryLimits(query_bytes=64 << 10, all_bytes=256 << 10)
 HOSTILE, HONEST = QueryRef("hostile", 1), QueryRef("honest", 1)
 
 
@@ -49,7 +49,9 @@ def core_of(*queries: QuerySpec, state_bytes: int | None = None) -> EdgeCore:
     return core
 
 
-def ingest(core: EdgeCore, first: int, count: int, at_ms: int, limits: MemoryLimits | None = LIMITS) -> dict[str, int]:
+def ingest(
+    core: EdgeCore, first: int, count: int, at_ms: int, limits: SliceMemoryLimits | None = LIMITS
+) -> dict[str, int]:
     """Records with new ids, as the shell ingests them; returns the drops of the hostile query."""
     ids = pa.array(np.arange(first, first + count))
     columns = {"id": ids, "x": ids, TIME_COLUMN: pa.array(np.full(count, at_ms))}
@@ -178,7 +180,7 @@ def test_withheld_groups_of_closed_windows_are_dropped_last_and_late_records_sta
 FINE = {"window": "1ms", "lateness": "3650d"}
 
 
-def at(core: EdgeCore, times_ms: list[int], limits: MemoryLimits = LIMITS) -> dict[str, int]:
+def at(core: EdgeCore, times_ms: list[int], limits: SliceMemoryLimits = LIMITS) -> dict[str, int]:
     """Ingests a record at each of these event times; returns the drops by reason."""
     columns = {"id": pa.array([1] * len(times_ms)), "x": pa.array([1] * len(times_ms)), TIME_COLUMN: pa.array(times_ms)}
     effects = core.handle(Ingested("s", "file", pa.record_batch(columns), 1 << 50))
@@ -195,7 +197,7 @@ def test_finished_slices_are_counted_and_the_oldest_are_given_up_for_a_stated_lo
     budget: dict[str, Any] | None,
 ) -> None:
     core = core_of(query("hostile", None, **FINE, **({"budget": budget} if budget else {})))
-    pipeline, limits = core.queries[HOSTILE], MemoryLimits(30 << 10, 1 << 20)
+    pipeline, limits = core.queries[HOSTILE], SliceMemoryLimits(30 << 10, 1 << 20)
     for batch in range(100):
         assert at(core, [10 * batch], limits) == {}
         assert core.held_memory()[HOSTILE].nbytes <= limits.query_bytes

@@ -11,7 +11,7 @@ import pytest
 
 from edge.core import Configured, EdgeCore, FrameBuilt, FunctionFailed, Ingested, PullEvent, StreamSpec
 from edge.core.batch_queue import BatchQueue, QueuedBatch
-from edge.core.shared_batch import MOST_KEPT, QueuedRecords, Reading, Records, Sharing
+from edge.core.shared_batch import MOST_KEPT, BatchRecords, QueuedRecords, Reading, Sharing
 from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import EncodedKeys, GroupedAggregate
@@ -63,10 +63,10 @@ def test_what_is_shared_changes_no_frame() -> None:
         assert frames([query])[query[0]] == together[query[0]]
 
 
-def records(bound: Sequence[BoundQuery], rows: int = 100) -> tuple[Records, list[Reading]]:
+def records(bound: Sequence[BoundQuery], rows: int = 100) -> tuple[BatchRecords, list[Reading]]:
     readings = [Reading.of(each, number) for number, each in enumerate(bound)]
     given = batch(rows, 1)
-    return Records.numbered(given, 7, Sharing.among(readings, given)), readings
+    return BatchRecords.numbered(given, 7, Sharing.among(readings, given)), readings
 
 
 def test_only_what_several_queries_need_is_kept() -> None:
@@ -146,7 +146,7 @@ def test_queued_batches_share_until_all_queries_have_processed_them_within_a_bou
     queries, held = [(early, reading), (late, reading)], QueuedRecords()
     most_bytes = 2 * parts[0].batch.nbytes
 
-    def process(queue: BatchQueue, part: list[QueuedBatch]) -> Records:
+    def process(queue: BatchQueue, part: list[QueuedBatch]) -> BatchRecords:
         records = held.get("s", part)
         if records is None:
             records = held.of("s", part, queries, most_bytes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.core import MemoryLimits
+from edge.core import SliceMemoryLimits
 from edge.durability import edge_state
 from edgewater.wire import InputLoss
 from tests.edge.durability.test_recovery import script
@@ -14,8 +14,8 @@ from tests.edge.recovery_world import BUDGETED, EXACT, QUERIES, SHARE, Center, W
 
 DATA = flights(300, seed=1)
 LIMITS = {
-    "one-query": MemoryLimits(query_bytes=6_080, all_bytes=100_000),
-    "all-queries": MemoryLimits(query_bytes=10_500, all_bytes=10_500),
+    "one-query": SliceMemoryLimits(query_bytes=6_080, all_bytes=100_000),
+    "all-queries": SliceMemoryLimits(query_bytes=10_500, all_bytes=10_500),
 }
 
 
@@ -47,7 +47,7 @@ def check(center: Center) -> int:
 @pytest.mark.parametrize("steps", [11, *(pytest.param(n, marks=pytest.mark.slow) for n in range(0, 40, 3))])
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 def test_a_crash_after_any_step_loses_nothing_that_is_not_stated(
-    tmp_path: Path, limits: MemoryLimits, steps: int
+    tmp_path: Path, limits: SliceMemoryLimits, steps: int
 ) -> None:
     center = Center()
     script(World(tmp_path, DATA, center, memory=limits), steps)
@@ -72,5 +72,5 @@ def test_limits_that_were_lowered_hold_from_the_start(tmp_path: Path, monkeypatc
     script(world, 5)
     world.edge.sync()
     monkeypatch.setattr(edge_state.log, "error", lambda *_: None)
-    again = World(tmp_path, DATA, Center(), memory=MemoryLimits(100, 200))
+    again = World(tmp_path, DATA, Center(), memory=SliceMemoryLimits(100, 200))
     assert sum(held.nbytes for held in again.edge.core.held_memory().values()) <= 200

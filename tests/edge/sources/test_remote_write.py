@@ -111,7 +111,7 @@ class Edge:
     ) -> list[httpx.Response]:
         async def run() -> list[httpx.Response]:
             commit = asyncio.create_task(self.agent.commit.run())
-            app = Starlette(routes=self.agent._endpoint().routes)
+            app = Starlette(routes=self.agent.endpoint().routes)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://edge") as client:
                 replies = await asyncio.gather(*(client.post(path, content=b, headers=headers) for b in bodies))
             commit.cancel()
@@ -129,7 +129,7 @@ class Edge:
 
     def reasons(self) -> dict[str, int]:
         counts = Counter[str]()
-        for status in self.agent.source_statuses():
+        for status in self.agent.health().source_statuses():
             counts.update(status.rejected)
         return dict(counts)
 

@@ -20,7 +20,7 @@ from edge.durability import DurableCore, JournalGroupCommit
 from edge.records import RejectedRecords
 from edge.uplink import Input, UplinkOutbox
 from edge.uplink.outbox import DELAYS_EVERY_MS, MAX_DELAYS
-from edge.uplink.ports import QueryDelay
+from edge.uplink.ports import QueryDelay, Workload
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN, EdgeId
@@ -164,7 +164,8 @@ def test_a_heartbeat_is_due_at_once_only_with_news(tmp_path: Path) -> None:
     durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
     durable.handle(SourcesOpened((("events", "f"),)))
     busy = [0.0]
-    outbox = UplinkOutbox("jfk", {}, durable, JournalGroupCommit(durable), lambda: 1_000, busy_share=lambda: busy[0])
+    outbox = UplinkOutbox("jfk", {}, durable, JournalGroupCommit(durable), lambda: 1_000)
+    outbox.workload = Workload(lambda: busy[0])
     jfk = Edge(durable, outbox)
 
     def says(heartbeat: pb.Heartbeat) -> pb.Heartbeat:
@@ -206,7 +207,7 @@ async def test_an_edge_that_schedules_reports_delays_and_learns_what_answers_cos
         catalog.queries.register(spec(error={"s": 100}), 1)
         await until(lambda: REF in jfk.durable.core.queries and REF in lga.durable.core.queries)
         catalog.budgets.record_processing_delays({REF: 340}, 5)
-        jfk.outbox.delays = lambda: {REF: QueryDelay(120.0, 900.0, 40.0, 0.0)}
+        jfk.outbox.workload = Workload(delays=lambda: {REF: QueryDelay(120.0, 900.0, 40.0, 0.0)})
         await until(lambda: jfk.outbox.answer_delay_ms(REF) >= 340 and catalog.queries.delays())
         (report,) = catalog.queries.delays()[REF]
         assert (report.edge, report.mean_ms, report.latest_ms, report.queued_ms) == ("jfk", 120.0, 900.0, 40.0)
@@ -235,7 +236,7 @@ def test_delays_are_reported_every_ten_seconds_as_far_as_they_changed_and_in_bou
     outbox = UplinkOutbox("jfk", {}, durable, JournalGroupCommit(durable), lambda: now[0])
     assert not outbox.heartbeat().HasField("scheduling")
     delays = {QueryRef(f"q{number}", 1): QueryDelay(100.0, 0.0, 0.0, 0.0) for number in range(MAX_DELAYS + 1)}
-    outbox.delays = lambda: delays
+    outbox.workload = Workload(delays=lambda: delays)
 
     def reported() -> list[str] | None:
         beat = outbox.heartbeat()

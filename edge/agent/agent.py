@@ -1,0 +1,281 @@
+"""`Agent`: serves pushes and the operator's endpoints, and runs everything that `open_agent` has wired."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import Response
+from starlette.types import Scope
+
+from edge.agent.health import AgentHealth
+from edge.agent.source_reading import SourceReading
+from edge.backfill_runner import BackfillRunner
+from edge.config import EdgeConfig, HttpTlsConfig
+from edge.core import Ingested
+from edge.durability import DurableCore, JournalGroupCommit
+from edge.records import Chunk, Source
+from edge.source_status import SourceStates
+from edge.sources import GrpcReceivers, PushEndpoint, Unavailable, package_receivers, push_endpoint
+from edge.sources.lookups import StreamLookups
+from edge.tap import StreamTap, tap_routes
+from edge.uplink import DailyQuota, Uplink, UplinkOutbox
+from edge.utilization import BusyMeter
+from edge.worker import Worker
+from edgewater.model.errors import InvalidConfig, Retired, StorageError
+from edgewater.runtime.allocator import release_free_memory
+from edgewater.runtime.connections import ConnectionLimits, guarded
+from edgewater.runtime.health import EmbeddedServer, listen
+from edgewater.runtime.host_check import LocalHosts
+
+from edgewater.runtime.problems import problem
+log = logging.getLogger(__name__)
+
+GONE_CHECKPOINT_S = 0.1
+"""Time between a source's report that its input is gone and the checkpoint, which then covers other reports. Longer if
+checkpoints take long."""
+STOP_GRACE_S = 2
+"""How long requests in progress may take once the agent is told to stop."""
+LIMITS = ConnectionLimits()
+RETIRED = "retired: the center has retired this edge; an admin of the center can reinstate it, then restart the agent"
+
+
+@dataclass(slots=True)
+class Agent:
+    """An edge agent. Build it with `open_agent`, then `await run(stop)`.
+
+    Attributes:
+        now_ms: the wall clock.
+        monotonic: seconds of a monotonic clock.
+        skipped: values that are no records although nothing is wrong with them, by (stream, reason).
+        refused: pushed requests that were refused and connections that were closed, by reason.
+        lookups: by stream, for streams that have any.
+    """
+
+    config: EdgeConfig
+    durable: DurableCore
+    commit: JournalGroupCommit
+    outbox: UplinkOutbox
+    uplink: Uplink
+    meter: BusyMeter
+    backfills: BackfillRunner
+    tap: StreamTap
+    worker: Worker
+    states: SourceStates
+    reading: SourceReading
+    now_ms: Callable[[], int]
+    monotonic: Callable[[], float]
+    daily_quota: DailyQuota | None = None
+    lookups: dict[str, StreamLookups] = field(default_factory=dict)
+    skipped: dict[tuple[str, str], int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> list[Source]:
+        """All sources, also those that were opened while the agent runs."""
+        return self.reading.sources
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Runs until `stop` is set or a task fails; then writes a checkpoint.
+
+        Raises:
+            InvalidConfig: the agent cannot listen on an address of `http`, or `http.tls` cannot be used.
+            OutdatedState: the center knows a newer version of the state, or another one: see `begin_anew`.
+        """
+        http = self.config.http
+        health, endpoint = self.health().routes(), self.endpoint()
+        push = endpoint.routes + tap_routes(self.config, self.tap) + ([] if http.metrics else health)
+        guard = Middleware(LocalHosts, hosts=http.hosts, key="http.hosts", refuse=self._misdirected)
+        apps = [(http.listen, "http.listen", Starlette(False, push, [] if http.authenticates else [guard]), http.tls)]
+        if http.metrics is not None:
+            apps.append((http.metrics, "http.metrics", Starlette(False, health), None))
+        with contextlib.ExitStack() as sockets:
+            listening = [sockets.enter_context(listen(address, field)) for address, field, _, _ in apps]
+            servers = [_server(app, tls, self._count_refused) for _, _, app, tls in apps]
+            rpc = [GrpcReceivers(endpoint, http.grpc, http.tls)] if http.grpc is not None else []
+            serving = [
+                asyncio.create_task(server.serve([socket])) for server, socket in zip(servers, listening, strict=True)
+            ]
+            await self._run(servers, serving, rpc, stop)
+
+    async def _run(
+        self,
+        servers: list[EmbeddedServer],
+        serving: list[asyncio.Task[None]],
+        rpc: list[GrpcReceivers],
+        stop: asyncio.Event,
+    ) -> None:
+        for each in rpc:
+            await each.start()
+        tasks = [asyncio.create_task(loop) for loop in self.loops()]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await self._first_failure([*tasks, *serving], stopping)
+        finally:
+            # A push whose records have been ingested must be answered, or its client sends them again.
+            for server in servers:
+                server.should_exit = True
+            stopped = [each.stop(STOP_GRACE_S) for each in rpc]
+            await asyncio.gather(asyncio.wait(serving, timeout=2 * STOP_GRACE_S), *stopped)
+            for server in servers:
+                server.force_exit = True
+            for task in [*tasks, stopping]:
+                task.cancel()
+            await asyncio.gather(*tasks, stopping, *serving, return_exceptions=True)
+            await self.commit.checkpoint()
+            self.durable.close()
+            if self.daily_quota is not None:
+                with contextlib.suppress(StorageError):  # the file then keeps the reserved, larger number
+                    self.daily_quota.close()
+
+    def loops(self) -> list[Coroutine[Any, Any, None]]:
+        """Returns everything that runs but the HTTP server; each runs until cancelled."""
+        lookups = [lookups.run() for lookups in self.lookups.values()]
+        reading = self.reading
+        return [
+            self.commit.run(), self._connect(), reading.tick(), reading.sync(), self._checkpoint(), reading.read_all(),
+            self.backfills.run(), self.worker.run(), reading.fingerprint_inputs(), *lookups,
+        ]  # fmt: skip
+
+    async def _connect(self) -> None:
+        await self.commit.durable()  # the center stores the number of this process, so the state must have it
+        await self.uplink.run()
+
+    async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
+        waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {*tasks, stopping}
+        while not stopping.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
+    async def _checkpoint(self) -> None:
+        interval_s, input_gone = self.config.limits.checkpoint_ms / 1000, self.reading.input_gone
+        written, took_s = -1, 0.0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await input_gone.wait()
+                    await asyncio.sleep(max(GONE_CHECKPOINT_S, 10 * took_s))
+            input_gone.clear()
+            if self.durable.journal_bytes != written or self.commit.failure is not None:
+                began_s = self.monotonic()
+                await self.commit.checkpoint()
+                took_s = self.monotonic() - began_s
+                written = self.durable.journal_bytes
+                release_free_memory()
+
+    # Pushes
+
+    def endpoint(self) -> PushEndpoint:
+        """Returns the endpoint of pushed records."""
+        return push_endpoint(
+            self.config, self.accept, self.unavailable, self.now_ms, self.meter.busy, self.meter.on_refused,
+            self._count_refused, self.durable.state.series_of, self._count_skipped,
+            package_receivers(self.config, self.now_ms),
+        )  # fmt: skip
+
+    def _misdirected(self, _: Scope, detail: str) -> Response:
+        self._count_refused("host")
+        return problem(421, "misdirected", detail)
+
+    def _count_refused(self, reason: str) -> None:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def _count_skipped(self, stream: str, skipped: Mapping[str, int]) -> None:
+        for reason, count in skipped.items():
+            self.skipped[stream, reason] = self.skipped.get((stream, reason), 0) + count
+
+    def unavailable(self) -> Unavailable | Retired | None:
+        """Returns why a pushed request cannot be accepted, or None."""
+        if self.uplink.retired.is_set():
+            return Retired(RETIRED)
+        if reasons := self._own_reasons():
+            return Unavailable("; ".join(reasons), retry_after_s=1)
+        if self.reading.is_over_memory_limit():
+            return Unavailable("the edge has reached limits.max_pending_bytes", retry_after_s=1)
+        if not self.worker.pace.has_room.is_set():
+            return Unavailable("the queries of the edge have not processed earlier records yet", retry_after_s=1)
+        return None
+
+    async def accept(self, chunk: Chunk, stream: str) -> int | None:
+        """Ingests a pushed chunk, unless its batch was counted before; returns when the batch is durable.
+
+        Returns: the number of records, if the batch was counted before; None: it is new.
+
+        Raises:
+            Retired: the edge has been retired.
+            InvalidRequest: the client has used its idempotency key for another body.
+            StorageError: the journal cannot be written, or a lookup of the stream is not loaded yet.
+        """
+        if self.uplink.retired.is_set():
+            raise Retired(RETIRED)
+        arrival_ms, pushes = self.now_ms(), self.durable.state.pushes
+        counted = None if chunk.push is None else pushes.records_of(chunk.push, arrival_ms)
+        if counted is not None:
+            pushes.repeated += 1
+            await self.commit.durable()  # the batch's first push may still wait for the journal
+            return counted
+        if stream in self.lookups:
+            chunk = self.lookups[stream].joined(chunk)
+        self.tap.offer(stream, chunk)
+        self.states.count(chunk.source, chunk)
+        if chunk.batch.num_rows or chunk.rejected or chunk.series is not None:
+            with self.meter.busy(chunk.source):
+                event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
+                queued = self.worker.ingest_payload(event, push=chunk.push, series=chunk.series)
+            if not queued:
+                self.outbox.changed.set()
+            await self.commit.durable()
+        return None
+
+    # Health
+
+    def health(self) -> AgentHealth:
+        """Returns the operator's view of this agent."""
+        return AgentHealth(
+            self.durable, self.outbox, self.uplink, self.worker, self.meter, self.states, self.reading,
+            refused=self.refused, skipped=self.skipped, lookups=self.lookups, missing=self.missing,
+        )  # fmt: skip
+
+    def missing(self) -> list[str]:
+        """Returns the reasons why this edge is not ready: its own, and the sources that cannot be read."""
+        failures = self.reading.failures()
+        return self._own_reasons() + [f"source {name}: {message}" for name, message in failures.items()]
+
+    def _own_reasons(self) -> list[str]:
+        """Returns the reasons why this edge cannot accept records."""
+        reasons = []
+        if self.uplink.retired.is_set():
+            reasons.append(RETIRED)
+        if not self.outbox.configured.is_set():
+            reasons.append("queries: none received yet; the center has not been reached since this state was created")
+        if self.commit.failure is not None:
+            reasons.append(f"journal: {self.commit.failure}")
+        return reasons
+
+
+def _server(app: Starlette, tls: HttpTlsConfig | None, on_closed: Callable[[str], None]) -> EmbeddedServer:
+    """Raises InvalidConfig: a file of `http.tls` cannot be used."""
+    options: dict[str, Any] = {}
+    if tls is not None:
+        options = {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.client_ca}
+        options["ssl_cert_reqs"] = ssl.CERT_NONE if tls.client_ca is None else ssl.CERT_REQUIRED
+    config = uvicorn.Config(
+        app, lifespan="off", timeout_graceful_shutdown=STOP_GRACE_S,
+        **guarded(LIMITS, on_closed), **options,
+    )  # fmt: skip
+    try:
+        config.load()
+    except OSError as exc:  # ssl.SSLError is one
+        raise InvalidConfig(
+            "http.tls", config.ssl_certfile, "PEM files of a certificate and its key", str(exc)
+        ) from exc
+    return EmbeddedServer(config)

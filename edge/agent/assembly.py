@@ -1,0 +1,266 @@
+"""`open_agent`: recovers the state of an edge, and wires the parts of its agent in the order of their needs.
+
+Sources are built three times. Recovery reads ranges again, and backfills read at other positions of the same files. The
+sources that the agent reads come last: the worker decides how long their records wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from edge.agent.agent import Agent
+from edge.agent.source_reading import SourceReading, sources_opened
+from edge.backfill_runner import BackfillRunner
+from edge.config import EdgeConfig, StreamConfig, TlsConfig
+from edge.core import EdgeCore, InputLost, SliceMemoryLimits, StreamSpec
+from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, load_identity
+from edge.process import now_ms
+from edge.records import CoalesceTime, Position, Source, shortest_wait
+from edge.source_kinds import KeptSource
+from edge.source_status import SourceStates
+from edge.sources import build_sources, replay_clock
+from edge.sources.lookups import StreamLookups, joined, open_lookups
+from edge.tap import StreamTap
+from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox, Workload
+from edge.utilization import ActivityMarker, BusyMeter, no_marker
+from edge.worker import OFF, QUEUE_SHARE, Worker
+from edgewater.model.errors import StorageError
+from edgewater.model.streams import Delivery, StreamClock, weaker_than_exactly_once
+from edgewater.synopses import source_of
+from edgewater.wire import LossReason
+
+log = logging.getLogger(__name__)
+
+UNREAD_INPUT_S = 0.1
+"""A source that has not been idle for longer than this may have unread input. Input that is read sooner is late by at
+most about this much, which is within the usual lateness of records."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Builds the sources of an edge, with their lookups.
+
+    Attributes:
+        clocks: by stream; None: records are read as fast as possible.
+        lookups: by stream, for streams that have any.
+    """
+
+    config: EdgeConfig
+    directory: Path
+    clocks: Mapping[str, StreamClock | None]
+    lookups: Mapping[str, StreamLookups]
+
+    def joined(self, source: Source) -> Source:
+        return joined(source, self.lookups.get(source.stream))
+
+    def built(self, idle: ActivityMarker = no_marker, coalesce_s: CoalesceTime = shortest_wait) -> list[Source]:
+        """Returns new sources, without lookups."""
+        return build_sources(self.config, self.clocks, now_ms=now_ms, idle=idle, coalesce_s=coalesce_s)
+
+    def for_rereading(self) -> Rereader:
+        """Returns new sources that read ranges of positions again."""
+        return Rereader(self.directory, [self.joined(source) for source in self.built()])
+
+
+class Rereader:
+    """Reads ranges of positions again, as `Reread`."""
+
+    def __init__(self, directory: Path, sources: Sequence[Source]) -> None:
+        self._directory = directory
+        self.sources = list(sources)
+
+    def __call__(self, name: str, start: Position | None, end: Position) -> pa.RecordBatch:
+        for source in self.sources:
+            if source.name == name:
+                return source.reread(start, end).batch
+        raise StorageError(
+            f"{self._directory}: the journal has records of source {name}, which is not in the configuration; "
+            "put it back until the edge has run once more"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _CoreMaker:
+    """Builds an empty core from the configuration."""
+
+    config: EdgeConfig
+    clocks: Mapping[str, StreamClock | None]
+    deliveries: Mapping[str, tuple[Delivery, ...]]
+    source: int
+
+    def __call__(self) -> EdgeCore:
+        streams = {
+            name: StreamSpec(
+                stream.stream_columns,
+                self.clocks[name],
+                stream.disorder_ms,
+                stream.idle_ms,
+                self.deliveries[name],
+                stream.constants,
+            )
+            for name, stream in self.config.streams.items()
+        }
+        return EdgeCore(streams, self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """How busy the agent is."""
+
+    meter: BusyMeter
+    worker: Worker
+    sources: Sequence[Source]
+
+    def busy_share(self) -> float:
+        return max(self.meter.take_busy_share(), self.worker.take_short_share())
+
+    def unread(self) -> tuple[str, ...]:
+        streams = {source.name: source.stream for source in self.sources}
+        return tuple(sorted({streams[name] for name in self.meter.unread_sources(UNREAD_INPUT_S)}))
+
+
+def open_agent(config: EdgeConfig) -> Agent:
+    """Recovers the state in `config.state_dir` and builds the agent; reads no source yet.
+
+    Raises:
+        InvalidConfig: the configuration cannot be used.
+        StorageError: the state cannot be recovered; the message names a remedy.
+    """
+    directory = Path(config.state_dir)
+    identity = load_identity(directory, lambda: _fresh_identity(config))
+    clocks = {name: _clock(identity["clocks"].get(name), stream) for name, stream in config.streams.items()}
+    lookups = {name: open_lookups(name, stream, now_ms) for name, stream in config.streams.items() if stream.lookups}
+    inputs = _Inputs(config, directory, clocks, lookups)
+    again, backfilled = inputs.for_rereading(), inputs.for_rereading()
+    durable = _recovered(inputs, identity, again, backfilled)
+    commit = JournalGroupCommit(durable)
+    outbox = UplinkOutbox(config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth)
+    meter = BusyMeter(time.monotonic)
+    worker = _worker(config, durable, outbox, meter.busy_for_s)
+    built = inputs.built(meter.idle, worker.wait_s)
+    opened = _opened_before(inputs, built, durable.core)
+    sources = [*map(inputs.joined, built), *opened]
+    _begin(durable, sources, config)
+    load = _Load(meter, worker, sources)
+    delays = worker.delays if config.limits.scheduling != OFF else None
+    outbox.workload = Workload(load.busy_share, load.unread, delays)
+    quota = _daily_quota(config, directory)
+    uplink = _uplink(config, outbox, quota)
+    backfills = BackfillRunner(
+        durable, [*backfilled.sources, *opened], config.limits.max_pending_bytes // 2,
+        changed=outbox.changed.set, now_ms=now_ms, monotonic=time.monotonic,
+    )  # fmt: skip
+    tap, states = StreamTap(config.streams), SourceStates(meter)
+    for source in sources:
+        states.add(source)
+    reading = SourceReading(
+        sources, durable, commit, outbox=outbox, worker=worker, backfills=backfills, meter=meter, states=states,
+        tap=tap, retired=uplink.retired, limits=config.limits, now_ms=now_ms, monotonic=time.monotonic,
+    )  # fmt: skip
+    return Agent(
+        config, durable, commit, outbox, uplink, meter, backfills, tap, worker, states, reading, now_ms,
+        time.monotonic, quota, lookups,
+    )  # fmt: skip
+
+
+def begin_anew(agent: Agent) -> None:
+    """Begins a new incarnation, once `Agent.run` has raised `OutdatedState`; `open_agent` then opens it.
+
+    What the agent has accepted and not shipped is given up: the center may have it from another agent, so it might
+    count twice. The center states that in its answers, because the incarnation is new to it.
+
+    Raises:
+        StorageError: the disk cannot be written.
+    """
+    incarnation = uuid.uuid4().hex
+    agent.durable.begin_anew(incarnation, source_of(agent.config.edge, incarnation))
+
+
+def _recovered(inputs: _Inputs, identity: Mapping[str, Any], again: Rereader, backfilled: Rereader) -> DurableCore:
+    config, incarnation = inputs.config, str(identity["incarnation"])
+    deliveries = {
+        name: weaker_than_exactly_once(s.delivery for s in again.sources if s.stream == name) for name in config.streams
+    }
+    make_core = _CoreMaker(config, inputs.clocks, deliveries, source_of(config.edge, incarnation))
+    memory = SliceMemoryLimits.of(config.limits.max_pending_bytes, config.limits.max_query_bytes)
+    return DurableCore(
+        inputs.directory, make_core, again, incarnation, reread_backfill=backfilled, now_ms=now_ms(), memory=memory
+    )
+
+
+def _opened_before(inputs: _Inputs, built: Sequence[Source], core: EdgeCore) -> list[Source]:
+    """Returns the sources that other sources have opened in earlier runs."""
+    return [
+        inputs.joined(other)
+        for source in built
+        if isinstance(source, KeptSource)
+        for other in source.opened_before(core.streams[source.stream].sources)
+    ]
+
+
+def _begin(durable: DurableCore, sources: Sequence[Source], config: EdgeConfig) -> None:
+    """Journals that a process begins to read these sources."""
+    durable.begin_run((uuid.uuid4().int >> 66) | 1)
+    if durable.core.configured:
+        # Until the first queries nothing was read.
+        for source in sources:
+            if source.delivery is Delivery.AT_MOST_ONCE and durable.core.streams[source.stream].is_open(source.name):
+                log.warning("source %s cannot be read again: records may be lost since the last stop", source.name)
+                durable.handle(InputLost(source.stream, source.name, LossReason.RESTART, now_ms()))
+    durable.handle(sources_opened(sources, durable.core, config.limits))
+
+
+def _worker(config: EdgeConfig, durable: DurableCore, outbox: UplinkOutbox, busy_s: Callable[[str], float]) -> Worker:
+    return Worker(
+        durable, changed=outbox.changed.set, busy_s=busy_s, policy=config.limits.scheduling,
+        limit_bytes=config.limits.max_pending_bytes // QUEUE_SHARE, now_ms=now_ms, clock=time.thread_time,
+        answer_delay_ms=outbox.answer_delay_ms,
+    )  # fmt: skip
+
+
+def _uplink(config: EdgeConfig, outbox: UplinkOutbox, quota: DailyQuota | None) -> Uplink:
+    center = config.center
+    return Uplink(
+        center.address,
+        outbox,
+        token=center.token.get_secret_value() if center.token else None,
+        tls=_tls(center.tls),
+        limits=LinkLimits(center.bandwidth),
+        now_ms=now_ms,
+        monotonic=time.monotonic,
+        daily_quota=quota,
+    )
+
+
+def _daily_quota(config: EdgeConfig, directory: Path) -> DailyQuota | None:
+    if config.center.daily is None:
+        return None
+    file = QuotaFile(directory)
+    return DailyQuota(config.center.daily, file.load(), file.save)
+
+
+def _fresh_identity(config: EdgeConfig) -> dict[str, Any]:
+    """Returns the identity of a new state. It keeps the replay clocks, which must be the same after a restart."""
+    clocks = {name: replay_clock(stream.replay, now_ms()) for name, stream in config.streams.items()}
+    return {
+        "incarnation": uuid.uuid4().hex,
+        "clocks": {name: asdict(clock) for name, clock in clocks.items() if clock is not None},
+    }
+
+
+def _clock(stored: dict[str, Any] | None, stream: StreamConfig) -> StreamClock | None:
+    return StreamClock(**stored) if stored is not None else replay_clock(stream.replay, now_ms())
+
+
+def _tls(config: TlsConfig | None) -> TlsFiles | None:
+    if config is None:
+        return None
+    return TlsFiles(*(Path(p) if p else None for p in (config.ca, config.cert, config.key)))

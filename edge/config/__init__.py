@@ -1,0 +1,39 @@
+"""The configuration of an edge: one YAML file.
+
+Paths are relative to the working directory. The token and the edge's id are given literally or as
+``{env: NAME}`` or ``{file: PATH}``; with an id from the environment many machines share one file.
+Nothing else in the file is substituted.
+"""
+
+from edge.config.connections import HttpConfig, LimitsConfig, UplinkConfig
+from edge.config.edge_config import EdgeConfig, load_config, parse_config
+from edge.config.section import HttpTlsConfig, Model, TlsConfig, secret
+from edge.config.sources import FileConfig, HttpPushConfig, PackageSourceConfig, SourceConfig, StdinConfig
+from edge.config.streams import LookupConfig, ReplayConfig, StreamConfig, TimeConfig
+from edge.config.text import MAX_PATTERN, CsvConfig, RegexConfig, TextConfig
+
+__all__ = [
+    "MAX_PATTERN",
+    "CsvConfig",
+    "EdgeConfig",
+    "FileConfig",
+    "HttpConfig",
+    "HttpPushConfig",
+    "HttpTlsConfig",
+    "LimitsConfig",
+    "LookupConfig",
+    "Model",
+    "PackageSourceConfig",
+    "RegexConfig",
+    "ReplayConfig",
+    "SourceConfig",
+    "StdinConfig",
+    "StreamConfig",
+    "TextConfig",
+    "TimeConfig",
+    "TlsConfig",
+    "UplinkConfig",
+    "load_config",
+    "parse_config",
+    "secret",
+]

@@ -1,0 +1,103 @@
+"""The sections `center`, `http` and `limits`: connections of an edge, and what may be spent on them."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+
+from edge.config.section import HttpTlsConfig, Model, TlsConfig
+from edgewater.model.errors import InvalidConfig
+from edgewater.runtime.configuration import Address, Duration, RemoteAddress, Size, read_secret, refusal
+
+MIN_BANDWIDTH = 1 << 10
+"""Bytes per second: heartbeats alone take up to a hundred and fifty while an edge has news."""
+MAX_PUSH_BYTES = 12 << 20
+"""An Arrow body may grow 16-fold, and a record of the journal ends at 256 MiB."""
+
+
+class UplinkConfig(Model):
+    """The connection to the center."""
+
+    address: RemoteAddress = "127.0.0.1:7400"
+    """Address of the center's gateway."""
+    token: SecretStr | None = None
+    """The token of this edge at the center."""
+    tls: TlsConfig | None = None
+    """TLS. None: no TLS."""
+    bandwidth: Size | None = Field(default=None, ge=MIN_BANDWIDTH)
+    """Most bytes per second that this edge sends. None: unlimited."""
+    daily: Size | None = Field(default=None, gt=0)
+    """Most bytes per UTC day that this edge sends. Frames wait for the next day, heartbeats do not. None: unlimited."""
+
+    @field_validator("token", mode="before")
+    @classmethod
+    def _secret(cls, value: object, info: ValidationInfo) -> object:
+        return read_secret(value, (info.context or {}).get("environ", os.environ))
+
+
+class HttpConfig(Model):
+    """The server of pushed records and of the operator's endpoints."""
+
+    listen: Address = "127.0.0.1:7410"
+    """Address of the server. An address other than loopback needs `tokens` or `tls.client_ca` if a stream is pushed."""
+    hosts: list[str] = []
+    """Names besides loopback by which requests without credentials may address the server, such as a proxy's name."""
+    tokens: list[SecretStr] = []
+    """Bearer tokens of the clients that push. Several are valid at once, so that one can replace another."""
+    tls: HttpTlsConfig | None = None
+    """TLS of the server. None: no TLS."""
+    metrics: Address | None = None
+    """Address of /livez, /readyz and /metrics without TLS and token. None: they are at `listen`."""
+    grpc: Address | None = None
+    """Address of the gRPC services of sources such as otlp, with the same tokens and TLS. None: they are not served."""
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _secrets(cls, values: object, info: ValidationInfo) -> object:
+        if not isinstance(values, list):
+            raise refusal("a list of tokens, each the secret itself, {env: NAME} or {file: PATH}")
+        return [read_secret(value, (info.context or {}).get("environ", os.environ)) for value in values]
+
+    @property
+    def authenticates(self) -> bool:
+        return bool(self.tokens) or (self.tls is not None and self.tls.client_ca is not None)
+
+
+class LimitsConfig(Model):
+    """Limits of memory, time and CPU."""
+
+    max_pending_bytes: Size = Field(default=64 << 20, ge=1 << 20)
+    """Memory of groups and unacknowledged frames. Above it, the edge reads no more records until frames have left."""
+    max_query_bytes: Size | None = Field(default=None, ge=1 << 10)
+    """Memory of one query's open windows, and of closed windows that accept late records. Above it, these windows take
+    no more records. At most three quarters of `max_pending_bytes`. None: half of `max_pending_bytes`."""
+    max_push_bytes: Size = Field(default=8 << 20, ge=1, le=MAX_PUSH_BYTES)
+    """Size of one pushed body, both as sent and decompressed."""
+    push_timeout_ms: Duration = Field(default=60_000, alias="push_timeout", ge=100)
+    """Time in which a pushed body must arrive."""
+    push_cpu_ms: Duration = Field(default=5_000, alias="push_cpu", ge=10)
+    """CPU time that decoding one pushed body may take."""
+    checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
+    """Interval between checkpoints."""
+    scheduling: Literal["klink", "fair", "fcfs", "off"] = "off"
+    """Which query runs next while the edge is short of CPU: `klink` takes the least slack, `fair` each query in turn,
+    `fcfs` the oldest batch. `off` has no queues: all queries process each batch at once."""
+
+    @field_validator("scheduling", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return "off" if value is False else value  # what YAML makes of `off` without quotes
+
+    @model_validator(mode="after")
+    def _leaves_room(self) -> LimitsConfig:
+        most = self.max_pending_bytes - self.max_pending_bytes // 4
+        if self.max_query_bytes is not None and self.max_query_bytes > most:
+            raise InvalidConfig(
+                "limits.max_query_bytes",
+                self.max_query_bytes,
+                f"at most three quarters of limits.max_pending_bytes, {most}",
+                "it would leave no room for frames",
+            )
+        return self

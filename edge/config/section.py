@@ -1,0 +1,46 @@
+"""What all sections of an edge's configuration have in common."""
+
+from __future__ import annotations
+
+import os
+
+from pydantic import ConfigDict, SecretStr, ValidationInfo, model_validator
+
+from edgewater.runtime.configuration import Section, read_secret, refusal
+
+
+class Model(Section):
+    model_config = ConfigDict(strict=True)
+
+
+def secret(value: object, info: ValidationInfo) -> SecretStr | None:
+    """Reads a secret: itself, ``{env: NAME}`` or ``{file: PATH}``. For validators of kinds of sources."""
+    return read_secret(value, (info.context or {}).get("environ", os.environ))
+
+
+class TlsConfig(Model):
+    """PEM files of a connection. They are read at each connection."""
+
+    ca: str | None = None
+    """CA of the other side. None: the CAs of the system."""
+    cert: str | None = None
+    """This edge's certificate, for mutual TLS."""
+    key: str | None = None
+    """The key of `cert`."""
+
+    @model_validator(mode="after")
+    def _pair(self) -> TlsConfig:
+        if (self.cert is None) != (self.key is None):
+            raise refusal("cert and key together, or neither")
+        return self
+
+
+class HttpTlsConfig(Model):
+    """PEM files of the HTTP server."""
+
+    cert: str
+    """The server's certificate."""
+    key: str
+    """The key of `cert`."""
+    client_ca: str | None = None
+    """The authority whose certificates clients must present. None: clients need no certificate."""
