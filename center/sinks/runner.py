@@ -73,6 +73,7 @@ class SinkRunner:
         self._status: SinkStatus | None = None
         self._sink: Sink | None = None
         self._position = Position()
+        self._is_current = False
         self._queries: dict[QueryRef, _Query] = {}
         self._replayed: int | None = None
         self._failures = 0
@@ -128,7 +129,7 @@ class SinkRunner:
             self._open(now_ms)
         pause_s = self._copy_page()
         if (tick := getattr(self._sink, "tick", None)) is not None:
-            tick()
+            tick(self._is_current)
         return pause_s
 
     def _open(self, now_ms: int) -> None:
@@ -175,6 +176,7 @@ class SinkRunner:
 
     def _copy_page(self) -> float:
         assert self._sink is not None
+        self._is_current = False
         newest = Position(*self._results.newest())
         # After a restore of the center from a backup, ids go on above all earlier ones. So a sink that is ahead has
         # answers of another center.
@@ -191,6 +193,7 @@ class SinkRunner:
         if self._position.late != newest.late:
             self._write_late(newest)
             return 0.0
+        self._is_current = True
         return POLL_S
 
     def _waits(self, newest: Position) -> bool:

@@ -19,6 +19,8 @@ class FiringAlert(BaseModel):
     """An alert."""
 
     sink: str = Field(description="The sink whose rule it is.")
+    rule: str
+    query: str
     status: str = Field(description="`firing`, or `pending` until its condition has held for long enough.")
     labels: dict[str, str] = Field(description="`alertname`, `query`, the groups, and the labels of the rule.")
     annotations: dict[str, str]
@@ -38,6 +40,6 @@ def alerts(center: Center, caller: Caller) -> AlertList:
         FiringAlert(sink=name, **{key: value for key, value in alert.items() if key != "ends_at"})
         for name, text in sorted(center.sinks.memories().items())
         for alert in json.loads(text).get(SHOWN, ())
-        if caller.may("reader", alert["labels"]["query"])
+        if caller.may("reader", alert["query"])
     ]
     return AlertList(alerts=shown)
