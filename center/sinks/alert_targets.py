@@ -22,7 +22,8 @@ from edgewater.model.errors import EdgewaterError
 from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import RemoteAddress, Secret, Section, refusal, split_address
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 10.0
+"""For each step of an exchange with a target."""
 ENDS_AFTER_MS = 300_000
 """Alertmanager resolves an alert by itself if it has not heard of it for so long."""
 
@@ -143,7 +144,7 @@ class Webhook:
     repeats = False
 
     def __init__(self, section: WebhookSection) -> None:
-        self._section = section
+        self._section, self._server = section, _Server(section.ca)
 
     def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
         """See `Target`."""
@@ -152,7 +153,7 @@ class Webhook:
         headers |= {"Content-Type": "application/json", "Idempotency-Key": str(notice["id"])}
         if self._section.key is not None:
             headers["Edgewater-Signature"] = signature(self._section.key, now_ms // 1000, body)
-        _post(self._section.url.get_secret_value(), body, headers, self._section.ca)
+        self._server.post(self._section.url.get_secret_value(), body, headers)
 
     def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
         """See `Target`."""
@@ -170,7 +171,7 @@ class Alertmanager:
     repeats = True
 
     def __init__(self, section: AlertmanagerSection) -> None:
-        self._section = section
+        self._section, self._server = section, _Server(section.ca)
 
     def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
         """See `Target`."""
@@ -192,7 +193,7 @@ class Alertmanager:
         if token is not None:
             headers["Authorization"] = f"Bearer {token.get_secret_value()}"
         url = f"{self._section.url.rstrip('/')}/api/v2/alerts"
-        _post(url, json.dumps(body).encode(), headers, self._section.ca)
+        self._server.post(url, json.dumps(body).encode(), headers)
 
 
 def label_name(name: str) -> str:
@@ -252,15 +253,26 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _post(url: str, body: bytes, headers: Mapping[str, str], ca: Path | None) -> None:
-    host = httpx.URL(url).host if url.startswith("http") else "the URL"
-    try:
-        reply = httpx.post(url, content=body, headers=dict(headers), timeout=TIMEOUT_S, verify=_trusted(ca))
-    except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        raise DeliveryFailed(f"{host}: {exc or type(exc).__name__}") from exc
-    if reply.is_error or reply.is_redirect:
-        reason = f"{host}: HTTP {reply.status_code} {reply.text[:200]}"
-        raise DeliveryFailed(reason, is_final=reply.status_code in REFUSING)
+class _Server:
+    """Posts requests. Keeps the certificates that it trusts, which take 30 ms to read."""
+
+    def __init__(self, ca: Path | None) -> None:
+        self._ca = ca
+        self._context: ssl.SSLContext | None = None
+
+    def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
+        """Raises DeliveryFailed, which names the host and nothing else of the URL."""
+        if self._context is None:
+            self._context = _trusted(self._ca)
+        host = "the URL"
+        try:
+            host = httpx.URL(url).host or host
+            reply = httpx.post(url, content=body, headers=dict(headers), timeout=TIMEOUT_S, verify=self._context)
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise DeliveryFailed(f"{host}: {exc or type(exc).__name__}") from exc
+        if reply.is_error or reply.is_redirect:
+            reason = f"{host}: HTTP {reply.status_code} {reply.text[:200]}"
+            raise DeliveryFailed(reason, is_final=reply.status_code in REFUSING)
 
 
 def _trusted(ca: Path | None) -> ssl.SSLContext:

@@ -20,6 +20,7 @@ from center.serving.computed import ComputedValue
 from center.sinks.alert_conditions import Condition
 from center.sinks.alert_delivery import Outbox
 from center.sinks.alert_rules import Alert, AlertBook, AlertRule, Transition
+from center.sinks.alert_states import RULES, SHOWN, TARGETS
 from center.sinks.alert_targets import Target, TargetSection
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
 from edgewater.model.errors import EdgewaterError, InvalidInput
@@ -35,9 +36,6 @@ NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,99}$"
 LABEL = r"^[a-zA-Z_][a-zA-Z0-9_]{0,99}$"
 ALERTNAME, QUERY = "alertname", "query"
 """Labels of each alert. A group of such a name is ``group_query``."""
-
-SHOWN, RULES, TARGETS = "alerts", "rules", "targets"
-"""Keys of the state, for the API and metrics: alerts and rules as the API states them; outboxes by target."""
 
 
 class RuleSection(Section):

@@ -40,11 +40,26 @@ MAX_REVISIONS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Query:
-    """A query as the runner uses it."""
+class ReadQuery:
+    """A query whose answers are read for a sink."""
 
     registered: RegisteredQuery
     of_sink: SinkQuery
+
+    def typed(self, catalog: Catalog) -> ReadQuery:
+        """Returns the query with the types of its answers, now that it has answers."""
+        return self if self.of_sink.is_typed else read_query(self.registered, catalog, has_answers=True)
+
+
+def read_query(query: RegisteredQuery, catalog: Catalog, *, has_answers: bool = False) -> ReadQuery:
+    """Returns a query as a sink gets it.
+
+    Args:
+        has_answers: the types are as far known as they will ever be.
+    """
+    is_typed = has_answers or has_types(catalog, query.spec)
+    schema = empty_table(catalog, query.spec).schema
+    return ReadQuery(query, SinkQuery(query.ref, query.spec, schema, is_typed))
 
 
 class SinkRunner:
@@ -74,7 +89,7 @@ class SinkRunner:
         self._sink: Sink | None = None
         self._position = Position()
         self._is_current = False
-        self._queries: dict[QueryRef, _Query] = {}
+        self._queries: dict[QueryRef, ReadQuery] = {}
         self._replayed: int | None = None
         self._failures = 0
         self._limit = MAX_ANSWERS
@@ -142,7 +157,7 @@ class SinkRunner:
             assert self._epoch is not None
             memory = self._store.memory(self.definition.name, self._epoch)
             self._sink = self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
-        self._queries = {ref: self._query(q) for ref, q in wanted.items()}
+        self._queries = {ref: read_query(q, self._catalog) for ref, q in wanted.items()}
         stored = self._sink.open([q.of_sink for q in self._queries.values()])
         assert self._status is not None
         if self._status.replay_after is not None:
@@ -155,23 +170,13 @@ class SinkRunner:
             self._position = Position(*self._results.newest()) if self.definition.begins_now else Position()
             self._sink.write([], self._position)
 
-    def _query(self, query: RegisteredQuery, *, has_answers: bool = False) -> _Query:
-        """Returns a query as a sink gets it.
-
-        Args:
-            has_answers: the types are as far known as they will ever be.
-        """
-        is_typed = has_answers or has_types(self._catalog, query.spec)
-        schema = empty_table(self._catalog, query.spec).schema
-        return _Query(query, SinkQuery(query.ref, query.spec, schema, is_typed))
-
     def _open_typed(self, refs: Iterable[QueryRef]) -> None:
         """Opens the sink again if it does not know the types of these queries, which have answers."""
         assert self._sink is not None
         untyped = [ref for ref in refs if not self._queries[ref].of_sink.is_typed]
         if untyped:
             for ref in untyped:
-                self._queries[ref] = self._query(self._queries[ref].registered, has_answers=True)
+                self._queries[ref] = self._queries[ref].typed(self._catalog)
             self._sink.open([q.of_sink for q in self._queries.values()])
 
     def _copy_page(self) -> float:
@@ -247,7 +252,7 @@ class SinkRunner:
         answer = sink_answer(record, query)
         return answer if record.revision == 1 else replace(answer, removed=lambda: self._removed(record, answer, query))
 
-    def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: _Query) -> list[dict[str, Any]]:
+    def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: ReadQuery) -> list[dict[str, Any]]:
         """Returns the groups of earlier revisions that the newest one lacks."""
         earlier = [r for r in self._results.revisions(record.query, record.window_start_ms) if r < record.revision]
         now, gone = set(_groups(answer)), dict[tuple[Any, ...], None]()
@@ -312,7 +317,7 @@ def late_of(record: AnswerRecord) -> tuple[int, int]:
     return records["after_final"], records["rejected"]
 
 
-def sink_answer(record: AnswerRecord, query: _Query) -> SinkAnswer:
+def sink_answer(record: AnswerRecord, query: ReadQuery) -> SinkAnswer:
     """Returns an answer as sinks get it."""
     table, statement = stated_answer(record, query.registered)
     rows = with_types(without_zone(table), query.of_sink.schema)
