@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
-from center.catalog import Catalog, query_key
+from center.catalog import Catalog
 from center.job.admission import BatchLimits
 from center.job.frame_source import read_frames
 from center.job.merge import merge_rows
@@ -28,6 +28,7 @@ from center.results import ResultStore
 from center.storage.frame_log import FrameEntry, FrameLog
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.model.errors import StorageError
+from edgewater.model.registered_query import query_key
 from edgewater.synopses import GroupedAggregate
 
 TIMEOUT_S = 20.0
@@ -39,7 +40,7 @@ MEMORY_BYTES = 4 << 30
 SUSPECT_DEATHS = 2
 """Deaths of the job while it worked on one query, within an hour of each other, from which on the query is tried."""
 MAX_DEATHS = 5
-"""Deaths from which on it is set aside, whatever the trial says: it may need what only the job has."""
+"""Deaths from which on the query is quarantined, whatever the trial says: it may need what only the job has."""
 TRIES = 2
 """A frame that kills a process kills the next one too; a process may die for other reasons."""
 
@@ -188,25 +189,26 @@ def _waited_s(pid: int | None) -> float:
         return 0.0
 
 
-def deadly_frames(
+def killing_frames(
     catalog: Catalog,
     consumed: Mapping[str, int],
     log_dir: str | Path,
     limits: BatchLimits,
     partition: QueryPartition = ALL_QUERIES,
 ) -> Iterator[tuple[FrameEntry, str]]:
-    """Tries the frames that the next batches of a partition's queries read; yields those that kill the process that
-    reads them, and how.
+    """Tries the frames that the next batches of a partition's queries read.
+
+    Yields the frames that kill the process that reads them, each with the way in which it died.
 
     Raises:
         StorageError: it says nothing about the frames.
     """
-    listed = catalog.quarantine_reasons()
+    listed = catalog.quarantine.frame_reasons()
     pending = (
         entry
-        for key, last in catalog.last_positions().items()
+        for key, last in catalog.frames.last_positions().items()
         if key in partition and last > (after := consumed.get(key, 0))
-        for entry in catalog.frames(key, after, min(last, after + limits.frames_per_query))
+        for entry in catalog.frames.entries(key, after, min(last, after + limits.frames_per_query))
         if (key, entry.position) not in listed
     )
     with Examiner(log_dir) as examiner:
@@ -215,9 +217,11 @@ def deadly_frames(
                 yield entry, death
 
 
-def deadly_query(examiner: Examiner, trial: QueryTrial, deaths: int) -> str:
-    """Returns why a query has to be set aside after so many deaths of the job while it worked on it; empty: it need not
-    be, as far as is known.
+def why_quarantined(examiner: Examiner, trial: QueryTrial, deaths: int) -> str:
+    """Returns why a query has to be quarantined, or an empty text.
+
+    Args:
+        deaths: how often the job died while it worked on the query.
 
     Raises:
         StorageError: it says nothing about the query.
@@ -282,11 +286,11 @@ def _try_query(log: FrameLog, log_dir: Path, asked: QueryTrial) -> Trial:
     ):
         original.copy_query(asked.key, store)
         after = store.consumed().get(asked.key, 0)
-        listed = catalog.quarantine_reasons()
-        entries = [(asked.key, entry) for entry in catalog.frames(asked.key, after, after + asked.frames)]
+        listed = catalog.quarantine.frame_reasons()
+        entries = [(asked.key, entry) for entry in catalog.frames.entries(asked.key, after, after + asked.frames)]
         rows = list(read_frames(log, log_dir, entries, listed))
         ledger = Ledger()
-        events = (EdgesChanged(tuple(catalog.edges())),)
+        events = (EdgesChanged(tuple(catalog.edges.all())),)
         batch = to_micro_batch(merge_rows(rows))
         steps: tuple[Callable[[], object], ...] = (
             lambda: store.tick(ledger, events, asked.now_ms),

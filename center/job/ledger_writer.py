@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from center.catalog import Catalog, query_key
+from center.catalog import Catalog
 from center.job.metrics import JobMetrics
 from center.ledger import (
     STALENESS,
@@ -23,10 +23,11 @@ from center.ledger import (
     QueryTooLarge,
 )
 from center.results import LeaseLost, MergedDelta, ResultStore
-from center.storage.progress import NoProgress, Progress, Track
+from center.storage.progress import DriverProgress, NoProgress, Track
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import REJECTIONS, QueryRef
 
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 ALARM_EVERY_MS = 10_000
 """Least time between two alarms about records of one edge that came for final windows."""
 FOR_EVER_MS = 1 << 62
-SUSPENDED_MS = 60_000
+PAUSE_MS = 60_000
 """How long time alone does not advance a query whose state or answers raise exceptions."""
 MAX_ALARMS = 20
 """Alarms about refused partials of one transaction; the catalog keeps no more messages."""
@@ -68,16 +69,16 @@ class CatalogEvents:
         if version == self._acknowledged:
             return version, []
         partition = self._partition()
-        queries = [query for query in self._catalog.queries(deleted=True) if query.key in partition]
+        queries = [query for query in self._catalog.queries.all(deleted=True) if query.key in partition]
         # A deletion ends all versions up to its own, so it precedes the registration of a later version.
-        events: list[LedgerEvent] = [EdgesChanged(tuple(self._catalog.edges()))]
+        events: list[LedgerEvent] = [EdgesChanged(tuple(self._catalog.edges.all()))]
         events += [QueryDeleted(query.ref) for query in queries if query.deleted_at_ms is not None]
         events += [QueryRegistered(query) for query in queries if query.deleted_at_ms is None]
         return version, events
 
     def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int, query: str) -> None:
         """Adds an alarm about a query to the catalog. Raises StorageError."""
-        self._catalog.add_alarm(kind, message, edge, now_ms, query)
+        self._catalog.alarms.add(kind, message, edge, now_ms, query)
 
     def acknowledge(self, version: int | None) -> None:
         """The ledger has applied the events of this version; None: of none that is known."""
@@ -100,7 +101,7 @@ class LedgerWriter:
         metrics: JobMetrics,
         *,
         now_ms: Callable[[], int],
-        progress: Progress = NoProgress(),  # noqa: B008
+        progress: DriverProgress = NoProgress(),  # noqa: B008
     ) -> None:
         ledger.on_query = lambda ref: progress.enter(Track.LEDGER, query_key(ref))
         self._progress = progress
@@ -164,10 +165,10 @@ class LedgerWriter:
         with self._lock:
             self._progress.rest(Track.LEDGER)
 
-    def suspend(self, ref: QueryRef, until_ms: int) -> None:
-        """As `Ledger.suspend`."""
+    def pause(self, ref: QueryRef, until_ms: int) -> None:
+        """As `Ledger.pause`."""
         with self._lock:
-            self._ledger.suspend(ref, until_ms)
+            self._ledger.pause(ref, until_ms)
 
     def _observe_report_delay(self, summaries: Sequence[FrameSummary]) -> None:
         for summary in summaries:
@@ -250,19 +251,19 @@ class LedgerWriter:
             try:
                 emissions = self._store.tick(self._ledger, events, now_ms)
             except QueryFailed as exc:
-                self._suspend(exc, now_ms)
+                self._pause_failed(exc, now_ms)
                 continue
             self._count(emissions, "deadline")
             return emissions
 
-    def _suspend(self, failure: QueryFailed, now_ms: int) -> None:
+    def _pause_failed(self, failure: QueryFailed, now_ms: int) -> None:
         cause = failure.__cause__
-        message = f"{failure} cannot be advanced by time for {SUSPENDED_MS // 1000} s: {type(cause).__name__}: {cause}"
-        until_ms = now_ms + SUSPENDED_MS
+        message = f"{failure} cannot be advanced by time for {PAUSE_MS // 1000} s: {type(cause).__name__}: {cause}"
+        until_ms = now_ms + PAUSE_MS
         if isinstance(failure, QueryTooLarge):
             message, until_ms = f"{failure}; it gets no answers by time until the job starts again", FOR_EVER_MS
         logger.error("%s", message, exc_info=cause)
-        self._ledger.suspend(failure.query, until_ms)
+        self._ledger.pause(failure.query, until_ms)
         self._metrics.failures.labels("query").inc()
         try:
             query = query_key(failure.query)

@@ -65,7 +65,7 @@ def check_rules(
         StorageError: a store cannot be read.
     """
     names, until_ms = {rule.query for rule in rules}, now_ms() + timeout_ms
-    queries = {q.ref: read_query(q, catalog) for q in catalog.queries() if q.ref.name in names}
+    queries = {q.ref: read_query(q, catalog) for q in catalog.queries.all() if q.ref.name in names}
     book, reports = AlertBook(rules), {rule.name: RuleReport(rule) for rule in rules}
     report = CheckReport(list(reports.values()))
     book.check(query.of_sink for query in queries.values())

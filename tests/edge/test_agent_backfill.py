@@ -15,7 +15,7 @@ from edge.process import now_ms
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import FrameBody, QueryRef
-from tests.edge.agent_process import COUNT, QUERY, AgentProcess, counted, lines
+from tests.edge.agent_process import COUNT, QUERY, AgentProcess, counted, lines, no_ranges
 from tests.edge.core.test_core import merged
 from tests.edge.test_agent import QUERY as MILES
 from tests.edge.test_agent import Center, config, expected, running, until
@@ -47,7 +47,7 @@ def test_a_query_registered_after_the_files_were_read_has_their_records(tmp_path
                 for name, since in (("every", "beginning"), ("some", "2020-09-20T00:00:00Z"))
             )
             for spec in (every, some):
-                center.catalog.register(spec, now_ms())
+                center.catalog.queries.register(spec, now_ms())
 
             def answered(query: str) -> bool:
                 return any(body.through_ms == MAX_TIME_MS for _, body in bodies(center, query))
@@ -75,8 +75,8 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
 def register(agent: AgentProcess) -> None:
     """The agent receives the query shortly before it is killed."""
     with agent.state() as opened:
-        directory, make_core, reread = opened.durable.directory, opened.durable._make_core, opened.durable._reread
-    durable = DurableCore(directory, make_core, reread, "")
+        directory, make_core = opened.durable.directory, opened.durable._make_core
+    durable = DurableCore(directory, make_core, no_ranges, "")
     durable.handle(Configured(((QUERY, COUNT), (SINCE_REF, SINCE))))
     durable.sync()
     durable.close()

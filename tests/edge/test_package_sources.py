@@ -167,7 +167,7 @@ def test_records_are_committed_once_they_are_on_disk_and_count_once_through_cras
             BROKER.add(0, *range(given, given + 60))
             given += 60
             agent = open_agent(settings)
-            assert agent.durable.positions.get(NAME, {"offset": 0})["offset"] >= BROKER.committed.get(0, 0)
+            assert agent.durable.state.positions.get(NAME, {"offset": 0})["offset"] >= BROKER.committed.get(0, 0)
             task = await started(agent)
             least = given - 60 + 17 * crash
             await until(partial(lambda least: BROKER.committed.get(0, 0) >= least, least), "a commit", task)
@@ -403,7 +403,7 @@ def test_a_source_shows_its_delivery_state_lag_and_position_with_its_partitions_
             await until(lambda: "flights:numbers:t:1" in agent.failing, "the failure", task)
             topic, _ = (await client.get("/v1/sources")).json()["sources"]
             assert (topic["state"], topic["reason"], topic["lag"]["messages"]) == ("failing", "unreachable", None)
-            (edge,) = center.catalog.edges()
+            (edge,) = center.catalog.edges.all()
             assert edge.streams[0].deliveries == (Delivery.AT_LEAST_ONCE,)
 
     run(test, tmp_path)

@@ -18,12 +18,14 @@ from sqlalchemy import insert, select
 
 from center.api import create_app
 from center.api.server import ApiServer, server_config
-from center.catalog import Catalog, ComponentRegistry, HeartbeatRecord, RegisteredQuery, StreamRecord
+from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from center.results.schema import answers
+from edgewater.model.edge_records import HeartbeatRecord, StreamRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, Delivery, EdgeId
 from edgewater.runtime.health import bound_address, listen
 from edgewater.synopses import GroupedAggregate
@@ -72,7 +74,7 @@ class Desk:
     def connect(self, *edges: str, deliveries: tuple[Delivery, ...] = ()) -> None:
         for edge in edges:
             streams = [StreamRecord("flights", COLUMNS, LIVE, deliveries)]
-            self.catalog.begin_session(
+            self.catalog.edges.begin_session(
                 EdgeId(edge), f"{edge}-1", labels={"city": edge}, streams=streams, oldest_seq=0, next_seq=0,
                 now_ms=self.now,
             )  # fmt: skip
@@ -80,15 +82,17 @@ class Desk:
     def beat(self, edge: str, watermark_ms: int, **drops: int) -> None:
         marks, records = {"flights": watermark_ms}, {"flights": 7}
         record = HeartbeatRecord(EdgeId(edge), marks, records, drops, 0, 1000.0, 20.0, 0.0, self.now)
-        self.catalog.record_heartbeats([record])
+        self.catalog.edges.record_heartbeats([record])
 
     def register(self, **changes: object) -> RegisteredQuery:
-        query = self.catalog.register(QuerySpec.from_mapping({**SPEC, **changes}), self.now)
+        query = self.catalog.queries.register(QuerySpec.from_mapping({**SPEC, **changes}), self.now)[0]
         self.ledger_knows(query)
         return query
 
     def ledger_knows(self, query: RegisteredQuery) -> None:
-        self.results.tick(self.ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], self.now)
+        self.results.tick(
+            self.ledger, [EdgesChanged(tuple(self.catalog.edges.all())), QueryRegistered(query)], self.now
+        )
 
     def report(
         self,
@@ -102,16 +106,31 @@ class Desk:
         delay_from: float = 0.0,
     ) -> None:
         """An edge ships `flights` per carrier of one slice, and (closed) says that this was all of it."""
-        self._positions[query.key] = self._positions.get(query.key, 0) + 1
-        position = self._positions[query.key]
         carriers = pa.array([c for c, n in flights.items() for _ in range(n)], pa.string())
         rows = len(carriers)
+        columns = {"distance": np.full(rows, 100), "dep_delay": np.arange(rows) + delay_from, "carrier": carriers}
+        self.ship(query, edge, start_ms, columns, closed=closed, withheld=withheld)
+
+    def ship(
+        self,
+        query: RegisteredQuery,
+        edge: str,
+        start_ms: int,
+        columns: Mapping[str, Any],
+        *,
+        closed: bool = True,
+        withheld: tuple[Withheld, ...] = (),
+    ) -> None:
+        """As `report`, with records as columns."""
+        self._positions[query.key] = self._positions.get(query.key, 0) + 1
+        position = self._positions[query.key]
         bound = query.spec.bind(COLUMNS)
         stacks = {b.measure.name: b.measure.stack(b.argument.type if b.argument else None) for b in bound.measures}
-        part = GroupedAggregate({"carrier": pa.string()}, stacks)
-        columns = {"distance": np.full(rows, 100), "dep_delay": np.arange(rows) + delay_from, "carrier": carriers}
+        part = GroupedAggregate(dict(zip(query.spec.group_by, bound.group_types, strict=True)), stacks)
+        rows = len(next(iter(columns.values())))
         read = {b.measure.name: b.measure.argument for b in bound.measures}
-        part.update([carriers], {k: pa.array(columns[c]) if c else None for k, c in read.items()}, rows)
+        keys = [pa.array(columns[name]) for name in query.spec.group_by]
+        part.update(keys, {k: pa.array(columns[c]) if c else None for k, c in read.items()}, rows)
         delta = MergedDelta(query.ref, start_ms, 0, part.to_bytes())
         through = start_ms + HOUR if closed else start_ms
         close = SliceClose(start_ms, rows, 0, withheld)

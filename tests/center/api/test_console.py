@@ -225,7 +225,7 @@ def test_edges_have_a_matrix_and_the_budget_its_shares(browser, served):
     with tab(browser, served) as t:
         t.open("/ui/edges?query=delay_quantiles")
         t.until("() => document.querySelectorAll('table.matrix a.cell').length >= 21")
-        assert t.page.locator("a.cell.s-w").count() == 1
+        t.until("() => document.querySelectorAll('a.cell.s-w').length === 1")
         t.page.locator("tr[data-edge=lga]", has_text="bad_time: 12").wait_for()
         t.open("/ui/budget/miles_by_carrier")
         t.shows("All edges together may withhold at most")
@@ -246,8 +246,8 @@ def test_a_new_query_is_checked_at_its_field_and_registered(browser, served, wor
         t.until("() => document.querySelector('#verdict').dataset.checked === 'accepted'")
         t.page.locator("button.primary").click()
         t.page.wait_for_url("**/ui/queries/from_the_console")
-        assert world.catalog.query("from_the_console").spec.stream == "flights"
-        world.catalog.delete("from_the_console", world.now)
+        assert world.catalog.queries.get("from_the_console").spec.stream == "flights"
+        world.catalog.queries.delete("from_the_console", world.now)
 
 
 @needs_browser

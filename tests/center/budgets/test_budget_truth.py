@@ -18,7 +18,6 @@ from center.budgets import (
     RebalanceEvent,
     ShareReported,
 )
-from center.catalog import RegisteredQuery
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord, MergedDelta, ResultStore
 from edge.core import (
@@ -33,6 +32,7 @@ from edge.core import (
     StreamSpec,
 )
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
@@ -111,8 +111,8 @@ class World:
         """The edge reports, with a load that is said to have moved, and hears what the allocator has for it."""
         self.now_ms += 1_000
         pipeline = self.cores[edge].queries[REF]
-        last = pipeline.schedule.last
-        report = BudgetReport(pipeline.schedule.version, last.shares, last.from_ms, 50.0, {"s": drift})
+        last = pipeline.store.schedule.last
+        report = BudgetReport(pipeline.store.schedule.version, last.shares, last.from_ms, 50.0, {"s": drift})
         assert self.allocator.handle(ShareReported(EdgeId(edge), report, self.now_ms)) == []
         self.allocator.handle(RebalanceEvent(self.now_ms, 1 << 50))
         if (grant := self.allocator.grants().get(EdgeId(edge))) is not None and self.rng.random() < 0.7:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.catalog import RegisteredQuery
 from center.ledger import (
     EdgesChanged,
     Emission,
@@ -24,6 +24,7 @@ from center.ledger import (
 )
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.results import AnswerRecord, MergedDelta, ResultStore
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.model.windows import SessionWindow
 from edgewater.synopses import GroupedAggregate
@@ -358,7 +359,7 @@ def check(course: Course) -> None:
         assert (into is not None) == (gone.window_end_ms == gone.window_start_ms)
         assert into is None or into in newest
     assert course.ledger.after_final(REF) == 0 and course.ledger.next_deadline() is None
-    assert [kind for kind, _, _ in course.ledger._queries[REF].all_entries() if kind != "sealed"] == []
+    assert [e for e in json.loads(course.ledger.snapshot(REF))["entries"] if e[0] != "sealed"] == []
 
 
 @given(st.lists(STEP, max_size=15), st.integers(0, 2), st.integers(-4000, 4000))
