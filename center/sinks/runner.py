@@ -285,6 +285,7 @@ class SinkRunner:
     def _report(self, answers: int = 0, rows: int = 0, problem: str = "") -> None:
         assert self._epoch is not None
         now_ms, self._trimmed = self._now_ms(), self._results.trimmed()
+        own = None if self._sink is None else getattr(self._sink, "problem", "")
         self._status = self._store.report(
             self.definition.name,
             self._epoch,
@@ -294,7 +295,7 @@ class SinkRunner:
             answers=answers,
             rows=rows,
             trimmed=self._trimmed,
-            problem=problem or (None if self._sink is None else getattr(self._sink, "problem", "")),
+            problem=problem or own,
             now_ms=now_ms,
         )
         self._renewed_ms, self._replayed = now_ms, None
@@ -303,11 +304,9 @@ class SinkRunner:
             self._alarm("sink-gap", f"the answers {first} to {last} were deleted before the sink had them")
         self._gap = self._status.gap
         since_ms = self._status.problem_since_ms
-        if not problem and since_ms and now_ms - since_ms >= PARTIAL_MS and since_ms != self._alarmed_since_ms:
+        if own and not problem and now_ms - since_ms >= PARTIAL_MS and since_ms != self._alarmed_since_ms:
             self._alarmed_since_ms = since_ms
-            self._alarm(
-                "sink-failing", f"it works in part only: `edgewater sinks show {self.definition.name}` says why"
-            )
+            self._alarm("sink-failing", "it works in part only; `edgewater sinks show` says why")
 
     def _alarm(self, kind: str, message: str) -> None:
         try:

@@ -215,6 +215,7 @@ def test_a_mail_server_gets_a_mail_per_change(desk: Desk, tmp_path: Path, tls: s
         pager = Pager(desk, {"mail": {"email": section}})
         desk.report(query, "jfk", T0, {"UA": 5})
         pager.run_until(lambda: server.mails and pager.store.statuses() and not pager.problem)
+        pager.runner.stop()
     (mail,) = server.mails
     assert mail.rcpt_tos == ["ops@example.com"] and b"many: 1 firing, 0 resolved" in mail.content
     assert b"carrier=UA" in mail.content and b"Date: " in mail.content
@@ -237,6 +238,7 @@ def test_a_mail_server_that_is_not_trusted_or_refuses_the_login_gets_nothing_and
         pager.run_until(lambda: reason in pager.problem.lower())
         problem = pager.problem
         assert reason in problem.lower() and "pass word" not in problem and server.mails == []
+        pager.runner.stop()
 
 
 def test_receivers_of_a_mail_that_are_refused_are_named_and_the_others_get_it_once(desk: Desk) -> None:
@@ -249,6 +251,7 @@ def test_receivers_of_a_mail_that_are_refused_are_named_and_the_others_get_it_on
         desk.report(query, "jfk", T0, {"UA": 5})
         pager.run_until(lambda: "gone@example.com" in pager.problem)
         pager.run(20, 10)
+        pager.runner.stop()
     assert [mail.rcpt_tos for mail in server.mails] == [["ops@example.com"]]
 
 
@@ -268,6 +271,17 @@ def test_a_target_that_hangs_delays_neither_the_others_nor_the_lease(desk: Desk,
         hanging.replies.set()
         pager.run_until(lambda: len(hanging.got) >= 2)
     assert [n["id"] for n in hanging.notices][-2:] == [n["id"] for n in receiver.notices]
+
+
+def test_a_target_that_takes_nothing_for_a_minute_raises_an_alarm_once(desk: Desk, receiver: Receiver) -> None:
+    receiver.status = 503
+    query = desk.register(lateness="99h")
+    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}})
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run_until(lambda: desk.get("/v1/alarms").json()["alarms"])
+    pager.run(20, 10)
+    (alarm,) = desk.get("/v1/alarms").json()["alarms"]
+    assert (alarm["kind"], alarm["times"]) == ("sink-failing", 1) and "pager" in alarm["message"]
 
 
 def test_a_notice_that_is_refused_for_good_does_not_hold_up_those_behind_it(desk: Desk, receiver: Receiver) -> None:
