@@ -1,27 +1,27 @@
 """Decides which alerts fire, from answers and the time. Pure: no I/O, no clock.
 
-A condition is about intervals. ``certainly: errors > 100`` holds if every value within the interval of `errors` is over
-100. ``possibly: errors > 100`` holds if one is. An unknown bound supports no certainty, and excludes no possibility.
+An alert fires and is resolved by what the newest window of its query says. A window that neither supports its condition
+nor excludes it, such as one that lacks an edge, leaves an alert as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlglot import exp
 
 from center.ledger import Phase
-from center.serving.computed import ComputedValue
+from center.serving.measures import is_incomplete, may_count_twice
+from center.sinks.alert_conditions import Condition, Verdicts
 from center.sinks.base import SinkAnswer, SinkQuery
 from edgewater.model.errors import InvalidQuery, InvalidRequest
-from edgewater.model.expressions import bind_condition
 from edgewater.model.measure import Measure
-from edgewater.model.syntax import column_names, parse_sql
+from edgewater.model.syntax import column_names
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import BoolArray, Estimates
 
@@ -29,34 +29,18 @@ Labels = tuple[tuple[str, str], ...]
 """Names and values that distinguish the alerts of one rule: the groups, or the edge."""
 MAX_ALERTS = 10_000
 """Alerts of one rule at a time. Further groups are counted in the problem of the rule."""
-COMPARISONS = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ, exp.NEQ)
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A condition on the rows of an answer.
+class Outcome(StrEnum):
+    """What an answer says about an alert. `details` of an alert and of a notice have it as ``condition``."""
 
-    Attributes:
-        text: SQL over the columns of the answer's table and of `compute`.
-        certainty: whether all values within the intervals, or one, must satisfy it.
-        compute: further values: name -> expression.
-    """
-
-    text: str
-    certainty: Literal["certainly", "possibly"]
-    compute: Mapping[str, str]
-
-    def matching(self, rows: pa.Table, measures: Sequence[Measure]) -> tuple[BoolArray, Mapping[str, Estimates]]:
-        """Returns the rows that satisfy the condition, and the intervals of all numbers.
-
-        Raises:
-            InvalidRequest, InvalidQuery: the condition names an unknown column, or has no type that fits.
-        """
-        intervals = _intervals(rows)
-        for name, text in self.compute.items():
-            intervals[name] = ComputedValue(name, text).estimates(intervals, measures)
-        tree = parse_sql(self.text, self.certainty)
-        return _holds(tree, rows, intervals, measures, self.certainty == "certainly"), intervals
+    HOLDS = "holds"
+    FAILS = "fails"
+    NO_VALUE = "no-value"
+    """The group has no value in an answer of all edges."""
+    UNKNOWN = "unknown"
+    """The interval contains values that satisfy the condition and values that do not, or an edge is missing."""
+    RULE_CHANGED = "rule-changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +67,28 @@ class AlertRule:
     summary: str = ""
     targets: tuple[str, ...] = ()
 
+    @property
+    def text(self) -> str:
+        """What must hold, for people."""
+        if self.condition is not None:
+            return f"{self.condition.certainty}: {self.condition.text}"
+        if self.completeness_below is not None:
+            return f"completeness below {self.completeness_below}"
+        if self.no_answer_ms is not None:
+            return f"no answer for {self.no_answer_ms / 1000:g} s"
+        return "contract broken" if self.is_contract else "edge missing"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns all attributes, for `from_json`."""
+        return {**asdict(self), "min_phase": self.min_phase.value, "targets": list(self.targets)}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> AlertRule:
+        """Returns the rule that `to_json` was called of."""
+        condition = None if given["condition"] is None else Condition(**given["condition"])
+        parts = {"condition": condition, "min_phase": Phase(given["min_phase"]), "targets": tuple(given["targets"])}
+        return cls(**{**given, **parts})
+
 
 @dataclass(frozen=True, slots=True)
 class Alert:
@@ -91,24 +97,50 @@ class Alert:
     Attributes:
         since_ms: start of the first window, without interruption, in which the condition held. For `no_answer_for` the
             wall time of the last answer.
+        through_ms: end of the last one of these windows.
         fired_at_ms: wall time at which it began to fire; None: it is pending.
-        details: what the last answer says: ``value``, ``lower``, ``upper``, ``window``, ``revision``, …
+        details: what the last answer says: ``condition``, values with bounds, ``window``, ``revision``, …
     """
 
     rule: str
     labels: Labels
     since_ms: int
+    through_ms: int
     fired_at_ms: int | None
     details: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor; `labels` is a list in JSON."""
+        return {
+            "rule": self.rule,
+            "labels": self.labels,
+            "since_ms": self.since_ms,
+            "through_ms": self.through_ms,
+            "fired_at_ms": self.fired_at_ms,
+            "details": dict(self.details),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """An alert that begins to fire, or no longer fires."""
+    """An alert that begins to fire, or no longer fires.
+
+    Attributes:
+        rule: as it was when the alert began to fire.
+    """
 
     alert: Alert
     status: Literal["firing", "resolved"]
     at_ms: int
+    rule: AlertRule
+
+
+class Window(NamedTuple):
+    """The newest window of a rule, in its order."""
+
+    version: int
+    start_ms: int
+    end_ms: int
 
 
 class AlertBook:
@@ -116,22 +148,31 @@ class AlertBook:
 
     Args:
         rules: their names are unique.
-        state: what `to_json` has returned; rules that are gone lose their alerts without a transition.
+        state: what `to_json` has returned.
+        now_ms: wall time.
+
+    Attributes:
+        problems: why rules are not evaluated, or only in part, by name.
+        dropped: alerts of `state` that fired and whose rules have changed or are gone.
     """
 
-    def __init__(self, rules: Sequence[AlertRule], state: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, rules: Sequence[AlertRule], state: Mapping[str, Any] | None = None, now_ms: int = 0) -> None:
         self._rules = {rule.name: rule for rule in rules}
-        self._alerts: dict[tuple[str, Labels], Alert] = {}
-        self._windows: dict[str, int] = {}
-        self._heard_ms: dict[str, int] = {}
+        self._alerts: dict[str, dict[Labels, Alert]] = {name: {} for name in self._rules}
         self.problems: dict[str, str] = {}
+        self.dropped: list[Transition] = []
         given = state or {}
+        before = {name: AlertRule.from_json(rule) for name, rule in given.get("rules", {}).items()}
+        kept = {name for name, rule in before.items() if self._rules.get(name) == rule}
         for entry in given.get("alerts", ()):
             alert = Alert(**{**entry, "labels": tuple((n, v) for n, v in entry["labels"])})
-            if alert.rule in self._rules:
-                self._alerts[alert.rule, alert.labels] = alert
-        self._windows = {name: start for name, start in given.get("windows", {}).items() if name in self._rules}
-        self._heard_ms = dict(given.get("heard_ms", {}))
+            if alert.rule in kept:
+                self._alerts[alert.rule][alert.labels] = alert
+            elif alert.fired_at_ms is not None:
+                alert = replace(alert, details={**alert.details, "condition": Outcome.RULE_CHANGED})
+                self.dropped.append(Transition(alert, "resolved", now_ms, before[alert.rule]))
+        self._windows = {name: Window(*w) for name, w in given.get("windows", {}).items() if name in kept}
+        self._heard_ms = {name: at_ms for name, at_ms in given.get("heard_ms", {}).items() if name in kept}
 
     @property
     def rules(self) -> Mapping[str, AlertRule]:
@@ -140,12 +181,22 @@ class AlertBook:
     @property
     def alerts(self) -> list[Alert]:
         """All alerts, pending and firing, by rule and labels."""
-        return [self._alerts[key] for key in sorted(self._alerts)]
+        return [alerts[labels] for _, alerts in sorted(self._alerts.items()) for labels in sorted(alerts)]
+
+    def alerts_of(self, rule: str) -> Collection[Alert]:
+        """The alerts of one rule."""
+        return self._alerts[rule].values()
+
+    @property
+    def windows(self) -> Mapping[str, Window]:
+        """The newest window that each rule was evaluated on; no entry: none yet."""
+        return self._windows
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state, for the constructor."""
         return {
-            "alerts": [asdict(alert) for alert in self.alerts],
+            "rules": {name: rule.to_json() for name, rule in self._rules.items()},
+            "alerts": [alert.to_json() for alert in self.alerts],
             "windows": self._windows,
             "heard_ms": self._heard_ms,
         }
@@ -158,169 +209,211 @@ class AlertBook:
             query = by_name.get(rule.query)
             if query is None:
                 self.problems[rule.name] = f"query {rule.query} is not registered"
-            elif rule.condition is not None:
+            elif rule.condition is not None and query.is_typed:
                 try:
-                    rule.condition.matching(query.schema.empty_table(), query.spec.measures)
+                    rule.condition.verdicts(query.schema.empty_table(), query.spec.measures)
                 except (InvalidQuery, InvalidRequest) as exc:
                     self.problems[rule.name] = exc.message
 
     def answer(self, answer: SinkAnswer, measures: Sequence[Measure], now_ms: int) -> list[Transition]:
-        """Evaluates the newest revision of a window. Windows before the last evaluated one change nothing."""
-        self._heard_ms[answer.query.name] = max(now_ms, self._heard_ms.get(answer.query.name, now_ms))
+        """Evaluates the newest revision of a window.
+
+        An earlier window than the newest one raises no alert. It may prolong or interrupt the time that an alert holds.
+        """
         if answer.window_end_ms <= answer.window_start_ms:
             return []
         transitions: list[Transition] = []
         for rule in self._rules.values():
             if rule.query != answer.query.name or answer.phase.rank < rule.min_phase.rank:
                 continue
-            if rule.no_answer_ms is not None or answer.window_start_ms < self._windows.get(rule.name, -(1 << 63)):
+            heard_ms = self._heard_ms.get(rule.name, answer.answered_at_ms)
+            self._heard_ms[rule.name] = max(answer.answered_at_ms, heard_ms)
+            if rule.no_answer_ms is not None:
                 continue
-            self._windows[rule.name] = answer.window_start_ms
+            window = Window(answer.query.version, answer.window_start_ms, answer.window_end_ms)
+            newest = self._windows.get(rule.name, window)
+            is_newest = window[:2] >= newest[:2]
+            if not is_newest and not self._alerts[rule.name]:
+                continue
+            self._windows[rule.name] = window if is_newest else newest
+            self.problems.pop(rule.name, None)
             try:
-                active = self._active(rule, answer, measures)
+                for labels, outcome, details in self._outcomes(rule, answer, measures, raises=is_newest):
+                    transitions += self._apply(rule, labels, outcome, details, answer, now_ms)
             except (InvalidQuery, InvalidRequest) as exc:  # it costs only this rule
                 self.problems[rule.name] = exc.message
-                continue
-            transitions += self._apply(rule, active, answer, now_ms)
         return transitions
 
     def tick(self, now_ms: int) -> list[Transition]:
-        """Evaluates rules about answers that do not come."""
+        """Evaluates rules about answers that do not come. Called only when all answers that are there were given."""
         transitions: list[Transition] = []
         for rule in self._rules.values():
             if rule.no_answer_ms is None:
                 continue
-            heard_ms = self._heard_ms.setdefault(rule.query, now_ms)
-            silence_ms, key = now_ms - heard_ms, (rule.name, ())
-            if silence_ms >= rule.no_answer_ms:
-                if key not in self._alerts:
-                    details = {"last_answer": rfc3339(heard_ms), "silence_ms": silence_ms}
-                    self._alerts[key] = Alert(rule.name, (), heard_ms, now_ms, details)
-                    transitions.append(Transition(self._alerts[key], "firing", now_ms))
-            elif (alert := self._alerts.pop(key, None)) is not None:
-                transitions.append(Transition(alert, "resolved", now_ms))
+            heard_ms, alerts = self._heard_ms.setdefault(rule.name, now_ms), self._alerts[rule.name]
+            silence_ms, alert = now_ms - heard_ms, alerts.get(())
+            if silence_ms >= rule.no_answer_ms and alert is None:
+                details = {"condition": Outcome.HOLDS, "last_answer": rfc3339(heard_ms), "silence_ms": silence_ms}
+                alerts[()] = Alert(rule.name, (), heard_ms, now_ms, now_ms, details)
+                transitions.append(Transition(alerts[()], "firing", now_ms, rule))
+            elif silence_ms < rule.no_answer_ms and alert is not None:
+                del alerts[()]
+                alert = replace(alert, details={**alert.details, "condition": Outcome.FAILS})
+                transitions.append(Transition(alert, "resolved", now_ms, rule))
         return transitions
 
-    def _active(self, rule: AlertRule, answer: SinkAnswer, measures: Sequence[Measure]) -> dict[Labels, dict[str, Any]]:
-        """Returns the labels of alerts whose condition holds, with details."""
-        quality, contract = answer.statement["quality"], answer.statement["contract"]
-        if rule.is_contract:
-            codes = sorted({violation["code"] for violation in contract["violations"]})
-            messages = [violation["message"] for violation in contract["violations"]]
-            return {} if contract["met"] else {(): {"codes": codes, "messages": messages[:5]}}
-        if rule.completeness_below is not None:
-            ratio = quality["completeness"]["ratio"]
-            return {(): {"value": ratio}} if ratio < rule.completeness_below else {}
-        if rule.is_edge:
-            return {(("edge", edge),): {} for edge in quality["completeness"]["missing"][:MAX_ALERTS]}
-        assert rule.condition is not None
-        matching, intervals = rule.condition.matching(answer.rows, measures)
-        names = [n for n in column_names(parse_sql(rule.condition.text, "")) if n in intervals]
-        shown = {name: intervals[name] for name in dict.fromkeys(names)}
-        rows = np.flatnonzero(matching)
-        if len(rows) > MAX_ALERTS:
-            self.problems[rule.name] = f"the condition holds for {len(rows)} groups; alerts are about {MAX_ALERTS}"
-            rows = rows[:MAX_ALERTS]
-        groups = {name: answer.rows.column(name) for name in _groups(answer)}
-        result = {}
-        for row in rows.tolist():
-            labels = tuple((name, _label(column[row].as_py())) for name, column in groups.items())
-            result[labels] = {name: _shown(estimates, row) for name, estimates in shown.items()}
-        return result
+    def _outcomes(
+        self, rule: AlertRule, answer: SinkAnswer, measures: Sequence[Measure], *, raises: bool
+    ) -> Iterator[tuple[Labels, Outcome, Mapping[str, Any]]]:
+        """Yields what an answer says about each alert of a rule, and, with `raises`, about alerts that it begins."""
+        known = list(self._alerts[rule.name])
+        if rule.condition is None:
+            active = _stated(rule, answer)
+            yield from ((labels, Outcome.FAILS, {}) for labels in known if labels not in active)
+            yield from ((labels, Outcome.HOLDS, details) for labels, details in active.items())
+            return
+        verdicts = rule.condition.verdicts(answer.rows, measures)
+        read = [n for n in column_names(rule.condition.parsed()) if n in verdicts.intervals]
+        shown = {name: verdicts.intervals[name] for name in read}
+        rows = _rows_of(known, answer)
+        for labels in known:
+            row = rows.get(labels)
+            details = {} if row is None else _values(shown, row)
+            yield labels, _outcome(verdicts, shown, row, answer), details
+        if raises:
+            yield from self._begun(rule, verdicts.holds, rows, shown, answer)
+
+    def _begun(
+        self,
+        rule: AlertRule,
+        holds: BoolArray,
+        known: Mapping[Labels, int],
+        shown: Mapping[str, Estimates],
+        answer: SinkAnswer,
+    ) -> Iterator[tuple[Labels, Outcome, Mapping[str, Any]]]:
+        new = np.setdiff1d(np.flatnonzero(holds), list(known.values()))
+        room = max(0, MAX_ALERTS - len(known))
+        if len(new) > room:
+            total = len(new) + len(known)
+            self.problems[rule.name] = f"there are {total} alerts, and at most {MAX_ALERTS} are kept"
+        for row, labels in zip(new[:room].tolist(), _labels(answer, new[:room]), strict=True):
+            yield labels, Outcome.HOLDS, _values(shown, row)
 
     def _apply(
-        self, rule: AlertRule, active: Mapping[Labels, dict[str, Any]], answer: SinkAnswer, now_ms: int
+        self,
+        rule: AlertRule,
+        labels: Labels,
+        outcome: Outcome,
+        details: Mapping[str, Any],
+        answer: SinkAnswer,
+        now_ms: int,
     ) -> list[Transition]:
-        transitions: list[Transition] = []
-        window = {"start": rfc3339(answer.window_start_ms), "end": rfc3339(answer.window_end_ms)}
-        stated = {"window": window, "phase": answer.phase.value, "revision": answer.revision}
-        for labels, values in active.items():
-            before = self._alerts.get((rule.name, labels))
-            alert = before or Alert(rule.name, labels, answer.window_start_ms, None, {})
-            alert = replace(alert, details={**values, **stated})
-            if alert.fired_at_ms is None and answer.window_end_ms - alert.since_ms >= rule.for_ms:
-                alert = replace(alert, fired_at_ms=now_ms)
-                transitions.append(Transition(alert, "firing", now_ms))
-            self._alerts[rule.name, labels] = alert
-        for key in [key for key in self._alerts if key[0] == rule.name and key[1] not in active]:
-            alert = self._alerts.pop(key)
-            if alert.fired_at_ms is not None:
-                transitions.append(Transition(replace(alert, details={**alert.details, **stated}), "resolved", now_ms))
-        return transitions
+        """Changes one alert. Returns what its readers must know."""
+        alerts, newest = self._alerts[rule.name], self._windows[rule.name]
+        start_ms, end_ms = answer.window_start_ms, answer.window_end_ms
+        is_newest = (answer.query.version, start_ms) == newest[:2]
+        before = alerts.get(labels)
+        if before is None:
+            if not is_newest:
+                return []
+            before = Alert(rule.name, labels, start_ms, start_ms, None, {})
+        after = _held(before, outcome, start_ms, end_ms) if is_newest else _mended(before, outcome, answer, newest)
+        if is_newest:
+            window = {"start": rfc3339(start_ms), "end": rfc3339(end_ms)}
+            stated = {"window": window, "phase": answer.phase.value, "revision": answer.revision}
+            after = replace(after, details={"condition": outcome, **details, **stated})
+        held_ms = after.through_ms - after.since_ms
+        fires = before.fired_at_ms is not None
+        if is_newest and outcome in (Outcome.FAILS, Outcome.NO_VALUE):
+            alerts.pop(labels, None)
+            return [Transition(after, "resolved", now_ms, rule)] if fires else []
+        if fires and held_ms < rule.for_ms and after.since_ms != before.since_ms and not is_newest:
+            alerts[labels] = replace(after, fired_at_ms=None)
+            return [
+                Transition(replace(after, details={**after.details, "condition": outcome}), "resolved", now_ms, rule)
+            ]
+        if not fires and held_ms <= 0:
+            alerts.pop(labels, None)
+            return []
+        if not fires and held_ms >= rule.for_ms and after.through_ms >= newest.end_ms:
+            alerts[labels] = replace(after, fired_at_ms=now_ms)
+            return [Transition(alerts[labels], "firing", now_ms, rule)]
+        alerts[labels] = after
+        return []
 
 
-def _intervals(rows: pa.Table) -> dict[str, Estimates]:
-    """Returns the numbers that have bounds, by the name of their column."""
-    names = set(rows.column_names)
-    result = {}
-    for name in rows.column_names:
-        if f"{name}_lower" in names and f"{name}_upper" in names:
-            value, lower, upper = (_numbers(rows.column(n)) for n in (name, f"{name}_lower", f"{name}_upper"))
-            result[name] = Estimates(value, lower, upper)
-    return result
+def _held(alert: Alert, outcome: Outcome, start_ms: int, end_ms: int) -> Alert:
+    """Returns an alert with the time that its condition holds, after an answer to the newest window."""
+    if outcome is Outcome.HOLDS:
+        since_ms = alert.since_ms if alert.since_ms <= start_ms <= alert.through_ms else start_ms
+        return replace(alert, since_ms=since_ms, through_ms=end_ms)
+    if alert.through_ms < start_ms and alert.fired_at_ms is None:  # it has missed a whole window
+        return replace(alert, through_ms=alert.since_ms)
+    return replace(alert, through_ms=max(alert.since_ms, min(alert.through_ms, start_ms)))
 
 
-def _numbers(column: pa.ChunkedArray) -> Any:
-    floats = pc.cast(column, pa.float64(), safe=False)
-    return pc.fill_null(floats, float("nan")).to_numpy()
+def _mended(alert: Alert, outcome: Outcome, answer: SinkAnswer, newest: Window) -> Alert:
+    """Returns an alert with the time that its condition holds, after an answer to an earlier window."""
+    start_ms, end_ms = answer.window_start_ms, answer.window_end_ms
+    if outcome is Outcome.HOLDS:
+        return replace(alert, since_ms=start_ms) if start_ms < alert.since_ms <= end_ms else alert
+    is_inside = alert.since_ms <= start_ms < alert.through_ms
+    if not is_inside or (outcome is Outcome.UNKNOWN and alert.fired_at_ms is not None):
+        return alert
+    since_ms = min(end_ms, newest.start_ms)
+    return replace(alert, since_ms=since_ms, through_ms=max(since_ms, alert.through_ms))
 
 
-def _holds(
-    tree: exp.Expression,
-    rows: pa.Table,
-    intervals: Mapping[str, Estimates],
-    measures: Sequence[Measure],
-    certainly: bool,
-) -> BoolArray:
-    """Returns which rows satisfy a condition, for all values within the intervals, or for one."""
-    if isinstance(tree, exp.Paren):
-        return _holds(tree.this, rows, intervals, measures, certainly)
-    if isinstance(tree, exp.Not):  # what is not possible is certainly not so
-        return ~_holds(tree.this, rows, intervals, measures, not certainly)
-    if isinstance(tree, exp.And | exp.Or):
-        left, right = (_holds(side, rows, intervals, measures, certainly) for side in (tree.left, tree.right))
-        return left & right if isinstance(tree, exp.And) else left | right
-    read = column_names(tree)
-    if isinstance(tree, COMPARISONS) and (direct := _from_number(tree, intervals)) is not None:
-        return _compares(tree, direct, certainly)
-    if isinstance(tree, COMPARISONS) and any(name in intervals for name in read):
-        difference = f"({tree.left.sql()}) - ({tree.right.sql()})"
-        return _compares(tree, ComputedValue("condition", difference).estimates(intervals, measures), certainly)
-    columns = {name: rows.column(name).combine_chunks() for name in rows.column_names}
-    condition = bind_condition(tree, {name: column.type for name, column in columns.items()}, "condition")
-    batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
-    plain: BoolArray = pc.fill_null(condition.array(batch), False).to_numpy(zero_copy_only=False)
-    return plain
+def _outcome(verdicts: Verdicts, read: Mapping[str, Estimates], row: int | None, answer: SinkAnswer) -> Outcome:
+    if row is not None and verdicts.holds[row]:
+        return Outcome.HOLDS
+    if row is not None and verdicts.fails[row]:
+        return Outcome.FAILS
+    has_value = row is not None and bool(read) and not any(np.isnan(e.value[row]) for e in read.values())
+    return Outcome.UNKNOWN if has_value or _lacks_records(answer) else Outcome.NO_VALUE
 
 
-def _from_number(tree: exp.Expression, intervals: Mapping[str, Estimates]) -> Estimates | None:
-    """Returns the difference of a column and a number, whose sign is exact; None: it is another comparison."""
-    column, number = tree.left.unnest(), tree.right.unnest()
-    literal = number.this if isinstance(number, exp.Neg) else number
-    if not (isinstance(column, exp.Column) and isinstance(literal, exp.Literal) and not literal.is_string):
-        return None
-    estimates = intervals.get(column.name)
-    if estimates is None:
-        return None
-    constant = -float(literal.name) if isinstance(number, exp.Neg) else float(literal.name)
-    return Estimates(estimates.value - constant, estimates.lower - constant, estimates.upper - constant)
+def _lacks_records(answer: SinkAnswer) -> bool:
+    """Returns whether a group that an answer does not have may have records."""
+    completeness, violations = answer.statement["quality"]["completeness"], answer.statement["contract"]["violations"]
+    is_doubtful = is_incomplete(completeness) or may_count_twice(completeness)
+    return is_doubtful or any(violation["code"] == "unreadable-data" for violation in violations)
 
 
-def _compares(tree: exp.Expression, difference: Estimates, certainly: bool) -> BoolArray:
-    """Compares a difference with 0. A row without a value satisfies nothing."""
-    is_known = ~np.isnan(difference.value)
-    lower = np.where(np.isnan(difference.lower), -np.inf, difference.lower)
-    upper = np.where(np.isnan(difference.upper), np.inf, difference.upper)
-    if isinstance(tree, exp.LT | exp.LTE):
-        lower, upper = -upper, -lower
-    if isinstance(tree, exp.GT | exp.LT):
-        result = lower > 0 if certainly else upper > 0
-    elif isinstance(tree, exp.GTE | exp.LTE):
-        result = lower >= 0 if certainly else upper >= 0
-    else:
-        is_equal = (lower == 0) & (upper == 0) if certainly == isinstance(tree, exp.EQ) else (lower <= 0) & (upper >= 0)
-        result = is_equal if isinstance(tree, exp.EQ) else ~is_equal
-    return np.asarray(result & is_known, bool)
+def _stated(rule: AlertRule, answer: SinkAnswer) -> dict[Labels, dict[str, Any]]:
+    """Returns the alerts whose condition about the answer as a whole holds, with details."""
+    completeness, contract = answer.statement["quality"]["completeness"], answer.statement["contract"]
+    if rule.is_contract:
+        codes = sorted({violation["code"] for violation in contract["violations"]})
+        messages = [violation["message"] for violation in contract["violations"]]
+        return {} if contract["met"] else {(): {"codes": codes, "messages": messages[:5]}}
+    if rule.completeness_below is not None:
+        ratio = completeness["ratio"]
+        return {(): {"value": ratio}} if ratio < rule.completeness_below else {}
+    return {(("edge", edge),): {} for edge in completeness["missing"][:MAX_ALERTS]}
+
+
+def _rows_of(known: Collection[Labels], answer: SinkAnswer) -> dict[Labels, int]:
+    """Returns the rows of alerts that are there, as far as the answer has them."""
+    if not known:
+        return {}
+    is_candidate: BoolArray = np.ones(answer.rows.num_rows, bool)
+    for at, name in enumerate(_groups(answer)):
+        column = answer.rows.column(name)
+        if pa.types.is_string(column.type) or pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+            texts = pc.fill_null(pc.cast(column, pa.string()), "null")
+            values = pa.array({labels[at][1] for labels in known if len(labels) > at}, pa.string())
+            is_candidate &= pc.is_in(texts, value_set=values).to_numpy()
+    rows = np.flatnonzero(is_candidate)
+    found = dict(zip(_labels(answer, rows), rows.tolist(), strict=True))
+    return {labels: found[labels] for labels in known if labels in found}
+
+
+def _labels(answer: SinkAnswer, rows: Any) -> list[Labels]:
+    """Returns the labels of the groups of rows."""
+    names = _groups(answer)
+    columns = [map(_label, answer.rows.column(name).take(pa.array(rows, pa.int64())).to_pylist()) for name in names]
+    return [tuple(zip(names, values, strict=True)) for values in zip(*columns, strict=True)] or [()] * len(rows)
 
 
 def _groups(answer: SinkAnswer) -> list[str]:
@@ -331,6 +424,9 @@ def _label(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _shown(estimates: Estimates, row: int) -> dict[str, float | None]:
-    each = {"value": estimates.value[row], "lower": estimates.lower[row], "upper": estimates.upper[row]}
-    return {name: float(number) if np.isfinite(number) else None for name, number in each.items()}
+def _values(shown: Mapping[str, Estimates], row: int) -> dict[str, dict[str, float | None]]:
+    result = {}
+    for name, estimates in shown.items():
+        each = {"value": estimates.value[row], "lower": estimates.lower[row], "upper": estimates.upper[row]}
+        result[name] = {part: float(number) if np.isfinite(number) else None for part, number in each.items()}
+    return result

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import smtplib
 import ssl
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from email.message import EmailMessage
-from typing import Any, Literal, Protocol, Self
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, Self
 
 import httpx
 from pydantic import Field, SecretStr, model_validator
@@ -18,15 +22,29 @@ from edgewater.model.errors import EdgewaterError
 from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import RemoteAddress, Secret, Section, refusal, split_address
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 10.0
+"""For each step of an exchange with a target."""
 ENDS_AFTER_MS = 300_000
 """Alertmanager resolves an alert by itself if it has not heard of it for so long."""
 
 
+REFUSING = frozenset({400, 413, 415, 422})
+"""Status codes of a server that will not accept the same request later."""
+ADDRESS = r"^[^\s@,<>]+@[^\s@,<>]+$"
+
+
 class DeliveryFailed(EdgewaterError):
-    """A target has not accepted a notice. The message says why."""
+    """A target has not accepted a notice. The message says why.
+
+    Attributes:
+        is_final: the target will not accept the notice later.
+    """
 
     code = "delivery-failed"
+
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
 
 
 class WebhookSection(Section):
@@ -38,6 +56,8 @@ class WebhookSection(Section):
     """Key of the signature in ``Edgewater-Signature: t=…,sha256=…``: HMAC-SHA256 of time, dot and body."""
     headers: dict[str, Secret] = {}
     """Further headers, such as ``Authorization``."""
+    ca: Path | None = None
+    """Certificates (PEM) that sign the server's. Unset: those of the system."""
 
 
 class AlertmanagerSection(Section):
@@ -47,6 +67,8 @@ class AlertmanagerSection(Section):
     """``http://127.0.0.1:9093``, with the prefix of its routes if it has one."""
     token: Secret | None = None
     """A bearer token."""
+    ca: Path | None = None
+    """Certificates (PEM) that sign the server's. Unset: those of the system."""
 
 
 class EmailSection(Section):
@@ -54,9 +76,9 @@ class EmailSection(Section):
 
     server: RemoteAddress
     """``mail.example.com:587``."""
-    sender: str = Field(min_length=3)
+    sender: str = Field(pattern=ADDRESS)
     """The address of the sender."""
-    to: list[str] = Field(min_length=1)
+    to: list[Annotated[str, Field(pattern=ADDRESS)]] = Field(min_length=1)
     """The addresses of the receivers."""
     tls: Literal["starttls", "tls", "none"] = "starttls"
     """How the connection is encrypted. `none` sends a password as it is."""
@@ -64,6 +86,14 @@ class EmailSection(Section):
     """Name of the login. Unset: no login."""
     password: Secret | None = None
     """Password of the login."""
+    ca: Path | None = None
+    """Certificates (PEM) that sign the server's. Unset: those of the system."""
+
+    @model_validator(mode="after")
+    def _login(self) -> Self:
+        if (self.username is None) != (self.password is None):
+            raise refusal("username and password, or neither")
+        return self
 
 
 class TargetSection(Section):
@@ -93,13 +123,16 @@ class TargetSection(Section):
 
 
 class Target(Protocol):
-    """Delivers notices. Each method blocks for a few seconds at most. Raises DeliveryFailed."""
+    """Delivers notices. Each method blocks until the system has replied. Raises DeliveryFailed.
+
+    A method may raise anything else, which is as good as a DeliveryFailed that is not final.
+    """
 
     repeats: bool
     """Whether firing alerts are sent again and again (`resend`)."""
 
     def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
-        """Delivers a notice of `alerts.notice_of`."""
+        """Delivers a notice of `AlertSink`."""
 
     def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
         """States the alerts that fire."""
@@ -111,7 +144,7 @@ class Webhook:
     repeats = False
 
     def __init__(self, section: WebhookSection) -> None:
-        self._section = section
+        self._section, self._server = section, _Server(section.ca)
 
     def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
         """See `Target`."""
@@ -120,7 +153,7 @@ class Webhook:
         headers |= {"Content-Type": "application/json", "Idempotency-Key": str(notice["id"])}
         if self._section.key is not None:
             headers["Edgewater-Signature"] = signature(self._section.key, now_ms // 1000, body)
-        _post(self._section.url.get_secret_value(), body, headers)
+        self._server.post(self._section.url.get_secret_value(), body, headers)
 
     def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
         """See `Target`."""
@@ -138,7 +171,7 @@ class Alertmanager:
     repeats = True
 
     def __init__(self, section: AlertmanagerSection) -> None:
-        self._section = section
+        self._section, self._server = section, _Server(section.ca)
 
     def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
         """See `Target`."""
@@ -148,7 +181,7 @@ class Alertmanager:
         """See `Target`. An Alertmanager resolves alerts that it has not heard of for `ENDS_AFTER_MS`."""
         body = [
             {
-                "labels": alert["labels"],
+                "labels": {label_name(name): value for name, value in alert["labels"].items()},
                 "annotations": alert["annotations"],
                 "startsAt": alert["starts_at"],
                 "endsAt": alert["ends_at"] or rfc3339(now_ms + ENDS_AFTER_MS),
@@ -159,7 +192,13 @@ class Alertmanager:
         headers = {"Content-Type": "application/json"}
         if token is not None:
             headers["Authorization"] = f"Bearer {token.get_secret_value()}"
-        _post(f"{self._section.url.rstrip('/')}/api/v2/alerts", json.dumps(body).encode(), headers)
+        url = f"{self._section.url.rstrip('/')}/api/v2/alerts"
+        self._server.post(url, json.dumps(body).encode(), headers)
+
+
+def label_name(name: str) -> str:
+    """Returns a name that Prometheus accepts as the name of a label."""
+    return re.sub(r"[^a-zA-Z0-9_]|^(?=[0-9])", "_", name)
 
 
 class Email:
@@ -175,23 +214,30 @@ class Email:
         section, message = self._section, EmailMessage()
         message["Subject"] = _one_line(notice["title"])
         message["From"], message["To"] = section.sender, ", ".join(section.to)
+        message["Date"] = format_datetime(datetime.fromtimestamp(now_ms / 1000, UTC))
         message["Message-ID"] = f"<{notice['id']}@edgewater>"
         message.set_content("\n".join([notice["title"], "", *map(_paragraph, notice["alerts"])]))
-        host, port = split_address(section.server)
-        context = ssl.create_default_context()
+        context = _trusted(section.ca)
         try:
-            if section.tls == "tls":
-                connection: smtplib.SMTP = smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=context)
-            else:
-                connection = smtplib.SMTP(host, port, timeout=TIMEOUT_S)
-            with connection as server:
+            with self._connected(context) as server:
                 if section.tls == "starttls":
                     server.starttls(context=context)
                 if section.username is not None and section.password is not None:
                     server.login(section.username, section.password.get_secret_value())
-                server.send_message(message)
+                refused = server.send_message(message)
+        except smtplib.SMTPDataError as exc:
+            raise DeliveryFailed(f"{section.server}: {exc}", is_final=exc.smtp_code >= 500) from exc
         except (OSError, smtplib.SMTPException) as exc:
             raise DeliveryFailed(f"{section.server}: {exc}") from exc
+        if refused:
+            whom = ", ".join(f"{address} ({code} {reply!r})" for address, (code, reply) in refused.items())
+            raise DeliveryFailed(f"{section.server}: refused for {whom}; the others have the mail", is_final=True)
+
+    def _connected(self, context: ssl.SSLContext) -> smtplib.SMTP:
+        host, port = split_address(self._section.server)
+        if self._section.tls == "tls":
+            return smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=context)
+        return smtplib.SMTP(host, port, timeout=TIMEOUT_S)
 
     def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
         """See `Target`."""
@@ -207,11 +253,31 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
-    host = httpx.URL(url).host if url.startswith("http") else "the URL"
+class _Server:
+    """Posts requests. Keeps the certificates that it trusts, which take 30 ms to read."""
+
+    def __init__(self, ca: Path | None) -> None:
+        self._ca = ca
+        self._context: ssl.SSLContext | None = None
+
+    def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
+        """Raises DeliveryFailed, which names the host and nothing else of the URL."""
+        if self._context is None:
+            self._context = _trusted(self._ca)
+        host = "the URL"
+        try:
+            host = httpx.URL(url).host or host
+            reply = httpx.post(url, content=body, headers=dict(headers), timeout=TIMEOUT_S, verify=self._context)
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise DeliveryFailed(f"{host}: {exc or type(exc).__name__}") from exc
+        if reply.is_error or reply.is_redirect:
+            reason = f"{host}: HTTP {reply.status_code} {reply.text[:200]}"
+            raise DeliveryFailed(reason, is_final=reply.status_code in REFUSING)
+
+
+def _trusted(ca: Path | None) -> ssl.SSLContext:
+    """Returns a context that verifies servers. Raises DeliveryFailed: the file cannot be read."""
     try:
-        reply = httpx.post(url, content=body, headers=dict(headers), timeout=TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        raise DeliveryFailed(f"{host}: {exc or type(exc).__name__}") from exc
-    if reply.is_error or reply.is_redirect:
-        raise DeliveryFailed(f"{host}: HTTP {reply.status_code} {reply.text[:200]}")
+        return ssl.create_default_context(cafile=ca)
+    except OSError as exc:  # also ssl.SSLError
+        raise DeliveryFailed(f"ca {ca}: {exc}") from exc

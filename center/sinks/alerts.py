@@ -8,34 +8,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from center.ledger import Phase
 from center.serving.computed import ComputedValue
-from center.sinks.alert_rules import Alert, AlertBook, AlertRule, Condition, Transition
-from center.sinks.alert_targets import DeliveryFailed, Target, TargetSection
+from center.sinks.alert_conditions import Condition
+from center.sinks.alert_delivery import Outbox
+from center.sinks.alert_rules import Alert, AlertBook, AlertRule, Transition
+from center.sinks.alert_states import RULES, SHOWN, TARGETS
+from center.sinks.alert_targets import Target, TargetSection
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
-from edgewater.model.errors import InvalidInput
+from edgewater.model.errors import EdgewaterError, InvalidInput
 from edgewater.model.syntax import parse_sql
 from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import Duration, Section, refusal
 from edgewater.wire import QueryRef
 
-RESEND_MS = 60_000
-FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 60_000
-MAX_WAITING = 1_000
-"""Notices that wait for one target. Beyond it the oldest is dropped, and the status says so."""
 MAX_ALERTS_IN_NOTICE = 500
+CLOSE_S = 1.0
 NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,99}$"
 
-SHOWN = "alerts"
-"""Key of the state: the alerts as the API states them."""
-
-log = logging.getLogger(__name__)
+LABEL = r"^[a-zA-Z_][a-zA-Z0-9_]{0,99}$"
+ALERTNAME, QUERY = "alertname", "query"
+"""Labels of each alert. A group of such a name is ``group_query``."""
 
 
 class RuleSection(Section):
@@ -62,9 +62,10 @@ class RuleSection(Section):
     """Fires if no answer to the query has come for so long."""
     for_: Duration = Field(default=0, alias="for")
     """Event time for which the condition must hold in all windows."""
-    phase: Phase = Phase.COMPLETE
-    """The earliest phase of answers that are evaluated."""
-    labels: dict[str, str] = {}
+    phase: Phase | None = None
+    """The earliest phase of answers that are evaluated. Unset: `early` for `completeness_below`, `edge` and
+    `no_answer_for`, otherwise `complete`."""
+    labels: dict[Annotated[str, Field(pattern=LABEL)], str] = {}
     """Labels of each alert, such as `severity: page`."""
     summary: str = ""
     """A text for people."""
@@ -91,9 +92,11 @@ class RuleSection(Section):
             for name, expression in self.compute.items():
                 ComputedValue.parse(f"{name}: {expression}")
             condition = Condition(text, certainty, self.compute)
+        is_about_edges = self.completeness_below is not None or self.edge is not None or self.no_answer_for is not None
+        phase = self.phase or (Phase.EARLY if is_about_edges else Phase.COMPLETE)
         return AlertRule(
             self.alert, self.query, condition, self.contract is not None, self.completeness_below,
-            self.edge is not None, self.no_answer_for, self.for_, self.phase, self.labels, self.summary,
+            self.edge is not None, self.no_answer_for, self.for_, phase, self.labels, self.summary,
             tuple(self.targets),
         )  # fmt: skip
 
@@ -116,64 +119,83 @@ class AlertsConfig(Section):
             raise refusal(f"rules with the targets {', '.join(self.targets)}", f"a rule names {unknown[0]}")
         return self
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """The queries whose answers the rules are about."""
+        return frozenset(rule.query for rule in self.rules)
+
 
 class AlertSink:
     """Evaluates rules and delivers notices. See `center.sinks.base.Sink`."""
 
     def __init__(self, rules: Sequence[AlertRule], targets: Mapping[str, Target], context: SinkContext) -> None:
         self._rules, self._targets, self._context = rules, targets, context
-        self._book = AlertBook(rules)
+        self._book: AlertBook | None = None
+        self._outboxes: dict[str, Outbox] = {}
         self._measures: dict[QueryRef, Any] = {}
-        self._waiting: dict[str, list[dict[str, Any]]] = {}
         self._position = Position()
-        self._failures: dict[str, str] = {}
-        self._tries: dict[str, int] = {}
-        self._next_ms: dict[str, int] = {}
-        self._resent_ms = 0
 
     @property
     def problem(self) -> str:
         """Which rules cannot be evaluated, and which targets accept nothing."""
-        rules = [f"rule {name}: {reason}" for name, reason in sorted(self._book.problems.items())]
-        return "; ".join([*rules, *(f"target {n}: {reason}" for n, reason in sorted(self._failures.items()))])
+        rules = [f"rule {name}: {reason}" for name, reason in sorted(self._opened.problems.items())]
+        failing = [(n, box) for n, box in sorted(self._outboxes.items()) if box.problem]
+        targets = [f"target {n}: {box.problem}; notices that wait: {len(box.waiting)}" for n, box in failing]
+        return "; ".join([*rules, *targets])
 
     def open(self, queries: Sequence[SinkQuery]) -> Position | None:
         """See `Sink`."""
-        stored = self._memory.load()
-        state: dict[str, Any] = {} if stored is None else json.loads(stored[1])
-        self._book = AlertBook(self._rules, state.get("book"))
-        self._book.check(queries)
         self._measures = {query.ref: query.spec.measures for query in queries}
-        self._waiting = {
-            name: list(notices) for name, notices in state.get("waiting", {}).items() if name in self._targets
-        }
-        self._position = Position() if stored is None else stored[0]
-        return None if stored is None else stored[0]
+        if self._book is not None:  # the queries have changed
+            self._book.check(queries)
+            self._save()
+            return self._position
+        stored, now_ms = self._memory.load(), self._context.now_ms()
+        state: dict[str, Any] = {} if stored is None else json.loads(stored[1])
+        self._book = AlertBook(self._rules, state.get("book"), now_ms)
+        self._book.check(queries)
+        outboxes = state.get(TARGETS, {})
+        for name, target in self._targets.items():
+            self._outboxes[name] = Outbox.restored(f"{self._context.name}.{name}", target, outboxes.get(name, {}))
+        if stored is None:
+            return None
+        self._position = stored[0]
+        self._notify(self._book.dropped, now_ms)
+        self._save()
+        return self._position
 
     def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
         """See `Sink`."""
         now_ms, transitions = self._context.now_ms(), list[Transition]()
         for answer in answers:
-            transitions += self._book.answer(answer, self._measures[answer.query], now_ms)
+            transitions += self._opened.answer(answer, self._measures[answer.query], now_ms)
         self._notify(transitions, now_ms)
         self._position = position
         self._save()
 
-    def tick(self) -> None:
-        """Evaluates rules about silence, and delivers what waits."""
+    def tick(self, is_current: bool) -> None:
+        """Evaluates rules about silence if all answers were written, and delivers what waits."""
         now_ms = self._context.now_ms()
-        if transitions := self._book.tick(now_ms):
-            self._notify(transitions, now_ms)
+        transitions = self._opened.tick(now_ms) if is_current else []
+        self._notify(transitions, now_ms)
+        if transitions:
+            self._save()  # before the delivery, so that a repetition has the same id
+        changed = [box.step(now_ms, partial(self._firing, name)) for name, box in self._outboxes.items()]
+        if any(changed):
             self._save()
-        resends = now_ms - self._resent_ms >= RESEND_MS
-        if resends:
-            self._resent_ms = now_ms
-        for name, target in self._targets.items():
-            if now_ms >= self._next_ms.get(name, 0):
-                self._deliver(name, target, now_ms, resends)
 
     def close(self) -> None:
-        """See `Sink`."""
+        """See `Sink`. Waits a moment for deliveries, since those that are not confirmed are repeated."""
+        now_ms = self._context.now_ms()
+        finished = [box.finish(now_ms, CLOSE_S / len(self._outboxes)) for box in self._outboxes.values()]
+        if any(finished):
+            with suppress(EdgewaterError):  # another process runs the sink, or the database is gone: they are repeated
+                self._save()
+
+    @property
+    def _opened(self) -> AlertBook:
+        assert self._book is not None, "open is called first"
+        return self._book
 
     @property
     def _memory(self) -> SinkMemory:
@@ -181,84 +203,88 @@ class AlertSink:
         return self._context.memory
 
     def _save(self) -> None:
-        shown = [self._stated(a, "pending" if a.fired_at_ms is None else "firing", None) for a in self._book.alerts]
-        state = {"book": self._book.to_json(), "waiting": self._waiting, SHOWN: shown}
+        book = self._opened
+        rules = book.rules
+        state = {
+            "book": book.to_json(),
+            TARGETS: {name: box.to_json() for name, box in self._outboxes.items()},
+            SHOWN: [stated(rules[a.rule], a, "pending" if a.fired_at_ms is None else "firing") for a in book.alerts],
+            RULES: [_stated_rule(rule, book) for rule in rules.values()],
+        }
         self._memory.save(self._position, json.dumps(state, separators=(",", ":")))
 
-    def _deliver(self, name: str, target: Target, now_ms: int, resends: bool) -> None:
-        waiting = self._waiting.get(name, [])
-        try:
-            while waiting:
-                target.deliver(waiting[0], now_ms)
-                waiting.pop(0)
-                self._save()
-            if resends and target.repeats and (firing := self._firing(name)):
-                target.resend(firing, now_ms)
-        except DeliveryFailed as exc:
-            if name not in self._failures:
-                log.warning("sink %s, target %s: %s", self._context.name, name, exc.message)
-            self._tries[name] = tries = self._tries.get(name, 0) + 1
-            self._failures[name] = f"{exc.message}; notices that wait: {len(waiting)}"
-            self._next_ms[name] = now_ms + min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS << min(tries - 1, 10))
-        else:
-            self._failures.pop(name, None)
-            self._tries.pop(name, None)
-
     def _firing(self, target: str) -> list[dict[str, Any]]:
-        alerts = [a for a in self._book.alerts if a.fired_at_ms is not None and self._goes_to(a.rule, target)]
-        return [self._stated(alert, "firing", None) for alert in alerts]
+        rules = self._opened.rules
+        firing = [alert for alert in self._opened.alerts if alert.fired_at_ms is not None]
+        return [stated(rules[a.rule], a, "firing") for a in firing if self._goes_to(rules[a.rule], target)]
 
-    def _goes_to(self, rule: str, target: str) -> bool:
-        targets = self._book.rules[rule].targets
-        return not targets or target in targets
+    def _goes_to(self, rule: AlertRule, target: str) -> bool:
+        """Whether a target gets the notices of a rule. All targets get them if those of the rule are gone."""
+        return target in rule.targets or not any(name in self._outboxes for name in rule.targets)
 
     def _notify(self, transitions: Sequence[Transition], now_ms: int) -> None:
         """Adds a notice per rule to what waits for its targets."""
         by_rule: dict[str, list[Transition]] = {}
         for transition in transitions:
-            by_rule.setdefault(transition.alert.rule, []).append(transition)
-        for rule, each in by_rule.items():
+            by_rule.setdefault(transition.rule.name, []).append(transition)
+        for each in by_rule.values():
             for at in range(0, len(each), MAX_ALERTS_IN_NOTICE):
-                notice = self._notice(rule, each[at : at + MAX_ALERTS_IN_NOTICE], now_ms)
-                for target in self._targets:
-                    if self._goes_to(rule, target):
-                        waiting = self._waiting.setdefault(target, [])
-                        waiting.append(notice)
-                        if len(waiting) > MAX_WAITING:
-                            log.warning("sink %s, target %s: a notice is dropped", self._context.name, target)
-                            del waiting[0]
+                notice = self._notice(each[0].rule, each[at : at + MAX_ALERTS_IN_NOTICE], now_ms)
+                for name, box in self._outboxes.items():
+                    if self._goes_to(each[0].rule, name):
+                        box.add(notice)
 
-    def _notice(self, rule: str, transitions: Sequence[Transition], now_ms: int) -> dict[str, Any]:
-        alerts = [self._stated(t.alert, t.status, t.at_ms if t.status == "resolved" else None) for t in transitions]
+    def _notice(self, rule: AlertRule, transitions: Sequence[Transition], now_ms: int) -> dict[str, Any]:
+        alerts = [stated(rule, t.alert, t.status, t.at_ms if t.status == "resolved" else None) for t in transitions]
         firing = sum(alert["status"] == "firing" for alert in alerts)
-        identity = json.dumps([self._context.name, rule, now_ms, alerts], sort_keys=True)
-        summary = self._book.rules[rule].summary
+        identity = json.dumps([self._context.name, rule.name, now_ms, alerts], sort_keys=True)
+        title = f"{rule.name}: {firing} firing, {len(alerts) - firing} resolved"
         return {
             "id": hashlib.sha256(identity.encode()).hexdigest()[:32],
             "sink": self._context.name,
-            "rule": rule,
-            "query": self._book.rules[rule].query,
-            "title": f"{rule}: {firing} firing, {len(alerts) - firing} resolved" + (f" ({summary})" if summary else ""),
+            "rule": rule.name,
+            "query": rule.query,
+            "title": title + (f" ({rule.summary})" if rule.summary else ""),
             "at": rfc3339(now_ms),
             "alerts": alerts,
         }
 
-    def _stated(self, alert: Alert, status: str, ended_at_ms: int | None) -> dict[str, Any]:
-        return stated(self._book.rules[alert.rule], alert, status, ended_at_ms)
 
-
-def stated(rule: AlertRule, alert: Alert, status: str, ended_at_ms: int | None) -> dict[str, Any]:
+def stated(rule: AlertRule, alert: Alert, status: str, ended_at_ms: int | None = None) -> dict[str, Any]:
     """Returns an alert as notices and the API state it."""
     annotations = {"summary": rule.summary} if rule.summary else {}
     annotations |= {name: v if isinstance(v, str) else json.dumps(v) for name, v in alert.details.items()}
+    own = {ALERTNAME: rule.name, QUERY: rule.query}
+    groups = {f"group_{name}" if name in own else name: value for name, value in alert.labels}
     return {
         "status": status,
-        "labels": {"alertname": rule.name, "query": rule.query, **dict(alert.labels), **rule.labels},
+        "rule": rule.name,
+        "query": rule.query,
+        "labels": {**rule.labels, **groups, **own},
         "annotations": annotations,
         "since": rfc3339(alert.since_ms),
         "starts_at": None if alert.fired_at_ms is None else rfc3339(alert.fired_at_ms),
         "ends_at": None if ended_at_ms is None else rfc3339(ended_at_ms),
         "details": dict(alert.details),
+    }
+
+
+def _stated_rule(rule: AlertRule, book: AlertBook) -> dict[str, Any]:
+    """Returns a rule as the API states it."""
+    alerts, window = book.alerts_of(rule.name), book.windows.get(rule.name)
+    firing, problem = sum(alert.fired_at_ms is not None for alert in alerts), book.problems.get(rule.name)
+    return {
+        "rule": rule.name,
+        "query": rule.query,
+        "condition": rule.text,
+        "for_ms": rule.for_ms,
+        "phase": rule.min_phase.value,
+        "state": "failing" if problem else "firing" if firing else "pending" if alerts else "ok",
+        "problem": problem,
+        "firing": firing,
+        "pending": len(alerts) - firing,
+        "window": None if window is None else {"start": rfc3339(window.start_ms), "end": rfc3339(window.end_ms)},
+        "targets": list(rule.targets),
     }
 
 

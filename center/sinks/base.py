@@ -80,8 +80,9 @@ class SinkAnswer:
 class Sink(Protocol):
     """One system that answers are written to. One thread calls it.
 
-    A sink may have a method ``tick()``. It is called about ten times a second while the sink is open and not paused. A
-    sink may have a property ``problem``: a text while it works in part only.
+    A sink may have a method ``tick(is_current)``. It is called about ten times a second while the sink is open and not
+    paused; ``is_current`` says that the sink has all answers. A sink may have a property ``problem``: a text while it
+    works in part only.
 
     Any exception means that nothing was written. The sink is then closed, and opened again after a pause. The message
     of the exception is shown to readers of the sink's status, so it must not contain secrets.
@@ -147,7 +148,8 @@ class SinkKind(Protocol):
         config: the model of its options.
 
     A kind may have the attributes ``begin``, ``min_phase`` and ``batch_ms``: the defaults of these keys of its sinks.
-    No sink of the kind gets answers of an earlier phase than ``min_phase``.
+    No sink of the kind gets answers of an earlier phase than ``min_phase``. Its options may have an attribute
+    ``reads``: the names of the queries that the sink needs, which are the default of the key ``queries``.
     """
 
     name: str

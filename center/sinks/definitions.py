@@ -21,7 +21,8 @@ class CommonOptions(Section):
     """The keys of every sink, besides those of its kind."""
 
     queries: Literal["all"] | list[str] = Field(default="all", min_length=1)
-    """Names of the queries whose answers are written. `all`: every query, also one that is registered later."""
+    """Names of the queries whose answers are written. `all`: every query, also one that is registered later; of a sink
+    of the kind `alerts`, every query of its rules."""
     min_phase: Phase | None = None
     """Only windows whose newest answer has reached this phase. Unset: `final` for `parquet`, `delta` and `iceberg`,
     otherwise `early`."""
@@ -105,7 +106,11 @@ def read_definition(
     if only_references:
         own = {name: _checked_references(value, at, name, secrets_of(kind.config)) for name, value in own.items()}
     options = _validated(kind.config, own, at, {"environ": environ})
-    queries = None if shared.queries == "all" else frozenset(shared.queries)
+    needed: frozenset[str] | None = getattr(options, "reads", None)
+    queries = needed if shared.queries == "all" else frozenset(shared.queries)
+    if needed is not None and queries is not None and not needed <= queries:
+        accepted = f"`all`, or a list with {', '.join(sorted(needed))}"
+        raise InvalidConfig(f"{at}.queries", sorted(queries), accepted, "rules are about other queries")
     begin = shared.begin or getattr(kind, "begin", "beginning")
     least = Phase(getattr(kind, "min_phase", Phase.EARLY))
     min_phase = shared.min_phase or least

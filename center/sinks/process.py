@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from center.catalog import Catalog
 from center.results import AnswerReader
+from center.sinks.alert_states import AlertCollector
 from center.sinks.definitions import SinkDefinition, read_definition
 from center.sinks.runner import LOOK_MS, SinkRunner
 from center.sinks.store import SinkStore
@@ -51,6 +52,7 @@ class SinkProcess:
         self._refused: dict[str, str] = {}
         self.registry = CollectorRegistry()
         self.registry.register(SinkCollector(store, results, now_ms))
+        self.registry.register(AlertCollector(store))
 
     def run(self, stop: threading.Event) -> None:
         """Runs until `stop` is set; returns when all threads have ended."""

@@ -40,17 +40,34 @@ LATE_ANSWERS = 50
 """Final answers with late records that are read at once."""
 ALARM_FAILURES = 2
 """Failures in a row from which on there is an alarm. A connection that was lost once is none."""
+PARTIAL_MS = 60_000
+"""How long a sink may work in part only, such as an alert's target that accepts nothing, before there is an alarm."""
 MAX_REMEMBERED = 100_000
 MAX_REVISIONS = 20
 """Earlier revisions whose groups are compared with the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Query:
-    """A query as the runner uses it."""
+class ReadQuery:
+    """A query whose answers are read for a sink."""
 
     registered: RegisteredQuery
     of_sink: SinkQuery
+
+    def typed(self, catalog: Catalog) -> ReadQuery:
+        """Returns the query with the types of its answers, now that it has answers."""
+        return self if self.of_sink.is_typed else read_query(self.registered, catalog, has_answers=True)
+
+
+def read_query(query: RegisteredQuery, catalog: Catalog, *, has_answers: bool = False) -> ReadQuery:
+    """Returns a query as a sink gets it.
+
+    Args:
+        has_answers: the types are as far known as they will ever be.
+    """
+    is_typed = has_answers or has_types(catalog, query.spec)
+    schema = empty_table(catalog, query.spec).schema
+    return ReadQuery(query, SinkQuery(query.ref, query.spec, schema, is_typed))
 
 
 class SinkRunner:
@@ -82,11 +99,13 @@ class SinkRunner:
         self._status: SinkStatus | None = None
         self._sink: Sink | None = None
         self._position = Position()
-        self._queries: dict[QueryRef, _Query] = {}
+        self._is_current = False
+        self._queries: dict[QueryRef, ReadQuery] = {}
         self._seen: set[QueryRef] = set()
         self._replayed: int | None = None
         self._trimmed = 0
         self._gap: tuple[int, int] | None = None
+        self._alarmed_since_ms = 0
         self._failures = 0
         # Per window, the late records of a final answer as the sink has them.
         self._late: dict[tuple[QueryRef, int], tuple[int, int]] = {}
@@ -140,7 +159,7 @@ class SinkRunner:
             self._open(now_ms)
         pause_s = self._copy_page()
         if (tick := getattr(self._sink, "tick", None)) is not None:
-            tick()
+            tick(self._is_current)
         return pause_s
 
     def _open(self, now_ms: int) -> None:
@@ -155,7 +174,7 @@ class SinkRunner:
             assert self._epoch is not None
             memory = self._store.memory(self.definition.name, self._epoch)
             self._sink = self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
-        self._queries = {ref: self._query(q) for ref, q in wanted.items()}
+        self._queries = {ref: read_query(q, self._catalog) for ref, q in wanted.items()}
         stored = self._sink.open([q.of_sink for q in self._queries.values()])
         assert self._status is not None
         if self._status.replay_after is not None:
@@ -168,27 +187,18 @@ class SinkRunner:
             self._position = Position(*self._results.newest()) if self.definition.begins_now else Position()
             self._sink.write([], self._position)
 
-    def _query(self, query: RegisteredQuery, *, has_answers: bool = False) -> _Query:
-        """Returns a query as a sink gets it.
-
-        Args:
-            has_answers: the types are as far known as they will ever be.
-        """
-        is_typed = has_answers or has_types(self._catalog, query.spec)
-        schema = empty_table(self._catalog, query.spec).schema
-        return _Query(query, SinkQuery(query.ref, query.spec, schema, is_typed))
-
     def _open_typed(self, refs: Iterable[QueryRef]) -> None:
         """Opens the sink again if it does not know the types of these queries, which have answers."""
         assert self._sink is not None
         untyped = [ref for ref in refs if not self._queries[ref].of_sink.is_typed]
         if untyped:
             for ref in untyped:
-                self._queries[ref] = self._query(self._queries[ref].registered, has_answers=True)
+                self._queries[ref] = self._queries[ref].typed(self._catalog)
             self._sink.open([q.of_sink for q in self._queries.values()])
 
     def _copy_page(self) -> float:
         assert self._sink is not None
+        self._is_current = False
         newest = Position(*self._results.newest())
         # After a restore of the center from a backup, ids go on above all earlier ones. So a sink that is ahead has
         # answers of another center.
@@ -205,6 +215,7 @@ class SinkRunner:
         if self._position.late != newest.late:
             self._write_late(newest)
             return 0.0
+        self._is_current = True
         return POLL_S
 
     def _waits(self, newest: Position) -> bool:
@@ -262,7 +273,7 @@ class SinkRunner:
         answer = sink_answer(record, query)
         return answer if record.revision == 1 else replace(answer, removed=lambda: self._removed(record, answer, query))
 
-    def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: _Query) -> list[dict[str, Any]]:
+    def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: ReadQuery) -> list[dict[str, Any]]:
         """Returns the groups of earlier revisions that the newest one lacks."""
         earlier = [r for r in self._results.revisions(record.query, record.window_start_ms) if r < record.revision]
         now, gone = set(_groups(answer)), dict[tuple[Any, ...], None]()
@@ -274,6 +285,7 @@ class SinkRunner:
     def _report(self, answers: int = 0, rows: int = 0, problem: str = "") -> None:
         assert self._epoch is not None
         now_ms, self._trimmed = self._now_ms(), self._results.trimmed()
+        own = None if self._sink is None else getattr(self._sink, "problem", "")
         self._status = self._store.report(
             self.definition.name,
             self._epoch,
@@ -283,7 +295,7 @@ class SinkRunner:
             answers=answers,
             rows=rows,
             trimmed=self._trimmed,
-            problem=problem or (None if self._sink is None else getattr(self._sink, "problem", "")),
+            problem=problem or own,
             now_ms=now_ms,
         )
         self._renewed_ms, self._replayed = now_ms, None
@@ -291,6 +303,10 @@ class SinkRunner:
             first, last = self._status.gap
             self._alarm("sink-gap", f"the answers {first} to {last} were deleted before the sink had them")
         self._gap = self._status.gap
+        since_ms = self._status.problem_since_ms
+        if own and not problem and now_ms - since_ms >= PARTIAL_MS and since_ms != self._alarmed_since_ms:
+            self._alarmed_since_ms = since_ms
+            self._alarm("sink-failing", "it works in part only; `edgewater sinks show` says why")
 
     def _alarm(self, kind: str, message: str) -> None:
         try:
@@ -340,7 +356,7 @@ def late_of(record: AnswerRecord) -> tuple[int, int]:
     return records["after_final"], records["rejected"]
 
 
-def sink_answer(record: AnswerRecord, query: _Query) -> SinkAnswer:
+def sink_answer(record: AnswerRecord, query: ReadQuery) -> SinkAnswer:
     """Returns an answer as sinks get it."""
     table, statement = stated_answer(record, query.registered)
     rows = with_types(without_zone(table), query.of_sink.schema)

@@ -35,8 +35,8 @@ from edgewater.runtime.allocator import release_free_memory
 from edgewater.runtime.connections import ConnectionLimits, guarded
 from edgewater.runtime.health import EmbeddedServer, listen
 from edgewater.runtime.host_check import LocalHosts
-
 from edgewater.runtime.problems import problem
+
 log = logging.getLogger(__name__)
 
 GONE_CHECKPOINT_S = 0.1

@@ -105,28 +105,80 @@ def sinks_replay(center: Center, name: str, start: str | None, as_json: bool) ->
     _print(center.send("POST", f"{_path(name)}/replay{since}"), as_json)
 
 
-@click.command()
-@asks_center
-def alerts(center: Center, as_json: bool) -> None:
-    """List the alerts that fire, or are pending, by the rules of the sinks of the kind `alerts`.
+@click.group()
+def alerts() -> None:
+    """Show alerts on answers, and try rules. The sinks of the kind `alerts` have the rules.
 
     \b
-      edgewater alerts
-      edgewater alerts --json
+      edgewater alerts ls
+      edgewater alerts rules
+      edgewater alerts check pager.yaml --from 2026-01-01T00:00:00Z
+      edgewater sinks put pager --file pager.yaml
     """
+
+
+@alerts.command("ls")
+@asks_center
+def alerts_ls(center: Center, as_json: bool) -> None:
+    """List the alerts that fire, or are pending."""
     shown = center.get("/v1/alerts")["alerts"]
     if as_json:
         print_json({"alerts": shown})
         return
-    rows = []
-    for alert in shown:
-        labels = {n: v for n, v in alert["labels"].items() if n not in ("alertname", "query")}
-        values = {n: v for n, v in alert["details"].items() if isinstance(v, dict) and "lower" in v}
-        numbers = ", ".join(f"{n} {v['value']} [{v['lower']}, {v['upper']}]" for n, v in values.items())
-        groups = ", ".join(f"{n}={v}" for n, v in labels.items())
-        name, query = alert["labels"]["alertname"], alert["labels"]["query"]
-        rows.append((name, alert["status"], query, groups, numbers, alert["since"]))
+    rows = [(a["rule"], a["status"], a["query"], _groups(a), _numbers(a), a["since"]) for a in shown]
     print_table(("alert", "status", "query", "labels", "values", "since"), rows, empty="no alert fires")
+
+
+@alerts.command("rules")
+@asks_center
+def alerts_rules(center: Center, as_json: bool) -> None:
+    """List the rules, and how each stands."""
+    shown = center.get("/v1/alerts/rules")["rules"]
+    if as_json:
+        print_json({"rules": shown})
+        return
+    rows = [
+        (r["sink"], r["rule"], r["query"], r["condition"], r["state"], r["firing"], r["pending"], r["problem"] or "")
+        for r in shown
+    ]
+    head = ("sink", "rule", "query", "condition", "state", "firing", "pending", "problem")
+    print_table(head, rows, empty="no process has run a sink of the kind alerts")
+
+
+@alerts.command("check")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--from", "start", metavar="TIME", help="Start of the first window; default: the oldest stored answer.")
+@asks_center
+def alerts_check(center: Center, file: Path, start: str | None, as_json: bool) -> None:
+    """Say which alerts the rules of FILE would have raised on the stored answers. Defines nothing, notifies nobody.
+
+    FILE is what `edgewater sinks put` reads.
+    """
+    since = "" if start is None else f"?from={segment(str(moment(start, '--from')))}"
+    checked = center.send("POST", f"/v1/alerts/check{since}", json.dumps(read_yaml(file, "FILE")).encode())
+    if as_json:
+        print_json(checked)
+        return
+    rows = [(r["rule"], r["query"], r["condition"], r["fired"], r["problem"] or "") for r in checked["rules"]]
+    print_table(("rule", "query", "condition", "fired", "problem"), rows, empty="")
+    changes = [
+        (rule["rule"], c["status"], c["details"].get("window", {}).get("start", c["at"]), _groups(c), _numbers(c))
+        for rule in checked["rules"]
+        for c in rule["changes"]
+    ]
+    if changes:
+        print_table(("rule", "change", "window", "labels", "values"), changes, empty="")
+    left_out = "" if checked["is_whole"] else "; later ones were left out, see --from"
+    click.echo(f"{checked['answers']} answers were evaluated{left_out}")
+
+
+def _groups(alert: dict[str, Any]) -> str:
+    return ", ".join(f"{n}={v}" for n, v in alert["labels"].items() if n not in ("alertname", "query"))
+
+
+def _numbers(alert: dict[str, Any]) -> str:
+    values = {n: v for n, v in alert["details"].items() if isinstance(v, dict) and "lower" in v}
+    return ", ".join(f"{n} {v['value']} [{v['lower']}, {v['upper']}]" for n, v in values.items())
 
 
 def _path(name: str) -> str:

@@ -17,6 +17,7 @@ from center.ingest.metrics import GatewayMetrics
 from center.job.metrics import JobMetrics
 from center.results import ResultStore
 from center.sinks import SinkStore
+from center.sinks.alert_states import AlertCollector
 from center.sinks.process import SinkCollector
 from edge.agent import open_agent
 from edge.config import parse_config
@@ -71,7 +72,8 @@ def exported() -> dict[str, list[Exported]]:
             "the API": of_registry(ApiMetrics().registry) + of_families(center.collect()),
             "the gateway": of_registry(GatewayMetrics().registry),
             "the job": of_registry(JobMetrics().registry),
-            "the sinks": of_families(SinkCollector(SinkStore(results.engine), results, lambda: 0).collect()),
+            "the sinks": of_families(SinkCollector(SinkStore(results.engine), results, lambda: 0).collect())
+            + of_families(AlertCollector(SinkStore(results.engine)).collect()),
             "the edge": of_families(agent.health().collector().collect()),
         }
         agent.durable.close()

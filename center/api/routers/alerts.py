@@ -1,34 +1,116 @@
-"""Alerts: what the rules of the sinks of the kind `alerts` say now."""
+"""Alerts: what the rules of the sinks of the kind `alerts` say now, and what rules would have said."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 
-from center.api.access import IN_TURN, READS, Caller
-from center.api.services import Center
-from center.sinks.alerts import SHOWN
+from center.api.access import IN_TURN, READS, Caller, require
+from center.api.bodies import read_body, read_document
+from center.api.openapi import problems
+from center.api.services import Center, Services
+from center.api.time_params import Time
+from center.sinks import read_definition
+from center.sinks.alert_check import RuleReport, check_rules
+from center.sinks.alert_states import RULES, SHOWN, saved_states
+from center.sinks.alerts import AlertsConfig, stated
+from edgewater.model.errors import InvalidConfig, InvalidRequest
 
 router = APIRouter(prefix="/v1/alerts", tags=["sinks"])
+CHECK_MS = 10_000
+_EXAMPLE = {
+    "kind": "alerts",
+    "targets": {"oncall": {"alertmanager": {"url": "http://127.0.0.1:9093"}}},
+    "rules": [{"alert": "many", "query": "flights", "certainly": "n > 100"}],
+}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
+    }
+}
 
 
 class FiringAlert(BaseModel):
     """An alert."""
 
     sink: str = Field(description="The sink whose rule it is.")
+    rule: str
+    query: str
     status: str = Field(description="`firing`, or `pending` until its condition has held for long enough.")
     labels: dict[str, str] = Field(description="`alertname`, `query`, the groups, and the labels of the rule.")
     annotations: dict[str, str]
     since: str = Field(description="Start of the first window in which the condition held without interruption.")
     starts_at: str | None = Field(description="When it began to fire.")
-    details: dict[str, Any] = Field(description="Values with bounds, window, phase and revision of the last answer.")
+    details: dict[str, Any] = Field(
+        description="What the last answer says: `condition` (`holds` or `unknown`), values with bounds, window, phase"
+        " and revision."
+    )
 
 
 class AlertList(BaseModel):
     alerts: list[FiringAlert]
+
+
+class RuleState(BaseModel):
+    """A rule and how it stands."""
+
+    sink: str
+    rule: str
+    query: str
+    condition: str
+    for_ms: int = Field(description="Event time for which the condition must hold.")
+    phase: str = Field(description="The earliest phase of answers that are evaluated.")
+    state: str = Field(description="`ok`, `pending`, `firing`, or `failing` if it cannot be evaluated.")
+    problem: str | None
+    firing: int
+    pending: int
+    window: dict[str, str] | None = Field(description="The newest window that was evaluated.")
+    targets: list[str] = Field(description="Names of targets; none: all.")
+
+
+class RuleList(BaseModel):
+    rules: list[RuleState]
+
+
+class CheckedAlert(BaseModel):
+    """An alert that would have begun to fire, or would have been resolved."""
+
+    status: str
+    at: str = Field(description="When the answer was given.")
+    labels: dict[str, str]
+    details: dict[str, Any]
+
+
+class CheckedRule(BaseModel):
+    """A rule, and what it would have done."""
+
+    rule: str
+    query: str
+    condition: str
+    problem: str | None = Field(description="Why it cannot be evaluated.")
+    fired: int = Field(description="How often an alert would have begun to fire.")
+    changes: list[CheckedAlert] = Field(description="The first 100.")
+
+    @classmethod
+    def of(cls, report: RuleReport) -> CheckedRule:
+        rule, changes = report.rule, []
+        for change in report.transitions:
+            alert = stated(rule, change.alert, change.status, change.at_ms)
+            changes.append(CheckedAlert(at=alert["ends_at"], **{n: alert[n] for n in ("status", "labels", "details")}))
+        return cls(
+            rule=rule.name, query=rule.query, condition=rule.text, problem=report.problem or None, fired=report.fired,
+            changes=changes,
+        )  # fmt: skip
+
+
+class RuleCheck(BaseModel):
+    rules: list[CheckedRule]
+    answers: int = Field(description="Answers that were evaluated: the newest stored revision of each window.")
+    is_whole: bool = Field(description="Whether these are all. Otherwise later ones were left out.")
 
 
 @router.get("", dependencies=[READS, IN_TURN], summary="The alerts that fire or are pending")
@@ -36,8 +118,61 @@ def alerts(center: Center, caller: Caller) -> AlertList:
     """Of the queries that the caller may read."""
     shown = [
         FiringAlert(sink=name, **{key: value for key, value in alert.items() if key != "ends_at"})
-        for name, text in sorted(center.sinks.memories().items())
-        for alert in json.loads(text).get(SHOWN, ())
-        if caller.may("reader", alert["labels"]["query"])
+        for name, state in saved_states(center.sinks)
+        for alert in state[SHOWN]
+        if caller.may("reader", alert["query"])
     ]
     return AlertList(alerts=shown)
+
+
+@router.get("/rules", dependencies=[READS, IN_TURN], summary="The rules, and how each stands")
+def rules(center: Center, caller: Caller) -> RuleList:
+    """Of the queries that the caller may read. A rule is there once a process has run its sink."""
+    shown = [
+        RuleState(sink=name, **rule)
+        for name, state in saved_states(center.sinks)
+        for rule in state[RULES]
+        if caller.may("reader", rule["query"])
+    ]
+    return RuleList(rules=shown)
+
+
+class CheckParams(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    start: Annotated[
+        Time | None, Field(alias="from", description="Start of the first window; default: the oldest stored answer.")
+    ] = None
+
+
+@router.post(
+    "/check",
+    dependencies=[READS, IN_TURN],
+    summary="What rules would have done on the stored answers",
+    responses=problems(404, 408, 413, 415, 422),
+    openapi_extra=_BODY,
+)
+async def check(request: Request, params: Annotated[CheckParams, Query()], center: Center) -> RuleCheck:
+    """Reads the definition of a sink of the kind `alerts`. Defines nothing and notifies nobody."""
+    body, content_type = await read_body(request, center.limits.body / 1000), request.headers.get("content-type", "")
+    return await run_sync(_check, request, center, body, content_type, params.start, limiter=center.parsing)
+
+
+def _check(request: Request, center: Services, body: bytes, content_type: str, start_ms: int | None) -> RuleCheck:
+    document = read_document(body, content_type, "a sink of the kind alerts")
+    try:
+        options = read_definition("check", document, only_references=True, field="").options
+    except InvalidConfig as exc:
+        field = exc.field.removeprefix("check").removeprefix(".")
+        raise InvalidRequest(field, exc.value, exc.accepted, exc.reason) from None
+    if not isinstance(options, AlertsConfig):
+        raise InvalidRequest("kind", document.get("kind") if isinstance(document, dict) else None, "alerts")
+    for query in sorted(options.reads):
+        require(request, "reader", query)
+    report = check_rules(
+        [section.rule() for section in options.rules], center.catalog, center.results, start_ms=start_ms,
+        now_ms=center.now_ms, timeout_ms=CHECK_MS,
+    )  # fmt: skip
+    return RuleCheck(
+        rules=[CheckedRule.of(rule) for rule in report.rules], answers=report.answers, is_whole=report.is_whole
+    )

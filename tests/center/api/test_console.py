@@ -309,7 +309,10 @@ def test_the_overview_shows_alerts_with_what_supports_them_and_how_sinks_stand(b
     desk.connect("jfk")
     query = desk.register(name="busy", lateness="9h")
     desk.report(query, "jfk", T0, {"UA": 5, "<b>": 1})
-    rules = [{"alert": "many", "query": "busy", "certainly": "n > 3", "summary": "<i>too many</i>"}]
+    rules = [
+        {"alert": "many", "query": "busy", "certainly": "n > 3", "summary": "<i>too many</i>"},
+        {"alert": "odd", "query": "busy", "certainly": "m > 3", "for": "2h"},
+    ]
     store = SinkStore(desk.results.engine)
     definitions = {
         "pager": {"kind": "alerts", "rules": rules, "targets": {"t": {"webhook": {"url": "http://127.0.0.1:9/"}}}},
@@ -328,6 +331,9 @@ def test_the_overview_shows_alerts_with_what_supports_them_and_how_sinks_stand(b
         t.until("() => document.querySelectorAll('li[data-alert=many]').length === 1")
         shown = t.text("li[data-alert=many]")
         assert "firing" in shown and "carrier=UA" in shown and "<i>too many</i>" in shown
+        t.until("() => document.querySelectorAll('tr[data-rule]').length === 2")
+        assert "certainly: n > 3" in t.text("tr[data-rule=many]") and "firing" in t.text("tr[data-rule=many]")
+        assert "failing" in t.text("tr[data-rule=odd]") and "'m'" in t.text("tr[data-rule=odd]")
         t.until("() => document.querySelectorAll('tr[data-sink]').length === 2")
         assert "target t" in t.text("tr[data-sink=pager]") and "failing" in t.text("tr[data-sink=pager]")
         assert "running" in t.text("tr[data-sink=files]") or "waiting" in t.text("tr[data-sink=files]")

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import os
 import shutil
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
-from center.sinks import SinkRunner, SinkStore, read_definition
+from center.sinks import SinkRunner, SinkStore, read_definition, runner
+from center.sinks.alert_rules import Alert, AlertRule
+from center.sinks.alert_states import AlertCollector
+from center.sinks.alert_targets import label_name
+from center.sinks.alerts import stated
 from edgewater.model.errors import InvalidConfig
 from tests.center.api.conftest import HOUR, T0, Desk
+from tests.center.sinks.alert_receivers import MailServer, Receiver
+from tests.certificates import make_certificates
 
 RULES = [
     {"alert": "many", "query": "flights", "certainly": "n > 3", "labels": {"severity": "page"}, "summary": "too many"}
@@ -35,6 +38,12 @@ MAIL = {"sender": "edgewater@example.com", "to": ["ops@example.com"], "tls": "no
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
+
+
+def exposition(store: SinkStore) -> str:
+    registry = CollectorRegistry()
+    registry.register(AlertCollector(store))
+    return generate_latest(registry).decode()
 
 
 class Pager:
@@ -51,48 +60,21 @@ class Pager:
             now_ms=lambda: self.desk.now,
         )  # fmt: skip
 
+    @property
+    def problem(self) -> str:
+        return "".join(status.problem for status in self.store.statuses())
+
     def run(self, steps: int = 8, seconds: int = 2) -> None:
         for _ in range(steps):
             self.desk.now += seconds * 1_000
             self.runner.step()
 
-
-class Receiver:
-    """A web server that keeps what it gets, and replies with `status`."""
-
-    def __init__(self) -> None:
-        self.got: list[tuple[dict[str, str], bytes]] = []
-        self.status = 200
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if receiver.status == 200:
-                    receiver.got.append((dict(self.headers), body))
-                self.send_response(receiver.status)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/hook?token=secret"
-
-    @property
-    def notices(self) -> list[dict[str, Any]]:
-        return [json.loads(body) for _, body in self.got]
-
-    @contextmanager
-    def serving(self) -> Iterator[Receiver]:
-        thread = threading.Thread(target=self.server.serve_forever)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.server.shutdown()
-            thread.join()
-            self.server.server_close()
+    def run_until(self, is_done: Callable[[], object], seconds: int = 2) -> None:
+        """Steps until something is there; deliveries take as long as the machine needs."""
+        deadline_s = time.monotonic() + 30
+        while not is_done():
+            assert time.monotonic() < deadline_s, self.problem
+            self.run(1, seconds)
 
 
 @pytest.fixture
@@ -112,12 +94,12 @@ def test_a_webhook_gets_each_change_once_signed(desk: Desk, receiver: Receiver) 
     query = desk.register(lateness="99h")
     pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url, "key": "k", "headers": {"X-Team": "ops"}}}})
     desk.report(query, "jfk", T0, {"UA": 5, "AA": 1})
-    pager.run()
+    pager.run_until(lambda: receiver.got)
     (firing,) = desk.get("/v1/alerts").json()["alerts"]
     assert firing["sink"] == "pager" and firing["status"] == "firing" and firing["labels"]["carrier"] == "UA"
     desk.report(query, "jfk", T0 + HOUR, {"UA": 9})
     desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 1})
-    pager.run()
+    pager.run_until(lambda: len(receiver.got) == 2)
     first, second = receiver.notices
     assert desk.get("/v1/alerts").json()["alerts"] == []
     assert [(a["status"], a["labels"]["carrier"], a["labels"]["severity"]) for a in first["alerts"]] == [
@@ -137,16 +119,16 @@ def test_a_target_that_refuses_delays_only_itself_and_gets_everything_later(desk
         broken.status = 503
         pager = Pager(desk, {"bad": {"webhook": {"url": broken.url}}, "good": {"webhook": {"url": receiver.url}}})
         desk.report(query, "jfk", T0, {"UA": 5})
-        pager.run()
+        pager.run_until(lambda: receiver.got and "503" in pager.problem)
         assert len(receiver.got) == 1 and broken.got == []
-        problem = pager.store.status("pager").problem
+        problem = pager.problem
         assert "target bad" in problem and "503" in problem and "secret" not in problem
         pager.runner.stop()
         pager.runner = pager.new_runner("host:2")  # a restart forgets no notice
         broken.status = 200
-        pager.run(40, 5)
+        pager.run_until(lambda: broken.got and pager.problem == "", 5)
         assert broken.notices == receiver.notices and len(broken.got) == 1
-        assert pager.store.status("pager").problem == ""
+        assert pager.problem == ""
 
 
 def test_a_process_that_dies_before_it_learns_of_a_delivery_delivers_again_with_the_same_id(
@@ -173,10 +155,10 @@ def test_a_process_that_dies_before_it_learns_of_a_delivery_delivers_again_with_
 
         patched.setattr(type(pager.runner._sink), "_save", saves_once)
         with pytest.raises(Killed):
-            pager.run()
+            pager.run_until(lambda: False)
     desk.now += 60_000
     pager.runner = pager.new_runner("host:2")
-    pager.run()
+    pager.run_until(lambda: len(receiver.got) == 2)
     assert len(receiver.got) == 2 and receiver.notices[0]["id"] == receiver.notices[1]["id"]
 
 
@@ -221,28 +203,171 @@ def test_an_alertmanager_shows_what_fires_and_what_is_resolved(desk: Desk, tmp_p
         process.wait()
 
 
-def test_a_mail_server_gets_a_mail_per_change(desk: Desk) -> None:
-    controllers = pytest.importorskip("aiosmtpd.controller")
-    mails: list[Any] = []
-
-    class Handler:
-        async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802
-            mails.append(envelope)
-            return "250 OK"
-
-    controller = controllers.Controller(Handler(), hostname="127.0.0.1", port=free_port())
-    controller.start()
-    try:
+@pytest.mark.parametrize("tls", ["none", "starttls", "tls"])
+def test_a_mail_server_gets_a_mail_per_change(desk: Desk, tmp_path: Path, tls: str) -> None:
+    certificates = None if tls == "none" else make_certificates(tmp_path, {"server": "IP:127.0.0.1"})
+    port = free_port()
+    section: dict[str, Any] = {**MAIL, "server": f"127.0.0.1:{port}", "tls": tls}
+    if certificates is not None:
+        section |= {"username": "ops", "password": "pass word", "ca": str(certificates / "ca.pem")}
+    with MailServer(port, certificates, is_implicit=tls == "tls").serving() as server:
         query = desk.register(lateness="99h")
-        section = {**MAIL, "server": f"127.0.0.1:{controller.port}"}
         pager = Pager(desk, {"mail": {"email": section}})
         desk.report(query, "jfk", T0, {"UA": 5})
-        pager.run()
-    finally:
-        controller.stop()
-    (mail,) = mails
+        pager.run_until(lambda: server.mails and pager.store.statuses() and not pager.problem)
+        pager.runner.stop()
+    (mail,) = server.mails
     assert mail.rcpt_tos == ["ops@example.com"] and b"many: 1 firing, 0 resolved" in mail.content
-    assert b"carrier=UA" in mail.content
+    assert b"carrier=UA" in mail.content and b"Date: " in mail.content
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"ca": None}, "certificate"), ({"password": "wrong"}, "535"), ({"username": None, "password": None}, "530")],
+)
+def test_a_mail_server_that_is_not_trusted_or_refuses_the_login_gets_nothing_and_is_named(
+    desk: Desk, tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    certificates, port = make_certificates(tmp_path, {"server": "IP:127.0.0.1"}), free_port()
+    section = {**MAIL, "server": f"127.0.0.1:{port}", "tls": "starttls", "username": "ops", "password": "pass word",
+               "ca": str(certificates / "ca.pem"), **changes}  # fmt: skip
+    with MailServer(port, certificates).serving() as server:
+        query = desk.register(lateness="99h")
+        pager = Pager(desk, {"mail": {"email": section}})
+        desk.report(query, "jfk", T0, {"UA": 5})
+        pager.run_until(lambda: reason in pager.problem.lower())
+        problem = pager.problem
+        assert reason in problem.lower() and "pass word" not in problem and server.mails == []
+        pager.runner.stop()
+
+
+def test_receivers_of_a_mail_that_are_refused_are_named_and_the_others_get_it_once(desk: Desk) -> None:
+    port = free_port()
+    section = {**MAIL, "server": f"127.0.0.1:{port}", "to": ["ops@example.com", "gone@example.com"]}
+    with MailServer(port).serving() as server:
+        server.refuses.add("gone@example.com")
+        query = desk.register(lateness="99h")
+        pager = Pager(desk, {"mail": {"email": section}})
+        desk.report(query, "jfk", T0, {"UA": 5})
+        pager.run_until(lambda: "gone@example.com" in pager.problem)
+        pager.run(20, 10)
+        pager.runner.stop()
+    assert [mail.rcpt_tos for mail in server.mails] == [["ops@example.com"]]
+
+
+def test_a_target_that_hangs_delays_neither_the_others_nor_the_lease(desk: Desk, receiver: Receiver) -> None:
+    query = desk.register(lateness="99h")
+    with Receiver().serving() as hanging:
+        hanging.replies.clear()
+        pager = Pager(desk, {"a": {"webhook": {"url": hanging.url}}, "b": {"webhook": {"url": receiver.url}}})
+        desk.report(query, "jfk", T0, {"UA": 5})
+        pager.run_until(lambda: receiver.got)
+        desk.report(query, "jfk", T0 + HOUR, {"UA": 1})
+        pager.run_until(lambda: len(receiver.got) == 2)
+        began_s = time.monotonic()
+        pager.run(10)
+        assert time.monotonic() - began_s < 5  # ten attempts that wait for the reply take longer
+        assert hanging.got == [] and "target a: no reply" in pager.problem
+        hanging.replies.set()
+        pager.run_until(lambda: len(hanging.got) >= 2)
+    assert [n["id"] for n in hanging.notices][-2:] == [n["id"] for n in receiver.notices]
+
+
+def test_a_target_that_takes_nothing_for_a_minute_raises_an_alarm_once(desk: Desk, receiver: Receiver) -> None:
+    receiver.status = 503
+    query = desk.register(lateness="99h")
+    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}})
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run_until(lambda: desk.get("/v1/alarms").json()["alarms"])
+    pager.run(20, 10)
+    (alarm,) = desk.get("/v1/alarms").json()["alarms"]
+    assert (alarm["kind"], alarm["times"]) == ("sink-failing", 1) and "pager" in alarm["message"]
+
+
+def test_a_notice_that_is_refused_for_good_does_not_hold_up_those_behind_it(desk: Desk, receiver: Receiver) -> None:
+    query = desk.register(lateness="99h")
+    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}})
+    receiver.status = 422
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run_until(lambda: "422" in pager.problem)
+    receiver.status = 200
+    desk.report(query, "jfk", T0 + HOUR, {"UA": 1})
+    pager.run_until(lambda: receiver.got)
+    assert [a["status"] for n in receiver.notices for a in n["alerts"]] == ["resolved"]
+    pager.run(1)
+    text = exposition(pager.store)
+    assert 'edgewater_alerts_notices_total{result="refused",sink="pager",target="hook"} 1.0' in text
+    assert 'edgewater_alerts_notices_total{result="delivered",sink="pager",target="hook"} 1.0' in text
+    assert 'edgewater_alerts_target_up{sink="pager",target="hook"} 1.0' in text
+
+
+def test_an_exception_that_may_quote_a_secret_costs_only_its_target_and_is_not_quoted(
+    desk: Desk, receiver: Receiver
+) -> None:
+    query = desk.register(lateness="99h")
+    bad = {"url": receiver.url, "headers": {"Authorization": "p\u00e4ssword\u2603"}}
+    pager = Pager(desk, {"bad": {"webhook": bad}, "good": {"webhook": {"url": receiver.url}}})
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run_until(lambda: receiver.got and "target bad" in pager.problem)
+    assert "ssword" not in pager.problem and len(receiver.got) == 1
+
+
+def test_a_webhook_over_tls_is_verified(desk: Desk, tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path, {"server": "IP:127.0.0.1"})
+    query = desk.register(lateness="99h")
+    with Receiver(certificates).serving() as receiver:
+        trusted = {"url": receiver.url, "ca": str(certificates / "ca.pem")}
+        pager = Pager(desk, {"a": {"webhook": trusted}, "b": {"webhook": {"url": receiver.url}}})
+        desk.report(query, "jfk", T0, {"UA": 5})
+        pager.run_until(lambda: receiver.got and "certificate" in pager.problem.lower())
+        assert "target b" in pager.problem and len(receiver.got) == 1
+
+
+def test_a_rule_that_is_gone_resolves_its_alerts_with_a_notice(desk: Desk, receiver: Receiver) -> None:
+    query = desk.register(lateness="99h")
+    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}})
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run_until(lambda: receiver.got)
+    pager.runner.stop()
+    pager.document["rules"] = [{"alert": "other", "query": "flights", "contract": "broken"}]
+    pager.runner = pager.new_runner()
+    pager.run_until(lambda: len(receiver.got) == 2)
+    (ended,) = receiver.notices[1]["alerts"]
+    assert (ended["status"], ended["labels"]["alertname"], ended["labels"]["severity"]) == ("resolved", "many", "page")
+    assert ended["details"]["condition"] == "rule-changed"
+
+
+def test_groups_named_like_labels_of_the_sink_keep_both(desk: Desk, receiver: Receiver) -> None:
+    rule = AlertRule("many", "flights", labels={"x": "1"})
+    shown = stated(rule, Alert("many", (("query", "a"), ("alertname", "b"), ("x", "2")), 0, 1, 2, {}), "firing")
+    assert shown["labels"] == {
+        "alertname": "many", "query": "flights", "group_query": "a", "group_alertname": "b", "x": "2",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shown"), [("a-b", "a_b"), ("9x", "_9x"), ("ok_1", "ok_1"), ("é", "_")])
+def test_names_of_groups_become_names_of_labels_of_prometheus(name: str, shown: str) -> None:
+    assert label_name(name) == shown
+
+
+def test_silence_is_not_stated_while_answers_wait_to_be_read(
+    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = desk.register(lateness="99h")
+    rules = [{"alert": "silent", "query": "flights", "no_answer_for": "1h"}]
+    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}}, rules)
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run(3)
+    pager.runner.stop()
+    for hour in range(1, 7):  # nobody runs the sink for six hours
+        desk.now += HOUR
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 5})
+    monkeypatch.setattr(runner, "MAX_ANSWERS", 2)
+    pager.runner = pager.new_runner()
+    pager.run(8)
+    assert receiver.got == []
+    pager.run_until(lambda: receiver.got, 600)
+    assert receiver.notices[0]["alerts"][0]["status"] == "firing"
 
 
 def test_silence_fires_without_any_answer(desk: Desk, receiver: Receiver) -> None:
@@ -251,7 +376,7 @@ def test_silence_fires_without_any_answer(desk: Desk, receiver: Receiver) -> Non
     pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}}, rules)
     pager.run(20)
     assert receiver.got == []
-    pager.run(20)
+    pager.run_until(lambda: receiver.got)
     assert [a["status"] for n in receiver.notices for a in n["alerts"]] == ["firing"]
 
 
@@ -264,15 +389,77 @@ def test_a_rule_that_cannot_be_evaluated_is_named_and_the_others_work(desk: Desk
     query = desk.register(lateness="99h")
     pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}}, rules)
     desk.report(query, "jfk", T0, {"UA": 5})
-    pager.run()
-    problem = pager.store.status("pager").problem
+    pager.run_until(lambda: receiver.got and "rule gone" in pager.problem)
+    problem = pager.problem
     assert "rule odd" in problem and "rule gone: query x is not registered" in problem and len(receiver.got) == 1
+
+
+def test_rules_and_their_state_are_stated_and_measured(desk: Desk, receiver: Receiver) -> None:
+    rules = [*RULES, {"alert": "odd", "query": "flights", "possibly": "m BETWEEN 3 AND 4"}]
+    query = desk.register(lateness="99h")
+    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}}, rules)
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run_until(lambda: receiver.got)
+    many, odd = desk.get("/v1/alerts/rules").json()["rules"]
+    assert (many["sink"], many["rule"], many["condition"]) == ("pager", "many", "certainly: n > 3")
+    assert (many["state"], many["firing"], many["pending"], many["problem"]) == ("firing", 1, 0, None)
+    assert many["window"]["start"] == "2013-01-01T00:00:00Z"
+    assert odd["state"] == "failing" and "m" in odd["problem"]
+    text = exposition(pager.store)
+    assert 'edgewater_alerts{rule="many",sink="pager",state="firing"} 1.0' in text
+    assert 'edgewater_alerts_rule_up{rule="odd",sink="pager"} 0.0' in text
+
+
+def test_rules_are_tried_on_stored_answers_without_a_notice(desk: Desk, receiver: Receiver) -> None:
+    query = desk.register(lateness="99h")
+    for hour, flights in enumerate((1, 5, 6, 1, 7)):
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": flights})
+        desk.now += HOUR
+    document = {
+        "kind": "alerts",
+        "targets": {"hook": {"webhook": {"url": {"env": "HOOK"}}}},
+        "rules": [*RULES, {"alert": "long", "query": "flights", "certainly": "n > 3", "for": "2h"},
+                  {"alert": "odd", "query": "flights", "certainly": "m > 3"},
+                  {"alert": "silent", "query": "flights", "no_answer_for": "30m"}],
+    }  # fmt: skip
+    checked = desk.ask("POST", "/v1/alerts/check", json=document).json()
+    assert checked["answers"] == 5 and checked["is_whole"]
+    assert [rule["fired"] for rule in checked["rules"]] == [2, 1, 0, 5]
+    assert [c["status"] for c in checked["rules"][0]["changes"]] == ["firing", "resolved", "firing"]
+    assert checked["rules"][0]["changes"][0]["details"]["window"]["start"] == "2013-01-01T01:00:00Z"
+    assert "m" in checked["rules"][2]["problem"]
+    later = desk.ask("POST", "/v1/alerts/check?from=2013-01-01T04:00:00Z", json=document).json()
+    assert later["answers"] == 1 and later["rules"][0]["fired"] == 1
+    assert receiver.got == [] and desk.get("/v1/alerts/rules").json() == {"rules": []}
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"kind": "kafka", "brokers": ["x:1"]}, "kind"),
+        ({"kind": "alerts", "rules": [], "targets": {}}, "rules"),
+        ([], ""),
+    ],
+)
+def test_a_check_of_something_else_is_refused(desk: Desk, document: object, field: str) -> None:
+    refused = desk.ask("POST", "/v1/alerts/check", json=document)
+    assert refused.status_code == 422 and refused.json()["field"] == field
 
 
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"rules": []}, "sinks.pager.rules"),
+        ({"queries": ["other"]}, "sinks.pager.queries"),
+        ({"rules": [{**RULES[0], "labels": {"a-b": "c"}}]}, "sinks.pager.rules.0.labels.a-b.[key]"),
+        (
+            {"targets": {"t": {"email": {**MAIL, "server": "mail:25", "to": ["nobody"]}}}},
+            "sinks.pager.targets.t.email.to.0",
+        ),
+        (
+            {"targets": {"t": {"email": {**MAIL, "server": "mail:25", "username": "ops"}}}},
+            "sinks.pager.targets.t.email",
+        ),
         ({"rules": [{"alert": "a", "query": "q"}]}, "sinks.pager.rules.0"),
         ({"rules": [{"alert": "a", "query": "q", "certainly": "n >"}]}, "sinks.pager.rules.0"),
         ({"rules": [{"alert": "a", "query": "q", "certainly": "n > 1", "contract": "broken"}]}, "sinks.pager.rules.0"),

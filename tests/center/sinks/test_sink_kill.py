@@ -16,6 +16,7 @@ import yaml
 
 from center.sinks import SinkStore
 from tests.center.api.conftest import HOUR, T0, Desk
+from tests.center.sinks.alert_receivers import Receiver
 from tests.center.sinks.systems import SYSTEMS
 
 KILLS = int(os.environ.get("EDGEWATER_SINK_KILLS", "3"))
@@ -85,3 +86,40 @@ def test_a_process_that_is_killed_at_random_leaves_what_rest_answers(
     assert len(truth) > hour - 4
     assert system.read("flights", query.ref.version, "carrier") == truth
     assert store.status("out").owner == ""
+
+
+def test_a_process_that_is_killed_at_random_forgets_no_notice_and_repeats_none_under_another_id(tmp_path: Path) -> None:
+    desk, rng, hour = Desk(tmp_path), np.random.default_rng(11), 0
+    desk.now = int(time.time() * 1000)  # noqa: TID251  # the process has the real clock
+    desk.connect("jfk")
+    query = desk.register(lateness="2h")
+    with Receiver().serving() as receiver:
+        document = {
+            "kind": "alerts",
+            "begin": "beginning",
+            "targets": {"hook": {"webhook": {"url": receiver.url}}},
+            "rules": [{"alert": "many", "query": "flights", "certainly": "n > 3"}],
+        }
+        for kill in range(KILLS + 1):
+            process = started(tmp_path, document)
+            deadline_s = time.monotonic() + FINALS_WAIT_S
+            delivered, wanted = len(receiver.got), int(rng.integers(1, 12))
+            try:
+                while len(receiver.got) < delivered + wanted or (kill == KILLS and len(of_notices(receiver)) < hour):
+                    assert process.poll() is None and time.monotonic() < deadline_s, len(receiver.got)
+                    if kill < KILLS or len(of_notices(receiver)) >= hour:  # each window begins or ends the alert
+                        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1 if hour % 2 else 5})
+                        hour += 1
+                    time.sleep(float(rng.uniform(0, 0.03)))
+            finally:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+    starts = [np.datetime_as_string(np.datetime64(T0 + n * HOUR, "ms"), "s") + "Z" for n in range(hour)]
+    assert of_notices(receiver) == [("resolved" if n % 2 else "firing", start) for n, start in enumerate(starts)]
+
+
+def of_notices(receiver: Receiver) -> list[tuple[str, str]]:
+    """What the notices say: status and start of the window, each once, in the order of arrival."""
+    by_id = {notice["id"]: notice for notice in receiver.notices}
+    alerts = [alert for notice in by_id.values() for alert in notice["alerts"]]
+    return [(alert["status"], alert["details"]["window"]["start"]) for alert in alerts]

@@ -67,6 +67,7 @@ export function Overview() {
   const [parts] = useData(() => get("/readyz", [], { anyStatus: true }), [], 5000);
   const [alarms] = useData(() => get("/v1/alarms", [["limit", 5]]).catch(readable), [], 5000);
   const [alerts] = useData(() => get("/v1/alerts"), [], 2000);
+  const [rules] = useData(() => get("/v1/alerts/rules"), [], 5000);
   const [sinks] = useData(() => get("/v1/sinks").catch(readable), [], 5000);
   const filling = useRef(0);
 
@@ -96,18 +97,32 @@ export function Overview() {
     <div class="scroll card flush"><table class="rows"><thead><tr><th>Query</th><th>Last window (UTC)</th><th>Value and interval</th><th>Recent windows</th><th>Phase</th><th>Edges</th><th class="n">Staleness</th><th>Contract</th></tr></thead>
     <tbody>${listed.map((name) => html`<${QueryRow} key=${name} name=${name} row=${rows.current.get(name)} answer=${rows.current.get(name)?.answer} edges=${progress.current.get(name)} />`)}
     ${queries && !listed.length && html`<tr><td colspan="8" class="empty">No query is registered. <a href="/ui/new">Register one</a>.</td></tr>`}</tbody></table></div>
+    ${rules?.rules.length > 0 && html`<${Rules} rules=${rules.rules} />`}
     ${sinks?.sinks.length > 0 && html`<${Sinks} sinks=${sinks.sinks} />`}
   </main>`;
 }
 
+const SHOWN_ALERTS = 100;
+
 /** The alerts of rules about answers, with the values and bounds that support them. */
 function Alerts({ alerts }) {
-  return html`<section class="card alarm" aria-label="Alerts"><h2>Alerts</h2><ul>${alerts.map((a) => {
-    const { alertname, query, ...labels } = a.labels;
+  const left = alerts.length - SHOWN_ALERTS;
+  return html`<section class="card alarm" aria-label="Alerts"><h2>Alerts</h2><ul>${alerts.slice(0, SHOWN_ALERTS).map((a) => {
+    const { alertname, query: _, ...labels } = a.labels;
+    const { query } = a;
     const values = Object.entries(a.details).filter(([, v]) => v && typeof v === "object" && "lower" in v);
-    return html`<li key=${JSON.stringify(a.labels)} data-alert=${alertname}><${State} kind=${a.status === "firing" ? "bad" : "warn"}>${a.status}<//> <b>${alertname}</b> <a href=${`/ui/queries/${encodeURIComponent(query)}`}>${query}</a> ${f.group(labels)}
-      ${values.map(([name, v]) => html` ${name} <${Interval} value=${{ estimate: v.value, lower: v.lower, upper: v.upper }} />`)} ${a.annotations.summary} <small>since ${f.time(a.since)}</small></li>`;
-  })}</ul></section>`;
+    return html`<li key=${a.sink + JSON.stringify(a.labels)} data-alert=${alertname}><${State} kind=${a.status === "firing" ? "bad" : "warn"}>${a.status}<//> <b>${alertname}</b> <a href=${`/ui/queries/${encodeURIComponent(query)}`}>${query}</a> ${f.group(labels)}
+      ${values.map(([name, v]) => html` ${name} <${Interval} value=${{ estimate: v.value, lower: v.lower, upper: v.upper }} />`)} ${a.annotations.summary} <small>since ${f.time(a.since)}${a.details.condition === "unknown" && "; the last answer neither confirms nor excludes it"}</small></li>`;
+  })}</ul>${left > 0 && html`<small>and ${f.number(left)} more: <code>edgewater alerts ls</code></small>`}</section>`;
+}
+
+/** The rules of alerts, and how each stands. */
+function Rules({ rules }) {
+  const kinds = { ok: "ok", pending: "warn", firing: "bad", failing: "bad" };
+  return html`<section aria-label="Alert rules"><h2>Alert rules</h2><div class="scroll card flush"><table class="rows"><thead><tr><th>Rule</th><th>Query</th><th>Condition</th><th>State</th><th class="n">Firing</th><th class="n">Pending</th><th>Last window (UTC)</th><th>Sink</th><th>Problem</th></tr></thead>
+    <tbody>${rules.map((r) => html`<tr key=${`${r.sink} ${r.rule}`} data-rule=${r.rule}><th scope="row">${r.rule}</th><td><a href=${`/ui/queries/${encodeURIComponent(r.query)}`}>${r.query}</a></td>
+      <td><code>${r.condition}</code>${r.for_ms > 0 && html` <small>for ${f.duration(r.for_ms)}</small>`}</td><td><${State} kind=${kinds[r.state]}>${r.state}<//></td>
+      <td class="n">${f.number(r.firing)}</td><td class="n">${f.number(r.pending)}</td><td>${r.window ? f.time(r.window.start) : "–"}</td><td>${r.sink}</td><td>${r.problem}</td></tr>`)}</tbody></table></div></section>`;
 }
 
 /** How far each sink is. */

@@ -1,0 +1,100 @@
+"""Which alerts rules would have raised on the answers that are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from center.catalog import Catalog
+from center.results import AnswerReader
+from center.sinks.alert_rules import AlertBook, AlertRule, Transition
+from center.sinks.runner import read_query, sink_answer
+
+PAGE = 100
+MAX_ANSWERS = 1_000
+MAX_TRANSITIONS = 100
+"""Transitions of one rule that a report has."""
+
+
+@dataclass(slots=True)
+class RuleReport:
+    """What a rule would have done.
+
+    Attributes:
+        problem: why it could not be evaluated; empty: it was.
+        fired: how often an alert would have begun to fire.
+        transitions: the first `MAX_TRANSITIONS`.
+    """
+
+    rule: AlertRule
+    problem: str = ""
+    fired: int = 0
+    transitions: list[Transition] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What a set of rules would have done.
+
+    Attributes:
+        answers: that were evaluated: the newest stored revisions.
+        is_whole: whether these are all; otherwise later ones were left out.
+    """
+
+    rules: list[RuleReport]
+    answers: int = 0
+    is_whole: bool = True
+
+
+def check_rules(
+    rules: Sequence[AlertRule],
+    catalog: Catalog,
+    results: AnswerReader,
+    *,
+    start_ms: int | None,
+    now_ms: Callable[[], int],
+    timeout_ms: int,
+) -> CheckReport:
+    """Evaluates rules on stored answers, as if each had just been given.
+
+    Args:
+        start_ms: answers since the first one to a window that starts here or later; None: since the first stored one.
+        timeout_ms: evaluates no further page after so long.
+
+    Raises:
+        StorageError: a store cannot be read.
+    """
+    names, until_ms = {rule.query for rule in rules}, now_ms() + timeout_ms
+    queries = {q.ref: read_query(q, catalog) for q in catalog.queries.all() if q.ref.name in names}
+    book, reports = AlertBook(rules), {rule.name: RuleReport(rule) for rule in rules}
+    report = CheckReport(list(reports.values()))
+    book.check(query.of_sink for query in queries.values())
+
+    def note(transitions: Sequence[Transition]) -> None:
+        for transition in transitions:
+            of_rule = reports[transition.rule.name]
+            of_rule.fired += transition.status == "firing"
+            if len(of_rule.transitions) < MAX_TRANSITIONS:
+                of_rule.transitions.append(transition)
+
+    last = 0 if start_ms is None else (results.first_answer_from(start_ms) or results.last_answer_id() + 1) - 1
+    while True:
+        records = results.changes_after(last, PAGE).records
+        if not records or report.answers >= MAX_ANSWERS or now_ms() >= until_ms:
+            break
+        last = records[-1].answer_id
+        for record in records:
+            if record.query not in queries:
+                continue
+            query = queries[record.query] = queries[record.query].typed(catalog)
+            note(book.tick(record.answered_at_ms))
+            answer = sink_answer(record, query)
+            note(book.answer(answer, query.registered.spec.measures, record.answered_at_ms))
+            note(book.tick(record.answered_at_ms))
+            report.answers += 1
+    report.is_whole = not records
+    if report.is_whole:
+        note(book.tick(now_ms()))
+    for name, problem in book.problems.items():
+        reports[name].problem = problem
+    return report

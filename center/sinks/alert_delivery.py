@@ -1,0 +1,176 @@
+"""`Outbox`: the notices that wait for one target.
+
+Each attempt runs in a thread, so a target that hangs delays no other. A notice leaves the outbox when the target has
+accepted it, or has refused it for good. So it is delivered at least once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from tenacity import wait_random_exponential
+
+from center.sinks.alert_targets import DeliveryFailed, Target
+
+RESEND_MS = 60_000
+MAX_WAITING = 1_000
+MAX_WAITING_ALERTS = 20_000
+"""Notices, and alerts in them, that wait for one target. Beyond it the oldest is dropped, and counted."""
+AT_ONCE = 4
+GRACE_S = 0.05
+"""How many notices a call of `step` delivers at most, and how long it waits for each."""
+HANGS_MS = 15_000
+"""An attempt that takes longer is stated as a problem."""
+PAUSE = wait_random_exponential(multiplier=1, max=60)
+"""Pauses between attempts (tenacity)."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempts:
+    """The attributes of a retry state that tenacity's `wait_random_exponential` reads."""
+
+    attempt_number: int
+
+
+@dataclass(slots=True)
+class Outbox:
+    """The notices that wait for one target, and its counters.
+
+    Attributes:
+        name: of the sink and the target, for the log.
+        waiting: notices, the oldest first.
+        delivered, refused, dropped: numbers of notices that the target has accepted, has refused for good, and that
+            were too many.
+        problem: why the last attempt failed; empty: it did not.
+    """
+
+    name: str
+    target: Target
+    waiting: list[Mapping[str, Any]] = field(default_factory=list)
+    delivered: int = 0
+    refused: int = 0
+    dropped: int = 0
+    problem: str = ""
+    _attempt: Future[None] | None = None
+    _notice: Mapping[str, Any] | None = None
+    _began_ms: int = 0
+    _tries: int = 0
+    _next_ms: int = 0
+    _resent_ms: int = 0
+
+    @classmethod
+    def restored(cls, name: str, target: Target, state: Mapping[str, Any]) -> Outbox:
+        """Returns the outbox that `to_json` was called of; a new one for an empty mapping."""
+        return cls(name, target, **{**state, "waiting": list(state.get("waiting", ()))})
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what must outlive the process."""
+        return {
+            "waiting": self.waiting,
+            "delivered": self.delivered,
+            "refused": self.refused,
+            "dropped": self.dropped,
+            "problem": self.problem,
+        }
+
+    def add(self, notice: Mapping[str, Any]) -> None:
+        """Adds a notice behind all others."""
+        self.waiting.append(notice)
+        while len(self.waiting) > MAX_WAITING or (
+            len(self.waiting) > 1 and sum(len(n["alerts"]) for n in self.waiting) > MAX_WAITING_ALERTS
+        ):
+            self.dropped += 1
+            log.warning("%s: notice %s is dropped, too many wait", self.name, self.waiting.pop(0)["id"])
+
+    def step(self, now_ms: int, firing: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
+        """Delivers what waits, for a fraction of a second. What takes longer goes on in its thread.
+
+        Args:
+            firing: returns the alerts that fire, for targets that want them again and again.
+
+        Returns:
+            Whether `to_json` has changed.
+        """
+        before = self.delivered, self.refused, self.dropped, self.problem
+        for _ in range(AT_ONCE):
+            if self._attempt is None and not self._begin(now_ms, firing):
+                break
+            assert self._attempt is not None
+            wait([self._attempt], GRACE_S if self._began_ms == now_ms else 0)
+            if not self._attempt.done():
+                if now_ms - self._began_ms >= HANGS_MS:
+                    self.problem = "no reply"
+                break
+            self._end(now_ms)
+        return before != (self.delivered, self.refused, self.dropped, self.problem)
+
+    def finish(self, now_ms: int, timeout_s: float) -> bool:
+        """Waits for the attempt that is under way; begins no other. Returns whether `to_json` may have changed."""
+        if self._attempt is None:
+            return False
+        wait([self._attempt], timeout_s)
+        if is_done := self._attempt.done():
+            self._end(now_ms)
+        return is_done
+
+    def _begin(self, now_ms: int, firing: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
+        """Begins an attempt. Returns whether there is something to deliver now."""
+        if now_ms < self._next_ms:
+            return False
+        self._notice = notice = self.waiting[0] if self.waiting else None
+        if notice is not None:
+            self._attempt = _in_thread(self.name, lambda: self.target.deliver(notice, now_ms))
+        else:
+            if not self.target.repeats or now_ms - self._resent_ms < RESEND_MS:
+                return False
+            self._resent_ms = now_ms
+            if not (alerts := firing()):
+                return False
+            self._attempt = _in_thread(self.name, lambda: self.target.resend(alerts, now_ms))
+        self._began_ms = now_ms
+        return True
+
+    def _end(self, now_ms: int) -> None:
+        assert self._attempt is not None
+        failure, self._attempt = self._attempt.exception(), None
+        is_final = isinstance(failure, DeliveryFailed) and failure.is_final
+        if self._notice is not None and (failure is None or is_final) and self.waiting[:1] == [self._notice]:
+            self.waiting.pop(0)
+        if failure is None:
+            self.problem, self._tries = "", 0
+            self.delivered += self._notice is not None
+            return
+        # Other exceptions may quote a secret, such as a header that is no ASCII.
+        reason = failure.message if isinstance(failure, DeliveryFailed) else type(failure).__name__
+        if reason != self.problem:
+            log.warning("%s: %s", self.name, reason)
+        self.problem = reason
+        if is_final and self._notice is not None:
+            self.refused, self._tries = self.refused + 1, 0
+            log.warning("%s: notice %s is refused for good", self.name, self._notice["id"])
+            return
+        self._tries += 1
+        self._next_ms = now_ms + int(1000 * PAUSE(_Attempts(self._tries)))  # type: ignore[arg-type]
+
+
+def _in_thread(name: str, call: Callable[[], None]) -> Future[None]:
+    """Runs a call in a thread that does not keep the process from ending."""
+    result: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as exc:
+            result.set_exception(exc)
+        else:
+            result.set_result(None)
+
+    threading.Thread(target=run, name=f"deliver-{name}", daemon=True).start()
+    return result
