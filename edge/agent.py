@@ -669,7 +669,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     uplink = Uplink(
         config.center.address,
         outbox,
-        token=config.center.token.get_secret_value() if config.center.token else None,
+        token=config.center.token,
         tls=_tls(config.center.tls),
         limits=LinkLimits(config.center.bandwidth),
         now_ms=now_ms,

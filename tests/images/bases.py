@@ -55,7 +55,9 @@ def python(engine: Engine, name: str) -> None:
     command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(PYTHON_PACKAGES)}"]
     command += ["--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"]
     command += [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in LEFT_OUT]
-    done = subprocess.run([*command, "bookworm", str(context / "root.tar")], capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [*command, "bookworm", str(context / "root.tar")], capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     _build(engine, context, PYTHON, name)
     (context / "root.tar").unlink()

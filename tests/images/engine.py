@@ -5,8 +5,8 @@ Three limits of a virtual machine or a container are worked around here, and now
 - A process without CAP_SYS_RESOURCE cannot raise limits of resources. Podman's defaults are higher than what such a
   process has, so that containers get the limits of the test itself.
 - crun refuses cgroups of both versions at once. runc runs with them, and still bounds memory, CPU and processes.
-- A build has the network of the machine, its certificates and its settings of pip, because packages may come from a
-  mirror. They are mounted for the build only, and are not in the image.
+- A build has the network of the machine and trusts what the machine trusts, because packages may come from a mirror.
+  The certificates are mounted for the build only, and are not in the image.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = ("podman", "podman-compose", "runc", "mmdebstrap", "kubectl", "netavark")
-MACHINE_FILES = ("/etc/ssl/certs", "/etc/pip.conf")
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 NETAVARK = "/usr/lib/podman/netavark"
 
 
@@ -50,6 +50,7 @@ class Engine:
         (self.home / "storage.conf").write_text(
             f'[storage]\ndriver = "overlay"\ngraphroot = "{self.home}/storage"\nrunroot = "{self.home}/run"\n'
         )
+        (self.home / "pip.conf").write_text("[global]\ncert = /etc/certificates-of-the-machine.crt\n")
         (self.home / "containers.conf").write_text(
             f"[containers]\ndefault_ulimits = [{ulimits}]\n"
             '[engine]\nruntime = "runc"\nevents_logger = "file"\ncgroup_manager = "cgroupfs"\n'
@@ -84,8 +85,9 @@ class Engine:
 
     def build(self, context: Path, containerfile: Path, tag: str, *arguments: str, timeout_s: float = 1500) -> None:
         """Builds an image. RUN steps work in a chroot, so that no limit of a container applies to them."""
-        mounts = [f"--volume={path}:{path}:ro" for path in MACHINE_FILES if Path(path).exists()]
-        command = ["build", "--network=host", "--isolation=chroot", *mounts, f"--file={containerfile}", f"--tag={tag}"]
+        mounts = {CERTIFICATES: "/etc/certificates-of-the-machine.crt", f"{self.home}/pip.conf": "/etc/pip.conf"}
+        command = ["build", "--network=host", "--isolation=chroot", f"--file={containerfile}", f"--tag={tag}"]
+        command += [f"--volume={source}:{target}:ro" for source, target in mounts.items()]
         self.podman(*command, *arguments, str(context), timeout_s=timeout_s)
 
     def inspect(self, kind: str, name: str) -> dict[str, Any]:

@@ -49,12 +49,16 @@ class Compose:
         return f"{PROJECT}_{service}_1"
 
     def logs(self) -> str:
-        parts = [self.engine.podman("logs", "--tail=40", self.container(s), check=False) for s in ("center", "edge", "edge2")]
+        parts = [
+            self.engine.podman("logs", "--tail=40", self.container(s), check=False) for s in ("center", "edge", "edge2")
+        ]
         return "\n".join(parts)
 
 
 @pytest.fixture(scope="module")
-def compose(engine: Engine, edge_image: str, center_image: str, tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Compose]:
+def compose(
+    engine: Engine, edge_image: str, center_image: str, tmp_path_factory: pytest.TempPathFactory, root: Path
+) -> Iterator[Compose]:
     """The file as it is, with free ports of this machine, absolute paths, and a second edge like the first."""
     folder = tmp_path_factory.mktemp("compose")
     given: dict[str, Any] = yaml.safe_load((root / "deploy/compose.yaml").read_text())
@@ -63,7 +67,10 @@ def compose(engine: Engine, edge_image: str, center_image: str, tmp_path_factory
     folder.chmod(0o755)
     services = given["services"]
     services["edge2"] = {**services["edge"]}
-    services["edge2"]["volumes"] = [f"{folder}/edge2.yaml:/etc/edgewater/edge.yaml:ro,z", "edge2-state:/var/lib/edgewater"]
+    services["edge2"]["volumes"] = [
+        f"{folder}/edge2.yaml:/etc/edgewater/edge.yaml:ro,z",
+        "edge2-state:/var/lib/edgewater",
+    ]
     given["volumes"]["edge2-state"] = None
     services["center"]["environment"]["EDGEWATER_CENTER__TOKENS__EDGE2"] = "${EDGE_TOKEN}"
     ports = {}
@@ -72,7 +79,9 @@ def compose(engine: Engine, edge_image: str, center_image: str, tmp_path_factory
         inside = [int(p.rpartition(":")[2]) for p in service["ports"]]
         ports |= {(name, port): free_port() for port in inside}
         service["ports"] = [f"127.0.0.1:{ports[name, port]}:{port}" for port in inside]
-        service["volumes"] = [v.replace("./", f"{root}/deploy/", 1) if v.startswith("./") else v for v in service["volumes"]]
+        service["volumes"] = [
+            v.replace("./", f"{root}/deploy/", 1) if v.startswith("./") else v for v in service["volumes"]
+        ]
     (folder / "compose.yaml").write_text(yaml.safe_dump(given, sort_keys=False))
     compose = Compose(engine, folder / "compose.yaml", ports)
     try:
