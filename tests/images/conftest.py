@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,8 +61,8 @@ def build(engine: Engine, base: str) -> Build:
             tag = f"localhost/edgewater-{part}:0.2.0"
             began = time.monotonic()
             engine.build(ROOT, ROOT / "deploy" / f"Containerfile.{part.partition('-')[0]}", tag, *arguments)
-            size = engine.size(tag)
-            print(f"{part}: {time.monotonic() - began:.0f} s, {size / 1e6:.0f} MB, {(size - engine.size(base)) / 1e6:.0f} MB of it over the base")  # fmt: skip
+            took_s, size, below = time.monotonic() - began, engine.size(tag), engine.size(base)
+            print(f"{part}: {took_s:.0f} s, {size / 1e6:.0f} MB, {below / 1e6:.0f} MB of it in the base")
             built[part] = tag
         return built[part]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = ("podman", "podman-compose", "runc", "mmdebstrap", "kubectl", "netavark")
+PROGRAMS = ("podman", "podman-compose", "runc", "mmdebstrap", "netavark")
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 NETAVARK = "/usr/lib/podman/netavark"
 
