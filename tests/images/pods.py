@@ -94,7 +94,8 @@ class Pods:
     def _data(self, kind: str, namespace: str, name: str) -> dict[str, str]:
         (found,) = [
             d for d in self.rendered.of(kind)
-            if d["metadata"]["namespace"] == namespace and name in (d["metadata"]["name"], unhashed(d["metadata"]["name"]))
+            if d["metadata"]["namespace"] == namespace
+            and name in (d["metadata"]["name"], unhashed(d["metadata"]["name"]))
         ]  # fmt: skip
         data: dict[str, str] = found["data"]
         return {k: base64.b64decode(v).decode() for k, v in data.items()} if kind == "Secret" else data
