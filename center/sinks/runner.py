@@ -19,6 +19,7 @@ from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
 from center.sinks.definitions import SinkDefinition
 from center.sinks.store import SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ POLL_S = 0.1
 STANDBY_S = 1.0
 RENEW_MS = 1_000
 LOOK_MS = 1_000
+ALARM_AFTER_MS = 60_000
 """How often the queries are read, and why a sink rests is looked at again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 MAX_ANSWERS = 500
@@ -75,6 +77,7 @@ class SinkRunner:
         self._position = Position()
         self._queries: dict[QueryRef, _Query] = {}
         self._replayed: int | None = None
+        self._alarmed: dict[str, str] = {}
         self._failures = 0
         self._limit = MAX_ANSWERS
         # Per window, the late records of a final answer as the sink has them.
@@ -269,6 +272,20 @@ class SinkRunner:
             now_ms=now_ms,
         )
         self._renewed_ms, self._replayed = now_ms, None
+        self._alarm(now_ms)
+
+    def _alarm(self, now_ms: int) -> None:
+        """Raises alarms about a gap, and about a sink that has failed for `ALARM_AFTER_MS`."""
+        assert self._status is not None
+        status, alarms = self._status, dict[str, str]()
+        if status.gap is not None:
+            alarms["sink-gap"] = f"answers {status.gap[0]} to {status.gap[1]} were deleted before it had them"
+        if status.problem and now_ms - status.problem_since_ms >= ALARM_AFTER_MS:
+            alarms["sink-failing"] = status.problem
+        for kind, message in alarms.items():
+            if self._alarmed.get(kind) != message:
+                self._catalog.add_alarm(kind, f"sink {status.name}: {message}", EdgeId(""), now_ms)
+        self._alarmed = alarms
 
     def _failed(self, exc: Exception) -> float:
         self._failures += 1

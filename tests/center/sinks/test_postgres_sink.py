@@ -203,6 +203,9 @@ def test_a_restarted_server_costs_a_pause_and_no_row(
     pauses = [warehouse.runner.step() for _ in range(3)]
     assert pauses[0] < pauses[1] < pauses[2] and "PostgreSQL" in warehouse.runner.problem
     assert warehouse.store.status("warehouse").problem_since_ms > 0
+    desk.now += 60_000
+    warehouse.runner.step()
+    assert [alarm.kind for alarm in desk.catalog.alarms()] == ["sink-failing"]
     postgres.start()
     warehouse.runner.step()
     warehouse.catch_up()
@@ -305,6 +308,8 @@ def test_answers_that_were_deleted_before_the_sink_had_them_are_a_stated_gap(des
     warehouse.runner = warehouse.new_runner()
     warehouse.catch_up()
     assert warehouse.store.status("warehouse").gap == (kept + 1, first)
+    (alarm,) = desk.catalog.alarms()
+    assert alarm.kind == "sink-gap" and f"{kept + 1} to {first}" in alarm.message
     assert warehouse.store.lowest_answer() == first
 
 
