@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-iot test test-all test-data soak fuzz simulate quick check docs proto reference lock vendor audit sbom bench results compare clean
+.PHONY: help demo demo-iot test test-all test-data test-images soak fuzz simulate quick check docs proto reference lock vendor audit sbom bench results compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -51,6 +51,10 @@ test-all: $(STAMP)prepared ## the same with every law of the synopses on every d
 test-data: $(STAMP)dev ## the tests that need the data sets in ../shared/data
 	@test -d ../shared/data || { echo "make test-data: there is no ../shared/data; make test needs none"; exit 1; }
 	@$(PYTEST) -m data $(ARGS)
+
+# One process: containers share ports, memory and a storage of images.
+test-images: $(STAMP)dev ## build both images and run them: compose, the dev overlay; root, Debian's podman, about 10 minutes
+	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest tests/images -m images -rP $(ARGS)
 
 SECONDS ?= 600
 SEED ?= 1

@@ -70,7 +70,7 @@ class StreamTap:
 
 def tap_routes(config: EdgeConfig, tap: StreamTap) -> list[Route]:
     """Returns the route by which people look at records."""
-    tokens = BearerTokens(token.get_secret_value() for token in config.http.tokens)
+    tokens = BearerTokens(config.http.tokens)
 
     async def look(request: Request) -> Response:
         if tokens.principal(request) is None:

@@ -19,7 +19,7 @@ settings.register_profile("edgewater", **UNTIMED, derandomize=True, max_examples
 settings.register_profile("quick", **UNTIMED, derandomize=True, max_examples=FULL // 10)
 settings.register_profile("full", **UNTIMED, max_examples=FULL)
 
-MARKED_LANES = ("data", "e2e", "spark")
+MARKED_LANES = ("data", "e2e", "images", "spark")
 """Markers that make a lane; tests without any of them are the lane `units`."""
 
 SLOW = ("e2e", "slow", "spark")

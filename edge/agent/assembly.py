@@ -231,7 +231,7 @@ def _uplink(config: EdgeConfig, outbox: UplinkOutbox, quota: DailyQuota | None) 
     return Uplink(
         center.address,
         outbox,
-        token=center.token.get_secret_value() if center.token else None,
+        token=center.token,
         tls=_tls(center.tls),
         limits=LinkLimits(center.bandwidth),
         now_ms=now_ms,

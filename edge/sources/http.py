@@ -107,7 +107,7 @@ def push_endpoint(
     """
     body = BodyLimits(config.limits.max_push_bytes, config.limits.push_cpu_ms / 1000)
     limits = PushLimits(body, config.limits.push_timeout_ms / 1000)
-    tokens = BearerTokens(token.get_secret_value() for token in config.http.tokens)
+    tokens = BearerTokens(config.http.tokens)
     receivers: list[Receiver] = [StreamReceiver.of(config), *more]
     return PushEndpoint(
         receivers, limits, tokens, accept, unavailable, now_ms, busy, on_refused, count_refused, series_of,

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -61,11 +62,11 @@ class BearerTokens:
     """The tokens of those who may push.
 
     Args:
-        tokens: empty: every request is allowed.
+        tokens: read at each request. Empty: every request is allowed.
     """
 
-    def __init__(self, tokens: Iterable[str]) -> None:
-        self._digests = frozenset(map(token_digest, tokens))
+    def __init__(self, tokens: Sequence[SecretStr]) -> None:
+        self._tokens = tokens
 
     def principal(self, request: HttpRequest) -> bytes | str | None:
         """Returns who pushes: the holder of a token, or without tokens the client's address; None: not allowed."""
@@ -74,11 +75,11 @@ class BearerTokens:
 
     def holder(self, authorization: str | None, host: str) -> bytes | str | None:
         """As `principal`, for the value of ``Authorization`` and the client's address."""
-        if not self._digests:
+        if not self._tokens:
             return host
         token = bearer_token(authorization)
         digest = token_digest(token) if token is not None else b""
-        return digest if digest in self._digests else None
+        return digest if digest in {token_digest(known.get_secret_value()) for known in self._tokens} else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from pydantic import SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random, wait_random_exponential
 
 from edge.uplink.flow_control import DailyQuota, LinkLimits
@@ -60,7 +61,7 @@ class Uplink:
 
     Args:
         endpoint: the agent's end: provides frames and handles control messages.
-        token: bearer token of this edge, if the center requires one.
+        token: bearer token of this edge, if the center requires one. It is read at each connection.
         tls: files for TLS; None: plain text, for loopback and trusted networks.
         now_ms: wall clock.
         monotonic: returns the seconds of a monotonic clock.
@@ -75,7 +76,7 @@ class Uplink:
         address: str,
         endpoint: UplinkEndpoint,
         *,
-        token: str | None,
+        token: SecretStr | None,
         tls: TlsFiles | None,
         limits: LinkLimits,
         now_ms: Callable[[], int],
@@ -84,7 +85,7 @@ class Uplink:
     ) -> None:
         self._address = address
         self._endpoint = endpoint
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._token = token
         self._tls = tls
         self._credentials = _credentials(tls) if tls is not None else None
         self._limits = limits
@@ -132,7 +133,9 @@ class Uplink:
     async def _session(self, state: RetryCallState) -> None:
         async with self._channel() as channel:
             stub: Any = uplink_pb2_grpc.UplinkStub  # generated, untyped
-            call = stub(channel).Session(metadata=self._metadata)
+            token = self._token.get_secret_value() if self._token is not None else None
+            metadata = (("authorization", f"Bearer {token}"),) if token else ()
+            call = stub(channel).Session(metadata=metadata)
             session = UplinkSession(
                 call,
                 self._endpoint,

@@ -10,8 +10,10 @@ import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from string import Template
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
@@ -164,11 +166,36 @@ RemoteAddress = Annotated[str, _address("host:port of the other side, such as 12
 """An address to connect to, written as host:port."""
 
 
+class FileSecret(SecretStr):
+    """The secret that a file contains now. While the file cannot be read or is empty, the secret read before counts."""
+
+    def __init__(self, secret: str, path: Path, signature: tuple[int, int, int] | None) -> None:
+        super().__init__(secret)
+        self._path = path
+        self._signature = signature
+
+    def get_secret_value(self) -> str:
+        """The secret. Reads the file again if it has changed, as the kubelet or a secrets manager renews it."""
+        signature = file_signature(self._path)
+        if signature != self._signature:
+            with suppress(OSError, UnicodeDecodeError):
+                if renewed := self._path.read_text(encoding="utf-8").strip():
+                    self._secret_value, self._signature = renewed, signature
+        return self._secret_value
+
+
 def read_secret(value: object, environ: Mapping[str, str]) -> SecretStr | None:
-    """Returns a secret: itself, or the content of ``{env: NAME}`` or ``{file: PATH}``. For validators."""
+    """Returns a secret: itself, or the content of ``{env: NAME}`` or ``{file: PATH}``. For validators.
+
+    The secret of a file follows the file: `FileSecret`.
+    """
     if value is None or isinstance(value, SecretStr):
         return value
-    return SecretStr(text_or_referenced(value, environ, "the secret itself"))
+    path = _referenced_file(value, environ)
+    # Before the read: a change during it is read again.
+    signature = file_signature(path)
+    text = text_or_referenced(value, environ, "the secret itself")
+    return SecretStr(text) if path is None else FileSecret(text, path, signature)
 
 
 def text_or_referenced(value: object, environ: Mapping[str, str], itself: str) -> str:
@@ -185,12 +212,24 @@ def text_or_referenced(value: object, environ: Mapping[str, str], itself: str) -
             if not environ.get(name):
                 raise refusal(f"the environment variable {name} to be set", "it is not set, or empty")
             return environ[name]
-        if kind == "file" and isinstance(name, str):
+        if (path := _referenced_file(value, environ)) is not None:
             try:
-                return Path(name).read_text(encoding="utf-8").strip()
+                return path.read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as exc:
                 raise refusal("a readable text file", str(exc)) from exc
     raise refusal(f"{itself}, {{env: NAME}} or {{file: PATH}}")
+
+
+def _referenced_file(value: object, environ: Mapping[str, str]) -> Path | None:
+    """The path of ``{file: PATH}``, in which ``${NAME}`` stands for a variable. None: `value` is something else."""
+    if not isinstance(value, Mapping) or list(value) != ["file"] or not isinstance(value["file"], str):
+        return None
+    try:
+        return Path(Template(value["file"]).substitute(environ))
+    except KeyError as exc:
+        raise refusal(f"the environment variable {exc.args[0]} to be set", "it is not set") from exc
+    except ValueError as exc:
+        raise refusal("a path in which ${NAME} is a variable and $$ is a dollar sign") from exc
 
 
 def _secret(value: object, info: ValidationInfo) -> SecretStr | None:

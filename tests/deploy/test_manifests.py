@@ -159,3 +159,12 @@ def test_every_kustomization_in_the_tree_is_reached_by_a_target(root: Path) -> N
             if (folder / entry).is_dir():
                 pending.append(folder / entry)
     assert reached == {f.parent for f in (root / "k8s").rglob("kustomization.yaml")}
+
+
+def test_pods_behind_a_service_wait_before_they_stop_and_have_time_left_to_drain(rendered: Any) -> None:
+    for workload in rendered.of("Deployment"):
+        if workload["metadata"]["name"] in ("edgewater-gateway", "edgewater-api"):
+            spec = workload["spec"]["template"]["spec"]
+            (container,) = spec["containers"]
+            wait_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+            assert 0 < wait_s <= spec["terminationGracePeriodSeconds"] - 20

@@ -158,6 +158,15 @@ def test_only_the_job_reaches_the_api_server(dev: Any) -> None:
     assert reaching == ["edgewater-job"]
 
 
+def test_the_job_reaches_no_other_host_than_the_api_server(dev: Any, prod: Any, rendered: Any) -> None:
+    for address in ("10.96.0.1", "192.0.2.20"):
+        assert allowed(prod, pod(prod, "edgewater-job"), Peer(address=address), 443)
+    for target in (dev, prod):
+        assert not allowed(target, pod(target, "edgewater-job"), Peer(address="198.51.100.9"), 443)
+    for policy in rendered.of("NetworkPolicy"):
+        assert all("to" in rule for rule in policy["spec"].get("egress", [])), policy["metadata"]["name"]
+
+
 def test_in_production_edges_come_from_named_sites_and_the_database_is_one_address(prod: Any) -> None:
     gateway = pod(prod, "edgewater-gateway")
     assert allowed(prod, Peer(address="203.0.113.9"), gateway, 7400)

@@ -45,6 +45,9 @@ This page is generated from the models that read the files. `python -m tests.doc
 - A *size* is in bytes or has a unit: `200`, `64KiB`, `1MB`.
 - A *time* is ISO 8601, such as `2013-01-01T00:00:00Z`. Without a zone it is UTC.
 - A *secret* in `edge.yaml`, and of a sink, is the text itself, `{env: NAME}` or `{file: PATH}`.
+  In a path, `${NAME}` is an environment variable, and `$$` is a dollar sign.
+- A secret from a file is read again when the file changes.
+  While the file cannot be read or is empty, the previous secret counts.
 - Another *secret* in `center.yaml` is the text itself. It may come from the environment instead, such as
   `EDGEWATER_CENTER__API__TOKEN`.
 - The default `–` means that the key is unset. Unknown keys are refused, and the message names the nearest known key.

@@ -154,7 +154,7 @@ class CheckParams(BaseModel):
 )
 async def check(request: Request, params: Annotated[CheckParams, Query()], center: Center) -> RuleCheck:
     """Reads the definition of a sink of the kind `alerts`. Defines nothing and notifies nobody."""
-    body, content_type = await read_body(request, center.limits.body / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
     return await run_sync(_check, request, center, body, content_type, params.start, limiter=center.parsing)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from pydantic import SecretStr
 
 from center.config import TlsSection as ServerTls
 from center.edge_access import EdgeAccess
@@ -14,6 +15,7 @@ from center.storage.frame_log import FrameLog
 from edge.uplink import LinkLimits, TlsFiles
 from edge.uplink.uplink_session import FIRST_HEARTBEATS
 from edgewater.model.errors import InvalidConfig
+from edgewater.runtime.configuration import read_secret
 from edgewater.wire import Encoding, Frame, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 from tests.certificates import make_certificates
@@ -407,13 +409,35 @@ async def test_a_gap_in_the_frame_numbers_is_an_error(tmp_path: Path) -> None:
 async def test_a_wrong_token_is_tried_again_until_it_is_right(tmp_path: Path) -> None:
     async with gateway(tmp_path, tokens={"jfk": EdgeAccess.model_validate({"tokens": ["secret"]})}) as (port, _catalog):
         agent = Agent()
-        async with running(uplink(port, agent, token="wrong")) as task:
+        async with running(uplink(port, agent, token=SecretStr("wrong"))) as task:
             while "unknown credential" not in str(await refusals(port, "wrong")):
                 pass
             assert not task.done()
             assert agent.welcomes == []
-        async with running(uplink(port, agent, token="secret")):
+        async with running(uplink(port, agent, token=SecretStr("secret"))):
             await agent.until(lambda: agent.welcomes)
+
+
+@on_a_loop
+async def test_a_token_whose_file_is_renewed_is_taken_without_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kubelet renews a mounted Secret by the swap of a symbolic link to its folder."""
+    for version, text in (("1", "of-yesterday"), ("2", "of-today")):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "jfk").write_text(text + "\n")
+    link = tmp_path / "tokens"
+    link.symlink_to("1")
+    token = read_secret({"file": f"{tmp_path}/tokens/${{EDGE}}"}, {"EDGE": "jfk"})
+    async with gateway(tmp_path, tokens={"jfk": EdgeAccess.model_validate({"tokens": ["of-today"]})}) as (port, _):
+        agent = Agent()
+        async with running(uplink(port, agent, token=token)) as task:
+            while "UNAUTHENTICATED" not in caplog.text:
+                assert not task.done()
+                await asyncio.sleep(0.01)
+            (tmp_path / "next").symlink_to("2")
+            (tmp_path / "next").replace(link)
+            await agent.until(lambda: len(agent.welcomes) == 1)
 
 
 async def refusals(port: int, token: str) -> str | None:

@@ -1,0 +1,118 @@
+"""The manifests as documents that `podman kube play` runs, one pod for each workload.
+
+Podman has no API server. So the translation does what a cluster does for a pod, and changes nothing else:
+
+- Names of Services become entries of /etc/hosts, and each pod has a fixed address.
+- ConfigMaps, Secrets, claims and scratch volumes become folders of the machine. They belong to the pod's user.
+- References of variables are resolved, and arguments get them.
+- Probes are left out: the test asks the probes' paths itself. Podman would run curl in the container.
+- Spark's executors need an API server. The job merges in its driver instead (`spark.master=local[2]`).
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.deploy.conftest import Manifest, Rendered, unhashed
+
+NETWORK = "10.89.77"
+KEPT = ("securityContext", "terminationGracePeriodSeconds", "hostAliases")
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+@dataclass(frozen=True)
+class Pods:
+    """All workloads of a rendered overlay; `folder` has the files of their volumes."""
+
+    rendered: Rendered
+    folder: Path
+
+    @property
+    def names(self) -> list[str]:
+        return [workload["metadata"]["name"] for workload in self.rendered.workloads]
+
+    def address(self, name: str) -> str:
+        return f"{NETWORK}.{10 + self.names.index(name)}"
+
+    def document(self, name: str) -> str:
+        """The pod as YAML for `podman kube play`."""
+        (pod,) = [p for p in self.rendered.pods if p["name"] == name]
+        spec = {key: pod["spec"][key] for key in KEPT if key in pod["spec"]}
+        user = pod["spec"]["securityContext"]["runAsUser"]
+        namespace = pod["namespace"]
+        spec["restartPolicy"] = "OnFailure"
+        spec["hostAliases"] = self._services()
+        volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
+        mounts = {m["name"] for c in self._containers(pod) for m in c["volumeMounts"]}
+        spec["volumes"] = [self._volume(name, namespace, v, volumes.get(v, {}), user) for v in sorted(mounts)]
+        for kind in ("initContainers", "containers"):
+            spec[kind] = [self._container(name, namespace, c) for c in pod["spec"].get(kind, [])]
+        # The name of a pod is its host name, and a container's name is not the pod's.
+        document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        return yaml.safe_dump(document, sort_keys=False)
+
+    def _containers(self, pod: Manifest) -> list[Manifest]:
+        return [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
+
+    def _services(self) -> list[dict[str, Any]]:
+        found = []
+        for service in self.rendered.of("Service"):
+            name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+            names = [name, f"{name}.{namespace}", f"{name}.{namespace}.svc"]
+            found.append({"ip": self.address(name), "hostnames": names})
+        return found
+
+    def _container(self, pod: str, namespace: str, given: Manifest) -> Manifest:
+        container = {key: value for key, value in given.items() if key not in PROBES}
+        container["image"] = given["image"] if "/" in given["image"] else f"localhost/{given['image']}"
+        environment = {e["name"]: self._value(pod, namespace, e) for e in given.get("env", [])}
+        if pod == "edgewater-job":
+            environment["PYSPARK_SUBMIT_ARGS"] = f"--conf spark.driver.host={self.address(pod)} pyspark-shell"
+            container["args"] = [*given["args"], "--set=spark.master=local[2]"]
+        container["env"] = [{"name": n, "value": v} for n, v in environment.items()]
+        container.pop("envFrom", None)
+        for bounds in given["resources"].values():
+            bounds.pop("ephemeral-storage", None)
+        return container
+
+    def _value(self, pod: str, namespace: str, entry: Manifest) -> str:
+        source = entry.get("valueFrom")
+        if source is None:
+            return str(entry["value"])
+        if "secretKeyRef" in source:
+            return self._data("Secret", namespace, source["secretKeyRef"]["name"])[source["secretKeyRef"]["key"]]
+        path = source["fieldRef"]["fieldPath"]
+        known = {"metadata.name": pod, "metadata.namespace": namespace, "status.podIP": self.address(pod)}
+        return known[path]
+
+    def _data(self, kind: str, namespace: str, name: str) -> dict[str, str]:
+        (found,) = [
+            d for d in self.rendered.of(kind)
+            if d["metadata"]["namespace"] == namespace
+            and name in (d["metadata"]["name"], unhashed(d["metadata"]["name"]))
+        ]  # fmt: skip
+        data: dict[str, str] = found["data"]
+        return {k: base64.b64decode(v).decode() for k, v in data.items()} if kind == "Secret" else data
+
+    def _volume(self, pod: str, namespace: str, name: str, volume: Manifest, user: int) -> Manifest:
+        claim = "persistentVolumeClaim" in volume
+        folder = self.folder / (volume["persistentVolumeClaim"]["claimName"] if claim else f"{pod}-{name}")
+        folder.mkdir(exist_ok=True)
+        files: dict[str, str] = {}
+        if "configMap" in volume:
+            files = self._data("ConfigMap", namespace, volume["configMap"]["name"])
+        elif "secret" in volume:
+            data = self._data("Secret", namespace, volume["secret"]["secretName"])
+            items = volume["secret"].get("items") or [{"key": key, "path": key} for key in data]
+            files = {item["path"]: data[item["key"]] for item in items}
+        for path, text in files.items():
+            (folder / path).write_text(text)
+        os.chown(folder, user, user)
+        folder.chmod(0o755 if files else 0o750)
+        return {"name": name, "hostPath": {"path": str(folder), "type": "Directory"}}
