@@ -56,7 +56,7 @@ def _measure(directory: Path, queries: int, windows: int) -> dict[str, Any]:
         if window == 1:  # the first one warms up
             used_s.clear()
         start_ms, seq = window * STEP_MS, window * queries
-        closed = FrameBody(start_ms + STEP_MS, (Partial(start_ms, 0, partial),), (SliceClose(start_ms, 1, 0),))
+        closed = FrameBody(start_ms + STEP_MS, (Partial(start_ms, partial),), (SliceClose(start_ms, 1, 0),))
         frames = [Frame.pack(seq + n, ref, closed) for n, ref in enumerate(refs)]
         stored = [StoredFrame(EDGE, "i", frame) for frame in frames]
         with mock.patch.object(os, "fsync", wraps=os.fsync) as fsync, timed("log"):

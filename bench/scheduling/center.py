@@ -111,7 +111,7 @@ class Center:
             # A frame of the next window may come before the one that closes this.
             through_ms = start_ms + STEP_MS if closes else self._through_ms.get((send.query, send.edge), BEGIN_MS)
             self._through_ms[send.query, send.edge] = through_ms
-            body = FrameBody(through_ms, (Partial(start_ms, 0, self._partial),), closes)
+            body = FrameBody(through_ms, (Partial(start_ms, self._partial),), closes)
             frame = Frame.pack(self._seqs[edge], ref, body)
             self._seqs[edge] += 1
             self._positions[ref] += 1

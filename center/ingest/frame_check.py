@@ -31,7 +31,7 @@ from edgewater.model.windows import SlicedWindow
 from edgewater.synopses.rests import FUNCTIONS, MAX_PARTS
 from edgewater.wire import Encoding, Frame, FrameBody, InputLoss, LossReason, body_from_wire
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import MAX_SHARD, loss_from_wire, parse_body
+from edgewater.wire.frames import loss_from_wire, parse_body
 
 MAX_STATEMENTS = 4_096
 """Counts of dropped records of a frame, and sub-streams: of each."""
@@ -206,8 +206,6 @@ class FrameCheck:
         return wrong, refused
 
     def _fault_of_partial(self, partial: pb.Partial) -> str:
-        if partial.shard > MAX_SHARD:
-            return f"shard {partial.shard}; expected at most {MAX_SHARD}"
         try:
             self._partials.check(partial.synopsis)
         except Exception as exc:  # bytes from outside may find any fault of the decoders

@@ -53,7 +53,6 @@ class PartialTrial:
     """
 
     slice_start_ms: int
-    shard: int
     size: int
     records: int | None = None
     groups: int | None = None
@@ -303,7 +302,7 @@ def _try_query(log: FrameLog, log_dir: Path, asked: QueryTrial) -> Trial:
 
 
 def _try_partial(row: FrameRow) -> PartialTrial:
-    at = (row.slice_start_ms, row.shard, len(row.payload))
+    at = (row.slice_start_ms, len(row.payload))
     try:
         aggregate = GroupedAggregate.from_bytes(row.payload)
         GroupedAggregate.merge_bytes([row.payload, row.payload])

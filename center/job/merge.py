@@ -12,12 +12,12 @@ from edgewater.synopses import GroupedAggregate, merge_what_fits
 
 
 def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
-    """Merges partials to one per (query, slice, shard); rows of other kinds are returned unchanged, first."""
+    """Merges partials to one per (query, slice); rows of other kinds are returned unchanged, first."""
     result: list[FrameRow] = []
-    partials: defaultdict[tuple[str, int, int], list[FrameRow]] = defaultdict(list)
+    partials: defaultdict[tuple[str, int], list[FrameRow]] = defaultdict(list)
     for row in rows:
         if row.kind is RowKind.PARTIAL:
-            partials[row.query, row.slice_start_ms, row.shard].append(row)
+            partials[row.query, row.slice_start_ms].append(row)
         else:
             result.append(row)
     for same_key in partials.values():

@@ -136,13 +136,13 @@ class ReadBatch:
 
 def to_micro_batch(rows: Iterable[FrameRow]) -> MicroBatch:
     """Groups merged rows for the store, and merges the keys that came from two tasks. Pure."""
-    partials: defaultdict[tuple[str, int, int], list[FrameRow]] = defaultdict(list)
+    partials: defaultdict[tuple[str, int], list[FrameRow]] = defaultdict(list)
     summaries: list[FrameSummary] = []
     skipped: list[FrameRow] = []
     through: dict[str, int] = {}
     for row in rows:
         if row.kind is RowKind.PARTIAL:
-            partials[row.query, row.slice_start_ms, row.shard].append(row)
+            partials[row.query, row.slice_start_ms].append(row)
             continue
         if row.kind is RowKind.CONTROL:
             summaries.append(_summary(row))
@@ -156,7 +156,7 @@ def to_micro_batch(rows: Iterable[FrameRow]) -> MicroBatch:
             if row.kind is RowKind.PARTIAL:
                 position = row.position if row.partials == 1 else None
                 ref = query_from_key(row.query)
-                deltas.append(MergedDelta(ref, row.slice_start_ms, row.shard, row.payload, position))
+                deltas.append(MergedDelta(ref, row.slice_start_ms, row.payload, position))
             else:
                 skipped.append(row)
     for row in skipped:

@@ -13,9 +13,7 @@ from enum import IntEnum
 import pyarrow as pa
 
 from center.storage.frame_log import FrameEntry
-from edgewater.model.errors import CorruptFrame
 from edgewater.wire import FrameBody, Partial, body_from_wire, body_to_wire
-from edgewater.wire.frames import MAX_SHARD
 from edgewater.wire.uplink_pb2 import FrameBody as FrameBodyMessage
 
 MAX_REASON_BYTES = 2_000
@@ -23,7 +21,7 @@ MAX_REASON_BYTES = 2_000
 
 class RowKind(IntEnum):
     PARTIAL = 0
-    """`payload` is the synopsis of (query, slice_start_ms, shard)."""
+    """`payload` is the synopsis of (query, slice_start_ms)."""
     CONTROL = 1
     """`payload` is the frame's body, its partials without their synopses."""
     DAMAGED = 2
@@ -46,7 +44,6 @@ ROW_SCHEMA: pa.Schema = pa.schema(
         ("edge", pa.string()),
         ("incarnation", pa.string()),
         ("slice_start_ms", pa.int64()),
-        ("shard", pa.int32()),
         ("payload", pa.binary()),
         ("wire_bytes", pa.int64()),
         ("received_at_ms", pa.int64()),
@@ -55,8 +52,8 @@ ROW_SCHEMA: pa.Schema = pa.schema(
 )
 
 ROW_DDL = (
-    "query string, position bigint, kind int, edge string, incarnation string, slice_start_ms bigint, shard int, "
-    "payload binary, wire_bytes bigint, received_at_ms bigint, partials int"
+    "query string, position bigint, kind int, edge string, incarnation string, slice_start_ms bigint, payload binary, "
+    " wire_bytes bigint, received_at_ms bigint, partials int"
 )
 
 
@@ -74,7 +71,6 @@ class FrameRow:
     edge: str
     incarnation: str
     slice_start_ms: int
-    shard: int
     payload: bytes = field(repr=False)
     wire_bytes: int = 0
     received_at_ms: int = 0
@@ -82,20 +78,12 @@ class FrameRow:
 
 
 def rows_of_frame(key: str, entry: FrameEntry, body: FrameBody) -> list[FrameRow]:
-    """The rows of a readable frame, the control row first.
-
-    Raises:
-        CorruptFrame: a partial has a shard that no query has.
-    """
-    for p in body.partials:
-        if p.shard > MAX_SHARD:
-            raise CorruptFrame(f"the partial of slice {p.slice_start_ms} has shard {p.shard}; at most {MAX_SHARD}")
-    stubs = tuple(Partial(p.slice_start_ms, p.shard, b"") for p in body.partials)
+    """The rows of a readable frame, the control row first."""
+    stubs = tuple(Partial(p.slice_start_ms, b"") for p in body.partials)
     control = body_to_wire(replace(body, partials=stubs)).SerializeToString()
     origin = (str(entry.edge), entry.incarnation)
     partials = [
-        FrameRow(key, entry.position, RowKind.PARTIAL, *origin, p.slice_start_ms, p.shard, p.synopsis)
-        for p in body.partials
+        FrameRow(key, entry.position, RowKind.PARTIAL, *origin, p.slice_start_ms, p.synopsis) for p in body.partials
     ]
     return [_entry_row(key, entry, RowKind.CONTROL, control), *partials]
 
@@ -106,7 +94,7 @@ def row_of_damage(key: str, entry: FrameEntry, reason: str, kind: RowKind = RowK
 
 
 def control_body(payload: bytes) -> FrameBody:
-    """Decodes the body in a control row; its partials have slice and shard, but no synopsis."""
+    """Decodes the body in a control row; its partials have a slice, but no synopsis."""
     return body_from_wire(FrameBodyMessage.FromString(payload))
 
 
@@ -127,4 +115,4 @@ def from_table(table: pa.Table | pa.RecordBatch) -> list[FrameRow]:
 
 def _entry_row(key: str, entry: FrameEntry, kind: RowKind, payload: bytes) -> FrameRow:
     origin = (str(entry.edge), entry.incarnation)
-    return FrameRow(key, entry.position, kind, *origin, 0, 0, payload, entry.wire_bytes, entry.received_at_ms)
+    return FrameRow(key, entry.position, kind, *origin, 0, payload, entry.wire_bytes, entry.received_at_ms)

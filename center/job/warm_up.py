@@ -31,7 +31,7 @@ class MergeTask:
             pass
         aggregate = GroupedAggregate({"key": pa.string()}, {"n": CountStack()})
         aggregate.update([pa.array(["a", "b"])], {"n": None}, 2)
-        rows = [FrameRow("", n, RowKind.PARTIAL, "", "", 0, 0, aggregate.to_bytes(), 0, 0) for n in range(1, PARTIALS)]
+        rows = [FrameRow("", n, RowKind.PARTIAL, "", "", 0, aggregate.to_bytes(), 0, 0) for n in range(1, PARTIALS)]
         settle()
         yield to_batch(merge_rows(rows))
 

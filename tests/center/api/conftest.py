@@ -112,7 +112,7 @@ class Desk:
         columns = {"distance": np.full(rows, 100), "dep_delay": np.arange(rows) + delay_from, "carrier": carriers}
         read = {b.measure.name: b.measure.argument for b in bound.measures}
         part.update([carriers], {k: pa.array(columns[c]) if c else None for k, c in read.items()}, rows)
-        delta = MergedDelta(query.ref, start_ms, 0, part.to_bytes())
+        delta = MergedDelta(query.ref, start_ms, part.to_bytes())
         through = start_ms + HOUR if closed else start_ms
         close = SliceClose(start_ms, rows, 0, withheld)
         fact = FrameSummary(

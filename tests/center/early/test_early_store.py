@@ -180,7 +180,7 @@ def test_the_jobs_metrics_say_what_intervals_and_waits_have_been(world: Stored) 
 
 
 def test_arrivals_pass_through_spark_with_the_frames_control_row() -> None:
-    body = FrameBody(7, (Partial(0, 0, b"synopsis"),), arrivals=Arrivals(5, (b"a", b"bc")))
+    body = FrameBody(7, (Partial(0, b"synopsis"),), arrivals=Arrivals(5, (b"a", b"bc")))
     entry = FrameEntry(REF, 1, EdgeId("e"), "i", 1, 0, "segment", 0, 9, 9, BEGIN_MS)
     control, partial = rows_of_frame(KEY, entry, body)
     assert (control.kind, partial.payload) == (RowKind.CONTROL, b"synopsis")

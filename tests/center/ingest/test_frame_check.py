@@ -50,7 +50,7 @@ IMPOSSIBLE = (
     Withheld("miles", 0, 0, 1, 5.0),
     Withheld("farthest", 0, 0, 1, NAN),
 )
-HONEST = Partial(60_000, 0, synopsis(b"ua"))
+HONEST = Partial(60_000, synopsis(b"ua"))
 CLOSE = SliceClose(60_000, 5, 1)
 BODY = FrameBody(120_000, (HONEST,), (CLOSE,), losses=(InputLoss("file", "restart", 1, NOW_MS + 1),))
 LOST = InputLoss("frames", "partial-refused", 60_000, 60_001)
@@ -148,8 +148,8 @@ def test_an_edge_of_a_query_without_a_budget_has_no_rest() -> None:
 WITHHELD = Withheld("miles", 1.0, 0.0, 1)
 FARTHEST = Withheld("farthest", 1.0, 0.0, 1)
 LARGE: dict[str, tuple[dict[str, str], Callable[[int], Partial | SliceClose], int]] = {
-    "partials": ({"tumbling": "60s"}, lambda n: Partial(60_000 * n, 0, HONEST.synopsis), 900),
-    "shards": ({"tumbling": "60s"}, lambda n: Partial(60_000 * (n // 100), n % 100, HONEST.synopsis), 900),
+    "partials": ({"tumbling": "60s"}, lambda n: Partial(60_000 * n, HONEST.synopsis), 900),
+    "partials of one slice": ({"tumbling": "60s"}, lambda n: Partial(60_000 * (n // 100), HONEST.synopsis), 900),
     "closes": ({"tumbling": "60s"}, lambda n: SliceClose(60_000 * n, 1, 0), 6_000),
     "withheld": ({"tumbling": "60s"}, lambda n: SliceClose(60_000 * n, 1, 0, (WITHHELD, FARTHEST)), 4_000),
     "windows": ({"sliding": "50000s", "every": "100s"}, lambda n: SliceClose(50_000_000 * n, 1, 0), 200),
@@ -182,21 +182,20 @@ def test_a_frame_is_cut_to_the_work_for_which_all_queries_may_wait(kind: str, mo
 
 def test_a_slice_that_is_too_much_work_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_check, "MAX_FRAME_WORK", 100)
-    shards = tuple(Partial(60_000, n, HONEST.synopsis) for n in range(20))
-    before, after = Partial(0, 0, HONEST.synopsis), Partial(120_000, 0, HONEST.synopsis)
-    kept = checked(FrameBody(0, (*shards, after, before))).frame.unpack()
+    crowded = (Partial(60_000, HONEST.synopsis),) * 20
+    before, after = Partial(0, HONEST.synopsis), Partial(120_000, HONEST.synopsis)
+    kept = checked(FrameBody(0, (*crowded, after, before))).frame.unpack()
     assert kept == FrameBody(0, (after, before), losses=(LOST,))
 
 
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (Partial(60_000, 1 << 31, HONEST.synopsis), "shard 2147483648"),
-        (Partial(60_000, 0, b"synopsis"), "corrupt-synopsis"),
-        (Partial(60_000, 0, altered(lambda m: setattr(m, "records", (1 << 64) - 1))), "records: 18446744073709551615"),
-        (Partial(60_000, 0, altered(lambda m: setattr(m, "parameters", "[" * 100_000))), "parameters"),
-        (Partial(60_000, 0, altered(lambda m: setattr(m.parts[0], "seed", 9))), "measures.miles"),
-        (Partial(60_000, 0, GroupedAggregate({}, {}).to_bytes()), "expected 2 arrays"),
+        (Partial(60_000, b"synopsis"), "corrupt-synopsis"),
+        (Partial(60_000, altered(lambda m: setattr(m, "records", (1 << 64) - 1))), "records: 18446744073709551615"),
+        (Partial(60_000, altered(lambda m: setattr(m, "parameters", "[" * 100_000))), "parameters"),
+        (Partial(60_000, altered(lambda m: setattr(m.parts[0], "seed", 9))), "measures.miles"),
+        (Partial(60_000, GroupedAggregate({}, {}).to_bytes()), "expected 2 arrays"),
         (SliceClose(60_000, 3, 4), "3 records observed, 4 late"),
         (SliceClose(60_000, MAX_COUNT + 1, 0), "records observed"),
         (SliceClose(60_000, 3, 0, first_ms=60_000, last_ms=59_999), "last_ms 59999"),
@@ -209,7 +208,7 @@ def test_a_slice_that_is_too_much_work_costs_no_other(monkeypatch: pytest.Monkey
 def test_a_partial_or_a_close_that_cannot_be_right_is_a_stated_loss_and_the_rest_counts(
     bad: Partial | SliceClose, why: str
 ) -> None:
-    other = Partial(120_000, 0, HONEST.synopsis)
+    other = Partial(120_000, HONEST.synopsis)
     body = (
         FrameBody(180_000, (bad, other), (CLOSE,))
         if isinstance(bad, Partial)
@@ -226,7 +225,7 @@ def test_a_partial_or_a_close_that_cannot_be_right_is_a_stated_loss_and_the_rest
 
 @pytest.mark.parametrize("start_ms", [NOW_MS // 60_000 * 60_000 + 60_000, 2_082_758_400_000, -(1 << 62), 60_001])
 def test_a_slice_that_the_query_cannot_have_yet_is_refused_and_opens_no_window(start_ms: int) -> None:
-    body = FrameBody(120_000, (Partial(start_ms, 0, HONEST.synopsis), HONEST), (SliceClose(start_ms, 1, 0), CLOSE))
+    body = FrameBody(120_000, (Partial(start_ms, HONEST.synopsis), HONEST), (SliceClose(start_ms, 1, 0), CLOSE))
     result = checked(body)
     assert f"slice {start_ms}: is " in result.message and ", and 1 more" in result.message
     kept = result.frame.unpack()
@@ -265,7 +264,7 @@ def test_more_losses_than_an_edge_has_are_united() -> None:
     stated = tuple(InputLoss("file", "restart", n * 1_000, n * 1_000 + 1) for n in range(9_000))
     kept = checked(FrameBody(NOW_MS, losses=stated)).frame.unpack().losses
     assert kept == (*stated[:MAX_LOSSES], InputLoss("file", "restart", MAX_LOSSES * 1_000, 8_999_001))
-    refused = tuple(Partial(60_000 * n, 0, b"x") for n in range(MAX_LOSSES + 5))
+    refused = tuple(Partial(60_000 * n, b"x") for n in range(MAX_LOSSES + 5))
     kept = checked(FrameBody(0, refused), latest_ms=1 << 40).frame.unpack().losses
     assert kept == (InputLoss("frames", "partial-refused", 0, 60_000 * (MAX_LOSSES + 4) + 1),)
 
@@ -324,7 +323,7 @@ def test_arrivals_open_windows_as_records_do() -> None:
 
 @on_a_loop
 async def test_a_bad_partial_is_an_alarm_before_the_ack_and_the_honest_one_beside_it_is_stored(tmp_path: Path) -> None:
-    body = FrameBody(120_000, (Partial(0, 0, b"poison"), HONEST), (CLOSE,))
+    body = FrameBody(120_000, (Partial(0, b"poison"), HONEST), (CLOSE,))
     sent = Frame.pack(0, MILES, body)
     async with center(tmp_path) as c:
         c.clock[0] = NOW_MS
@@ -381,7 +380,7 @@ async def test_an_edge_that_comes_first_does_not_set_the_types_of_a_query(tmp_pa
         c.catalog.register(spec(), 1)
         await honest.hello()
         await evil.hello("lga", streams=[pb.Stream(name="flights")])
-        await evil.send(Frame.pack(0, MILES, FrameBody(0, (Partial(0, 0, numbers.to_bytes()),))))
+        await evil.send(Frame.pack(0, MILES, FrameBody(0, (Partial(0, numbers.to_bytes()),))))
         refused = (await evil.until("refused")).refused
         assert refused.reason == "partial-refused" and "keys of type int64; expected string" in refused.message
         await evil.acked(0)

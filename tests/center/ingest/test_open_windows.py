@@ -100,7 +100,7 @@ async def test_at_a_gateway_what_is_refused_is_a_stated_loss_and_the_honest_edge
 
     def frame(seq: int, starts: list[int], through_ms: int, *, closes: bool) -> Frame:
         closed = tuple(SliceClose(start, 1, 0) for start in starts) if closes else ()
-        return Frame.pack(seq, MILES, FrameBody(through_ms, tuple(Partial(s, 0, good) for s in starts), closed))
+        return Frame.pack(seq, MILES, FrameBody(through_ms, tuple(Partial(s, good) for s in starts), closed))
 
     # Alarms are written when this test asks for it: of those between two writes the last one is kept.
     async with (

@@ -17,7 +17,7 @@ from tests.center.gateway_world import MILES, Center, RawEdge, center, eventuall
 
 def many_groups(seq: int, groups: int = 2_000) -> Frame:
     content = b"".join(b"carrier %d," % n for n in range(groups))
-    return Frame.pack(seq, MILES, FrameBody(1_000 + seq, (Partial(0, 0, synopsis(content)),)))
+    return Frame.pack(seq, MILES, FrameBody(1_000 + seq, (Partial(0, synopsis(content)),)))
 
 
 @on_a_loop

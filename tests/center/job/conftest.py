@@ -113,7 +113,7 @@ class World:
                 last = number == frames - 1
                 closes = (SliceClose(start_ms, observed, 0),) if last else ()
                 through_ms = start_ms + WINDOW_MS if last else start_ms
-                body = FrameBody(through_ms, (Partial(start_ms, 0, synopsis(urls, sizes)),), closes)
+                body = FrameBody(through_ms, (Partial(start_ms, synopsis(urls, sizes)),), closes)
                 self.ship(edge, ref, body)
 
     def ship_records(self, edge: EdgeId, ref: QueryRef, window: int, urls: list[str]) -> None:
@@ -123,11 +123,11 @@ class World:
             self.truth[ref, start_ms, url] += 1
         self.records += len(urls)
         close = SliceClose(start_ms, len(urls), 0)
-        self.ship(edge, ref, FrameBody(start_ms, (Partial(start_ms, 0, synopsis(urls, [1] * len(urls))),), (close,)))
+        self.ship(edge, ref, FrameBody(start_ms, (Partial(start_ms, synopsis(urls, [1] * len(urls))),), (close,)))
 
     def ship_foreign(self, edge: EdgeId, ref: QueryRef) -> None:
         """A partial that can be read, but is another query's."""
-        self.ship(edge, ref, FrameBody(0, (Partial(0, 0, synopsis(["/a"], [1], measure="other")),)))
+        self.ship(edge, ref, FrameBody(0, (Partial(0, synopsis(["/a"], [1], measure="other")),)))
 
     def end(self, ref: QueryRef) -> None:
         """Every edge says that nothing more will come."""

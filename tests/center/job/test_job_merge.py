@@ -9,7 +9,6 @@ from center.job.merge import merge_rows
 from center.job.microbatch import gaps, to_micro_batch, unapplied
 from center.job.rows import ROW_SCHEMA, FrameRow, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
 from center.storage.frame_log import FrameEntry
-from edgewater.model.errors import CorruptFrame
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
@@ -44,7 +43,7 @@ def total(payload: bytes) -> int:
 
 def test_rows_come_out_of_arrow_as_they_went_in() -> None:
     rows = [
-        *frame_rows(1, Partial(1000, 2, make_synopsis(5)), through_ms=MAX_TIME_MS),
+        *frame_rows(1, Partial(1000, make_synopsis(5)), through_ms=MAX_TIME_MS),
         row_of_damage(KEY, entry(2), "é"),
     ]
 
@@ -54,19 +53,19 @@ def test_rows_come_out_of_arrow_as_they_went_in() -> None:
     assert from_table(batch) == rows
 
 
-def test_partials_of_one_slice_and_shard_are_merged_and_others_are_not() -> None:
+def test_partials_of_one_slice_are_merged_and_others_are_not() -> None:
     rows = [
-        *frame_rows(1, Partial(0, 0, make_synopsis(1)), Partial(0, 1, make_synopsis(10))),
-        *frame_rows(2, Partial(0, 0, make_synopsis(2)), Partial(1000, 0, make_synopsis(100))),
+        *frame_rows(1, Partial(0, make_synopsis(1)), Partial(0, make_synopsis(10))),
+        *frame_rows(2, Partial(0, make_synopsis(2)), Partial(1000, make_synopsis(100))),
     ]
 
     merged = [r for r in merge_rows(rows) if r.kind is RowKind.PARTIAL]
 
-    assert {(r.slice_start_ms, r.shard): total(r.payload) for r in merged} == {(0, 0): 3, (0, 1): 10, (1000, 0): 100}
+    assert {r.slice_start_ms: total(r.payload) for r in merged} == {0: 13, 1000: 100}
 
 
 def test_a_batch_that_is_run_again_has_nothing_new() -> None:
-    rows = [*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, make_synopsis(2)))]
+    rows = [*frame_rows(1, Partial(0, make_synopsis(1))), *frame_rows(2, Partial(0, make_synopsis(2)))]
     other = [replace(row, query="other@1") for row in rows]
 
     assert unapplied([*rows, *other], {KEY: 2, "other@1": 0}) == other
@@ -74,18 +73,16 @@ def test_a_batch_that_is_run_again_has_nothing_new() -> None:
 
 def test_a_query_with_some_news_keeps_all_its_rows_for_the_store_to_refuse() -> None:
     # Merged, a partial stands at the first of its positions: dropped by that, what is new in it would be lost.
-    merged = merge_rows(
-        [*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, make_synopsis(2)))]
-    )
+    merged = merge_rows([*frame_rows(1, Partial(0, make_synopsis(1))), *frame_rows(2, Partial(0, make_synopsis(2)))])
 
     assert unapplied(merged, {KEY: 1}) == merged
 
 
 def test_a_corrupt_partial_costs_its_own_data_only() -> None:
     rows = [
-        *frame_rows(1, Partial(0, 0, make_synopsis(1))),
-        *frame_rows(2, Partial(0, 0, b"EWS1 nothing")),
-        *frame_rows(3, Partial(0, 0, make_synopsis(4))),
+        *frame_rows(1, Partial(0, make_synopsis(1))),
+        *frame_rows(2, Partial(0, b"EWS1 nothing")),
+        *frame_rows(3, Partial(0, make_synopsis(4))),
     ]
 
     merged = merge_rows(rows)
@@ -101,7 +98,7 @@ def test_partials_that_do_not_merge_stay_apart_wherever_they_come(first: int) ->
     good = [make_synopsis(1), make_synopsis(4)]
     partials = [*good[:first], make_synopsis(7, column="host"), *good[first:]]
 
-    merged = merge_rows(row for n, p in enumerate(partials, 1) for row in frame_rows(n, Partial(0, 0, p)))
+    merged = merge_rows(row for n, p in enumerate(partials, 1) for row in frame_rows(n, Partial(0, p)))
 
     found = {(total(r.payload), r.partials) for r in merged if r.kind is RowKind.PARTIAL}
     assert found == {(5, 2), (7, 1)}
@@ -110,7 +107,7 @@ def test_partials_that_do_not_merge_stay_apart_wherever_they_come(first: int) ->
 
 
 def test_a_lone_corrupt_partial_is_refused_too() -> None:
-    merged = merge_rows(frame_rows(1, Partial(0, 0, b"rubbish")))
+    merged = merge_rows(frame_rows(1, Partial(0, b"rubbish")))
 
     assert [r.kind for r in merged] == [RowKind.CONTROL, RowKind.REFUSED]
 
@@ -118,7 +115,7 @@ def test_a_lone_corrupt_partial_is_refused_too() -> None:
 def test_the_summary_of_a_frame_survives_its_control_row() -> None:
     close = SliceClose(1000, 12, 3)
     rows = frame_rows(
-        9, Partial(2000, 0, make_synopsis(1)), Partial(1000, 1, make_synopsis(1)), through_ms=2000, closes=(close,)
+        9, Partial(2000, make_synopsis(1)), Partial(1000, make_synopsis(1)), through_ms=2000, closes=(close,)
     )
 
     (fact,) = to_micro_batch(rows).summaries
@@ -129,7 +126,7 @@ def test_the_summary_of_a_frame_survives_its_control_row() -> None:
 
 
 def test_a_key_that_two_tasks_merged_becomes_one_delta() -> None:
-    tasks = [merge_rows(frame_rows(i, Partial(0, 0, make_synopsis(i)))) for i in (2, 1)]
+    tasks = [merge_rows(frame_rows(i, Partial(0, make_synopsis(i)))) for i in (2, 1)]
 
     batch = to_micro_batch(row for rows in tasks for row in rows)
 
@@ -150,7 +147,7 @@ def test_a_damaged_frame_counts_as_read() -> None:
 
 
 def test_a_refused_partial_is_stated_as_a_loss_of_its_own_frame() -> None:
-    rows = [*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, b"rubbish"))]
+    rows = [*frame_rows(1, Partial(0, make_synopsis(1))), *frame_rows(2, Partial(0, b"rubbish"))]
 
     batch = to_micro_batch(merge_rows(rows))
 
@@ -160,8 +157,8 @@ def test_a_refused_partial_is_stated_as_a_loss_of_its_own_frame() -> None:
 def test_merges_of_two_tasks_that_do_not_fit_are_deltas_of_their_own() -> None:
     good, other = make_synopsis(1), make_synopsis(7, column="host")
     tasks = [
-        merge_rows([*frame_rows(1, Partial(0, 0, good)), *frame_rows(2, Partial(0, 0, good))]),
-        merge_rows(frame_rows(3, Partial(0, 0, other))),
+        merge_rows([*frame_rows(1, Partial(0, good)), *frame_rows(2, Partial(0, good))]),
+        merge_rows(frame_rows(3, Partial(0, other))),
     ]
 
     batch = to_micro_batch(row for rows in tasks for row in rows)
@@ -181,16 +178,11 @@ def test_whatever_a_partial_raises_costs_only_that_partial(
         return read(partial)
 
     monkeypatch.setattr(GroupedAggregate, "from_bytes", staticmethod(faulty))
-    merged = merge_rows([*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, b"bomb"))])
+    merged = merge_rows([*frame_rows(1, Partial(0, make_synopsis(1))), *frame_rows(2, Partial(0, b"bomb"))])
 
     assert [total(r.payload) for r in merged if r.kind is RowKind.PARTIAL] == [1]
     (refused,) = [r for r in merged if r.kind is RowKind.REFUSED]
     assert refused.payload.startswith(fault.__name__.encode())
-
-
-def test_a_shard_that_no_query_has_damages_its_frame_only() -> None:
-    with pytest.raises(CorruptFrame, match="shard 2147483648"):
-        frame_rows(1, Partial(0, 1 << 31, make_synopsis(1)))
 
 
 def test_a_gap_between_consumed_and_read_positions_is_found() -> None:

@@ -38,7 +38,7 @@ def job(world: World) -> Iterator[MicroBatches]:
 
 
 def body(*partials: bytes, through_ms: int = 0, closes: tuple[SliceClose, ...] = ()) -> FrameBody:
-    return FrameBody(through_ms, tuple(Partial(0, 0, partial) for partial in partials), closes)
+    return FrameBody(through_ms, tuple(Partial(0, partial) for partial in partials), closes)
 
 
 def changed(change: Callable[[SynopsisMessage], None]) -> bytes:
@@ -176,7 +176,7 @@ def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, j
     """Each alarm is a transaction of the driver, for which all queries wait."""
     (ref,) = world.register("a")
     evil, *_ = world.edges
-    bad = tuple(Partial(n * 1000, 0, changed(long_integer)) for n in range(100))
+    bad = tuple(Partial(n * 1000, changed(long_integer)) for n in range(100))
     stated = tuple(InputLoss("file", f"made-up-{n}", 0, 1) for n in range(100))
     world.ship(evil, ref, FrameBody(0, bad, losses=stated))
     job.run()

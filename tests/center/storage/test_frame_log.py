@@ -30,7 +30,7 @@ MILES, HOURS = QueryRef("miles", 1), QueryRef("hours", 3)
 
 
 def stored(seq: int = 0, query: QueryRef = MILES, size: int = 100, edge: str = "jfk") -> StoredFrame:
-    body = FrameBody(1_000, (Partial(0, 0, os.urandom(size)),))
+    body = FrameBody(1_000, (Partial(0, os.urandom(size)),))
     return StoredFrame(EdgeId(edge), "i1", Frame.pack(seq, query, body))
 
 
