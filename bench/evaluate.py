@@ -23,10 +23,11 @@ import numpy as np
 import pyarrow as pa
 
 from center.api import create_app
-from center.catalog import Catalog, ComponentRegistry, StreamRecord
+from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
@@ -93,7 +94,7 @@ class CenterFixture:
         self.app = create_app(
             self.catalog, self.results, self.components, ApiSection(), now_ms=lambda: time.time_ns() // 1_000_000
         )
-        self.catalog.begin_session(
+        self.catalog.edges.begin_session(
             EdgeId("e"),
             "e1",
             labels={},
@@ -109,8 +110,8 @@ class CenterFixture:
             )
 
     def _answer(self, ledger: Ledger, spec: QuerySpec) -> None:
-        query = self.catalog.register(spec, 0)
-        self.results.tick(ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], 0)
+        query = self.catalog.queries.register(spec, 0)[0]
+        self.results.tick(ledger, [EdgesChanged(tuple(self.catalog.edges.all())), QueryRegistered(query)], 0)
         fact = FrameSummary(query.ref, 1, EdgeId("e"), HOUR, (SliceClose(0, self.records, 0),), (0,), 500, 0, "e1")
         delta = MergedDelta(query.ref, 0, _aggregate(spec, self.records).to_bytes())
         self.results.apply(ledger, [delta], [fact], {query.key: 1}, 0)

@@ -22,7 +22,7 @@ import click
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 
-from center.catalog import Catalog, StreamRecord, UnindexedFrame
+from center.catalog import Catalog, UnindexedFrame
 from center.ingest.frame_check import CheckedFrame, FrameCheck
 from center.job.frame_source import FrameReader, SourceOptions
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
@@ -33,6 +33,7 @@ from center.ledger import Ledger
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.guard.frame_work import MAX_FRAME_WORK
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
@@ -125,10 +126,10 @@ class Center:
         self.query, self.edge, url = query, EdgeId("evil"), f"sqlite:///{directory}/center.db"
         self.catalog, self.log, self.ledger = Catalog(url), FrameLog(directory / "log"), Ledger()
         streams = (StreamRecord("s", COLUMNS, LIVE),)
-        self.catalog.begin_session(
+        self.catalog.edges.begin_session(
             self.edge, "i", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=NOW_MS, session="s"
         )
-        self.ref = self.catalog.register(query, NOW_MS).ref
+        self.ref = self.catalog.queries.register(query, NOW_MS)[0].ref
         self.reader = FrameReader(SourceOptions(url, url, str(directory / "log"), keep_frames_ms=1 << 42))
         metrics = JobMetrics()
         self.writer = LedgerWriter(
@@ -147,7 +148,7 @@ class Center:
         check_s = time.process_time() - began_s
         (location,) = self.log.append([StoredFrame(self.edge, "i", checked.frame)])
         size = frame.wire_bytes, NOW_MS, location, frame.raw_bytes, checked.work
-        self.catalog.index([UnindexedFrame(self.ref, self.edge, "i", self._seq, frame.crc32c, *size)])
+        self.catalog.frames.index([UnindexedFrame(self.ref, self.edge, "i", self._seq, frame.crc32c, *size)])
         self._seq += 1
         return frame, checked, check_s
 

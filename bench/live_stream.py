@@ -26,8 +26,8 @@ import numpy as np
 import psutil
 from sqlalchemy import insert, select, update
 
-from center.catalog import RegisteredQuery
 from center.results.schema import answers, counters
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.runtime.health import bound_address, listen
 from tests.center.api.conftest import HOUR, T0, Desk
 

@@ -30,7 +30,6 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from bench.data import DOWNLOADS_WEEK, existing, made_downloads
-from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.early import rates_differ
 from center.ledger import (
     EdgesChanged,
@@ -56,8 +55,10 @@ from edge.core import (
     StreamSpec,
 )
 from edgewater.model import record_functions
+from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.record_functions import RecordFunction, RecordFunctions
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, TIME_COLUMN, EdgeId
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire import Frame, QueryRef, SamplingReason

@@ -30,11 +30,13 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from center.catalog import Catalog, RegisteredQuery, StreamRecord
+from center.catalog import Catalog
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from edge.process import now_ms
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import CountStack, GroupedAggregate
 from edgewater.wire import SliceClose
@@ -55,11 +57,11 @@ class Job:
         self.results = ResultStore(f"sqlite:///{path}/results.db")
         self.ledger = Ledger()
         streams = [StreamRecord("s", {"g": pa.string()}, LIVE)]
-        self.catalog.begin_session(
+        self.catalog.edges.begin_session(
             EdgeId("e"), "e-1", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=now_ms()
         )
-        self.query: RegisteredQuery = self.catalog.register(QuerySpec.from_mapping(SPEC), now_ms())
-        events = [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(self.query)]
+        self.query: RegisteredQuery = self.catalog.queries.register(QuerySpec.from_mapping(SPEC), now_ms())[0]
+        events = [EdgesChanged(tuple(self.catalog.edges.all())), QueryRegistered(self.query)]
         self.results.tick(self.ledger, events, now_ms())
         self.given: dict[int, float] = {}
         self._position = 0

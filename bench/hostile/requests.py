@@ -26,10 +26,11 @@ from bench.hostile.targets import Target, register
 from center.api import create_app
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML
 from center.api.routers.queries import read_query
-from center.catalog import COMPONENTS, Catalog, ComponentHeartbeat, ComponentRegistry, StreamRecord
+from center.catalog import COMPONENTS, Catalog, ComponentHeartbeat, ComponentRegistry
 from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.expressions import bind
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, EdgeId
@@ -93,9 +94,9 @@ def application() -> tuple[FastAPI, Catalog, asyncio.AbstractEventLoop]:
     path = Path(tempfile.mkdtemp(prefix="edgewater-hostile-"))
     catalog, results = Catalog(f"sqlite:///{path}/catalog.db"), ResultStore(f"sqlite:///{path}/results.db")
     streams = [StreamRecord("flights", COLUMNS, LIVE)]
-    catalog.begin_session(EdgeId("e"), "e-1", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=T0)
-    query, ledger = catalog.register(QuerySpec.from_mapping(SPEC), T0), Ledger()
-    results.tick(ledger, [EdgesChanged(tuple(catalog.edges())), QueryRegistered(query)], T0)
+    catalog.edges.begin_session(EdgeId("e"), "e-1", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=T0)
+    query, ledger = catalog.queries.register(QuerySpec.from_mapping(SPEC), T0)[0], Ledger()
+    results.tick(ledger, [EdgesChanged(tuple(catalog.edges.all())), QueryRegistered(query)], T0)
     bound = query.spec.bind(COLUMNS).measures
     part = GroupedAggregate(
         {"carrier": pa.string()},
@@ -145,11 +146,11 @@ def send(data: bytes) -> int:
     }  # fmt: skip
     status = loop.run_until_complete(_response(app, scope, body))
     if scope["method"] in ("DELETE", "POST"):
-        for query in catalog.queries():
+        for query in catalog.queries.all():
             if query.ref.name != "n":
-                catalog.delete(query.ref.name, T0)
-        if not catalog.queries():
-            catalog.register(QuerySpec.from_mapping(SPEC), T0)
+                catalog.queries.delete(query.ref.name, T0)
+        if not catalog.queries.all():
+            catalog.queries.register(QuerySpec.from_mapping(SPEC), T0)
     assert status < 500, f"{status} {scope['method']} {scope['path'][:80]}"
     return status
 

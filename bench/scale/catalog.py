@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from bench.first_light.synthetic_edge import STREAM, spec
-from center.catalog import Catalog, HeartbeatRecord, QueryStatusRecord, SessionStart, StreamRecord
+from center.catalog import Catalog, SessionStart
 from center.ingest.assignments import AssignmentPlan, BudgetSnapshot
 from center.ingest.hello_queue import HELLOS_AT_ONCE
 from center.ingest.status_writer import MAX_HEARTBEATS, MAX_STATUSES
 from edge.process import now_ms
+from edgewater.model.edge_records import HeartbeatRecord, QueryStatusRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, EdgeId
 
@@ -32,28 +33,28 @@ def measure(smoke: bool) -> dict[str, Any]:
         catalog = Catalog(f"sqlite:///{path}")
         everywhere = {key: value for key, value in spec("q").items() if key != "edges"}
         refs = [
-            catalog.register(QuerySpec.from_mapping(everywhere | {"name": f"q{n}"}), now_ms()).ref
+            catalog.queries.register(QuerySpec.from_mapping(everywhere | {"name": f"q{n}"}), now_ms())[0].ref
             for n in range(queries)
         ]
 
         def hellos() -> None:
             starts = [SessionStart(e, "i", {}, (stream,), 0, 0, now_ms(), "s", gateway="g") for e in edges]
             for first in range(0, count, HELLOS_AT_ONCE):
-                catalog.begin_sessions(starts[first : first + HELLOS_AT_ONCE])
+                catalog.edges.begin_sessions(starts[first : first + HELLOS_AT_ONCE])
 
         def heartbeats() -> None:
             beats = [HeartbeatRecord(e, {STREAM: now_ms()}, {STREAM: 1}, {}, 0, 1e6, 1, 0, now_ms()) for e in edges]
             for first in range(0, count, MAX_HEARTBEATS):
-                catalog.record_heartbeats(beats[first : first + MAX_HEARTBEATS])
+                catalog.edges.record_heartbeats(beats[first : first + MAX_HEARTBEATS])
 
         def statuses() -> None:
             for ref in refs[:5]:
                 for first in range(0, count, MAX_STATUSES):
                     some = edges[first : first + MAX_STATUSES]
-                    catalog.record_query_statuses([QueryStatusRecord(ref, e, True, "", "") for e in some])
+                    catalog.queries.record_statuses([QueryStatusRecord(ref, e, True, "", "") for e in some])
 
         def plan() -> AssignmentPlan:
-            return AssignmentPlan.of(catalog.version(), catalog.queries(), catalog.edges())
+            return AssignmentPlan.of(catalog.version(), catalog.queries.all(), catalog.edges.all())
 
         result = {
             "edges": count,

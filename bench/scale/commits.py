@@ -15,10 +15,12 @@ from unittest import mock
 import pyarrow as pa
 
 from bench.first_light.synthetic_edge import spec, synopsis
-from center.catalog import Catalog, StreamRecord, UnindexedFrame, query_key
+from center.catalog import Catalog, UnindexedFrame
 from center.job.frame_source import FrameReader, SourceOptions
 from center.storage.frame_log import FrameLog, StoredFrame
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import Frame, FrameBody, Partial, SliceClose
 
@@ -37,11 +39,11 @@ def _measure(directory: Path, queries: int, windows: int) -> dict[str, Any]:
     catalog, log = Catalog(url), FrameLog(directory / "log")
     specs = [QuerySpec.from_mapping(spec(f"q{n}")) for n in range(queries)]
     columns = {"key": pa.string(), "value": pa.int64()}
-    catalog.begin_session(
+    catalog.edges.begin_session(
         EDGE, "i", labels={}, streams=(StreamRecord(specs[0].stream, columns, LIVE),), oldest_seq=0, next_seq=0,
         now_ms=0, session="s",
     )  # fmt: skip
-    refs = [catalog.register(query, 0).ref for query in specs]
+    refs = [catalog.queries.register(query, 0)[0].ref for query in specs]
     reader = FrameReader(SourceOptions(url, url, str(directory / "log"), keep_frames_ms=1 << 42))
     used_s: defaultdict[str, float] = defaultdict(float)
 
@@ -66,7 +68,7 @@ def _measure(directory: Path, queries: int, windows: int) -> dict[str, Any]:
             for f, at in zip(frames, located, strict=True)
         ]
         with timed("index"):
-            catalog.index(rows)
+            catalog.frames.index(rows)
         with timed("latestOffset"):
             end = reader.latestOffset(start, reader.getDefaultReadLimit())
         with timed("partitions"):
@@ -78,7 +80,7 @@ def _measure(directory: Path, queries: int, windows: int) -> dict[str, Any]:
         start = end
     segments = len(log.segments())
     with timed("retention"):
-        catalog.drop_frames({query_key(ref): windows + 1 for ref in refs})
+        catalog.frames.drop({query_key(ref): windows + 1 for ref in refs})
     used_s["retention"] *= windows / (windows + 1)
     catalog.close()
     return {

@@ -83,7 +83,7 @@ def _edge(
                 largest = max(rate * WINDOW_MS * 1_000, 1)
                 budget = query["budget"]
                 query = {**query, "budget": {**budget, "error": {"bytes": int(budget["error"] * largest)}}}
-            catalog.register(QuerySpec.from_mapping(query), now_ms())
+            catalog.queries.register(QuerySpec.from_mapping(query), now_ms())
         catalog.close()
         gateway = start_gateway(directory, port)
         try:

@@ -83,7 +83,7 @@ async def prepare(directory: Path, catalog_url: str, windows: int, queries: int)
     catalog = Catalog(catalog_url)
     names = [f"x{i}" for i in range(queries)]
     for name in names:
-        catalog.register(QuerySpec.from_mapping(spec(name)), now_ms())
+        catalog.queries.register(QuerySpec.from_mapping(spec(name)), now_ms())
     catalog.close()
     port = free_port()
     gateway = start_gateway(directory, port, f"catalog_url={catalog_url}")

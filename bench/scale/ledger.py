@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 from unittest.mock import patch
 
-from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, stored_state
 from center.ledger.withheld import Totals, WithheldBound
+from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import QueryRef, SliceClose
 

@@ -39,7 +39,7 @@ def register_queries(directory: str) -> None:
     catalog = Catalog(f"sqlite:///{directory}/catalog.db")
     for number in range(QUERIES):
         everywhere = {key: value for key, value in spec(f"q{number}").items() if key != "edges"}
-        catalog.register(QuerySpec.from_mapping(everywhere), now_ms())
+        catalog.queries.register(QuerySpec.from_mapping(everywhere), now_ms())
     catalog.close()
 
 

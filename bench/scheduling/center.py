@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 
 from bench.scheduling.cells import Row
-from center.catalog import Catalog, StreamRecord, UnindexedFrame, query_key
+from center.catalog import Catalog, UnindexedFrame
 from center.job.admission import Admission, BatchLimits, RoundRobin
 from center.job.frame_source import FrameReader, SourceOptions
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
@@ -30,7 +30,9 @@ from center.ledger import Ledger
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.guard.frame_work import FrameWork
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose
@@ -73,12 +75,12 @@ class Center:
         streams = (StreamRecord("s", COLUMNS, LIVE),)
         self._edges = [EdgeId(f"edge{number}") for number in range(EDGES)]
         for edge in self._edges:
-            self._catalog.begin_session(
+            self._catalog.edges.begin_session(
                 edge, "i", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=BEGIN_MS, session=edge
             )
         self.offsets_ms = [number * STEP_MS // queries for number in range(queries)]
         self._specs = [_spec(number, offset_ms) for number, offset_ms in enumerate(self.offsets_ms)]
-        self._refs = [self._catalog.register(spec, BEGIN_MS).ref for spec in self._specs]
+        self._refs = [self._catalog.queries.register(spec, BEGIN_MS)[0].ref for spec in self._specs]
         self._partial = _partial(self._specs[0])
         self._seqs = dict.fromkeys(self._edges, 0)
         self._reader = FrameReader(
@@ -122,7 +124,7 @@ class Center:
             work.add_slice(start_ms, work.of_partial(len(self._partial)) + work.of_close(0) * len(closes))
             rows.append((ref, edge, frame, work.units, through_ms, int(send.at_ms)))
         locations = self._log.append(stored)
-        self._catalog.index([
+        self._catalog.frames.index([
             UnindexedFrame(
                 ref, edge, "i", f.seq, f.crc32c, f.wire_bytes, at_ms, location, f.raw_bytes, units, through_ms
             )

@@ -24,9 +24,10 @@ import yaml
 
 from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 from bench.wire import workload
-from center.catalog import Catalog, query_key
+from center.catalog import Catalog
 from center.config import CenterConfig
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MAX_TIME_MS
 from sim.demo.run import free_port
 
@@ -90,7 +91,7 @@ async def measure(
     center = CenterConfig(data_dir=directory / "center")
     center.data_dir.mkdir()
     catalog = Catalog(center.catalog)
-    ref = catalog.register(QuerySpec.from_mapping(query), 0).ref
+    ref = catalog.queries.register(QuerySpec.from_mapping(query), 0)[0].ref
     port = free_port()
     listen = f"gateway.listen=127.0.0.1:{port}"
     gateway = ["center", "gateway", "--data-dir", str(center.data_dir), "--set", listen]
@@ -102,7 +103,7 @@ async def measure(
             config = _edge(directory, i, path, counter.port, seconds)
             processes.push_async_callback(_stop, _start(directory, f"edge{i}", ["edge", "run", config]))
         await _until_through(catalog, len(load.files))
-    frames = catalog.frames(query_key(ref), 0, 1 << 60)
+    frames = catalog.frames.entries(query_key(ref), 0, 1 << 60)
     size = sum(f.wire_bytes for f in frames)
     return {"frames": len(frames), "frame_bytes": size, "up": counter.up, "down": counter.down}
 
@@ -153,7 +154,7 @@ async def _until_through(catalog: Catalog, edges: int, timeout_s: float = 600) -
     """Waits until every edge has ended its stream and everything is acknowledged."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        known = catalog.edges()
+        known = catalog.edges.all()
         ended = [e for e in known if e.watermarks.get(workload.STREAM, 0) >= MAX_TIME_MS and not e.backlog_bytes]
         if len(ended) == edges:
             return

@@ -22,10 +22,10 @@ import pyarrow.csv
 from cachetools import LRUCache
 
 from center.api.negotiation import ARROW, CSV, JSON
-from center.catalog import RegisteredQuery
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, csv_table, render, to_stated_table
 from center.serving.answer_tables import as_far_as_readable, to_json, with_quality
+from edgewater.model.registered_query import RegisteredQuery
 
 R = TypeVar("R")
 RELEASE = version("edgewater")

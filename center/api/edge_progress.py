@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from cachetools import TTLCache
 
-from center.catalog import Catalog, EdgeRecord, RegisteredQuery, expected_edges
+from center.catalog import Catalog
+from edgewater.model.edge_records import EdgeRecord, expected_edges
 from edgewater.model.errors import NotFound
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
 
@@ -40,7 +42,7 @@ class EdgeProgress:
         with self._lock:
             view = None if refresh else self._cache.get(None)
             if view is None:
-                view = CatalogView(tuple(self._catalog.queries()), tuple(self._catalog.edges()))
+                view = CatalogView(tuple(self._catalog.queries.all()), tuple(self._catalog.edges.all()))
                 self._cache[None] = view
             return view
 
@@ -51,8 +53,11 @@ class EdgeProgress:
             NotFound: the query was deleted or replaced.
         """
         view, now_ms = self.view(), self._now_ms()
-        queries = [q for q in view.queries if reads(q.ref.name)] if query is None else [query]
-        if query is not None and query not in view.queries and self._catalog.query(query.ref.name).ref != query.ref:
+        if query is None:
+            queries = [q for q in view.queries if reads(q.ref.name)]
+        elif query in view.queries or self._catalog.queries.get(query.ref.name).ref == query.ref:
+            queries = [query]
+        else:
             raise NotFound(f"query {query.ref.name}: version {query.ref.version} has been replaced")
         return {"time": rfc3339(now_ms), "queries": [query_progress(q, view.edges, now_ms) for q in queries]}
 

@@ -8,7 +8,8 @@ from typing import Self
 
 from pydantic import BaseModel, Field
 
-from center.catalog import EdgeRecord, QueryDelayRecord, RegisteredQuery
+from edgewater.model.edge_records import EdgeRecord, QueryDelayRecord
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MAX_TIME_MS
 from edgewater.model.windows import window_ends
 

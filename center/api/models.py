@@ -13,8 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from center.api.edge_progress import EdgeState, edge_state, watermark
 from center.api.measure_models import AnswerRow, IntervalCell, Rfc3339, WindowRange
 from center.api.waiting import EdgeCause, QueryState, QueryWait
-from center.catalog import AlarmRecord, DeclaredStream, EdgeRecord, QueryStatusRecord, RegisteredQuery
+from center.catalog import AlarmRecord, DeclaredStream
 from center.catalog import QuarantinedFrame as QuarantinedRecord
+from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import Constant, Delivery, type_name
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import REJECTIONS

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from center.api.services import Services
-from center.catalog import RegisteredQuery
 from center.ledger import Phase
 from center.serving.answer_tables import TIME, empty_table, stated_answer, with_types, without_zone
 from edgewater.model.errors import InvalidQuery
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import type_name
 from edgewater.model.timestamps import rfc3339
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from center.api.edge_progress import edge_state
-from center.catalog import EdgeRecord, QueryStatusRecord, RegisteredQuery, expected_edges
+from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord, expected_edges
 from edgewater.model.query import ErrorBudget
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
 

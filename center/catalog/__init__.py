@@ -3,21 +3,10 @@
 Gateways, the job and the API share it as their only common state. It decides nothing about answers and reads no frames.
 """
 
-from center.catalog.budget_rows import BudgetStateChange
-from center.catalog.delay_rows import QueryDelayRecord
-from center.catalog.edges import (
-    UNREACHABLE_AFTER_MS,
-    AlarmRecord,
-    EdgeRecord,
-    HeartbeatRecord,
-    QueryStatusRecord,
-    StateDigest,
-    StreamRecord,
-    contributes,
-    expected_edges,
-)
-from center.catalog.frame_index import IndexOutcome, LastPositions, UnindexedFrame, query_from_key, query_key
-from center.catalog.input_rows import InputRecord
+from center.catalog.alarms import AlarmRecord
+from center.catalog.budgets import BudgetStateChange
+from center.catalog.catalog import Catalog
+from center.catalog.frame_index import IndexOutcome, LastPositions, UnindexedFrame
 from center.catalog.liveness import (
     COMPONENTS,
     Component,
@@ -28,16 +17,12 @@ from center.catalog.liveness import (
     Role,
     component_status,
 )
-from center.catalog.quarantine import QuarantinedFrame
-from center.catalog.query_rows import RegisteredQuery
+from center.catalog.quarantine import QuarantinedFrame, SuspendedQuery
 from center.catalog.session_rows import SessionStart
-from center.catalog.store import Catalog
-from center.catalog.stream_rows import DeclaredStream, require_declared
-from center.catalog.suspensions import SuspendedQuery
+from center.catalog.streams import DeclaredStream, require_declared
 
 __all__ = [
     "COMPONENTS",
-    "UNREACHABLE_AFTER_MS",
     "AlarmRecord",
     "BudgetStateChange",
     "Catalog",
@@ -46,26 +31,14 @@ __all__ = [
     "ComponentRegistry",
     "ComponentStatus",
     "DeclaredStream",
-    "EdgeRecord",
-    "HeartbeatRecord",
     "HeartbeatThread",
     "IndexOutcome",
-    "InputRecord",
     "LastPositions",
     "QuarantinedFrame",
-    "QueryDelayRecord",
-    "QueryStatusRecord",
-    "RegisteredQuery",
     "Role",
     "SessionStart",
-    "StateDigest",
-    "StreamRecord",
     "SuspendedQuery",
     "UnindexedFrame",
     "component_status",
-    "contributes",
-    "expected_edges",
-    "query_from_key",
-    "query_key",
     "require_declared",
 ]

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, Text, cast, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, Text, cast, delete, func, insert, select, update
 
 from center.catalog import schema as t
-from center.catalog.edges import (
-    EdgeRecord,
-    StreamRecord,
-    edge_from_row,
-    streams_from_json,
-)
+from center.catalog.transactions import increment_version
 from center.edge_access import EdgeAccess
+from edgewater.model.edge_records import EdgeRecord, HeartbeatRecord, StreamRecord
 from edgewater.model.errors import LimitExceeded, ProtocolError
-from edgewater.model.streams import EdgeId
+from edgewater.model.streams import COLUMN_TYPES, Delivery, EdgeId, StreamClock, type_name
 
 MAX_EDGES = 100_000
 MAX_INCARNATIONS = 500
 """Incarnations of one edge that are remembered."""
 REMEMBER_MS = 86_400_000
+NO_PROGRESS: dict[str, Any] = {"watermarks": {}, "records": {}, "drops": {}, "rejected": {}, "null_columns": {}}
+"""Progress of an incarnation that has not sent a heartbeat yet."""
 Refusal = tuple[str, ProtocolError]
 """An alarm's kind, and the error whose message it has."""
 MAX_NAMED = 500
@@ -34,17 +33,85 @@ MAX_FORMER_STREAMS = 64
 """Streams that are kept of each edge after it has ceased to serve them."""
 
 
-def lock_catalog(connection: Connection) -> None:
-    """Serialises changes of queries and edges: the counter's row on PostgreSQL, on SQLite the transaction."""
-    connection.execute(select(t.counters.c.value).where(t.counters.c.name == "catalog").with_for_update()).all()
+def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": s.name,
+            "columns": [[n, type_name(t)] for n, t in s.columns.items()],
+            "clock": asdict(s.clock),
+            **({"deliveries": list(s.deliveries)} if s.deliveries else {}),
+            **({} if s.queries is None else {"queries": list(s.queries)}),
+            **({"constants": dict(s.constants)} if s.constants else {}),
+        }
+        for s in streams
+    ]
 
 
-def increment_version(connection: Connection) -> None:
-    connection.execute(update(t.counters).where(t.counters.c.name == "catalog").values(value=t.counters.c.value + 1))
+def streams_from_json(streams: Iterable[Mapping[str, Any]]) -> tuple[StreamRecord, ...]:
+    return tuple(
+        StreamRecord(
+            s["name"],
+            {n: COLUMN_TYPES[t] for n, t in s["columns"]},
+            StreamClock(**s["clock"]),
+            tuple(map(Delivery, s.get("deliveries", ()))),
+            tuple(s["queries"]) if "queries" in s else None,
+            s.get("constants", {}),
+        )
+        for s in streams
+    )
 
 
-def count_rows(connection: Connection, table: Table) -> int:
-    return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+def heartbeat_to_row(heartbeat: HeartbeatRecord) -> dict[str, Any]:
+    progress: dict[str, Any] = {name: dict(getattr(heartbeat, name)) for name in NO_PROGRESS}
+    progress["durable"] = {"incarnation": heartbeat.incarnation, "records": dict(heartbeat.durable)}
+    return {
+        "progress": progress,
+        "backlog_bytes": heartbeat.backlog_bytes,
+        "bandwidth_bytes_s": heartbeat.bandwidth_bytes_s,
+        "rtt_ms": heartbeat.rtt_ms,
+        "clock_offset_ms": heartbeat.clock_offset_ms,
+        "last_seen_ms": heartbeat.seen_at_ms,
+    }
+
+
+def edge_from_row(
+    row: Row[Any],
+    streams: tuple[tuple[StreamRecord, ...], tuple[StreamRecord, ...]],
+    incarnations: int,
+    state_lost_at_ms: int | None,
+    gateways: Mapping[str, tuple[int, int]],
+) -> EdgeRecord:
+    """An `edges` row as a record.
+
+    Args:
+        streams: those that it serves, and those that it has served.
+        gateways: by gateway, its last sign of life, and the silence of an edge that it would have recorded by then.
+    """
+    heard_by_ms, silence_ms = gateways.get(row.gateway, (None, 0)) if row.connected else (None, 0)
+    heard_from_ms = row.last_seen_ms if heard_by_ms is None else heard_by_ms - silence_ms
+    return EdgeRecord(
+        edge=EdgeId(row.edge),
+        incarnation=row.incarnation,
+        labels=row.labels,
+        streams=streams[0],
+        former_streams=streams[1],
+        first_seen_ms=row.first_seen_ms,
+        last_seen_ms=max(row.last_seen_ms, heard_from_ms),
+        heard_by_ms=heard_by_ms,
+        connected=row.connected,
+        watermarks=row.progress["watermarks"],
+        records=row.progress["records"],
+        drops=row.progress["drops"],
+        backlog_bytes=row.backlog_bytes,
+        bandwidth_bytes_s=row.bandwidth_bytes_s,
+        rtt_ms=row.rtt_ms,
+        clock_offset_ms=row.clock_offset_ms,
+        retired=row.retired,
+        incarnations=incarnations,
+        state_lost_at_ms=state_lost_at_ms,
+        rejected=row.progress.get("rejected", {}),
+        null_columns=row.progress.get("null_columns", {}),
+    )
 
 
 def select_edges(connection: Connection, only: Collection[str] | None = None) -> list[EdgeRecord]:
@@ -111,14 +178,6 @@ def record_lost_state(connection: Connection, edge: EdgeId, now_ms: int) -> None
     if connection.execute(update(t.lost_states).where(row).values(lost_at_ms=now_ms)).rowcount == 0:
         connection.execute(insert(t.lost_states).values(edge=edge, lost_at_ms=now_ms))
     increment_version(connection)
-
-
-def select_incarnation(connection: Connection, edge: EdgeId, incarnation: str) -> tuple[int, int] | None:
-    """(first seq, next expected seq) of an incarnation."""
-    c = t.incarnations.c
-    progress = select(c.first_seq, c.awaited_seq).where(c.edge == edge, c.incarnation == incarnation)
-    row = connection.execute(progress).first()
-    return None if row is None else (int(row[0]), int(row[1]))
 
 
 def lock_incarnations(

@@ -1,302 +1,163 @@
-"""The catalog's records of edges: identity, streams, progress, query statuses, alarms."""
+"""Edges: their sessions, heartbeats and retirement, and the files that they read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
-from typing import Any
 
-import pyarrow as pa
-from sqlalchemy import Row
+from sqlalchemy import bindparam, delete, select, update
 
-from edgewater.model.errors import ProtocolError
-from edgewater.model.query import QuerySpec
-from edgewater.model.streams import COLUMN_TYPES, Constant, Delivery, EdgeId, StreamClock, type_name
-from edgewater.wire import QueryRef
-
-UNREACHABLE_AFTER_MS = 5_000
-"""A gateway without a sign of life for this long has no sessions any more; nor has, by default, a silent edge."""
-NO_PROGRESS: dict[str, Any] = {"watermarks": {}, "records": {}, "drops": {}, "rejected": {}, "null_columns": {}}
-"""Progress of an incarnation that has not sent a heartbeat yet."""
+from center.catalog import schema as t
+from center.catalog.edge_rows import heartbeat_to_row, select_changed, select_edges
+from center.catalog.input_rows import write_inputs
+from center.catalog.session_rows import SessionBatch, SessionStart
+from center.catalog.streams import Streams
+from center.catalog.transactions import Transactions, increment_version
+from center.edge_access import UNLIMITED, EdgeAccess
+from center.storage.database import upsert
+from edgewater.model.edge_records import EdgeRecord, HeartbeatRecord, InputRecord, StateDigest, StreamRecord
+from edgewater.model.errors import EdgewaterError, NotFound
+from edgewater.model.streams import EdgeId
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRecord:
-    """A stream as one edge serves it.
+class Edges:
+    """The edges in the catalog. An edge is known once it has sent a Hello."""
 
-    Attributes:
-        deliveries: each delivery of its sources but exactly-once, sorted.
-        queries: patterns of the names of the queries that the edge may answer (`fnmatch`); None: all.
-        constants: columns that have one value in all records of the stream at this edge.
-    """
+    def __init__(self, transactions: Transactions, streams: Streams) -> None:
+        self._transactions = transactions
+        self._streams = streams
 
-    name: str
-    columns: dict[str, pa.DataType]
-    clock: StreamClock
-    deliveries: tuple[Delivery, ...] = ()
-    queries: tuple[str, ...] | None = None
-    constants: Mapping[str, Constant] = field(default_factory=dict)
+    def begin_session(
+        self,
+        edge: EdgeId,
+        incarnation: str,
+        *,
+        labels: Mapping[str, str],
+        streams: Sequence[StreamRecord],
+        oldest_seq: int,
+        next_seq: int,
+        now_ms: int,
+        session: str = "",
+        access: EdgeAccess = UNLIMITED,
+        state: StateDigest | None = None,
+    ) -> int | None:
+        """Records the start of a session; returns the highest durable seq of this incarnation, or None.
 
-    def answers(self, spec: QuerySpec) -> bool:
-        """Whether the query reads this stream, and the edge may answer it."""
-        allowed = self.queries is None or any(fnmatchcase(spec.name, pattern) for pattern in self.queries)
-        return self.name == spec.stream and allowed
+        An alarm is added, and `EdgeRecord.state_lost_at_ms` set, if frames are lost on both sides (the center's state
+        is older than what it acknowledged), or if another incarnation of the edge was in use: what that one had
+        accepted and not shipped is unknown. If two incarnations take turns, the alarm says that two agents have one id.
 
+        Args:
+            oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
+            session: names the session, for `end_sessions`.
+            access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
+            state: the state that the edge runs on; None: it does not say.
 
-@dataclass(frozen=True, slots=True)
-class EdgeRecord:
-    """An edge, as its last Hello and heartbeat described it.
+        Raises:
+            Retired: it stays retired until it is reinstated.
+            OutdatedState: the edge runs on a copy or an older version of the state that the center knows. Also adds an
+                alarm and sets `EdgeRecord.state_lost_at_ms`.
+            ProtocolError: a column differs from the declared one or, where none is declared, from that of another edge
+                that serves the stream, so that their partials would not merge. Also adds an alarm.
+            LimitExceeded: see `edge_rows.forget_incarnations`; also adds an alarm.
+        """
+        start = SessionStart(
+            edge, incarnation, labels, streams, oldest_seq, next_seq, now_ms, session, access,
+            state=state or StateDigest(),
+        )  # fmt: skip
+        (outcome,) = self.begin_sessions([start])
+        if isinstance(outcome, EdgewaterError):
+            raise outcome
+        return outcome
 
-    Attributes:
-        connected: a gateway holds a session with it. It stays set when that gateway dies: use `reachable`.
-        watermarks: event time per stream before which the edge expects no more records; `MAX_TIME_MS` for
-            a stream that has ended.
-        records: records accepted per stream since the incarnation began.
-        drops: records not counted, by reason, since the incarnation began.
-        rejected: per stream (source, reason, records): records that sources rejected, since the incarnation began.
-        null_columns: per stream (source, column): columns that had values, and are null in most of the newest records.
-        clock_offset_ms: the edge's wall clock less the center's.
-        retired: declared gone for good; answers no longer wait for it.
-        incarnations: number of incarnations seen.
-        state_lost_at_ms: wall time at which the center last noticed that the edge's state was lost: a new incarnation
-            took the place of another one, or frames were lost on both sides. What the edge had accepted by then and
-            not shipped is unknown. None: never.
-        former_streams: streams that it served before: frames of them may still come from its journal.
-        last_seen_ms: wall time at which it was heard from, or later: a gateway of many sessions writes some of the
-            heartbeats of each second, and at once only that an edge has fallen silent or has come back.
-        heard_by_ms: wall time of the last sign of the gateway that hears from it; None: none does.
-    """
+    def begin_sessions(self, starts: Sequence[SessionStart]) -> list[int | EdgewaterError | None]:
+        """As `begin_session`, of different edges in one transaction; an error is returned in its place."""
+        with self._transactions.locked() as connection:
+            return SessionBatch(connection, starts, self._streams.select(connection)).begin()
 
-    edge: EdgeId
-    incarnation: str
-    labels: dict[str, str]
-    streams: tuple[StreamRecord, ...]
-    first_seen_ms: int
-    last_seen_ms: int
-    connected: bool
-    watermarks: dict[str, int]
-    records: dict[str, int]
-    drops: dict[str, int]
-    backlog_bytes: int
-    bandwidth_bytes_s: float
-    rtt_ms: float
-    clock_offset_ms: float
-    retired: bool
-    incarnations: int
-    state_lost_at_ms: int | None = None
-    former_streams: tuple[StreamRecord, ...] = ()
-    heard_by_ms: int | None = None
-    rejected: Mapping[str, Sequence[tuple[str, str, int]]] = field(default_factory=dict)
-    null_columns: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    def record_heartbeats(self, records: Iterable[HeartbeatRecord]) -> None:
+        """Records heartbeats of any number of edges in one transaction; unknown edges are ignored."""
+        with self._transactions.write() as connection:
+            # Sorted, or two gateways that each hold a row lock could deadlock.
+            rows = [{"this": r.edge, **heartbeat_to_row(r)} for r in sorted(records, key=lambda r: r.edge)]
+            if rows:
+                connection.execute(update(t.edges).where(t.edges.c.edge == bindparam("this")), rows)
 
-    @property
-    def seen_before_ms(self) -> int:
-        """Wall time until which the edge may have been heard from."""
-        return self.last_seen_ms if self.heard_by_ms is None else max(self.last_seen_ms, self.heard_by_ms)
+    def record_silence(
+        self,
+        gateway: str,
+        heard: Mapping[EdgeId, tuple[bool, int]],
+        *,
+        silence_ms: int,
+        now_ms: int,
+    ) -> None:
+        """Records a gateway's sign of life, and which of its edges have fallen silent or have come back.
 
-    def reachable(self, now_ms: int, within_ms: int = UNREACHABLE_AFTER_MS) -> bool:
-        """Whether its session was alive within `within_ms`."""
-        return self.connected and now_ms - self.seen_before_ms <= within_ms
+        Args:
+            heard: of those edges, whether the gateway hears from it again, and when it has heard from it last.
+            silence_ms: every other edge of the gateway has been heard from within that time.
+        """
+        c = t.edges.c
+        # Not `in_`: its list of parameters cannot be expanded in a statement that is executed for many rows.
+        of_edge = (c.edge == bindparam("this")) & ((c.gateway == "") | (c.gateway == bindparam("by")))
+        with self._transactions.write() as connection:
+            rows = [
+                {"this": edge, "by": gateway, "gateway": gateway if again else "", "last_seen_ms": at_ms}
+                for edge, (again, at_ms) in sorted(heard.items())
+            ]
+            if rows:
+                connection.execute(update(t.edges).where(of_edge), rows)
+            beat = {"gateway": gateway, "beat_at_ms": now_ms, "silence_ms": silence_ms}
+            upsert(connection, t.gateways, [beat])
 
-    def stream(self, name: str) -> StreamRecord | None:
-        return next((s for s in self.streams if s.name == name), None)
+    def forget_gateways(self) -> None:
+        """Deletes the signs of life of gateways that are not the last one of any edge."""
+        in_use = select(t.edges.c.gateway).distinct()
+        with self._transactions.write() as connection:
+            connection.execute(delete(t.gateways).where(t.gateways.c.gateway.not_in(in_use)))
 
+    def end_sessions(self, ends: Mapping[EdgeId, tuple[str, int]]) -> None:
+        """Records the ends of sessions, by edge the session's name and the time. An edge with a newer one keeps it."""
+        c = t.edges.c
+        this = (c.edge == bindparam("this")) & (c.session == bindparam("ended"))
+        rows = [{"this": edge, "ended": name, "last_seen_ms": at_ms} for edge, (name, at_ms) in sorted(ends.items())]
+        if rows:
+            with self._transactions.write() as connection:
+                connection.execute(update(t.edges).where(this).values(connected=False), rows)
 
-@dataclass(frozen=True, slots=True)
-class StateDigest:
-    """The state of an edge as its Hello states it, for a comparison with what the center has stored.
+    def retire(self, edge: EdgeId) -> None:
+        """Declares an edge gone for good: answers no longer wait for it, and it has no session. Raises NotFound."""
+        self._set_retired(edge, True)
 
-    Attributes:
-        runs: numbers of the processes that have run on the state, the oldest first; empty: the edge does not say.
-        records: durable records by stream; without the streams whose records cannot be compared.
-        checksums: CRC32C of frames that are not acknowledged, by seq.
-    """
+    def reinstate(self, edge: EdgeId) -> None:
+        """Takes a retirement back: queries expect the edge again. Raises NotFound."""
+        self._set_retired(edge, False)
 
-    runs: tuple[int, ...] = ()
-    records: Mapping[str, int] = field(default_factory=dict)
-    checksums: Mapping[int, int] = field(default_factory=dict)
+    def _set_retired(self, edge: EdgeId, retired: bool) -> None:
+        with self._transactions.locked() as connection:
+            row = update(t.edges).where(t.edges.c.edge == edge).values(retired=retired)
+            if connection.execute(row).rowcount == 0:
+                raise NotFound(f"edge {edge} has never connected")
+            increment_version(connection)
 
-    @property
-    def run(self) -> int:
-        """The number of the process that sends the Hello; 0: the edge does not say."""
-        return self.runs[-1] if self.runs else 0
+    def all(self, known: Mapping[EdgeId, EdgeRecord] | None = None) -> list[EdgeRecord]:
+        """All edges that ever sent a Hello, by id.
 
+        Args:
+            known: records to use again, for those who need no progress: an edge that is not retired and whose streams
+                have not changed since is not read.
+        """
+        with self._transactions.read() as connection:
+            return select_changed(connection, known) if known else select_edges(connection)
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatRecord:
-    """The contents of one heartbeat; fields as in `EdgeRecord`.
+    def get(self, edge: EdgeId | str) -> EdgeRecord:
+        """Raises NotFound."""
+        with self._transactions.read() as connection:
+            records = select_edges(connection, [edge])
+        if not records:
+            raise NotFound(f"edge {edge} has never connected")
+        return records[0]
 
-    Attributes:
-        incarnation: the incarnation that sent it.
-        durable: records by stream that are durable in the edge's state.
-    """
-
-    edge: EdgeId
-    watermarks: Mapping[str, int]
-    records: Mapping[str, int]
-    drops: Mapping[str, int]
-    backlog_bytes: int
-    bandwidth_bytes_s: float
-    rtt_ms: float
-    clock_offset_ms: float
-    seen_at_ms: int
-    rejected: Mapping[str, Sequence[tuple[str, str, int]]] = field(default_factory=dict)
-    null_columns: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
-    incarnation: str = ""
-    durable: Mapping[str, int] = field(default_factory=dict)
-
-    def to_row(self) -> dict[str, Any]:
-        progress: dict[str, Any] = {name: dict(getattr(self, name)) for name in NO_PROGRESS}
-        progress["durable"] = {"incarnation": self.incarnation, "records": dict(self.durable)}
-        return {
-            "progress": progress,
-            "backlog_bytes": self.backlog_bytes,
-            "bandwidth_bytes_s": self.bandwidth_bytes_s,
-            "rtt_ms": self.rtt_ms,
-            "clock_offset_ms": self.clock_offset_ms,
-            "last_seen_ms": self.seen_at_ms,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class QueryStatusRecord:
-    """Whether an edge runs a query, and if not, the error's code and message."""
-
-    query: QueryRef
-    edge: EdgeId
-    accepted: bool
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class AlarmRecord:
-    """An event that must not happen. A repetition raises `times`, not the number of alarms.
-
-    `times` may include older messages of the same kind, edge and query: see `center.catalog.alarm_rows`.
-
-    Attributes:
-        query: key of the query that it is about; empty: of none.
-    """
-
-    kind: str
-    edge: EdgeId
-    message: str
-    first_at_ms: int
-    last_at_ms: int
-    times: int
-    query: str = ""
-
-
-def expected_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> list[EdgeId]:
-    """The edges that a query waits for, sorted: those that it names, or all that serve its stream and are not retired.
-
-    A query that names an edge waits for it even if it is retired.
-    """
-    if spec.edges is not None:
-        return sorted(EdgeId(e) for e in spec.edges)
-    return sorted(e.edge for e in edges if not e.retired and any(s.answers(spec) for s in e.streams))
-
-
-def contributes(spec: QuerySpec, edge: EdgeRecord) -> bool:
-    """Whether frames of an edge count in a query: of every edge that the query waits for, or has waited for.
-
-    So an edge may be retired, or have ceased to serve the stream: what it built before still comes.
-    """
-    named = spec.edges is None or edge.edge in spec.edges
-    return named and any(s.answers(spec) for s in (*edge.streams, *edge.former_streams))
-
-
-def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": s.name,
-            "columns": [[n, type_name(t)] for n, t in s.columns.items()],
-            "clock": asdict(s.clock),
-            **({"deliveries": list(s.deliveries)} if s.deliveries else {}),
-            **({} if s.queries is None else {"queries": list(s.queries)}),
-            **({"constants": dict(s.constants)} if s.constants else {}),
-        }
-        for s in streams
-    ]
-
-
-def streams_from_json(streams: Iterable[Mapping[str, Any]]) -> tuple[StreamRecord, ...]:
-    return tuple(
-        StreamRecord(
-            s["name"],
-            {n: COLUMN_TYPES[t] for n, t in s["columns"]},
-            StreamClock(**s["clock"]),
-            tuple(map(Delivery, s.get("deliveries", ()))),
-            tuple(s["queries"]) if "queries" in s else None,
-            s.get("constants", {}),
-        )
-        for s in streams
-    )
-
-
-def edge_from_row(
-    row: Row[Any],
-    streams: tuple[tuple[StreamRecord, ...], tuple[StreamRecord, ...]],
-    incarnations: int,
-    state_lost_at_ms: int | None,
-    gateways: Mapping[str, tuple[int, int]],
-) -> EdgeRecord:
-    """An `edges` row as a record.
-
-    Args:
-        streams: those that it serves, and those that it has served.
-        gateways: by gateway, its last sign of life, and the silence of an edge that it would have recorded by then.
-    """
-    heard_by_ms, silence_ms = gateways.get(row.gateway, (None, 0)) if row.connected else (None, 0)
-    heard_from_ms = row.last_seen_ms if heard_by_ms is None else heard_by_ms - silence_ms
-    return EdgeRecord(
-        edge=EdgeId(row.edge),
-        incarnation=row.incarnation,
-        labels=row.labels,
-        streams=streams[0],
-        former_streams=streams[1],
-        first_seen_ms=row.first_seen_ms,
-        last_seen_ms=max(row.last_seen_ms, heard_from_ms),
-        heard_by_ms=heard_by_ms,
-        connected=row.connected,
-        watermarks=row.progress["watermarks"],
-        records=row.progress["records"],
-        drops=row.progress["drops"],
-        backlog_bytes=row.backlog_bytes,
-        bandwidth_bytes_s=row.bandwidth_bytes_s,
-        rtt_ms=row.rtt_ms,
-        clock_offset_ms=row.clock_offset_ms,
-        retired=row.retired,
-        incarnations=incarnations,
-        state_lost_at_ms=state_lost_at_ms,
-        rejected=row.progress.get("rejected", {}),
-        null_columns=row.progress.get("null_columns", {}),
-    )
-
-
-def require_consistent_schema(
-    edge: EdgeId, streams: Iterable[StreamRecord], others: Sequence[tuple[EdgeId, Sequence[StreamRecord]]]
-) -> None:
-    """Checks that columns of streams without declared ones have one type at all edges. Some edges may lack a column.
-
-    Args:
-        others: other edges that are not retired, each with its streams; one of those with equal streams suffices.
-
-    Raises:
-        ProtocolError: names the column, both types and both edges.
-    """
-    for stream in streams:
-        for other, theirs in others:
-            known = next((s for s in theirs if s.name == stream.name), None)
-            if known is None:
-                continue
-            for column, kind in stream.columns.items():
-                known_kind = known.columns.get(column, kind)
-                if known_kind != kind:
-                    raise ProtocolError(
-                        f"Hello: column {stream.name}.{column} is {type_name(kind)} at edge {edge} and"
-                        f" {type_name(known_kind)} at edge {other}; give it one type everywhere, or declare it at"
-                        f" the center (streams.{stream.name}.columns), or retire {other}"
-                    )
+    def record_inputs(self, inputs: Mapping[EdgeId, Sequence[InputRecord]], now_ms: int) -> None:
+        """Stores which files edges read, in one transaction; raises alarms about files that are read twice."""
+        with self._transactions.locked() as connection:  # if two edges read one file, the second report sees the first
+            write_inputs(connection, inputs, now_ms)

@@ -1,10 +1,12 @@
 """The frame index: which frames the center has, in which order, and at which location of the log.
 
-Each function runs inside a transaction of the catalog. Two row locks keep it consistent with any number of gateways (on
-SQLite the transaction itself is the lock). Under the incarnation's row, a frame is checked against all frames
-acknowledged before it. Under the query's row, positions become visible in order and without gaps, whichever transaction
-commits first. Locks of both kinds are taken in sorted order, incarnations first. Segments hold frames of many queries:
-those that drop frames do so one after another, under the catalog's lock, so that one of them sees the last frame go.
+Two row locks keep it consistent with any number of gateways. On SQLite the transaction itself is the lock. Under the
+incarnation's row, a frame is checked against all frames acknowledged before it. Under the query's row, positions become
+visible in order and without gaps, whichever transaction commits first. Locks of both kinds are taken in sorted order,
+incarnations first.
+
+A segment has frames of many queries. Processes that drop frames do so one after another, under the catalog's lock, so
+that one of them drops the last frame of a segment.
 """
 
 from __future__ import annotations
@@ -34,10 +36,11 @@ from sqlalchemy import (
 )
 
 from center.catalog import schema as t
+from center.catalog.transactions import Transactions
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows
 from center.storage.frame_log import FrameEntry, FrameLocation
 from center.storage.segment_files import COMMITS
-from edgewater.model.errors import StorageError
+from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
@@ -97,19 +100,6 @@ class UnindexedFrame:
     run: int = 0
 
 
-def query_key(query: QueryRef) -> str:
-    """A query's key where a string is needed, such as in offsets: ``name@version``."""
-    return f"{query.name}@{query.version}"
-
-
-def query_from_key(key: str) -> QueryRef:
-    """Parses a `query_key`. Raises StorageError."""
-    name, _, version = key.rpartition("@")
-    if not name or not version.isdigit():
-        raise StorageError(f"{key!r} is not a query's key: a name, @ and a version were expected")
-    return QueryRef(name, int(version))
-
-
 @dataclass(slots=True)
 class _Progress:
     """An incarnation while a batch is indexed.
@@ -128,30 +118,184 @@ class _Progress:
     crcs: dict[int, int] = field(default_factory=dict)
 
 
-def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
-    """Checks the frames of any number of edges in order and indexes the new ones."""
-    progress = _lock_incarnations(connection, batch)
-    _load_checksums(connection, batch, progress)
-    positions = _lock_positions(connection, {f.query for f in batch})
-    began_at = dict(positions)
+class FrameIndex:
+    """The index in the catalog. Its positions are per query, begin at 1 and have no gaps."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def acked_through(self, edge: EdgeId, incarnation: str) -> int | None:
+        """The highest seq up to which all frames of an incarnation are durable; None: there is none."""
+        c = t.incarnations.c
+        progress = select(c.first_seq, c.awaited_seq).where(c.edge == edge, c.incarnation == incarnation)
+        with self._transactions.read() as connection:
+            row = connection.execute(progress).first()
+        return None if row is None or row.awaited_seq <= row.first_seq else int(row.awaited_seq) - 1
+
+    def index(self, batch: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
+        """Indexes frames of any number of edges in one transaction; returns the outcomes in the order of `batch`.
+
+        Once it returns, frames whose outcome is `acknowledged` may be acknowledged. A frame up to `acked_through` is a
+        re-delivery, the frame right above it is new, any other is out of sequence. New frames get the query's next
+        positions, which become visible in order.
+        """
+        if not batch:
+            return []
+        with self._transactions.write() as connection:
+            progress = _lock_incarnations(connection, batch)
+            _load_checksums(connection, batch, progress)
+            positions = _lock_positions(connection, {f.query for f in batch})
+            began_at = dict(positions)
+            outcomes, rows = _check(batch, progress, positions)
+            if rows:
+                connection.execute(insert(t.frames), rows)
+            moved = {query: position for query, position in positions.items() if position != began_at[query]}
+            _advance(connection, moved, progress)
+        return outcomes
+
+    def oldest(self, after: Mapping[str, int]) -> dict[str, int]:
+        """By query key, when the first frame behind a position came, in ms. Queries without such a frame are left out.
+
+        Args:
+            after: a position by query key.
+        """
+        keys = {query_from_key(key): key for key in after}
+        ranges = [(ref.name, ref.version, after[key], after[key] + 1) for ref, key in keys.items()]
+        c = t.frames.c
+        with self._transactions.read() as connection:
+            rows = _in_ranges(connection, ranges, (c.name, c.version, c.received_at_ms))
+            return {keys[QueryRef(row.name, row.version)]: int(row.received_at_ms) for row in rows}
+
+    def last_positions(self) -> dict[str, int]:
+        """Last position by query key, sorted, of live queries and of deleted ones that still have frames."""
+        with self._transactions.read() as connection:
+            return select_last_positions(connection)
+
+    def last_positions_since(self, known: LastPositions | None) -> LastPositions:
+        """As `last_positions`; returns `known` itself if nothing has changed since it was read. Cheap to poll.
+
+        Changes are: a frame was indexed, or a query registered or deleted.
+        """
+        with self._transactions.read() as connection:
+            version, total = connection.execute(_STATE).one()
+            state = int(version), int(total)
+            if known is not None and known.state == state:
+                return known
+            return LastPositions(select_last_positions(connection), state)
+
+    def entries(self, key: str, after: int, through: int) -> list[FrameEntry]:
+        """A query's frames at positions ``after + 1 … through``, ascending."""
+        return self.entries_in({key: (after, through)})[key]
+
+    def entries_in(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, list[FrameEntry]]:
+        """As `entries`, of many queries from one state of the index.
+
+        Args:
+            ranges: by query key, after and through.
+        """
+        entries: dict[str, list[FrameEntry]] = {key: [] for key in ranges}
+        keys = {query_from_key(key): key for key in ranges}
+        asked = [(ref.name, ref.version, *ranges[key]) for ref, key in keys.items()]
+        with self._transactions.read() as connection:
+            for row in _in_ranges(connection, asked, t.frames.c):
+                entries[keys[QueryRef(row.name, row.version)]].append(entry_of(row))
+        return entries
+
+    def lagging_queries(self, before_ms: int) -> frozenset[QueryRef]:
+        """The queries with an indexed frame that arrived before this time, in ms."""
+        c = t.frames.c
+        rows = select(c.name, c.version).where(c.received_at_ms < before_ms).distinct()
+        with self._transactions.read() as connection:
+            return frozenset(QueryRef(name, version) for name, version in connection.execute(rows))
+
+    def drop(self, through: Mapping[str, int]) -> list[str]:
+        """Retention: drops the index up to a position per query key.
+
+        Returns:
+            The segments without indexed frames, sorted. Remove them from the log, then call `forget_segments`. Segments
+            with a quarantined frame are not among them.
+        """
+        refs = {query_from_key(key): position for key, position in through.items()}
+        old = sorted((ref.name, ref.version, 0, position) for ref, position in refs.items())
+        c = t.frames.c
+        with self._transactions.locked() as connection:
+            # A gateway of an older release indexes no frame in a dropped segment, under the queries' locks.
+            _lock_positions(connection, refs)
+            touched = {segment for (segment,) in _in_ranges(connection, old, [c.segment])}
+            if old:
+                connection.execute(
+                    delete(t.frames).where(
+                        c.name == bindparam("of"), c.version == bindparam("at"), c.position <= bindparam("through")
+                    ),
+                    [{"of": name, "at": version, "through": position} for name, version, _, position in old],
+                )
+            return drop_segments(connection, sorted(touched))
+
+    def removable_segments(self, segments: Sequence[str], queries: Callable[[str], Collection[str]]) -> list[str]:
+        """Returns the segments that have no indexed frame now or later; they may be removed from the log.
+
+        These are dropped segments, and segments of deleted queries that were never indexed. Unindexed segments of live
+        queries stay: a catalog restored from a backup does not know their frames.
+
+        Args:
+            queries: returns the keys of the queries of which a segment holds frames; called for unindexed segments.
+        """
+        c = t.queries.c
+        ended = select(c.name, c.version).where(c.deleted_at_ms.is_not(None))
+        removable = []
+        with self._transactions.read() as connection:
+            # Read first: once a query is deleted, no frame of it is indexed any more.
+            deleted = {query_key(QueryRef(name, version)) for name, version in connection.execute(ended)}
+            for begin in range(0, len(segments), _CHUNK):
+                chunk = segments[begin : begin + _CHUNK]
+                segment = t.dropped_segments.c.segment
+                dropped = set(connection.execute(select(segment).where(segment.in_(chunk))).scalars())
+                unindexed = set(without_frames(connection, chunk))
+                removable += [s for s in chunk if s in dropped or (s in unindexed and deleted.issuperset(queries(s)))]
+        return removable
+
+    def forget_segments(self, segments: Sequence[str]) -> None:
+        """Takes segments that were removed from the log off the list of segments to remove.
+
+        Segments of older releases stay: a gateway of such a release may have one open, and looks for it in the list.
+        """
+        rows = [{"gone": s} for s in segments if s.startswith(f"{COMMITS}/")]
+        if rows:
+            gone = t.dropped_segments.c.segment == bindparam("gone")
+            with self._transactions.write() as connection:
+                connection.execute(delete(t.dropped_segments).where(gone), rows)
+
+
+def _check(
+    batch: Sequence[UnindexedFrame],
+    progress: Mapping[tuple[EdgeId, str], _Progress],
+    positions: dict[QueryRef, int],
+) -> tuple[list[IndexOutcome], list[dict[str, Any]]]:
+    """Checks frames in order; returns the outcome of each, and the rows of new frames.
+
+    Advances `progress` and `positions`, which has the last position of each live query.
+    """
     outcomes = []
     rows: list[dict[str, Any]] = []
     for frame in batch:
-        incarnation = progress[frame.edge, frame.incarnation]
-        outcome = _outcome(frame, incarnation, live=frame.query in positions)
+        outcome = _outcome(frame, progress[frame.edge, frame.incarnation], live=frame.query in positions)
         outcomes.append(outcome)
         if outcome is IndexOutcome.NEW:
             positions[frame.query] += 1
             rows.append(_row(frame, positions[frame.query]))
-    if rows:
-        connection.execute(insert(t.frames), rows)
-    moved = [(query, position) for query, position in positions.items() if position != began_at[query]]
-    if moved:
+    return outcomes, rows
+
+
+def _advance(
+    connection: Connection, positions: Mapping[QueryRef, int], progress: Mapping[tuple[EdgeId, str], _Progress]
+) -> None:
+    """Writes the new last positions of queries, and the next expected frames of incarnations."""
+    if positions:
         connection.execute(
             update(t.queries)
             .where(t.queries.c.name == bindparam("of"), t.queries.c.version == bindparam("at"))
             .values(last_position=bindparam("position")),
-            [{"of": query.name, "at": query.version, "position": position} for query, position in moved],
+            [{"of": query.name, "at": query.version, "position": position} for query, position in positions.items()],
         )
     advanced = [(of, state.awaited) for of, state in progress.items() if state.awaited != state.began_at]
     if advanced:
@@ -161,7 +305,6 @@ def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> lis
             .values(awaited_seq=bindparam("awaited")),
             [{"of": edge, "name": name, "awaited": awaited} for (edge, name), awaited in advanced],
         )
-    return outcomes
 
 
 def _outcome(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> IndexOutcome:
@@ -188,7 +331,7 @@ def _outcome(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> In
 def _lock_incarnations(connection: Connection, batch: Sequence[UnindexedFrame]) -> dict[tuple[EdgeId, str], _Progress]:
     table = t.incarnations.c
     names = sorted({(f.edge, f.incarnation) for f in batch})
-    found: dict[tuple[str, str], _Progress] = {}
+    known: dict[tuple[str, str], _Progress] = {}
     for begin in range(0, len(names), _CHUNK):
         rows = (
             select(table.edge, table.incarnation, table.awaited_seq, table.run)
@@ -196,9 +339,9 @@ def _lock_incarnations(connection: Connection, batch: Sequence[UnindexedFrame]) 
             .order_by(table.edge, table.incarnation)
         )
         for edge, name, seq, run in connection.execute(rows.with_for_update()):
-            found[edge, name] = _Progress(seq, seq, run)
+            known[edge, name] = _Progress(seq, seq, run)
     # A catalog restored from a backup does not know some. Refusing makes the edge send a Hello again.
-    return {name: found.get(name) or _Progress(0, 0, stopped=True) for name in names}
+    return {name: known.get(name) or _Progress(0, 0, stopped=True) for name in names}
 
 
 def _load_checksums(
@@ -252,7 +395,7 @@ def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LastPositions:
-    """`last_positions`, and the state of the catalog that they are of.
+    """The last positions of queries, and the state of the catalog at which they were read.
 
     Attributes:
         state: the catalog's version, which changes with the set of live queries, and the sum of their positions, which
@@ -269,29 +412,13 @@ _STATE = select(
 ).where(t.queries.c.deleted_at_ms.is_(None))
 
 
-def last_positions_since(connection: Connection, known: LastPositions | None) -> LastPositions:
-    """`known` itself, unless a frame was indexed, or a query registered or deleted: the job's reader polls this."""
-    version, total = connection.execute(_STATE).one()
-    state = int(version), int(total)
-    return known if known is not None and known.state == state else LastPositions(last_positions(connection), state)
-
-
-def last_positions(connection: Connection) -> dict[str, int]:
+def select_last_positions(connection: Connection) -> dict[str, int]:
     """Last position by key, sorted by key, of live queries and of deleted ones that still have frames."""
     table = t.queries.c
     has_frames = exists().where(t.frames.c.name == table.name, t.frames.c.version == table.version)
     rows = select(table.name, table.version, table.last_position).where(or_(table.deleted_at_ms.is_(None), has_frames))
     # As `query_key` has it, without an object per query.
     return dict(sorted((f"{name}@{version}", last) for name, version, last in connection.execute(rows).all()))
-
-
-def select_entries(connection: Connection, ranges: Mapping[str, tuple[int, int]]) -> dict[str, list[FrameEntry]]:
-    """By query key, the frames at positions after the first of its range, up to the second, ascending."""
-    found: dict[str, list[FrameEntry]] = {key: [] for key in ranges}
-    keys = {query_from_key(key): key for key in ranges}
-    for row in _in_ranges(connection, [(ref.name, ref.version, *ranges[key]) for ref, key in keys.items()], t.frames.c):
-        found[keys[QueryRef(row.name, row.version)]].append(entry_of(row))
-    return found
 
 
 def _in_ranges(
@@ -334,50 +461,8 @@ def entry_of(row: Row[Any]) -> FrameEntry:
     )
 
 
-def oldest_frames(connection: Connection, after: Mapping[str, int]) -> dict[str, int]:
-    """By query key, when the first frame behind a position came, in ms; without queries that have none there."""
-    found = {}
-    keys = {query_from_key(key): key for key in after}
-    ranges = [(ref.name, ref.version, after[key], after[key] + 1) for ref, key in keys.items()]
-    c = t.frames.c
-    for row in _in_ranges(connection, ranges, (c.name, c.version, c.received_at_ms)):
-        found[keys[QueryRef(row.name, row.version)]] = int(row.received_at_ms)
-    return found
-
-
-def lagging_queries(connection: Connection, before_ms: int) -> frozenset[QueryRef]:
-    """The queries with an indexed frame that arrived before this time, in ms."""
-    c = t.frames.c
-    rows = connection.execute(select(c.name, c.version).where(c.received_at_ms < before_ms).distinct())
-    return frozenset(QueryRef(name, version) for name, version in rows)
-
-
-def removable_segments(
-    connection: Connection, segments: Sequence[str], queries: Callable[[str], Collection[str]]
-) -> list[str]:
-    """Those of `segments` without an index row now or later: dropped ones, and unindexed ones of deleted queries.
-
-    Unindexed segments of live queries stay: a catalog restored from a backup does not know their frames.
-
-    Args:
-        queries: the keys of the queries that a segment has frames of; called for unindexed ones.
-    """
-    c = t.queries.c
-    ended = select(c.name, c.version).where(c.deleted_at_ms.is_not(None))
-    # Read first: once a query is deleted, no frame of it is indexed any more.
-    deleted = {query_key(QueryRef(name, version)) for name, version in connection.execute(ended)}
-    removable = []
-    for begin in range(0, len(segments), _CHUNK):
-        chunk = segments[begin : begin + _CHUNK]
-        segment = t.dropped_segments.c.segment
-        dropped = set(connection.execute(select(segment).where(segment.in_(chunk))).scalars())
-        unindexed = set(without_frames(connection, chunk))
-        removable += [s for s in chunk if s in dropped or (s in unindexed and deleted.issuperset(queries(s)))]
-    return removable
-
-
 def without_frames(connection: Connection, segments: Sequence[str]) -> list[str]:
-    """Those of `segments` that hold no frame that is indexed or in quarantine."""
+    """Returns the segments without a frame that is indexed or in quarantine."""
     used: set[str] = set()
     for begin in range(0, len(segments), _CHUNK):
         chunk = segments[begin : begin + _CHUNK]
@@ -387,7 +472,7 @@ def without_frames(connection: Connection, segments: Sequence[str]) -> list[str]
 
 
 def drop_segments(connection: Connection, segments: Sequence[str]) -> list[str]:
-    """Lists those of `segments` that hold no frame any more for removal, and returns them."""
+    """Lists segments without a frame for removal, and returns them. The caller has the catalog's lock."""
     unused = without_frames(connection, segments)
     listed: set[str] = set()
     for begin in range(0, len(unused), _CHUNK):
@@ -397,34 +482,3 @@ def drop_segments(connection: Connection, segments: Sequence[str]) -> list[str]:
     if rows := [{"segment": s} for s in unused if s not in listed]:
         connection.execute(insert(t.dropped_segments), rows)
     return unused
-
-
-def forget_segments(connection: Connection, segments: Sequence[str]) -> None:
-    """Takes removed segments off the list.
-
-    Those of older releases stay: a gateway of such a release may have one open, and looks for it in the list.
-    """
-    rows = [{"gone": s} for s in segments if s.startswith(f"{COMMITS}/")]
-    if rows:
-        connection.execute(delete(t.dropped_segments).where(t.dropped_segments.c.segment == bindparam("gone")), rows)
-
-
-def drop_frames(connection: Connection, through: Mapping[str, int]) -> list[str]:
-    """Deletes rows up to a position per key; returns the segments without index rows now, sorted.
-
-    Segments with a quarantined frame stay (`quarantine.drop`). The caller holds the catalog's lock.
-    """
-    refs = {query_from_key(key): position for key, position in through.items()}
-    # A gateway of an older release indexes no frame in a dropped segment, under the queries' locks.
-    _lock_positions(connection, refs)
-    old = sorted((ref.name, ref.version, 0, position) for ref, position in refs.items())
-    touched = {segment for (segment,) in _in_ranges(connection, old, [t.frames.c.segment])}
-    if old:
-        c = t.frames.c
-        connection.execute(
-            delete(t.frames).where(
-                c.name == bindparam("of"), c.version == bindparam("at"), c.position <= bindparam("through")
-            ),
-            [{"of": name, "at": version, "through": position} for name, version, _, position in old],
-        )
-    return drop_segments(connection, sorted(touched))

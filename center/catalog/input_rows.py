@@ -7,30 +7,17 @@ only sums. So edges report fingerprints of their files, and equal ones raise an 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, insert, select
 
-from center.catalog import alarm_rows
 from center.catalog import schema as t
+from center.catalog.alarms import add_alarm
+from edgewater.model.edge_records import InputRecord
 from edgewater.model.streams import EdgeId
 
 EQUAL_INPUTS = "equal-inputs"
 MAX_PAIRS = 5
 """The most alarms that one report raises; each names a pair of sources."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputRecord:
-    """The files of one source of an edge.
-
-    Attributes:
-        fingerprints: hashes below 2^62 of the beginnings of files, each once.
-    """
-
-    stream: str
-    source: str
-    fingerprints: tuple[int, ...]
 
 
 def write_inputs(connection: Connection, inputs: Mapping[EdgeId, Sequence[InputRecord]], now_ms: int) -> None:
@@ -50,7 +37,7 @@ def write_inputs(connection: Connection, inputs: Mapping[EdgeId, Sequence[InputR
                 " that begin with the same 4 KiB; if they are the same files, their records count twice. Let one"
                 " source read each file"
             )
-            alarm_rows.add(connection, EQUAL_INPUTS, message, edge, now_ms)
+            add_alarm(connection, EQUAL_INPUTS, message, edge, now_ms)
 
 
 def _equal(connection: Connection, edge: EdgeId) -> list[tuple[tuple[str, str], str, str]]:

@@ -1,8 +1,10 @@
-"""Frames that the job could not apply, which wait for an operator's decision. Functions within a catalog transaction.
+"""What the job sets aside: frames that it could not apply, and queries on which it died.
 
 A quarantined frame is applied as a stated loss, as a damaged one, and its bytes stay in the frame log, in a segment of
-their own: retention keeps a segment as long as a quarantined frame lies in it. `retry` gives the frame the query's next
-position, at which the job reads it as new data; it then is in the index again, and no longer here.
+their own: retention keeps a segment as long as a quarantined frame lies in it. A retry gives the frame the query's next
+position, at which the job reads it as new data. It then is in the index again, and no longer here.
+
+A quarantined query gets no answers, and its frames stay until an operator retries it.
 """
 
 from __future__ import annotations
@@ -10,17 +12,25 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, insert, select, update
+from sqlalchemy import Connection, Table, and_, delete, insert, select, update
 
 from center.catalog import schema as t
-from center.catalog.frame_index import drop_segments, entry_of, query_key
+from center.catalog.alarms import add_alarm
+from center.catalog.frame_index import drop_segments, entry_of, without_frames
+from center.catalog.transactions import Transactions
+from center.storage.database import upsert
 from center.storage.frame_log import FrameEntry
 from edgewater.model.errors import Conflict, NotFound
+from edgewater.model.registered_query import query_key
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 MAX_PER_EDGE = 100
 """Quarantined frames of one query and edge; beyond, the oldest one is dropped. They bound the disk that they occupy."""
 MAX_REASON = 2_000
+ALARM = "query-suspended"
+FORGET_MS = 3_600_000
+"""Deaths of the job that are so far apart have nothing to do with each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +47,147 @@ class QuarantinedFrame:
         return query_key(self.entry.query)
 
 
-def is_listed(connection: Connection, entry: FrameEntry) -> bool:
-    return connection.execute(select(t.quarantine).where(_is_frame(entry.query, entry.position))).first() is not None
+@dataclass(frozen=True, slots=True)
+class SuspendedQuery:
+    """A query that the job leaves alone: its frames are kept, and it gets no answers.
+
+    Attributes:
+        deaths: how often the job died while it worked on it.
+    """
+
+    query: QueryRef
+    reason: str
+    deaths: int
+    suspended_at_ms: int
 
 
-def add(connection: Connection, entry: FrameEntry, reason: str, now_ms: int) -> list[str]:
-    """Lists a frame; returns the segments that are unused now (`drop`)."""
-    values = asdict(entry)
-    ref = values.pop("query")
-    row = {**values, **ref, "reason": reason[:MAX_REASON], "quarantined_at_ms": now_ms}
-    connection.execute(insert(t.quarantine).values(**row))
-    c = t.quarantine.c
-    of_edge = and_(c.name == entry.query.name, c.version == entry.query.version, c.edge == entry.edge)
-    listed = connection.execute(select(c.position).where(of_edge).order_by(c.position.desc())).scalars().all()
-    unused = [drop(connection, query_key(entry.query), position) for position in listed[MAX_PER_EDGE:]]
-    return [segment for segment in unused if segment is not None]
+class Quarantine:
+    """The quarantined frames and queries in the catalog."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def add_frame(self, entry: FrameEntry, reason: str, now_ms: int) -> list[str]:
+        """Sets a frame aside, with an alarm. A repetition changes nothing.
+
+        Returns:
+            The segments to remove from the log: segments of older quarantined frames beyond `MAX_PER_EDGE`, and the
+            segment of `entry` if it is an unneeded copy.
+        """
+        key = query_key(entry.query)
+        values = asdict(entry)
+        row = {**values.pop("query"), **values, "reason": reason[:MAX_REASON], "quarantined_at_ms": now_ms}
+        c = t.quarantine.c
+        of_edge = _is_of(t.quarantine, entry.query) & (c.edge == entry.edge)
+        with self._transactions.locked() as connection:
+            if connection.execute(select(t.quarantine).where(_is_frame(entry.query, entry.position))).first():
+                return without_frames(connection, [entry.segment])
+            connection.execute(insert(t.quarantine).values(**row))
+            listed = connection.execute(select(c.position).where(of_edge).order_by(c.position.desc())).scalars().all()
+            unused = [_drop(connection, key, position) for position in listed[MAX_PER_EDGE:]]
+            message = f"query {key}, frame {entry.position} (seq {entry.seq} of {entry.incarnation}): {reason}"
+            add_alarm(connection, "frame-quarantined", message, entry.edge, now_ms, key)
+        return [segment for segment in unused if segment is not None]
+
+    def frames(self) -> list[QuarantinedFrame]:
+        """The quarantined frames, the newest first."""
+        rows = select(t.quarantine).order_by(t.quarantine.c.quarantined_at_ms.desc(), t.quarantine.c.position.desc())
+        with self._transactions.read() as connection:
+            return [_frame(row) for row in connection.execute(rows)]
+
+    def frame_reasons(self) -> dict[tuple[str, int], str]:
+        """Why frames were set aside, by query key and position."""
+        c = t.quarantine.c
+        rows = select(c.name, c.version, c.position, c.reason)
+        with self._transactions.read() as connection:
+            return {
+                (query_key(QueryRef(name, version)), position): reason
+                for name, version, position, reason in connection.execute(rows)
+            }
+
+    def frame(self, key: str, position: int) -> QuarantinedFrame:
+        """The quarantined frame of a query at a position. Raises NotFound."""
+        with self._transactions.read() as connection:
+            return _select_frame(connection, key, position)
+
+    def retry_frame(self, key: str, position: int) -> int:
+        """Gives a quarantined frame the query's next position, and takes it out of quarantine.
+
+        The job has applied the frame as a loss. At the new position it applies the frame as new data.
+
+        Returns:
+            The new position.
+
+        Raises:
+            NotFound: the frame is not in quarantine.
+            Conflict: its query is deleted.
+        """
+        queries, frames = t.queries, t.frames.c
+        with self._transactions.write() as connection:
+            entry = _select_frame(connection, key, position).entry
+            live = _is_of(queries, entry.query) & queries.c.deleted_at_ms.is_(None)
+            last = connection.execute(select(queries.c.last_position).where(live).with_for_update()).scalar()
+            if last is None:
+                raise Conflict(f"query {key} is deleted: nothing can be applied to it; drop the frame")
+            values = asdict(entry) | {"position": last + 1}
+            same = and_(frames.edge == entry.edge, frames.incarnation == entry.incarnation, frames.seq == entry.seq)
+            connection.execute(delete(t.frames).where(same))
+            connection.execute(insert(t.frames).values(**values.pop("query"), **values))
+            connection.execute(update(queries).where(live).values(last_position=last + 1))
+            connection.execute(delete(t.quarantine).where(_is_frame(entry.query, position)))
+        return int(last) + 1
+
+    def drop_frame(self, key: str, position: int) -> str | None:
+        """Gives up a quarantined frame; returns the segment to remove from the log, if it is unused now.
+
+        Raises:
+            NotFound: the frame is not in quarantine.
+        """
+        with self._transactions.locked() as connection:
+            return _drop(connection, key, position)
+
+    def count_death(self, ref: QueryRef, now_ms: int) -> int:
+        """Counts that the job died while it worked on a query.
+
+        Returns:
+            How often it has died so, each time within `FORGET_MS` of the next.
+        """
+        c = t.suspensions.c
+        with self._transactions.write() as connection:
+            row = connection.execute(select(c.deaths, c.died_at_ms).where(_is_of(t.suspensions, ref))).first()
+            deaths = 1 if row is None or row.died_at_ms < now_ms - FORGET_MS else row.deaths + 1
+            key = {"name": ref.name, "version": ref.version}
+            upsert(connection, t.suspensions, [{**key, "deaths": deaths, "died_at_ms": now_ms}])
+        return int(deaths)
+
+    def add_query(self, ref: QueryRef, reason: str, now_ms: int) -> None:
+        """Sets a query aside, with an alarm. A death of the job was counted for it (`count_death`)."""
+        reason = reason[:MAX_REASON]
+        with self._transactions.locked() as connection:
+            row = update(t.suspensions).where(_is_of(t.suspensions, ref))
+            connection.execute(row.values(reason=reason, suspended_at_ms=now_ms))
+            key = query_key(ref)
+            message = f"query {key} is set aside, the others go on: {reason}"
+            add_alarm(connection, ALARM, message, EdgeId(""), now_ms, key)
+
+    def retry_query(self, name: str) -> None:
+        """Lets the job try the quarantined query of that name again. Raises NotFound."""
+        c = t.suspensions.c
+        with self._transactions.write() as connection:
+            if connection.execute(delete(t.suspensions).where(c.name == name, c.suspended_at_ms > 0)).rowcount == 0:
+                raise NotFound(f"query {name[:200]} is not set aside")
+
+    def queries(self) -> dict[QueryRef, SuspendedQuery]:
+        """The live queries that are set aside."""
+        c, q = t.suspensions.c, t.queries.c
+        live = and_(q.name == c.name, q.version == c.version, q.deleted_at_ms.is_(None))
+        rows = select(t.suspensions).join(t.queries, live).where(c.suspended_at_ms > 0).order_by(c.name)
+        with self._transactions.read() as connection:
+            refs = [(QueryRef(r.name, r.version), r) for r in connection.execute(rows)]
+        return {ref: SuspendedQuery(ref, r.reason, r.deaths, r.suspended_at_ms) for ref, r in refs}
 
 
-def select_frames(connection: Connection) -> list[QuarantinedFrame]:
-    """The quarantined frames, the newest first."""
-    rows = select(t.quarantine).order_by(t.quarantine.c.quarantined_at_ms.desc(), t.quarantine.c.position.desc())
-    return [_frame(row) for row in connection.execute(rows)]
-
-
-def select_reasons(connection: Connection) -> dict[tuple[str, int], str]:
-    """The reasons by query key and position."""
-    c = t.quarantine.c
-    rows = connection.execute(select(c.name, c.version, c.position, c.reason))
-    return {(query_key(QueryRef(name, version)), position): reason for name, version, position, reason in rows}
-
-
-def select_frame(connection: Connection, key: str, position: int) -> QuarantinedFrame:
+def _select_frame(connection: Connection, key: str, position: int) -> QuarantinedFrame:
     """Raises NotFound."""
     name, _, version = key.rpartition("@")
     row = None
@@ -78,47 +198,28 @@ def select_frame(connection: Connection, key: str, position: int) -> Quarantined
     return _frame(row)
 
 
-def retry(connection: Connection, key: str, position: int) -> int:
-    """Gives a quarantined frame the query's next position and takes it off the list; returns the position.
-
-    Raises:
-        NotFound: it is not listed.
-        Conflict: its query is deleted.
-    """
-    found = select_frame(connection, key, position)
-    ref = found.entry.query
-    live = and_(t.queries.c.name == ref.name, t.queries.c.version == ref.version, t.queries.c.deleted_at_ms.is_(None))
-    last = connection.execute(select(t.queries.c.last_position).where(live).with_for_update()).scalar_one_or_none()
-    if last is None:
-        raise Conflict(f"query {key} is deleted: nothing can be applied to it; drop the frame")
-    values = asdict(found.entry) | {"position": last + 1}
-    c, (edge, incarnation, seq) = t.frames.c, (found.entry.edge, found.entry.incarnation, found.entry.seq)
-    connection.execute(delete(t.frames).where(c.edge == edge, c.incarnation == incarnation, c.seq == seq))
-    connection.execute(insert(t.frames).values(**values.pop("query"), **values))
-    connection.execute(update(t.queries).where(live).values(last_position=last + 1))
-    connection.execute(delete(t.quarantine).where(_is_frame(ref, position)))
-    return int(last) + 1
-
-
-def drop(connection: Connection, key: str, position: int) -> str | None:
+def _drop(connection: Connection, key: str, position: int) -> str | None:
     """Takes a frame off the list for good; returns its segment if nothing else is in use there.
 
-    The caller holds the catalog's lock.
+    The caller has the catalog's lock.
 
     Raises:
-        NotFound: it is not listed.
+        NotFound: the frame is not in quarantine.
     """
-    entry = select_frame(connection, key, position).entry
+    entry = _select_frame(connection, key, position).entry
     ref, segment = entry.query, entry.segment
-    # The lock under which `retry` indexes the frame.
+    # The lock under which `retry_frame` indexes the frame.
     connection.execute(select(t.queries.c.name).where(t.queries.c.name == ref.name).with_for_update()).all()
     connection.execute(delete(t.quarantine).where(_is_frame(ref, position)))
     return segment if drop_segments(connection, [segment]) else None
 
 
+def _is_of(table: Table, ref: QueryRef) -> Any:
+    return and_(table.c.name == ref.name, table.c.version == ref.version)
+
+
 def _is_frame(ref: QueryRef, position: int) -> Any:
-    c = t.quarantine.c
-    return and_(c.name == ref.name, c.version == ref.version, c.position == position)
+    return and_(_is_of(t.quarantine, ref), t.quarantine.c.position == position)
 
 
 def _frame(row: Any) -> QuarantinedFrame:

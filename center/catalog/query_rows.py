@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -13,13 +12,14 @@ import pyarrow as pa
 from sqlalchemy import Connection, Row, delete, exists, func, insert, or_, select, update
 
 from center.catalog import schema as t
-from center.catalog.edges import EdgeRecord
-from center.catalog.frame_index import query_key
+from center.catalog.transactions import read_counter
+from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.errors import InvalidQuery, StorageError
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.wire import QueryRef
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 MAX_QUERIES = 10_000
 """Queries that are live, or were deleted less than `FORGET_AFTER_MS` ago, or have frames that are kept."""
@@ -29,30 +29,17 @@ FORGOTTEN = "forgotten"
 """The counter of the highest version of a query that was forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredQuery:
-    """A query with the version that registration gave it."""
-
-    ref: QueryRef
-    spec: QuerySpec
-    registered_at_ms: int
-    deleted_at_ms: int | None
-
-    @property
-    def key(self) -> str:
-        return query_key(self.ref)
-
-
-def live_queries(connection: Connection) -> set[QueryRef]:
+def live_refs(connection: Connection) -> set[QueryRef]:
     """Returns the queries that have not been deleted."""
     q = t.queries.c
-    found = connection.execute(select(q.name, q.version).where(q.deleted_at_ms.is_(None)))
-    return {QueryRef(name, version) for name, version in found}
+    rows = connection.execute(select(q.name, q.version).where(q.deleted_at_ms.is_(None)))
+    return {QueryRef(name, version) for name, version in rows}
 
 
-def counter(connection: Connection, name: str) -> int:
-    value = select(t.counters.c.value).where(t.counters.c.name == name)
-    return int(connection.execute(value).scalar_one_or_none() or 0)
+def live_queries(connection: Connection) -> list[RegisteredQuery]:
+    """Returns the queries that have not been deleted, without those that cannot be read here (`readable`)."""
+    rows = connection.execute(select(t.queries).where(t.queries.c.deleted_at_ms.is_(None)))
+    return [query for row in rows if (query := readable(row)) is not None]
 
 
 def forget_ended(connection: Connection, before_ms: int) -> None:
@@ -61,8 +48,10 @@ def forget_ended(connection: Connection, before_ms: int) -> None:
     No later query gets a version of theirs, under any name: edges may still have frames of them.
     """
     c = t.queries.c
-    kept = (exists().where(table.c.name == c.name, table.c.version == c.version) for table in (t.frames, t.quarantine))
-    ended = (c.deleted_at_ms < before_ms) & ~or_(*kept)
+    has_frames = (
+        exists().where(table.c.name == c.name, table.c.version == c.version) for table in (t.frames, t.quarantine)
+    )
+    ended = (c.deleted_at_ms < before_ms) & ~or_(*has_frames)
     version = connection.execute(select(func.max(c.version)).where(ended)).scalar_one()
     if version is None:
         return
@@ -72,13 +61,17 @@ def forget_ended(connection: Connection, before_ms: int) -> None:
 
 def remember_versions(connection: Connection, versions: Iterable[int]) -> None:
     """Reserves versions: no query that is registered later gets one of them."""
-    highest = max([*versions, counter(connection, FORGOTTEN)])
+    highest = max([*versions, read_counter(connection, FORGOTTEN)])
     forgotten = t.counters.c.name == FORGOTTEN
     if connection.execute(update(t.counters).where(forgotten).values(value=highest)).rowcount == 0:
         connection.execute(insert(t.counters).values(name=FORGOTTEN, value=highest))
 
 
 def readable(row: Row[Any]) -> RegisteredQuery | None:
+    """Reads a row; None: the query cannot be read here, because it has a function whose package is not installed.
+
+    An unreadable query is logged once and left out, so that it does not block the others.
+    """
     try:
         return query_from_row(row)
     except StorageError as exc:
@@ -88,7 +81,7 @@ def readable(row: Row[Any]) -> RegisteredQuery | None:
 
 @lru_cache(maxsize=MAX_QUERIES)
 def _log_once(message: str) -> None:
-    logger.error("%s; the query is ignored until it can be read", message)
+    log.error("%s; the query is ignored until it can be read", message)
 
 
 def query_from_row(row: Row[Any]) -> RegisteredQuery:

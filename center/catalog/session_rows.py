@@ -13,27 +13,28 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
-from center.catalog import alarm_rows
 from center.catalog import schema as t
+from center.catalog.alarms import add_alarm
 from center.catalog.edge_rows import (
     FIRST_SEQ,
     MAX_EDGES,
+    NO_PROGRESS,
     Refusal,
-    count_rows,
     forget_incarnations,
     former_streams,
-    increment_version,
     lock_incarnations,
     other_checksum,
     record_lost_state,
     require_new,
     select_shapes,
     served_streams,
+    streams_to_json,
 )
-from center.catalog.edges import NO_PROGRESS, StateDigest, StreamRecord, require_consistent_schema, streams_to_json
-from center.catalog.stream_rows import DeclaredStream, require_declared
+from center.catalog.streams import DeclaredStream, require_declared
+from center.catalog.transactions import count_rows, increment_version
 from center.edge_access import UNLIMITED, EdgeAccess
 from center.storage.database import upsert
+from edgewater.model.edge_records import StateDigest, StreamRecord, require_consistent_schema
 from edgewater.model.errors import Conflict, EdgewaterError, OutdatedState, ProtocolError, Retired
 from edgewater.model.streams import EdgeId
 
@@ -44,9 +45,9 @@ class SessionStart:
 
     Attributes:
         oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
-        session: names the session, for `Catalog.end_sessions`.
+        session: names the session, for `Edges.end_sessions`.
         access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
-        gateway: that hears from the edge from now on, as in `Catalog.record_silence`; empty: none does.
+        gateway: that hears from the edge from now on, as in `Edges.record_silence`; empty: none does.
         state: the state that the edge runs on.
     """
 
@@ -87,7 +88,7 @@ class SessionBatch:
         self._anew: list[dict[str, Any]] = []
 
     def begin(self) -> list[int | EdgewaterError | None]:
-        """For each start, as `Catalog.begin_sessions`."""
+        """For each start, as `Edges.begin_sessions`."""
         outcomes = [self._begin(start) for start in self._starts]
         self._flush()
         if self._changed:
@@ -122,17 +123,17 @@ class SessionBatch:
                 # No frame will have what this process has accepted, and the process may never connect again to state
                 # that.
                 record_lost_state(connection, edge, start.now_ms)
-            alarm_rows.add(connection, refused[0], refused[1].message, edge, start.now_ms)
+            add_alarm(connection, refused[0], refused[1].message, edge, start.now_ms)
             return refused[1]
         if start.oldest_seq > awaited or unknown:
             begin = FIRST_SEQ if unknown else awaited
             lost = f"edge {edge}: frames {begin} to {start.oldest_seq - 1} of incarnation {start.incarnation} are lost"
-            alarm_rows.add(connection, "frames-lost", lost, edge, start.now_ms)
+            add_alarm(connection, "frames-lost", lost, edge, start.now_ms)
             record_lost_state(connection, edge, start.now_ms)
             awaited = start.oldest_seq
         if row is not None and row.incarnation != start.incarnation:
             lost_state = _state_lost(edge, start.incarnation, row.incarnation, progress is not None)
-            alarm_rows.add(connection, *lost_state, edge, start.now_ms)
+            add_alarm(connection, *lost_state, edge, start.now_ms)
             record_lost_state(connection, edge, start.now_ms)
         self._incarnations.append(
             {

@@ -10,9 +10,11 @@ from enum import Enum
 import pyarrow as pa
 
 from center.budgets import Grant, MembersChanged
-from center.catalog import DeclaredStream, EdgeRecord, RegisteredQuery, contributes
+from center.catalog import DeclaredStream
 from center.early import SamplingRequirement, is_expensive
+from edgewater.model.edge_records import EdgeRecord, contributes
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb

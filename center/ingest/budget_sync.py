@@ -23,9 +23,10 @@ from center.budgets import (
     ShareViolation,
     error_limits,
 )
-from center.catalog import BudgetStateChange, Catalog, query_key
+from center.catalog import BudgetStateChange, Catalog
 from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment
 from center.ingest.status_writer import StatusWriter
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
@@ -83,7 +84,7 @@ class BudgetSync:
         ref, reports = assigned.query.ref, self._reports.get(assigned.query.ref, {})
         applied = dict(reports)
         compute = partial(_update, assigned, applied, self._now_ms(), self._policy)
-        violations, written = await asyncio.to_thread(self._catalog.update_budget, ref, compute, self._now_ms())
+        violations, written = await asyncio.to_thread(self._catalog.budgets.update, ref, compute, self._now_ms())
         for violation in violations:
             message = f"query {ref.name}: {violation.message}"
             self._status.alarm(ALARM, message, violation.edge, self._now_ms(), query_key(ref))
@@ -97,12 +98,12 @@ class BudgetSync:
 
     async def _read(self, live: set[QueryRef]) -> None:
         """Reads what this gateway or another has stored."""
-        version = await asyncio.to_thread(self._catalog.budgets_version)
+        version = await asyncio.to_thread(self._catalog.budgets.version)
         if version == self._budgets_version:
             return
-        states = await asyncio.to_thread(self._catalog.budget_states, self._budgets_version)
-        delays = await asyncio.to_thread(self._catalog.processing_delays)
-        rates = await asyncio.to_thread(self._catalog.sampling_rates)
+        states = await asyncio.to_thread(self._catalog.budgets.states, self._budgets_version)
+        delays = await asyncio.to_thread(self._catalog.budgets.processing_delays)
+        rates = await asyncio.to_thread(self._catalog.budgets.sampling_rates)
         grants = {ref: grants for ref, grants in self.snapshot.grants.items() if ref in live}
         grants.update({ref: grants_of(state) for ref, state in states.items()})
         self.snapshot, self._budgets_version = BudgetSnapshot(grants, delays, rates), version

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from center.catalog import HeartbeatRecord, IndexOutcome, QueryStatusRecord, query_key
+from center.catalog import IndexOutcome
 from center.early import EdgeSamplingController
 from center.edge_access import EdgeAccess
 from center.ingest import limits
@@ -35,8 +35,10 @@ from center.ingest.validation import (
     read_utilization,
 )
 from center.storage.frame_log import StoredFrame
+from edgewater.model.edge_records import HeartbeatRecord, QueryStatusRecord
 from edgewater.model.errors import CorruptFrame, EdgewaterError, OutdatedState, ProtocolError
 from edgewater.model.measure import NAME
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.runtime.token_bucket import TokenBucket
 from edgewater.scheduling.costs import MAX_COST_MS

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
-from center.catalog import StreamRecord
 from center.config import OPEN_WINDOWS
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.frame_check import CheckedFrame, FrameCheck
@@ -27,6 +26,7 @@ from center.ingest.open_windows import OpenWindows
 from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import Hello
 from edgewater.guard.frame_work import BYTES_PER_UNIT
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.errors import StorageError
 from edgewater.model.streams import EdgeId
 from edgewater.runtime.token_bucket import TokenBucket

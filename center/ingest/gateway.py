@@ -187,7 +187,7 @@ class Gateway:
             )
         await self._refresh()
         await asyncio.to_thread(self._sweep)
-        await asyncio.to_thread(self._catalog.forget_gateways)
+        await asyncio.to_thread(self._catalog.edges.forget_gateways)
         self._server = grpc.aio.server(options=_server_options(self._config))
         add_servicer: Any = uplink_pb2_grpc.add_UplinkServicer_to_server  # generated, untyped
         add_servicer(_Servicer(self), self._server)
@@ -519,17 +519,17 @@ class Gateway:
         if version == current.version:
             return current
         catalog = self._catalog
-        edges, declared = catalog.edges(current.edges), catalog.declared_streams()
-        return AssignmentPlan.of(version, catalog.queries(), edges, declared, current)
+        edges, declared = catalog.edges.all(current.edges), catalog.streams.declared()
+        return AssignmentPlan.of(version, catalog.queries.all(), edges, declared, current)
 
     def _sweep(self) -> None:
         """Removes segments that retention misses: left by a crash, or of deleted queries and never indexed."""
         try:
             self._log.remove_partial()
-            removable = self._catalog.removable_segments(self._log.segments(), self._queries_in)
+            removable = self._catalog.frames.removable_segments(self._log.segments(), self._queries_in)
             for segment in removable:
                 self._log.remove(segment)
-            self._catalog.forget_segments(removable)
+            self._catalog.frames.forget_segments(removable)
         except StorageError as exc:  # it takes space until the next start, while edges wait for this one
             logger.warning("segments without frames are not removed: %s", exc)
 

@@ -228,7 +228,7 @@ class GroupCommit:
         """Writes the frames with these indices; returns their locations, durable. Raises OSError, StorageError."""
         now_ms = batch[-1].received_at_ms
         if self._lag_read_at_ms is None or abs(now_ms - self._lag_read_at_ms) >= LAG_EVERY_MS:
-            self._lagging = self._catalog.lagging_queries(now_ms - LAG_MS)
+            self._lagging = self._catalog.frames.lagging_queries(now_ms - LAG_MS)
             self._lag_read_at_ms = now_ms
         located: dict[int, FrameLocation] = {}
         try:
@@ -245,7 +245,7 @@ class GroupCommit:
     def _index(
         self, batch: Sequence[ReceivedFrame], located: Sequence[FrameLocation | None], refused: Sequence[bool]
     ) -> list[IndexOutcome]:
-        return self._catalog.index(
+        return self._catalog.frames.index(
             [
                 UnindexedFrame(
                     query=a.stored.frame.query,

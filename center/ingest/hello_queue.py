@@ -45,7 +45,7 @@ class HelloQueue:
         self._next_free_s = 0.0
 
     async def begin(self, start: SessionStart) -> int | None:
-        """As `Catalog.begin_session`, in its turn.
+        """As `Catalog.edges.begin_session`, in its turn.
 
         Raises:
             TryLater: too many Hellos wait.
@@ -99,7 +99,7 @@ class HelloQueue:
 
     async def _begin(self, batch: list[_Waiting]) -> None:
         try:
-            outcomes = await asyncio.to_thread(self._catalog.begin_sessions, [start for start, _ in batch])
+            outcomes = await asyncio.to_thread(self._catalog.edges.begin_sessions, [start for start, _ in batch])
             await self._refresh()
         except Exception as exc:
             for _, outcome in batch:

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from center.catalog import (
+from center.catalog import Catalog
+from center.ingest.metrics import GatewayMetrics
+from edgewater.model.edge_records import (
     UNREACHABLE_AFTER_MS,
-    Catalog,
     HeartbeatRecord,
     InputRecord,
     QueryDelayRecord,
     QueryStatusRecord,
 )
-from center.ingest.metrics import GatewayMetrics
 from edgewater.model.errors import StorageError
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
@@ -171,25 +171,25 @@ class StatusWriter:
         """Writes one kind after the other and removes what is written: after a failure the rest is tried again."""
         while taken.alarms:
             (edge, kind, query), (message, at_ms) = next(iter(taken.alarms.items()))
-            self._catalog.add_alarm(kind, message, edge, at_ms, query)
+            self._catalog.alarms.add(kind, message, edge, at_ms, query)
             del taken.alarms[edge, kind, query]
         if taken.heartbeats:
-            self._catalog.record_heartbeats(taken.heartbeats.values())
+            self._catalog.edges.record_heartbeats(taken.heartbeats.values())
             taken.heartbeats.clear()
         if taken.statuses:
-            self._catalog.record_query_statuses(taken.statuses.values())
+            self._catalog.queries.record_statuses(taken.statuses.values())
             taken.statuses.clear()
         if taken.delays:
-            self._catalog.record_query_delays(taken.delays.values())
+            self._catalog.queries.record_delays(taken.delays.values())
             taken.delays.clear()
         if taken.inputs:
-            self._catalog.record_inputs(taken.inputs, now_ms)
+            self._catalog.edges.record_inputs(taken.inputs, now_ms)
             taken.inputs.clear()
-        self._catalog.end_sessions(taken.ends)
+        self._catalog.edges.end_sessions(taken.ends)
         taken.ends.clear()
         due = not 0 <= now_ms - self._sign_at_ms < SIGN_OF_LIFE_MS  # also of a clock that was set back
         if changed or (self._heard and due):
-            self._catalog.record_silence(self.gateway, changed, silence_ms=silence_ms, now_ms=now_ms)
+            self._catalog.edges.record_silence(self.gateway, changed, silence_ms=silence_ms, now_ms=now_ms)
             self._sign_at_ms = now_ms
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from center.catalog import StreamRecord
 from center.config import StreamSection
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.errors import ProtocolError
 from edgewater.model.streams import LIVE, StreamClock
 from edgewater.model.timestamps import rfc3339

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from center.budgets import BudgetReport
-from center.catalog import HeartbeatRecord, InputRecord, QueryDelayRecord, StateDigest, StreamRecord
 from center.edge_access import EdgeAccess
+from edgewater.model.edge_records import HeartbeatRecord, InputRecord, QueryDelayRecord, StateDigest, StreamRecord
 from edgewater.model.errors import ProtocolError
 from edgewater.model.measure import NAME
 from edgewater.model.query import MAX_MEASURES

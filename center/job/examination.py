@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
-from center.catalog import Catalog, query_key
+from center.catalog import Catalog
 from center.job.admission import BatchLimits
 from center.job.frame_source import read_frames
 from center.job.merge import merge_rows
@@ -28,6 +28,7 @@ from center.results import ResultStore
 from center.storage.frame_log import FrameEntry, FrameLog
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.model.errors import StorageError
+from edgewater.model.registered_query import query_key
 from edgewater.synopses import GroupedAggregate
 
 TIMEOUT_S = 20.0
@@ -200,12 +201,12 @@ def deadly_frames(
     Raises:
         StorageError: it says nothing about the frames.
     """
-    listed = catalog.quarantine_reasons()
+    listed = catalog.quarantine.frame_reasons()
     pending = (
         entry
-        for key, last in catalog.last_positions().items()
+        for key, last in catalog.frames.last_positions().items()
         if key in partition and last > (after := consumed.get(key, 0))
-        for entry in catalog.frames(key, after, min(last, after + limits.frames_per_query))
+        for entry in catalog.frames.entries(key, after, min(last, after + limits.frames_per_query))
         if (key, entry.position) not in listed
     )
     with Examiner(log_dir) as examiner:
@@ -281,11 +282,11 @@ def _try_query(log: FrameLog, log_dir: Path, asked: QueryTrial) -> Trial:
     ):
         original.copy_query(asked.key, store)
         after = store.consumed().get(asked.key, 0)
-        listed = catalog.quarantine_reasons()
-        entries = [(asked.key, entry) for entry in catalog.frames(asked.key, after, after + asked.frames)]
+        listed = catalog.quarantine.frame_reasons()
+        entries = [(asked.key, entry) for entry in catalog.frames.entries(asked.key, after, after + asked.frames)]
         rows = list(read_frames(log, log_dir, entries, listed))
         ledger = Ledger()
-        events = (EdgesChanged(tuple(catalog.edges())),)
+        events = (EdgesChanged(tuple(catalog.edges.all())),)
         batch = to_micro_batch(merge_rows(rows))
         steps: tuple[Callable[[], object], ...] = (
             lambda: store.tick(ledger, events, asked.now_ms),

@@ -53,10 +53,10 @@ class FrameRetention:
         through = {key: position for key, position in through.items() if position > self._dropped.get(key, 0)}
         if not through:
             return []
-        removed = self._catalog.drop_frames(through)
+        removed = self._catalog.frames.drop(through)
         for segment in removed:
             self._log.remove(segment)
-        self._catalog.forget_segments(removed)
+        self._catalog.frames.forget_segments(removed)
         self._dropped |= through
         return removed
 
@@ -68,5 +68,5 @@ class FrameRetention:
         return bisect_right(positions, now_ms - self._keep_ms, key=lambda position: self._arrival_ms(key, position))
 
     def _arrival_ms(self, key: str, position: int) -> int:
-        entries = self._catalog.frames(key, position - 1, position)
+        entries = self._catalog.frames.entries(key, position - 1, position)
         return entries[0].received_at_ms if entries else 0

@@ -208,7 +208,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return ReadMaxBytes(self._options.limits.bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._catalog.last_positions()
+        self._target = self._catalog.frames.last_positions()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The end of the next micro-batch. Never raises: that would end the stream, and the catalog may recover."""
@@ -253,7 +253,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         """The last positions of the partition's queries; the same object as long as nothing has changed."""
         if self._target is not None:
             return {key: last for key, last in self._target.items() if key in partition}
-        known = self._catalog.last_positions_since(self._known)
+        known = self._catalog.frames.last_positions_since(self._known)
         if known is not self._known or partition != self._partition:
             self._known, self._last = known, {key: last for key, last in known.by_key.items() if key in partition}
         return self._last
@@ -307,7 +307,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             if after < min(end, start.get(key, 0) + share):
                 missing[key] = (after, min(end, start.get(key, 0) + share))
         if missing:
-            for key, entries in self._catalog.frames_of(missing).items():
+            for key, entries in self._catalog.frames.entries_in(missing).items():
                 self._read[key] += entries
 
     def _frames(self, key: str, after: int, through: int) -> Sequence[FrameEntry]:
@@ -315,15 +315,17 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         read = self._read.get(key, [])
         if read and read[0].position <= after + 1 and through <= read[-1].position:
             return [entry for entry in read if after < entry.position <= through]
-        return self._catalog.frames(key, after, through)
+        return self._catalog.frames.entries(key, after, through)
 
     def _step_ms(self, key: str) -> tuple[int, int] | None:
         """Distance and offset of a query's window ends; of session windows, their slices."""
         if key not in self._steps:
-            from center.catalog import query_key
+            from edgewater.model.registered_query import query_key
 
-            self._steps = {query_key(q.ref): window_ends(q.spec.window) for q in self._catalog.queries(deleted=True)}
-            delays = self._catalog.query_delays()
+            self._steps = {
+                query_key(q.ref): window_ends(q.spec.window) for q in self._catalog.queries.all(deleted=True)
+            }
+            delays = self._catalog.queries.delays()
             self._delays = {query_key(ref): {r.edge: r.mean_ms for r in each} for ref, each in delays.items()}
             self._steps.setdefault(key, None)  # its function's package is not installed here
         return self._steps[key]
@@ -344,7 +346,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             if through > after[key] and key != WARM_UP
             for entry in self._frames(key, after[key], through)
         ]
-        quarantined = self._catalog.quarantine_reasons()
+        quarantined = self._catalog.quarantine.frame_reasons()
         return [FramePartition(part, quarantined) for part in divide(frames, self._options.parallelism)]
 
     def read(self, partition: FramePartition) -> Iterator[pa.RecordBatch]:

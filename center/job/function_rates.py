@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from center.catalog import Catalog, query_key
+from center.catalog import Catalog
 from center.early import plan_rate, rates_differ
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
@@ -21,6 +21,7 @@ from center.serving import SEED, function_confidence
 from center.storage.progress import NoProgress, Progress, Track
 from edgewater.model.errors import EdgewaterError, StorageError
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import EdgeId
 from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire import QueryRef
@@ -129,7 +130,7 @@ class FunctionRatePlanner:
         for edge, rate in rates.items():
             self._metrics.needed_rate.labels(ref.name, edge).set(rate)
         if rates_differ(self._stored.get(ref, {}), rates):
-            self._catalog.record_sampling_rates(ref, rates)
+            self._catalog.budgets.record_sampling_rates(ref, rates)
             self._stored[ref] = rates
 
 

@@ -27,7 +27,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, wait_random_exponential
 
-from center.catalog import Catalog, Role, query_key
+from center.catalog import Catalog, Role
 from center.job.admission import BatchLimits
 from center.job.examination import SUSPECT_DEATHS, Examiner, QueryTrial, deadly_frames, deadly_query
 from center.job.frame_source import FORMAT, FrameSource, SourceOptions
@@ -45,6 +45,7 @@ from center.spark.java import require_java
 from center.spark.spark_session import SessionConfig, start_session
 from center.storage.progress import Progress, Track, write_whole
 from edgewater.model.errors import StorageError, named
+from edgewater.model.registered_query import query_key
 from edgewater.runtime.health import health_server
 from edgewater.wire import QueryRef
 
@@ -401,10 +402,10 @@ class Job:
         reads. Never raises: without a database nothing is applied either."""
         now_ms, partition = self._config.clock(), self._store.partition
         try:
-            live = {query.key: query.ref for query in self._catalog.queries()}
+            live = {query.key: query.ref for query in self._catalog.queries.all()}
             left = [live[key] for key in self._progress.take_left(partition) if key in live]
-            deaths = {ref: self._catalog.add_death(ref, now_ms) for ref in left}
-            suspended = {ref: s for ref, s in self._catalog.suspended_queries().items() if query_key(ref) in partition}
+            deaths = {ref: self._catalog.quarantine.count_death(ref, now_ms) for ref in left}
+            suspended = {ref: s for ref, s in self._catalog.quarantine.queries().items() if query_key(ref) in partition}
         except StorageError as exc:
             logger.warning("the queries of which drivers may have died cannot be set aside: %s", exc)
             return
@@ -437,7 +438,7 @@ class Job:
                 try:
                     if reason := deadly_query(examiner, trial, deaths):
                         self._writer.require_lease(key)
-                        self._catalog.suspend_query(ref, reason, now_ms)
+                        self._catalog.quarantine.add_query(ref, reason, now_ms)
                 except (StorageError, LeaseLost) as exc:
                     logger.warning("query %s cannot be tried, or set aside for good: %s", key, exc)
                 self._progress.step(Track.MAIN)
@@ -455,8 +456,8 @@ class Job:
             return False
         self._resumed_at_s = time.monotonic()
         try:
-            left = frozenset(self._catalog.suspended_queries())
-            live = {query.ref for query in self._catalog.queries()}
+            left = frozenset(self._catalog.quarantine.queries())
+            live = {query.ref for query in self._catalog.queries.all()}
         except StorageError:
             return False
         ended, self._suspended = self._suspended - left, self._suspended & left
@@ -490,7 +491,7 @@ class Job:
     def has_applied_all(self) -> bool:
         """Whether every indexed frame is applied, but those of queries that are stuck."""
         try:
-            last, consumed = self._catalog.last_positions(), self._writer.consumed()
+            last, consumed = self._catalog.frames.last_positions(), self._writer.consumed()
         except StorageError:
             return False
         stuck, partition = self.processor.stuck, self._store.partition

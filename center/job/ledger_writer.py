@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from center.catalog import Catalog, query_key
+from center.catalog import Catalog
 from center.job.metrics import JobMetrics
 from center.ledger import (
     STALENESS,
@@ -27,6 +27,7 @@ from center.storage.progress import NoProgress, Progress, Track
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import REJECTIONS, QueryRef
 
@@ -68,16 +69,16 @@ class CatalogEvents:
         if version == self._acknowledged:
             return version, []
         partition = self._partition()
-        queries = [query for query in self._catalog.queries(deleted=True) if query.key in partition]
+        queries = [query for query in self._catalog.queries.all(deleted=True) if query.key in partition]
         # A deletion ends all versions up to its own, so it precedes the registration of a later version.
-        events: list[LedgerEvent] = [EdgesChanged(tuple(self._catalog.edges()))]
+        events: list[LedgerEvent] = [EdgesChanged(tuple(self._catalog.edges.all()))]
         events += [QueryDeleted(query.ref) for query in queries if query.deleted_at_ms is not None]
         events += [QueryRegistered(query) for query in queries if query.deleted_at_ms is None]
         return version, events
 
     def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int, query: str) -> None:
         """Adds an alarm about a query to the catalog. Raises StorageError."""
-        self._catalog.add_alarm(kind, message, edge, now_ms, query)
+        self._catalog.alarms.add(kind, message, edge, now_ms, query)
 
     def acknowledge(self, version: int | None) -> None:
         """The ledger has applied the events of this version; None: of none that is known."""

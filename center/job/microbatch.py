@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from center.catalog import Catalog, query_from_key, query_key
+from center.catalog import Catalog
 from center.early import RATES_EVERY_MS, rates_differ
 from center.job.frame_source import read_frames
 from center.job.ledger_writer import FOR_EVER_MS, LedgerWriter
@@ -36,6 +36,7 @@ from center.ledger import FRAMES, Emission, FrameSummary, QueryTooLarge, state_r
 from center.results import MergedDelta
 from center.storage.frame_log import FrameEntry, FrameLog
 from edgewater.model.errors import Conflict, EdgewaterError, NotFound, StorageError, named
+from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import InputLoss, LossReason, QueryRef
 
@@ -351,7 +352,7 @@ class BatchProcessor:
         if not (changes := self._delays.take_changes(now_ms)):
             return
         try:
-            self._catalog.record_processing_delays(changes, now_ms)
+            self._catalog.budgets.record_processing_delays(changes, now_ms)
         except StorageError as exc:  # the batch has been applied; later batches report the delays again
             for ref in changes:
                 self._delays.mark_unreported(ref)
@@ -368,7 +369,7 @@ class BatchProcessor:
             if not rates_differ(self._rates.get(ref, {}), rates):
                 continue
             try:
-                self._catalog.record_sampling_rates(ref, rates)
+                self._catalog.budgets.record_sampling_rates(ref, rates)
                 self._rates[ref] = rates
             except StorageError as exc:  # the batch has been applied; the rates matter only to overloaded edges
                 logger.warning("the sampling rates of %s are not stored: %s", ref.name, exc)
@@ -410,7 +411,7 @@ class BatchProcessor:
                 self._set_aside(key, failure)
                 continue
             through = max(row.position for row in by_query[key])
-            applied += self._isolate(key, self._catalog.frames(key, consumed.get(key, 0), through))
+            applied += self._isolate(key, self._catalog.frames.entries(key, consumed.get(key, 0), through))
         return applied
 
     def _isolate(self, key: str, entries: Sequence[FrameEntry]) -> list[Applied]:
@@ -423,7 +424,7 @@ class BatchProcessor:
         applied: list[Applied] = []
         parts = deque(_halves(entries))
         failures = 0
-        quarantined = self._catalog.quarantine_reasons()
+        quarantined = self._catalog.quarantine.frame_reasons()
         while parts and key not in self._stuck:
             part = parts.popleft()
             rows = list(read_frames(self._log, self._log_dir, [(key, entry) for entry in part], quarantined))
@@ -456,7 +457,7 @@ class BatchProcessor:
             applied = self._apply([row_of_damage(key, entry, reason, RowKind.QUARANTINED)])
         except Exception as failure:
             # Not even its loss can be stated: the fault is the query's state, or the store's.
-            self._remove([self._catalog.drop_quarantined(key, entry.position)])
+            self._remove([self._catalog.quarantine.drop_frame(key, entry.position)])
             if not is_fault_of_frames(failure):
                 raise
             self._set_aside(key, failure)
@@ -471,7 +472,7 @@ class BatchProcessor:
         with contextlib.suppress(StorageError, OSError):
             copy = self._log.copy(entry)
             entry = replace(entry, segment=copy.segment, offset=copy.offset, length=copy.length)
-        unused = self._catalog.quarantine(entry, reason, self._now_ms())
+        unused = self._catalog.quarantine.add_frame(entry, reason, self._now_ms())
         logger.error("query %s, frame %d of edge %s is in quarantine: %s", key, entry.position, entry.edge, reason)
         self._metrics.skipped.labels("frame-quarantined").inc()
         self._remove(unused)
@@ -480,7 +481,7 @@ class BatchProcessor:
         gone = [segment for segment in segments if segment is not None]
         for segment in gone:
             self._log.remove(segment)
-        self._catalog.forget_segments(gone)
+        self._catalog.frames.forget_segments(gone)
 
     def _set_aside(self, key: str, exc: Exception) -> None:
         """Applies no more frames of a query until the job starts again: they stay in the log for an operator."""
@@ -489,7 +490,7 @@ class BatchProcessor:
             self._writer.suspend(exc.query, FOR_EVER_MS)
         self._metrics.stuck.set(len(self._stuck))
         logger.error("query %s is stuck, its frames are kept: %s", key, named(exc))
-        self._catalog.add_alarm("query-stuck", f"query {key}: {named(exc)}", EdgeId(""), self._now_ms(), key)
+        self._catalog.alarms.add("query-stuck", f"query {key}: {named(exc)}", EdgeId(""), self._now_ms(), key)
 
     def suspend(self, key: str, reason: str) -> None:
         """Applies no frames of a query, and gives no answers of it, until `resume`."""
@@ -511,11 +512,11 @@ class BatchProcessor:
         """
         for key, (first, last) in missing.items():
             where = f"query {key}: frames {first} to {last}"
-            if self._catalog.frames(key, first - 1, last):
+            if self._catalog.frames.entries(key, first - 1, last):
                 raise StorageError(f"{where} were not read before later ones")
             logger.error("%s are no longer in the index and were never applied", where)
             self._metrics.skipped.labels("lost").inc()
-            self._catalog.add_alarm("frames-lost", f"{where} were dropped unread", EdgeId(""), self._now_ms(), key)
+            self._catalog.alarms.add("frames-lost", f"{where} were dropped unread", EdgeId(""), self._now_ms(), key)
 
     def _report_losses(self, summaries: Iterable[FrameSummary]) -> None:
         """Counts stated losses of input and adds alarms; as `_raise_alarms`."""
@@ -547,7 +548,7 @@ class BatchProcessor:
         raised: list[_Alarm] = []
         for row in skipped:
             if row.kind is RowKind.QUARANTINED:
-                continue  # `Catalog.quarantine` has added an alarm
+                continue  # `Catalog.quarantine.add_frame` has added an alarm
             kind = "frame-damaged" if row.kind is RowKind.DAMAGED else "partial-refused"
             what = f"query {row.query}, frame {row.position}"
             if row.kind is RowKind.REFUSED:
@@ -568,4 +569,4 @@ class BatchProcessor:
                 messages[MAX_ALARMS - 1 :] = [f"{messages[MAX_ALARMS - 1]}, and {len(messages) - MAX_ALARMS} more"]
             for message in messages:
                 logger.error("%s: %s", kind, message)
-                self._catalog.add_alarm(kind, message, edge, self._now_ms(), query)
+                self._catalog.alarms.add(kind, message, edge, self._now_ms(), query)

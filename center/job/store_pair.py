@@ -32,10 +32,10 @@ def require_pair(catalog: Catalog, results: ResultStore, pair: int) -> None:
     Raises:
         InvalidConfig: the stores are of two centers, or one of them is older than the other.
     """
-    before, of_results, of_catalog = catalog.lineage(), results.lineage(), catalog.lineage()
+    before, of_results, of_catalog = catalog.backups.lineage(), results.lineage(), catalog.backups.lineage()
     if of_results.pair == 0 and of_catalog.mark == 0:  # both are new, or a crash has cut the next two lines
         of_catalog = Lineage(of_catalog.pair or pair)
-        catalog.set_lineage(of_catalog)
+        catalog.backups.set_lineage(of_catalog)
         results.set_lineage(of_catalog)
         return
     if of_results.pair == 0:
@@ -48,7 +48,7 @@ def require_pair(catalog: Catalog, results: ResultStore, pair: int) -> None:
         raise _refused("results_url", "the result store is older than the catalog: one of them was replaced")
     if of_catalog.mark < of_results.mark:
         raise _refused("catalog_url", "the catalog is older than the result store: one of them was replaced")
-    if behind := _behind(results.consumed(), catalog.last_positions()):
+    if behind := _behind(results.consumed(), catalog.frames.last_positions()):
         raise _refused(
             "catalog_url",
             f"the catalog is older than the result store: it has fewer frames of {behind} than were applied",
@@ -70,7 +70,7 @@ def advance_mark(catalog: Catalog, results: ResultStore) -> None:
     """
     lineage = results.lineage()
     if lineage.pair:
-        catalog.raise_mark(lineage.mark + 1)
+        catalog.backups.raise_mark(lineage.mark + 1)
         results.raise_mark(lineage.mark + 1)
 
 
@@ -82,5 +82,5 @@ def reconcile(catalog: Catalog, results: ResultStore, pair: int, now_ms: int) ->
     given.
     """
     lineage = Lineage(pair, 1)
-    catalog.state_losses(lineage, results.consumed(), now_ms)
+    catalog.backups.reconcile(lineage, results.consumed(), now_ms)
     results.begin_after_restore(lineage, now_ms)

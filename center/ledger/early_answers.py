@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from center.catalog import EdgeRecord
 from center.early import Delays, EarlyAnswerEstimator, Prediction, needed_rate
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.quality import Phase, Quality, with_accuracy
@@ -24,6 +23,7 @@ from center.ledger.state import EstimatorLogEntry, QueryState, StateEntry, State
 from center.ledger.time_windows import TimeWindowLedger
 from center.ledger.window_book import MAX_AHEAD_MS
 from edgewater.model.accuracy import report_schedule
+from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
 from edgewater.wire import SamplingReason

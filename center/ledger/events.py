@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from center.catalog import EdgeRecord, RegisteredQuery
 from center.ledger.quality import Phase, Quality
+from edgewater.model.edge_records import EdgeRecord
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import Arrivals, DroppedRecords, InputLoss, LossReason, QueryRef, SliceClose
 

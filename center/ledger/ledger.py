@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from center.catalog import EdgeRecord, RegisteredQuery, query_key
 from center.ledger.early_answers import EarlyAnswerLedger
 from center.ledger.events import (
     EdgesChanged,
@@ -30,8 +29,10 @@ from center.ledger.state import QueryState, StateEntry
 from center.ledger.stored_state import EntryRow, pack_state, unpack_state
 from center.ledger.time_windows import TimeWindowLedger
 from center.ledger.window_book import EventWork, QueryLedger
+from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.errors import NotFound, StorageError
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.windows import SessionWindow
 from edgewater.wire import QueryRef

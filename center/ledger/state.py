@@ -12,12 +12,12 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
-from center.catalog import RegisteredQuery
 from center.ledger.quality import Constants, Phase
 from center.ledger.sessionize import ObservedSession
 from center.ledger.withheld import Totals
 from edgewater.model.errors import UnsupportedVersion
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.model.windows import Extent
 from edgewater.wire import InputLoss, QueryRef, Rest, SliceClose, Withheld

@@ -23,7 +23,6 @@ from heapq import heapify, heappop, heappush, nsmallest
 from itertools import repeat
 from typing import Any
 
-from center.catalog import EdgeRecord, expected_edges
 from center.ledger.events import Emission, FrameSummary, LateSlice, refusal
 from center.ledger.quality import Constants, EdgeStatements, Phase, Quality, assess
 from center.ledger.state import (
@@ -38,6 +37,7 @@ from center.ledger.state import (
 )
 from center.ledger.stored_state import EntryRow, StoredEdges
 from center.ledger.withheld import Totals
+from edgewater.model.edge_records import EdgeRecord, expected_edges
 from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.model.windows import SlidingWindow
 from edgewater.wire import REJECTIONS, DroppedRecords, InputLoss, LossReason, SliceClose

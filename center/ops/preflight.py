@@ -104,7 +104,7 @@ def _catalog(url: str) -> str:
 
     catalog = Catalog(url)
     try:
-        return f"{len(catalog.queries())} queries, {len(catalog.edges())} edges"
+        return f"{len(catalog.queries.all())} queries, {len(catalog.edges.all())} edges"
     finally:
         catalog.close()
 

@@ -14,13 +14,14 @@ from typing import Any, Self
 from sqlalchemy import make_url
 
 from center.api.audit import AuditLog
-from center.catalog import Catalog, QuarantinedFrame, query_key
+from center.catalog import Catalog, QuarantinedFrame
 from center.config import CenterConfig
 from center.job.examination import Examiner
 from center.ops.processes import now_ms
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog
 from edgewater.model.errors import Conflict, EdgewaterError, InvalidConfig
+from edgewater.model.registered_query import query_key
 from edgewater.model.timestamps import rfc3339
 
 
@@ -49,7 +50,7 @@ class Quarantine:
 
     def list(self) -> list[dict[str, Any]]:
         """The frames, the latest first."""
-        return [_mapping(frame) for frame in self._catalog.quarantined()]
+        return [_mapping(frame) for frame in self._catalog.quarantine.frames()]
 
     def suspended(self) -> Sequence[dict[str, Any]]:
         """The queries that are set aside, because the job died of them."""
@@ -60,17 +61,17 @@ class Quarantine:
                 "deaths": s.deaths,
                 "suspended_at": rfc3339(s.suspended_at_ms),
             }
-            for s in self._catalog.suspended_queries().values()
+            for s in self._catalog.quarantine.queries().values()
         ]
 
     def resume(self, name: str) -> None:
         """Lets the job try a query again that was set aside. Raises NotFound."""
         with self._audited("resume_query", f"/v1/queries/{name}"):
-            self._catalog.resume_query(name)
+            self._catalog.quarantine.retry_query(name)
 
     def show(self, key: str, position: int) -> dict[str, Any]:
         """A frame and its contents, as far as they can be read. Raises NotFound."""
-        frame = self._catalog.quarantined_frame(key, position)
+        frame = self._catalog.quarantine.frame(key, position)
         contents: dict[str, Any]
         try:
             with Examiner(self._log_dir) as examiner:
@@ -99,19 +100,19 @@ class Quarantine:
             Conflict: its query is deleted, or the job has not yet stated it as lost.
         """
         with self._audited("retry_quarantined", f"/v1/quarantine/{key}/{position}"):
-            self._catalog.quarantined_frame(key, position)
+            self._catalog.quarantine.frame(key, position)
             with contextlib.closing(ResultStore(self._results_url)) as store:
                 if store.consumed().get(key, 0) < position:
                     raise Conflict(f"the job has not passed frame {position} of query {key} yet: try again when it has")
-            return self._catalog.retry_quarantined(key, position)
+            return self._catalog.quarantine.retry_frame(key, position)
 
     def drop(self, key: str, position: int) -> None:
         """Gives up a frame and its bytes. Raises NotFound."""
         with self._audited("drop_quarantined", f"/v1/quarantine/{key}/{position}"):
-            segment = self._catalog.drop_quarantined(key, position)
+            segment = self._catalog.quarantine.drop_frame(key, position)
             if segment is not None:
                 FrameLog(self._log_dir).remove(segment)
-                self._catalog.forget_segments([segment])
+                self._catalog.frames.forget_segments([segment])
 
 
 def _user() -> str:

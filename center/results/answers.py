@@ -11,12 +11,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, case, func, null, select
 
-from center.catalog import query_from_key, query_key
 from center.ledger import Phase, with_late_records
 from center.results import schema as t
 from center.results.writes import late_by_window, read_counter
 from center.storage.database import read_transaction
 from edgewater.model.errors import InvalidRequest, NotFound
+from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.wire import QueryRef
 
 TRIMMED = "trimmed"

@@ -15,7 +15,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, delete, insert, select, update
 
-from center.catalog import query_from_key, query_key
 from center.ledger import (
     Emission,
     FramesMerged,
@@ -60,6 +59,7 @@ from center.storage.database import (
 from center.storage.lineage import Lineage, raise_mark, read_lineage, write_lineage
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.model.errors import Conflict, StorageError
+from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.wire import QueryRef
 
 FORMAT = 1

@@ -30,7 +30,6 @@ from sqlalchemy import (
     update,
 )
 
-from center.catalog import query_from_key, query_key
 from center.ledger import (
     Emission,
     FrameSummary,
@@ -44,6 +43,7 @@ from center.ledger import (
 )
 from center.results import schema as t
 from center.storage.database import MAX_ADDED, MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
+from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate, merge_what_fits
 from edgewater.synopses.encoding import codec

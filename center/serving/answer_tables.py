@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from center.catalog import Catalog, RegisteredQuery
+from center.catalog import Catalog
 from center.ledger import Phase, Quality, Violation, with_violations
 from center.results import AnswerRecord
 from center.serving.render import to_stated_table
 from edgewater.model.errors import InvalidInput, InvalidQuery
 from edgewater.model.query import BoundQuery, QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
@@ -88,6 +89,11 @@ def with_quality(
     return table
 
 
+def has_types(catalog: Catalog, spec: QuerySpec) -> bool:
+    """Returns whether the columns of the stream are known, so that `empty_table` has the types of answers."""
+    return _bound(catalog, spec) is not None
+
+
 def empty_table(catalog: Catalog, spec: QuerySpec) -> pa.Table:
     """Returns the table of a query without answers.
 
@@ -111,9 +117,9 @@ def empty_table(catalog: Catalog, spec: QuerySpec) -> pa.Table:
 
 
 def _bound(catalog: Catalog, spec: QuerySpec) -> BoundQuery | None:
-    declared = catalog.declared_streams().get(spec.stream)
+    declared = catalog.streams.declared().get(spec.stream)
     served = [declared.types] if declared is not None else []
-    served += [s.columns for e in catalog.edges() if not e.retired and (s := e.stream(spec.stream)) is not None]
+    served += [s.columns for e in catalog.edges.all() if not e.retired and (s := e.stream(spec.stream)) is not None]
     for columns in served:
         try:
             return spec.bind(columns)

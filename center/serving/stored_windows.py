@@ -10,12 +10,12 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from cachetools import LRUCache
 
-from center.catalog import RegisteredQuery
 from center.results import AnswerRecord, ResultStore
 from center.serving.evaluator import WindowAnswer
 from center.serving.synopsis_cache import SynopsisCache
 from center.serving.totals import Rests
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import GroupedAggregate
 
 PAGE = 25

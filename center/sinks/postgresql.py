@@ -87,7 +87,7 @@ class PostgresSink:
                 self._connection.commit()
             with self._connection.transaction(), self._connection.cursor() as cursor:
                 self._prepare(cursor)
-                self._tables = {query.ref: _Table(query) for query in queries}
+                self._tables = {query.ref: _Table(query) for query in queries if query.is_typed}
                 for table in self._tables.values():
                     table.create(cursor, self._schema)
                 for name in sorted({ref.name for ref in self._tables}):
@@ -325,7 +325,9 @@ def _copy(cursor: psycopg.Cursor[Any], table: sql.Composable, rows: pa.Table) ->
     columns = sql.SQL(", ").join(map(sql.Identifier, rows.column_names))
     buffer = io.BytesIO()
     options = pyarrow.csv.WriteOptions(include_header=False)
-    pyarrow.csv.write_csv(pa.table([_text(column) for column in rows.columns], rows.column_names), buffer, options)
+    # One chunk: pyarrow writes garbage for a table whose first chunk is empty.
+    table_of_texts = pa.table([_text(column) for column in rows.columns], rows.column_names).combine_chunks()
+    pyarrow.csv.write_csv(table_of_texts, buffer, options)
     with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, columns)) as copy:
         copy.write(buffer.getvalue())
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.early import RATES_EVERY_MS, SamplingRequirement, rates_differ
 from center.ledger import (
     ACCURACY,
@@ -29,9 +28,11 @@ from center.ledger import (
 )
 from edgewater.arrivals.schedule import HORIZON_WINDOWS
 from edgewater.model.accuracy import AccuracyTarget, MeasureKind, group_values, report_schedule
+from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.errors import InvalidInput
 from edgewater.model.quantities import format_duration
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.wire import QueryRef, SliceClose

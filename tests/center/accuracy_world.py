@@ -9,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.early import EarlyAnswerEstimator
 from center.ledger import (
     EdgesChanged,
@@ -23,7 +22,9 @@ from center.ledger import (
 )
 from center.ledger.early_answers import EarlyAnswerLedger
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, TIME_COLUMN, EdgeId, StreamClock
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire import Frame, QueryRef

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, Phase, QueryRegistered
 from center.results import AnswerRecord
 from center.serving import NO_QUESTIONS, MeasureQuestions, render, to_csv, to_table
@@ -24,7 +23,9 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
+from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, TIME_COLUMN, Constant, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef

@@ -13,7 +13,7 @@ import httpx
 import pyarrow as pa
 
 from center.api import create_app
-from center.catalog import Catalog, ComponentRegistry, StateDigest, StreamRecord, query_key
+from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.ingest.frame_check import FrameCheck
 from center.ingest.stream_rules import CLOCK_LEAD_MS
@@ -28,8 +28,10 @@ from center.storage.frame_log import FrameEntry
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
 from edge.records import RejectedRecords
+from edgewater.model.edge_records import StateDigest, StreamRecord
 from edgewater.model.errors import OutdatedState
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import LIVE, Constant, EdgeId
 from edgewater.wire import Frame, FrameBody, QueryRef
 
@@ -65,7 +67,7 @@ class Border:
 
     def register(self, **parts: object) -> QueryRef:
         given = {"name": "q", "from": STREAM, "measures": {"n": "count()"}, "window": {"tumbling": "1m"}, **parts}
-        query = self.catalog.register(QuerySpec.from_mapping(given), self.now_ms)
+        query = self.catalog.queries.register(QuerySpec.from_mapping(given), self.now_ms)[0]
         self.writer.advance()
         for site in self.edges.values():
             site.configure()
@@ -129,7 +131,7 @@ class Site:
     def connect(self) -> None:
         """Sends the Hello of a new session."""
         core, durable, center = self.durable.core, self.durable, self.center
-        center.catalog.begin_session(
+        center.catalog.edges.begin_session(
             EdgeId(self.name), durable.incarnation, labels={},
             streams=[StreamRecord(STREAM, COLUMNS, LIVE, constants=self.constants)],
             oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq, next_seq=core.next_seq,
@@ -138,7 +140,7 @@ class Site:
         center.writer.advance()
 
     def configure(self) -> None:
-        queries = tuple((q.ref, q.spec) for q in self.center.catalog.queries())
+        queries = tuple((q.ref, q.spec) for q in self.center.catalog.queries.all())
         if {ref for ref, _ in queries} != set(self.durable.core.queries) or not self.durable.core.configured:
             self.durable.handle(Configured(queries))
 
@@ -182,7 +184,7 @@ class Site:
             )  # fmt: skip
             body = spoil(frame.unpack())
             if body is not None:  # what the gateway keeps of it
-                check = FrameCheck(self.center.catalog.query(frame.query.name).spec, COLUMNS)
+                check = FrameCheck(self.center.catalog.queries.get(frame.query.name).spec, COLUMNS)
                 latest_ms = self.center.now_ms + CLOCK_LEAD_MS
                 body = check.check(Frame.pack(frame.seq, frame.query, body), latest_ms).frame.unpack()
             rows += [row_of_damage(key, entry, "torn")] if body is None else rows_of_frame(key, entry, body)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from center.catalog import Catalog, StreamRecord, UnindexedFrame
+from center.catalog import Catalog, UnindexedFrame
 from center.storage.frame_log import FrameLocation
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import QueryRef
@@ -37,7 +38,7 @@ def hello(
     now_ms: int = 1_000,
     session: str = "s1",
 ) -> int | None:
-    return catalog.begin_session(
+    return catalog.edges.begin_session(
         edge,
         incarnation,
         labels={"city": "New York"},

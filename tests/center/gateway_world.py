@@ -119,14 +119,15 @@ class WatchedCatalog(Catalog):
         self.indexed: set[int] = set()
         self.refuse = False
         self.gate: asyncio.Event | None = None
+        self._index, self.frames.index = self.frames.index, self._watched_index  # type: ignore[method-assign]
 
-    def index(self, frames: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
+    def _watched_index(self, frames: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
         if self.refuse:
             raise StorageError("database: disk I/O error")
         if self.gate is not None:
             gate, self.gate = self.gate, None
             asyncio.run_coroutine_threadsafe(gate.wait(), self.loop).result(PATIENCE_S)
-        outcomes = super().index(frames)
+        outcomes = self._index(frames)
         self.batches.append(len(frames))
         self.indexed |= {f.seq for f in frames}
         return outcomes
@@ -143,7 +144,7 @@ class Center:
     clock: list[int]
 
     def entries(self, key: str = "miles@1") -> list[tuple[str, int]]:
-        return [(e.edge, e.seq) for e in self.catalog.frames(key, 0, 1 << 40)]
+        return [(e.edge, e.seq) for e in self.catalog.frames.entries(key, 0, 1 << 40)]
 
 
 @asynccontextmanager

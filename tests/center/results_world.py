@@ -7,12 +7,13 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import func, select
 
-from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, Emission, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from center.results import schema as t
+from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef, SliceClose

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from center.catalog import RegisteredQuery
 from center.ledger import EdgesChanged, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame
 from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, record_of, spec

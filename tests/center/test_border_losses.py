@@ -74,7 +74,7 @@ def test_a_window_of_a_query_that_lacks_memory_at_an_edge_says_so_and_the_next_o
     assert [row["n"]["estimate"] for row in first["data"]] == [1] and not first["contract"]["met"]
     assert second["quality"]["completeness"]["ratio"] == 1.0 and second["contract"]["met"]
     assert center.get("/v1/queries/q")["alarms"] == []
-    center.catalog.add_alarm("query-memory", "edge a does not", EdgeId("a"), 1, f"{ref.name}@{ref.version}")
-    center.catalog.add_alarm("query-memory", "edge a does not", EdgeId("a"), 1, f"{ref.name}@{ref.version}1")
+    center.catalog.alarms.add("query-memory", "edge a does not", EdgeId("a"), 1, f"{ref.name}@{ref.version}")
+    center.catalog.alarms.add("query-memory", "edge a does not", EdgeId("a"), 1, f"{ref.name}@{ref.version}1")
     (alarm,) = center.get("/v1/queries/q")["alarms"]
     assert alarm["kind"] == "query-memory"

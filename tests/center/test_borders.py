@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from center.catalog import HeartbeatRecord, SessionStart, StateDigest, StreamRecord
+from center.catalog import SessionStart
 from center.serving import StoredWindows, SynopsisCache
 from edge.records import RejectedRecords
+from edgewater.model.edge_records import HeartbeatRecord, StateDigest, StreamRecord
 from edgewater.model.errors import OutdatedState
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import DroppedRecords, DropReason, FrameBody, SliceClose
@@ -114,10 +115,10 @@ def test_windows_say_so_when_an_agent_on_a_copy_of_a_state_was_refused_and_never
     edge.durable.close()
     shutil.copytree(edge.directory, center.path / "copy")
     center.edge("a")
-    known = center.catalog.edge(EdgeId("a"))
+    known = center.catalog.edges.get(EdgeId("a"))
     twin = StateDigest((1, 99), {})  # of the copy, and of no process that the center knows
     with pytest.raises(OutdatedState):
-        center.catalog.begin_session(
+        center.catalog.edges.begin_session(
             EdgeId("a"), known.incarnation, labels={}, streams=known.streams, oldest_seq=1, next_seq=1,
             now_ms=center.now_ms, state=twin,
         )  # fmt: skip
@@ -233,7 +234,7 @@ def test_counts_beyond_any_bound_cost_only_the_edge_that_states_them(center: Bor
         honest.accept(T0 + 5_000 + count, T0 + 2 * MINUTE + 1 + count, center.now_ms)
         honest.ship()
         center.now_ms += MINUTE
-    assert center.catalog.quarantined() == []
+    assert center.catalog.quarantine.frames() == []
     assert center.answer()["quality"]["records"]["after_final"] >= 1 << 53
     assert center.answer(T0 + 2 * MINUTE)["data"][0]["n"]["estimate"] == 4
     stated = {(edge, reason): n for (_, edge, reason), n in center.results.late_records(query).items()}
@@ -282,7 +283,7 @@ def test_an_evaluated_question_states_records_after_final(center: Border) -> Non
     first.accept(T0 + 1_000, T0 + MINUTE)
     first.ship()
     windows = StoredWindows(
-        center.results, center.catalog.query(query.name), SynopsisCache(1 << 20), center.catalog.query
+        center.results, center.catalog.queries.get(query.name), SynopsisCache(1 << 20), center.catalog.queries.get
     )
     (window,) = windows.latest(1)
     assert "after_final" not in window.completeness
@@ -471,8 +472,8 @@ def test_a_window_that_a_retired_edge_had_not_closed_says_so(center: Border) -> 
     center.register()
     center.now_ms = T0 + 10_000
     gone.accept(*[T0 + 5_000] * 100)  # in its journal, for ever
-    center.catalog.end_sessions({EdgeId("b"): ("", center.now_ms)})
-    center.catalog.retire(EdgeId("b"))
+    center.catalog.edges.end_sessions({EdgeId("b"): ("", center.now_ms)})
+    center.catalog.edges.retire(EdgeId("b"))
     center.writer.advance()
     center.open_job()
     center.now_ms = T0 + 2 * MINUTE
@@ -499,11 +500,11 @@ def test_an_edge_that_was_heard_after_its_last_written_heartbeat_has_left_the_wi
         EdgeId("b"), gone.durable.incarnation, {}, streams, 1, 1, T0, "s1", gateway="g1",
         state=StateDigest(tuple(gone.durable.runs)),
     )  # fmt: skip
-    assert center.catalog.begin_sessions([hello]) == [None]
+    assert center.catalog.edges.begin_sessions([hello]) == [None]
     center.now_ms = T0 + MINUTE + 10_000
     gone.accept(T0 + MINUTE + 5_000)  # in its journal, for ever
-    center.catalog.record_silence("g1", {}, silence_ms=25_000, now_ms=center.now_ms)
-    center.catalog.retire(EdgeId("b"))
+    center.catalog.edges.record_silence("g1", {}, silence_ms=25_000, now_ms=center.now_ms)
+    center.catalog.edges.retire(EdgeId("b"))
     center.writer.advance()
     center.now_ms = T0 + 3 * MINUTE
     first.accept(T0 + 5_000, T0 + MINUTE + 5_000, T0 + 2 * MINUTE + 5_000, T0 + 3 * MINUTE)
@@ -519,8 +520,8 @@ def test_a_retired_edge_that_had_closed_a_window_leaves_it_complete(center: Bord
     center.now_ms = T0 + MINUTE
     gone.accept(*[T0 + 5_000] * 100, T0 + MINUTE)
     gone.ship()
-    center.catalog.end_sessions({EdgeId("b"): ("", center.now_ms)})
-    center.catalog.retire(EdgeId("b"))
+    center.catalog.edges.end_sessions({EdgeId("b"): ("", center.now_ms)})
+    center.catalog.edges.retire(EdgeId("b"))
     center.writer.advance()
     first.accept(T0 + 5_000, T0 + MINUTE)
     first.ship()
@@ -580,7 +581,7 @@ def test_a_loss_covers_what_a_clock_that_is_ahead_may_have_accepted(center: Bord
     center.register()
     center.now_ms = T0 + 50_000
     beat = HeartbeatRecord(EdgeId("a"), {}, {}, {}, 0, 0.0, 0.0, 30_000.0, center.now_ms)
-    center.catalog.record_heartbeats([beat])
+    center.catalog.edges.record_heartbeats([beat])
     edge.accept(T0 + 75_000)
     again = center.edge("a", "i2")
     center.now_ms = T0 + 3 * MINUTE

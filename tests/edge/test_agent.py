@@ -81,8 +81,8 @@ class Center:
 
     def bodies(self) -> list[tuple[str, FrameBody]]:
         result = []
-        for key, last in self.catalog.last_positions().items():
-            for entry in self.catalog.frames(key, 0, last):
+        for key, last in self.catalog.frames.last_positions().items():
+            for entry in self.catalog.frames.entries(key, 0, last):
                 stored = self.log.read(entry.segment, entry.offset, entry.length)
                 result.append((entry.query.name, stored.frame.unpack()))
         return result
@@ -145,7 +145,7 @@ def run(test: Callable[[Center], Awaitable[None]], directory: Path, queries: Seq
     async def main() -> None:
         center = Center(directory)
         for query in queries:
-            center.catalog.register(query, now_ms())
+            center.catalog.queries.register(query, now_ms())
         await center.start()
         try:
             await test(center)
@@ -264,8 +264,8 @@ def test_rejected_records_travel_to_the_center_with_their_windows_and_are_counte
                 name = agent.sources[0].name
                 rejected = agent.durable.core.streams["flights"].rejected
                 assert rejected == {name: {"wrong-type": 3, "malformed": 1}}
-                await until(lambda: any(e.rejected for e in center.catalog.edges()), "a heartbeat", task)
-                (edge,) = center.catalog.edges()
+                await until(lambda: any(e.rejected for e in center.catalog.edges.all()), "a heartbeat", task)
+                (edge,) = center.catalog.edges.all()
                 counts = {(r[0], r[1]): r[2] for r in edge.rejected["flights"]}
                 assert counts == {(name, "wrong-type"): 3, (name, "malformed"): 1}
             found = stated(center)
@@ -294,7 +294,7 @@ def test_an_agent_that_was_stopped_for_a_while_does_not_take_its_sources_for_idl
         }
         settings = config(tmp_path, center, [], streams={"flights": stream})
         spec = {**QUERY.to_mapping(), "name": "pauses", "window": {"tumbling": "1s"}}
-        center.catalog.register(QuerySpec.from_mapping(spec), now_ms())
+        center.catalog.queries.register(QuerySpec.from_mapping(spec), now_ms())
         agent = open_agent(settings)
         async with running(agent) as task, httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
 
@@ -516,7 +516,7 @@ def test_an_edge_that_is_retired_while_it_is_connected_accepts_no_more_records(t
             await until(lambda: agent.uplink.connected, "a session", task)
             await until(lambda: agent.durable.core.streams["flights"].records == 50, "the file", task)
             assert (await push()).status_code == 200
-            await asyncio.to_thread(center.catalog.retire, EdgeId("jfk"))
+            await asyncio.to_thread(center.catalog.edges.retire, EdgeId("jfk"))
             while (reply := await push()).status_code == 200:
                 await asyncio.sleep(0)
             assert (reply.status_code, reply.json()["type"]) == (410, "https://edgewater.dev/problems/retired")
@@ -526,14 +526,14 @@ def test_an_edge_that_is_retired_while_it_is_connected_accepts_no_more_records(t
             assert "edgewater_edge_retired 1.0" in (await client.get("/metrics")).text
             with (tmp_path / "live.ndjson").open("a") as file:
                 file.write(lines(range(20_050, 20_100)))
-            assert center.catalog.edge("jfk").retired, "it has not registered itself again"
+            assert center.catalog.edges.get("jfk").retired, "it has not registered itself again"
             assert agent.durable.core.streams["flights"].records == 50 + accepted
             assert agent.durable.core.queries, "what has not been shipped is kept"
         again = open_agent(settings)
         async with running(again) as task:
             await until(lambda: again.uplink.retired.is_set(), "the refusal", task)
-            assert center.catalog.edge("jfk").retired, "a restart is no reinstatement"
-        await asyncio.to_thread(center.catalog.reinstate, EdgeId("jfk"))
+            assert center.catalog.edges.get("jfk").retired, "a restart is no reinstatement"
+        await asyncio.to_thread(center.catalog.edges.reinstate, EdgeId("jfk"))
         again = open_agent(settings)
         async with running(again) as task:
             await until(lambda: again.durable.core.streams["flights"].records == 100 + accepted, "the rest", task)
@@ -558,7 +558,7 @@ def test_two_edges_that_read_one_file_raise_an_alarm_that_names_both(
             return open_agent(config(tmp_path / edge, center, sources, edge=edge))
 
         def equal() -> list[str]:
-            return [a.message for a in center.catalog.alarms() if a.kind == "equal-inputs"]
+            return [a.message for a in center.catalog.alarms.latest() if a.kind == "equal-inputs"]
 
         async with running(agent("jfk", "shared")) as jfk, running(agent("lga", "other", "shared")) as lga:
             await until(lambda: bool(equal()), "the alarm", jfk)

@@ -47,7 +47,7 @@ def test_a_query_registered_after_the_files_were_read_has_their_records(tmp_path
                 for name, since in (("every", "beginning"), ("some", "2020-09-20T00:00:00Z"))
             )
             for spec in (every, some):
-                center.catalog.register(spec, now_ms())
+                center.catalog.queries.register(spec, now_ms())
 
             def answered(query: str) -> bool:
                 return any(body.through_ms == MAX_TIME_MS for _, body in bodies(center, query))

@@ -15,8 +15,8 @@ import httpx
 import pytest
 import yaml
 
-from center.catalog import EdgeRecord
 from edge.process import now_ms
+from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
 from edgewater.synopses import GroupedAggregate
@@ -100,11 +100,11 @@ async def until_indexed(center: Center, records: int) -> None:
 
 
 def edge(center: Center) -> EdgeRecord:
-    return center.catalog.edge(EdgeId("a"))
+    return center.catalog.edges.get(EdgeId("a"))
 
 
 def alarms(center: Center) -> set[str]:
-    return {alarm.kind for alarm in center.catalog.alarms()}
+    return {alarm.kind for alarm in center.catalog.alarms.latest()}
 
 
 @asynccontextmanager
@@ -120,7 +120,7 @@ async def agents(center: Center, *directories: Path) -> AsyncIterator[list[EdgeP
 def with_center(test: Callable[[Center, Path], Awaitable[Any]], directory: Path) -> None:
     async def main() -> None:
         center = Center(directory)
-        center.catalog.register(QUERY, now_ms())
+        center.catalog.queries.register(QUERY, now_ms())
         await center.start()
         try:
             await test(center, directory)

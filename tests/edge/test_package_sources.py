@@ -403,7 +403,7 @@ def test_a_source_shows_its_delivery_state_lag_and_position_with_its_partitions_
             await until(lambda: "flights:numbers:t:1" in agent.failing, "the failure", task)
             topic, _ = (await client.get("/v1/sources")).json()["sources"]
             assert (topic["state"], topic["reason"], topic["lag"]["messages"]) == ("failing", "unreachable", None)
-            (edge,) = center.catalog.edges()
+            (edge,) = center.catalog.edges.all()
             assert edge.streams[0].deliveries == (Delivery.AT_LEAST_ONCE,)
 
     run(test, tmp_path)

@@ -31,7 +31,7 @@ def test_top_and_tap_show_what_an_agent_reads_rejects_and_answers(tmp_path: Path
     async def story() -> None:
         center = Center(tmp_path)
         await center.start()
-        center.catalog.register(QUERY, START_MS)
+        center.catalog.queries.register(QUERY, START_MS)
         settings = config(tmp_path, center, [{"http": {}}])
         url = f"http://{settings.http.listen}"
         agent = open_agent(settings)

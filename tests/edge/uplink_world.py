@@ -290,7 +290,7 @@ async def running(link: Uplink) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def entries(catalog: Catalog) -> list[int]:
-    return [e.seq for e in catalog.frames("miles@1", 0, 1 << 40)]
+    return [e.seq for e in catalog.frames.entries("miles@1", 0, 1 << 40)]
 
 
 class ScriptedCenter:

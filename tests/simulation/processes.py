@@ -364,7 +364,7 @@ class JobProgram:
                 ahead.clear()
                 begin = reader.initialOffset()
                 continue
-            for frame in self.catalog.quarantined():  # the frames here are all good
+            for frame in self.catalog.quarantine.frames():  # the frames here are all good
                 self.process.report_failure(RuntimeError(f"{frame.key}, frame {frame.entry.position}: {frame.reason}"))
 
     def _read(self, reader: FrameReader, begin: dict[str, int], end: dict[str, int]) -> list[pa.RecordBatch]:

@@ -26,14 +26,14 @@ from typing import Any
 import grpc
 from sqlalchemy import Engine, event
 
-import center.catalog.store
+import center.catalog.catalog
 import center.job.frame_source
 import center.results.store
 import center.storage.segment_files
 import edge.agent
 import edge.durability.journal
 import edge.uplink.client
-from center.catalog import Catalog, RegisteredQuery
+from center.catalog import Catalog
 from center.ledger import Phase
 from center.results import AnswerRecord, ResultStore
 from center.serving import render
@@ -41,6 +41,7 @@ from center.storage.database import open_engine
 from edge.process import WallClock
 from edge.utilization import no_marker
 from edgewater.model.errors import NotFound
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import REJECTIONS, QueryRef
 from tests.simulation.checkers import Falsehood, Findings, RevisionWatch, check_query, time_ms
@@ -305,7 +306,7 @@ class World:
 
     def _retire(self, plan: EdgePlan) -> None:
         try:
-            self.catalog.retire(EdgeId(plan.name))
+            self.catalog.edges.retire(EdgeId(plan.name))
             self.report.faults["edge retired"] += 1
             self.trace(f"{plan.name} is retired")
         except NotFound:
@@ -353,7 +354,7 @@ class World:
             gateway: the gateway that had a session with the edge when the silence began. None: no running gateway had.
                 The catalog's sign of life is then of a gateway that was killed before, and is old.
         """
-        known = next((e for e in self.catalog.edges() if e.edge == name and e.connected), None)
+        known = next((e for e in self.catalog.edges.all() if e.edge == name and e.connected), None)
         if known is None or gateway is None or not gateway.alive or self.network.link(name).up:
             return
         self.report.faults["edge known to be silent"] += 1
@@ -362,12 +363,12 @@ class World:
         self._check_sign_of_life()
 
     def _check_sign_of_life(self) -> None:
-        signs = [e.heard_by_ms for e in self.catalog.edges() if e.connected and e.heard_by_ms is not None]
+        signs = [e.heard_by_ms for e in self.catalog.edges.all() if e.connected and e.heard_by_ms is not None]
         if signs and max(signs) < self.now_ms() - STATUS_MS:
             self.say("status", "gateway", f"its last sign of life is {self.now_ms() - max(signs)} ms old")
 
     def _register(self, plan: QueryPlan) -> None:
-        query = self.catalog.register(plan.spec, self.now_ms())
+        query = self.catalog.queries.register(plan.spec, self.now_ms())[0]
         self.registered[query.ref] = query, plan
         self.trace(f"{query.ref.name} is registered: {plan.spec.to_mapping()}")
         if plan.registered_s:
@@ -376,7 +377,7 @@ class World:
             self.loop.call_later(plan.deleted_s - plan.registered_s, self._delete, plan)
 
     def _delete(self, plan: QueryPlan) -> None:
-        self.catalog.delete(plan.spec.name, self.now_ms())
+        self.catalog.queries.delete(plan.spec.name, self.now_ms())
         self.report.faults["query deleted"] += 1
         self.trace(f"{plan.spec.name} is deleted")
 
@@ -430,7 +431,7 @@ class World:
             if core.queries.keys() | core.refused.keys() < {r for r in live if self._expects(r, plan.name)}:
                 parts.append(f"{plan.name} lacks queries")
         consumed, (known, newer) = self.store.consumed(), self._positions
-        self._positions = newer, self.catalog.last_positions()  # a batch that was read waits for the one before
+        self._positions = newer, self.catalog.frames.last_positions()  # a batch that was read waits for the one before
         if any(position > consumed.get(key, 0) for key, position in known.items()):
             parts.append("the job is at work")
         ledgers = [job.ledger for job in self.jobs.values() if job.leads]  # the others' are old
@@ -481,7 +482,7 @@ class World:
         """Checks what the catalog says of the edges: the gateway's sign of life, and alarms about columns."""
         if rested:
             self._check_sign_of_life()
-        alarms = {a.edge for a in self.catalog.alarms() if a.kind == "column-null"}
+        alarms = {a.edge for a in self.catalog.alarms.latest() if a.kind == "column-null"}
         for name, disk in self.disks.items():
             if disk.plan.drift is None and EdgeId(name) in alarms:
                 self.say("alarm", name, "column-null, and its columns have values")
@@ -539,7 +540,7 @@ class World:
 
     def _records(self, ref: QueryRef, plan: QueryPlan) -> list[TrueRecord]:
         """Every record that an edge was given, with what must be true of it for one query."""
-        seen_ms = {e.edge: e.first_seen_ms for e in self.catalog.edges()}
+        seen_ms = {e.edge: e.first_seen_ms for e in self.catalog.edges.all()}
         first_ms = min(seen_ms.values(), default=0)
         records = []
         for disk in self.disks.values():
@@ -647,7 +648,7 @@ def installed(world: World) -> Iterator[None]:
             (center.storage.segment_files, "os"): CrashableOs(),
             (center.job.frame_source, "now_ms"): lambda: this_process().now_ms(),
             (grpc.aio, "server"): lambda options=(): Server(world.network, this_process()),
-            (center.catalog.store, "open_engine"): shared_engine,
+            (center.catalog.catalog, "open_engine"): shared_engine,
             (center.results.store, "open_engine"): shared_engine,
             (uuid, "uuid4"): lambda: uuid.UUID(int=rng.getrandbits(128), version=4),
         }

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from center.api.prometheus.series import ABSENT, Axis, Labels, Samples, Selection, SeriesReader, is_absent, selection
-from center.catalog import RegisteredQuery
 from edgewater.model.errors import EdgewaterError
+from edgewater.model.registered_query import RegisteredQuery
 
 MAX_LENGTH = 8_192
 """Characters of an expression."""

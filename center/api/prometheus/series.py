@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
-from center.catalog import RegisteredQuery
 from center.ledger import Phase
 from center.results import AnswerRecord, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
@@ -32,6 +31,7 @@ from center.serving.cells import Cell
 from center.serving.render import answer_rows, merged_data, stated_quality
 from center.serving.totals import answer_totals
 from edgewater.model.errors import EdgewaterError
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import GroupedAggregate
 
 Labels = tuple[tuple[str, str], ...]

@@ -10,7 +10,7 @@ from center.api.access import IN_TURN, READS_ALL
 from center.api.models import Alarm, AlarmList
 from center.api.openapi import problems
 from center.api.services import Center
-from center.catalog.alarm_rows import MAX_LISTED
+from center.catalog.alarms import MAX_LISTED
 
 router = APIRouter(prefix="/v1", tags=["alarms"])
 
@@ -23,4 +23,4 @@ def alarms(
 
     If there are more, each edge has an equal share, and each query of those that are about no edge.
     """
-    return AlarmList(alarms=[Alarm.of(a) for a in center.catalog.alarms(limit)])
+    return AlarmList(alarms=[Alarm.of(a) for a in center.catalog.alarms.latest(limit)])

@@ -20,11 +20,11 @@ from center.api.query_params import AnswerParams
 from center.api.routers.queries import query_status
 from center.api.services import Center, Services
 from center.api.time_params import Time
-from center.catalog import RegisteredQuery
 from center.ledger import Phase
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions
 from edgewater.model.errors import InvalidRequest, NotFound
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.timestamps import rfc3339
 
 MAX_LIMIT = 1_000
@@ -84,7 +84,7 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     """
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
-    query = center.catalog.query(name)
+    query = center.catalog.queries.get(name)
     questions = params.questions(query.spec)
     records, cursor = _read_page(center, query, params)
     page = Page(shown(params.start), shown(params.end), params.limit, cursor)
@@ -106,7 +106,7 @@ def latest(name: str, params: Annotated[AnswerParams, Query()], request: Request
 
     Without one, the problem (404) says why: `state`, `reason`, `remedy`, `since` and `waits_for`, as `/status` does.
     """
-    query = center.catalog.query(name)
+    query = center.catalog.queries.get(name)
     questions = params.questions(query.spec)
     record = center.results.latest(query.ref, params.min_phase)
     if record is None:
@@ -134,7 +134,7 @@ def _no_answer(request: Request, center: Services, query: RegisteredQuery, min_p
 )
 def at(name: str, params: Annotated[AtParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that contains an event time: several for sliding windows."""
-    query = center.catalog.query(name)
+    query = center.catalog.queries.get(name)
     questions = params.questions(query.spec)
     records = center.results.at(query.ref, params.time, params.min_phase)
     return _respond(request, center, query, records, questions, params, as_list=True)
@@ -175,7 +175,7 @@ def window(
     summary="A window's revisions",
 )
 def revisions(name: str, start: Time, center: Center) -> Revisions:
-    query = center.catalog.query(name)
+    query = center.catalog.queries.get(name)
     return Revisions(query=name, window_start=rfc3339(start), revisions=_revisions(center, query, start))
 
 
@@ -197,7 +197,7 @@ def _read_page(center: Services, query: RegisteredQuery, params: RangeParams) ->
 
 
 def _live(center: Services, name: str, version: int | None) -> RegisteredQuery:
-    query = center.catalog.query(name)
+    query = center.catalog.queries.get(name)
     if version is not None and query.ref.version != version:
         raise NotFound(f"query {name}: the live version is {query.ref.version}, not {version}")
     return query

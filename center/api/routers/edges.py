@@ -17,12 +17,12 @@ router = APIRouter(prefix="/v1/edges", tags=["edges"])
 def edges(center: Center) -> EdgeList:
     """`up` and `unreachable` describe the connection; whether an edge has events shows in its watermarks."""
     now_ms = center.now_ms()
-    return EdgeList(edges=[Edge.of(e, now_ms) for e in center.catalog.edges()])
+    return EdgeList(edges=[Edge.of(e, now_ms) for e in center.catalog.edges.all()])
 
 
 @router.get("/{edge}", dependencies=[READS, IN_TURN], summary="One edge", responses=problems(404))
 def edge(edge: str, center: Center) -> Edge:
-    return Edge.of(center.catalog.edge(edge), center.now_ms())
+    return Edge.of(center.catalog.edges.get(edge), center.now_ms())
 
 
 @router.delete(
@@ -34,7 +34,7 @@ def retire(edge: str, center: Center) -> None:
     An edge that is connected, or connects again, learns it: it accepts no more records, and keeps what it has not
     shipped.
     """
-    center.catalog.retire(EdgeId(edge))
+    center.catalog.edges.retire(EdgeId(edge))
 
 
 @router.post(
@@ -46,4 +46,4 @@ def retire(edge: str, center: Center) -> None:
 )
 def reinstate(edge: str, center: Center) -> None:
     """Answers need the edge again. An agent that has learned of the retirement has to be restarted."""
-    center.catalog.reinstate(EdgeId(edge))
+    center.catalog.edges.reinstate(EdgeId(edge))

@@ -17,9 +17,9 @@ from center.api.openapi import Responses, problems
 from center.api.problems import HttpProblem
 from center.api.services import Center, Services
 from center.api_access import Principal
-from center.catalog import RegisteredQuery
 from center.serving import Evaluator, StoredWindows
 from edgewater.model.errors import NotFound
+from edgewater.model.registered_query import RegisteredQuery
 
 EXAMPLE_QUESTIONS = """\
 {"id":1,"latest":1,"measure":"ips","question":"frequency","item":"10.0.0.1"}
@@ -54,7 +54,7 @@ def _readable(center: Services, caller: Principal, name: str) -> RegisteredQuery
     """The query, which a question names. Raises NotFound, also if the caller may not read it."""
     if not caller.may("reader", name):
         raise NotFound(f"query {name} is not registered")
-    return center.catalog.query(name)
+    return center.catalog.queries.get(name)
 
 
 @router.post(
@@ -75,7 +75,7 @@ async def evaluate(name: str, request: Request, center: Center, caller: Caller) 
     if given and given not in READ_TYPES:
         accepted = ", ".join(READ_TYPES)
         raise HttpProblem("unsupported-media-type", f"Content-Type: {given} is not one of {accepted}")
-    query = await run_in_threadpool(center.catalog.query, name)
+    query = await run_in_threadpool(center.catalog.queries.get, name)
     windows = StoredWindows(center.results, query, center.synopses, partial(_readable, center, caller))
     evaluator = LineEvaluator(windows, Evaluator(windows, center.synopses), request.url.path)
     answers = DuplexResponse(evaluator.answers, partial(require_still, request), center.limits.idle / 1000)

@@ -15,12 +15,13 @@ from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
 from center.api.time_params import Time
 from center.budgets import BudgetAllocator, Holding, error_limits
-from center.catalog import RegisteredQuery, expected_edges
 from center.results import AnswerRecord
 from center.serving import edge_statements, explain_value, value_of_group
+from edgewater.model.edge_records import expected_edges
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
 
@@ -56,7 +57,7 @@ def explain(name: str, start: Time, params: Annotated[ExplainParams, Query()], c
 
     Default: the first measure, and of several groups the one with the widest interval.
     """
-    query = center.catalog.query(name)
+    query = center.catalog.queries.get(name)
     measure = _measure(params, query.spec)
     questions = params.questions(query.spec)
     revisions = center.results.revisions(query.ref, start)
@@ -111,8 +112,8 @@ def _interval(cell: dict[str, Any]) -> dict[str, Any]:
 
 def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measure: Measure) -> list[dict[str, Any]]:
     stated = edge_statements(record, measure)
-    known = {e.edge: e for e in center.catalog.edges()}
-    rates = center.catalog.sampling_rates().get(query.ref, {})
+    known = {e.edge: e for e in center.catalog.edges.all()}
+    rates = center.catalog.budgets.sampling_rates().get(query.ref, {})
     unknown = {"closed": None, "closed_until": None, "late": None, "withheld": None}
     until = (record.quality.get("edges") or {}).get("closed_until_ms") or {}
     now_ms, edges = center.now_ms(), sorted({*stated, *expected_edges(query.spec, known.values())})
@@ -144,11 +145,11 @@ def completeness(name: str, params: Annotated[MatrixParams, Query()], center: Ce
     """The newest answer of each window, by edge. Windows without an answer are not listed."""
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
-    query = center.catalog.query(name)
+    query = center.catalog.queries.get(name)
     records, earlier = center.results.last_windows(query.ref, params.start, params.end, params.limit)
     listed = [_closed_by(r) for r in records]
     named = {e for r, closed in zip(records, listed, strict=True) for e in (*(closed or ()), *_lacking(r))}
-    edges = sorted({*named, *expected_edges(query.spec, center.catalog.edges())})
+    edges = sorted({*named, *expected_edges(query.spec, center.catalog.edges.all())})
     return CompletenessMatrix(
         query=name,
         windows=[rfc3339(r.window_start_ms) for r in records],
@@ -188,14 +189,14 @@ def _state(record: AnswerRecord, closed: frozenset[str] | None, edge: str) -> st
 )
 def budget(name: str, center: Center) -> QueryBudget:
     """Per edge, the share that it was granted, that is in force and pending, and what it withholds."""
-    query = center.catalog.query(name)
+    query = center.catalog.queries.get(name)
     divided, whole = error_limits(query.spec)
-    state = center.catalog.budget_state(query.ref)
+    state = center.catalog.budgets.state(query.ref)
     allocator = BudgetAllocator(divided, whole)
     if state is not None:
         allocator.restore(state)
-    known = {e.edge: e for e in center.catalog.edges()}
-    shipped, rates = center.results.shipped(query.ref), center.catalog.sampling_rates().get(query.ref, {})
+    known = {e.edge: e for e in center.catalog.edges.all()}
+    shipped, rates = center.results.shipped(query.ref), center.catalog.budgets.sampling_rates().get(query.ref, {})
     latest = next(iter(center.results.last_windows(query.ref, None, None, 1)[0]), None)
     stated = {m.name: edge_statements(latest, m) for m in query.spec.measures} if latest else {}
     spec: dict[str, Any] = query.spec.to_mapping(seed=False)

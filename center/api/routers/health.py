@@ -9,8 +9,9 @@ from starlette.responses import JSONResponse, Response
 from center.api.access import OPEN, READS_ALL
 from center.api.models import ComponentReadiness, Readiness
 from center.api.services import Center, Services
-from center.catalog import COMPONENTS, component_status, query_key
+from center.catalog import COMPONENTS, component_status
 from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.model.registered_query import query_key
 from edgewater.runtime.health import metrics_response
 
 router = APIRouter(tags=["health"])
@@ -92,7 +93,7 @@ def _readiness(center: Services) -> Readiness:
         if not status.ready:
             missing.append(f"{component}: {status.reason}")
     try:
-        suspended = [query_key(ref) for ref in center.catalog.suspended_queries()]
+        suspended = [query_key(ref) for ref in center.catalog.quarantine.queries()]
     except StorageError as exc:
         missing, suspended = [*missing, f"catalog: {exc.message}"], []
     return Readiness(ready=not missing, missing=missing, components=components, suspended=suspended)

@@ -143,7 +143,7 @@ async def live_query(
     The stream ends when the query is deleted.
     """
     _require_one(params)
-    query = await run_in_threadpool(center.catalog.query, name)
+    query = await run_in_threadpool(center.catalog.queries.get, name)
     questions = await run_in_threadpool(params.questions, query.spec)
     after, allowed = _answer_id(last_event_id), partial(require_still, request)
     stream = LiveStream(

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from center.api.access import IN_TURN, READS, Caller
 from center.api.load_models import Load, QueryLoad
 from center.api.services import Center
-from center.catalog import expected_edges
+from edgewater.model.edge_records import expected_edges
 
 router = APIRouter(prefix="/v1", tags=["load"])
 
@@ -18,13 +18,13 @@ def load(center: Center, caller: Caller) -> Load:
     applied, what an answer costs here, and how it stands at the edges that schedule their queries.
     """
     catalog, now_ms = center.catalog, center.now_ms()
-    consumed, last = center.results.consumed(), catalog.last_positions()
-    queries = [q for q in catalog.queries() if caller.may("reader", q.ref.name)]
+    consumed, last = center.results.consumed(), catalog.frames.last_positions()
+    queries = [q for q in catalog.queries.all() if caller.may("reader", q.ref.name)]
     pending = {q.key: (consumed.get(q.key, 0), last.get(q.key, 0)) for q in queries}
-    oldest = catalog.oldest_frames({key: after for key, (after, through) in pending.items() if through > after})
-    costs, delays, edges = catalog.processing_delays(), catalog.query_delays(), catalog.edges()
+    oldest = catalog.frames.oldest({key: after for key, (after, through) in pending.items() if through > after})
+    costs, delays, edges = catalog.budgets.processing_delays(), catalog.queries.delays(), catalog.edges.all()
     known = {e.edge: e for e in edges}
-    suspended = catalog.suspended_queries()
+    suspended = catalog.quarantine.queries()
     found = [
         QueryLoad.of(
             query,

@@ -20,7 +20,7 @@ from center.api.bodies import read_body
 from center.api.prometheus.evaluate import Matchers, PromqlError, evaluate, instant_json, parse, range_json, selectors
 from center.api.prometheus.series import MAX_POINTS, Axis, Labels, SeriesReader, TooMany
 from center.api.services import Center, Services
-from center.catalog import RegisteredQuery
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.timestamps import EARLIEST_MS, LATEST_MS, parse_time
 
 PROMETHEUS_VERSION = "2.42.0"
@@ -185,7 +185,7 @@ async def _answer(request: Request, center: Services, make: Any) -> Response:
 
     def run() -> Response:
         live: tuple[RegisteredQuery, ...] = tuple(
-            q for q in center.catalog.queries() if principal.may("reader", q.ref.name)
+            q for q in center.catalog.queries.all() if principal.may("reader", q.ref.name)
         )
         reader = SeriesReader(center.results, live, center.samples)
         return _success(make(center, reader, params), reader.warnings)

@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1/quarantine", tags=["alarms"])
 @router.get("", dependencies=[READS_ALL, IN_TURN], summary="Frames that could not be applied, the latest first")
 def quarantine(center: Center) -> QuarantineList:
     """Their windows state them as lost. Their bytes are kept: see `edgewater center quarantine --help`."""
-    return QuarantineList(frames=[QuarantinedFrame.of(frame) for frame in center.catalog.quarantined()])
+    return QuarantineList(frames=[QuarantinedFrame.of(frame) for frame in center.catalog.quarantine.frames()])
 
 
 @router.get(
@@ -30,4 +30,4 @@ def quarantined_frame(
     center: Center, query: str, position: Annotated[int, Path(ge=1, le=MAX_POSITION)]
 ) -> QuarantinedFrame:
     """By the query's key, `name@version`, and the frame's position."""
-    return QuarantinedFrame.of(center.catalog.quarantined_frame(query, position))
+    return QuarantinedFrame.of(center.catalog.quarantine.frame(query, position))

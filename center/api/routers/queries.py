@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
+from anyio import from_thread
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,10 +33,12 @@ from center.api.services import Center, Services
 from center.api.sql_tables import columns_of
 from center.api.waiting import explain
 from center.api_access import Principal
-from center.catalog import COMPONENTS, EdgeRecord, RegisteredQuery, component_status, expected_edges
+from center.catalog import COMPONENTS, component_status
 from center.serving.answer_tables import empty_table
-from edgewater.model.errors import InvalidQuery, NotFound, did_you_mean
+from edgewater.model.edge_records import EdgeRecord, expected_edges
+from edgewater.model.errors import InvalidQuery, did_you_mean
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.sql import to_sql
 from edgewater.model.streams import EdgeId
 from edgewater.model.timestamps import rfc3339
@@ -46,7 +49,7 @@ router = APIRouter(prefix="/v1/queries", tags=["queries"])
 
 @router.get("", dependencies=[READS, IN_TURN], summary="The live queries that the caller may read")
 def queries(center: Center, caller: Caller) -> QueryList:
-    queries = center.catalog.queries()
+    queries = center.catalog.queries.all()
     return QueryList(queries=[models.Query.of(q) for q in queries if caller.may("reader", q.ref.name)])
 
 
@@ -109,21 +112,19 @@ async def register_query(
 
     Raises:
         HttpProblem: the caller may not register it.
-        Conflict, InvalidQuery: as `Catalog.register`.
+        Conflict, InvalidQuery: as `Catalog.queries.register`.
     """
     require(request, "editor", spec.name)
     require_inputs(request, spec)
     if dry_run:
         return JSONResponse((await run_sync(_dry_run, center, spec, replaces)).model_dump(mode="json"))
-    if not await run_sync(_is_registered, center, spec):
-        await center.rates.spend(caller(request), "registrations")
-    return await run_sync(_register, center, spec, replaces)
+    return await run_sync(_register, center, spec, replaces, caller(request))
 
 
 def _dry_run(center: Services, spec: QuerySpec, replaces: bool) -> DryRun:
     """What a registration would do. Raises Conflict and InvalidQuery as the registration would."""
-    live, misfit = center.catalog.try_register(spec, replaces=replaces)
-    known = {e.edge: e for e in center.catalog.edges()}
+    live, misfit = center.catalog.queries.try_register(spec, replaces=replaces)
+    known = {e.edge: e for e in center.catalog.edges.all()}
     if spec.edges is None:
         # An edge whose permissions, or columns, do not fit is shown too.
         wanted = [e.edge for e in known.values() if not e.retired and e.stream(spec.stream)]
@@ -180,21 +181,18 @@ def read_spec(read: Callable[[], QuerySpec]) -> QuerySpec:
     return spec
 
 
-def _is_registered(center: Services, spec: QuerySpec) -> bool:
-    try:
-        return spec.asks_for(center.catalog.query(spec.name).spec)
-    except NotFound:
-        return False
+def _register(center: Services, spec: QuerySpec, replaces: bool, caller: Principal) -> Response:
+    def spend() -> None:
+        from_thread.run(center.rates.spend, caller, "registrations")
 
-
-def _register(center: Services, spec: QuerySpec, replaces: bool) -> Response:
-    known = {q.ref for q in center.catalog.queries()}
-    query = center.catalog.register(spec, center.now_ms(), center.draw_seed(), replaces=replaces)
-    notes = [*query.spec.notes, *_stream_notes(spec.stream, center.catalog.edges())]
+    query, created = center.catalog.queries.register(
+        spec, center.now_ms(), center.draw_seed(), replaces=replaces, before_new=spend
+    )
+    notes = [*query.spec.notes, *_stream_notes(spec.stream, center.catalog.edges.all())]
     answer = RegisteredAnswer.of(query).model_copy(update={"notes": notes or None})
     return JSONResponse(
         answer.model_dump(mode="json", exclude_none=True),
-        200 if query.ref in known else 201,
+        201 if created else 200,
         {"Location": f"/v1/queries/{query.ref.name}"},
     )
 
@@ -215,11 +213,11 @@ class DetailParams(BaseModel):
     responses={200: {"content": {SQL: {"schema": {"type": "string"}}}}, **problems(404)},
 )
 def query(name: str, params: Annotated[DetailParams, Query()], center: Center) -> QueryDetail | Response:
-    query = center.catalog.query(name)
+    query = center.catalog.queries.get(name)
     if params.format == "sql":
         return Response(to_sql(query.spec, seed=False), media_type=SQL)
-    edges = {e.edge: e for e in center.catalog.edges()}
-    statuses = center.catalog.query_statuses(query.ref)
+    edges = {e.edge: e for e in center.catalog.edges.all()}
+    statuses = center.catalog.queries.statuses(query.ref)
     expected = expected_edges(query.spec, edges.values())
     latest, shipped = center.results.latest(query.ref), center.results.shipped(query.ref)
     late: dict[str, dict[str, int]] = {}
@@ -242,7 +240,7 @@ def query(name: str, params: Annotated[DetailParams, Query()], center: Center) -
         latest_window=rfc3339(latest.window_start_ms) if latest else None,
         after_final=sum(n for e in by_edge for n in e.after_final.values()),
         rejected=sum(n for e in by_edge for n in e.rejected.values()),
-        alarms=[Alarm.of(a) for a in center.catalog.alarms(query=query.key)],
+        alarms=[Alarm.of(a) for a in center.catalog.alarms.latest(query=query.key)],
     )
 
 
@@ -254,7 +252,7 @@ def query(name: str, params: Annotated[DetailParams, Query()], center: Center) -
 )
 def status(name: str, center: Center, caller: Caller) -> QueryStatus:
     """Which edges the query waits for, since when, and what to do."""
-    return query_status(center, caller, center.catalog.query(name))
+    return query_status(center, caller, center.catalog.queries.get(name))
 
 
 def query_status(center: Services, reader: Principal, query: RegisteredQuery) -> QueryStatus:
@@ -264,15 +262,15 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
     heartbeats = center.components.heartbeats()
     components = (component_status(c, heartbeats, now_ms) for c in COMPONENTS if c != "api")
     merged = center.results.consumed().get(query.key, 0)
-    stuck = (a.message for a in center.catalog.alarms(query=query.key) if a.kind == "query-stuck")
-    suspended = center.catalog.suspended_queries().get(query.ref)
+    stuck = (a.message for a in center.catalog.alarms.latest(query=query.key) if a.kind == "query-stuck")
+    suspended = center.catalog.quarantine.queries().get(query.ref)
     wait = explain(
         query,
-        center.catalog.edges(),
-        center.catalog.query_statuses(query.ref),
+        center.catalog.edges.all(),
+        center.catalog.queries.statuses(query.ref),
         answered=latest is not None,
         withheld=latest is not None and bool(latest.quality["error"]["withheld"]),
-        unmerged=max(0, center.catalog.last_positions().get(query.key, 0) - merged),
+        unmerged=max(0, center.catalog.frames.last_positions().get(query.key, 0) - merged),
         stuck=next(stuck, ""),
         suspended=suspended.reason if suspended is not None else "",
         not_ready=[f"{c.component}: {c.reason if sees_all else 'not ready'}" for c in components if not c.ready],
@@ -286,4 +284,4 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
 )
 def delete(name: str, center: Center) -> None:
     """Deletes its answers too. The name may be registered again and gets the next version."""
-    center.catalog.delete(name, center.now_ms())
+    center.catalog.queries.delete(name, center.now_ms())

@@ -19,11 +19,11 @@ from center.api.query_params import AnswerParams
 from center.api.routers.answers import CHANGING, require_complete, shown
 from center.api.services import Center, Services
 from center.api.time_params import Time
-from center.catalog import RegisteredQuery
 from center.ledger import Phase
 from center.results import AnswerRecord
 from center.serving import EVERY_ACCEPTED, Intervals, roll_up
 from edgewater.model.errors import InvalidRequest
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.time_functions import UTC
 from edgewater.model.timestamps import rfc3339
 
@@ -66,7 +66,7 @@ def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request
     `quality.completeness` how many `windows` its interval has and how many of them are `unanswered`; with an unanswered
     window a sum has no bounds. The contract is the one of the windows. Intervals without an answer are not listed.
     """
-    query = center.catalog.query(name)
+    query = center.catalog.queries.get(name)
     questions = params.questions(query.spec)
     intervals = Intervals(query.spec.window, params.every, params.zone)
     start = params.start if params.cursor is None else params.cursor

@@ -163,7 +163,7 @@ async def _drop(request: Request, center: Services, statement: DropQuery) -> Res
     try:
         require(request, "reader", statement.name)
         require(request, "editor", statement.name)
-        await run_sync(center.catalog.delete, statement.name, center.now_ms())
+        await run_sync(center.catalog.queries.delete, statement.name, center.now_ms())
         dropped = statement.name
     except NotFound:
         if not statement.if_exists:
@@ -183,7 +183,7 @@ def _selected(center: Services, checked: CheckedSelect, params: SqlParams) -> pa
     tables: dict[str, pa.Table] = {}
     left = MAX_ROWS
     for name in checked.tables:
-        query = center.catalog.query(name)
+        query = center.catalog.queries.get(name)
         start, end = checked.start_ms, checked.end_ms
         if "window_start" in [*query.spec.group_by, *(m.name for m in query.spec.measures)]:
             start, end = None, None  # WHERE names another column
@@ -208,7 +208,7 @@ def _listing(request: Request, center: Services, statement: Statement) -> Callab
 
 
 def _show_create(center: Services, name: str) -> pa.Table:
-    text = to_sql(center.catalog.query(name).spec, seed=False)
+    text = to_sql(center.catalog.queries.get(name).spec, seed=False)
     return rows_table({"query": pa.string(), "sql": pa.string()}, [(name, text)])
 
 
@@ -216,7 +216,7 @@ def _describe(center: Services, reader: Principal, statement: DescribeTable) -> 
     name, columns = statement.name, {"column": pa.string(), "type": pa.string(), "description": pa.string()}
     if statement.kind != "stream" and reader.may("reader", name):
         try:
-            spec = center.catalog.query(name).spec
+            spec = center.catalog.queries.get(name).spec
             return rows_table(columns, [(n, k, "") for n, k in columns_of(empty_table(center.catalog, spec))])
         except NotFound:
             if statement.kind == "query":
@@ -230,7 +230,7 @@ def _describe(center: Services, reader: Principal, statement: DescribeTable) -> 
 
 
 def _listed_streams(center: Services) -> list[StreamColumns]:
-    return StreamList.of(center.catalog.declared_streams(), center.catalog.edges()).streams
+    return StreamList.of(center.catalog.streams.declared(), center.catalog.edges.all()).streams
 
 
 def _show_queries(center: Services, reader: Principal) -> pa.Table:
@@ -238,7 +238,7 @@ def _show_queries(center: Services, reader: Principal) -> pa.Table:
         "query": pa.string(), "version": pa.int64(), "stream": pa.string(), "measures": pa.string(),
         "keys": pa.string(), "registered_at": pa.string(),
     }  # fmt: skip
-    queries = [q for q in center.catalog.queries() if reader.may("reader", q.ref.name)]
+    queries = [q for q in center.catalog.queries.all() if reader.may("reader", q.ref.name)]
     return rows_table(
         columns,
         [
@@ -275,7 +275,7 @@ def _show_edges(center: Services, reader: Principal) -> pa.Table:
         "clock_offset_ms": pa.float64(),
     }  # fmt: skip
     now_ms = center.now_ms()
-    edges = [Edge.of(e, now_ms) for e in center.catalog.edges()]
+    edges = [Edge.of(e, now_ms) for e in center.catalog.edges.all()]
     return rows_table(
         columns,
         [

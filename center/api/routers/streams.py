@@ -38,7 +38,7 @@ router = APIRouter(prefix="/v1/streams", tags=["edges"])
 @router.get("", dependencies=[READS, IN_TURN], summary="The streams, and their columns")
 def streams(center: Center) -> StreamList:
     """Of edges that are not retired, and those with declared columns."""
-    return StreamList.of(center.catalog.declared_streams(), center.catalog.edges())
+    return StreamList.of(center.catalog.streams.declared(), center.catalog.edges.all())
 
 
 @router.put(
@@ -64,8 +64,8 @@ def _declare(center: Services, stream: str, body: bytes, content_type: str) -> S
         columns = validate(DeclaredColumns, read_document(body, content_type, "columns of a stream")).columns
     except InvalidConfig as exc:
         raise InvalidRequest(exc.field, exc.value, exc.accepted, exc.reason) from None
-    center.catalog.declare_columns(stream, columns)
-    listed = StreamList.of(center.catalog.declared_streams(), center.catalog.edges())
+    center.catalog.streams.declare(stream, columns)
+    listed = StreamList.of(center.catalog.streams.declared(), center.catalog.edges.all())
     return next(s for s in listed.streams if s.stream == stream)
 
 
@@ -78,4 +78,4 @@ def _declare(center: Services, stream: str, body: bytes, content_type: str) -> S
 )
 def undeclare_columns(stream: str, center: Center) -> None:
     """The columns are then those of its edges; the first one that has a column decides its type."""
-    center.catalog.undeclare_columns(stream)
+    center.catalog.streams.undeclare(stream)

@@ -18,12 +18,14 @@ from sqlalchemy import insert, select
 
 from center.api import create_app
 from center.api.server import ApiServer, server_config
-from center.catalog import Catalog, ComponentRegistry, HeartbeatRecord, RegisteredQuery, StreamRecord
+from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from center.results.schema import answers
+from edgewater.model.edge_records import HeartbeatRecord, StreamRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, Delivery, EdgeId
 from edgewater.runtime.health import bound_address, listen
 from edgewater.synopses import GroupedAggregate
@@ -72,7 +74,7 @@ class Desk:
     def connect(self, *edges: str, deliveries: tuple[Delivery, ...] = ()) -> None:
         for edge in edges:
             streams = [StreamRecord("flights", COLUMNS, LIVE, deliveries)]
-            self.catalog.begin_session(
+            self.catalog.edges.begin_session(
                 EdgeId(edge), f"{edge}-1", labels={"city": edge}, streams=streams, oldest_seq=0, next_seq=0,
                 now_ms=self.now,
             )  # fmt: skip
@@ -80,15 +82,17 @@ class Desk:
     def beat(self, edge: str, watermark_ms: int, **drops: int) -> None:
         marks, records = {"flights": watermark_ms}, {"flights": 7}
         record = HeartbeatRecord(EdgeId(edge), marks, records, drops, 0, 1000.0, 20.0, 0.0, self.now)
-        self.catalog.record_heartbeats([record])
+        self.catalog.edges.record_heartbeats([record])
 
     def register(self, **changes: object) -> RegisteredQuery:
-        query = self.catalog.register(QuerySpec.from_mapping({**SPEC, **changes}), self.now)
+        query = self.catalog.queries.register(QuerySpec.from_mapping({**SPEC, **changes}), self.now)[0]
         self.ledger_knows(query)
         return query
 
     def ledger_knows(self, query: RegisteredQuery) -> None:
-        self.results.tick(self.ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], self.now)
+        self.results.tick(
+            self.ledger, [EdgesChanged(tuple(self.catalog.edges.all())), QueryRegistered(query)], self.now
+        )
 
     def report(
         self,

@@ -14,7 +14,8 @@ from center.budgets import (
     RebalanceEvent,
     ShareReported,
 )
-from center.catalog import BudgetStateChange, ComponentHeartbeat, RegisteredQuery
+from center.catalog import BudgetStateChange, ComponentHeartbeat
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import Rest, Withheld
 
@@ -57,7 +58,7 @@ def fill(desk: Any, windows: int = 30, seed: int = 5) -> None:
         desk.beat(
             edge, T0 + (windows - (2 if edge == "lga" else 0)) * HOUR, **({"bad_time": 12} if edge == "lga" else {})
         )
-    desk.catalog.add_alarm("input-lost", "edge lga: 12 records have no time", EdgeId("lga"), desk.now)
+    desk.catalog.alarms.add("input-lost", "edge lga: 12 records have no time", EdgeId("lga"), desk.now)
 
 
 def share_out(desk: Any, query: RegisteredQuery) -> None:
@@ -73,4 +74,4 @@ def share_out(desk: Any, query: RegisteredQuery) -> None:
         allocator.handle(
             ShareReported(edge, BudgetReport(grant.version, grant.shares, T0, 300.0, {"miles": 20.0}), desk.now)
         )
-    desk.catalog.update_budget(query.ref, lambda *_: BudgetStateChange(allocator.to_json(), True, None), desk.now)
+    desk.catalog.budgets.update(query.ref, lambda *_: BudgetStateChange(allocator.to_json(), True, None), desk.now)

@@ -142,7 +142,7 @@ def test_an_editor_registers_over_the_streams_and_columns_of_its_grant_only(desk
         given = desk.ask("POST", path, app=app, headers=bearer("seller"), json=SPEC | asked)
         expected = 200 if status == 201 and "dry_run" in path else status
         assert given.status_code == expected, given.text
-    assert len(desk.catalog.queries()) == (status == 201)
+    assert len(desk.catalog.queries.all()) == (status == 201)
     if status == 403:
         assert given.json()["type"].endswith("/forbidden")
 
@@ -432,7 +432,7 @@ def test_a_change_that_fails_in_the_center_is_in_the_audit_log_too(desk, tmp_pat
     def fail(*_: object) -> None:
         raise RuntimeError("no table")
 
-    monkeypatch.setattr(desk.catalog, "delete", fail)
+    monkeypatch.setattr(desk.catalog.queries, "delete", fail)
     failed = desk.ask("DELETE", "/v1/queries/n", app=app)
     assert (failed.status_code, failed.headers["x-content-type-options"]) == (500, "nosniff")
     line = json.loads(path.read_text())
@@ -456,7 +456,7 @@ def test_where_the_audit_log_is_required_a_change_that_cannot_be_recorded_is_not
     path.mkdir()  # no file of this name can be opened
     assert register("second") == 503
     assert desk.ask("DELETE", "/v1/queries/first", app=app, headers=bearer("root")).status_code == 503
-    assert [q.ref.name for q in desk.catalog.queries()] == ["first"]
+    assert [q.ref.name for q in desk.catalog.queries.all()] == ["first"]
     assert desk.get("/v1/queries", app=app, headers=bearer("root")).status_code == 200
     lenient = desk.app(principals=PRINCIPALS)
     assert desk.ask("DELETE", "/v1/queries/first", app=lenient, headers=bearer("root")).status_code == 204

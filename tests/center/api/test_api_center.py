@@ -11,9 +11,10 @@ from fastapi import FastAPI
 
 from center.api.models import Edge, ProblemDetails, Readiness
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
-from center.catalog import ComponentHeartbeat, QueryDelayRecord, UnindexedFrame
+from center.catalog import ComponentHeartbeat, UnindexedFrame
 from center.storage.frame_log import FrameEntry, FrameLocation
 from edgewater.model import errors
+from edgewater.model.edge_records import QueryDelayRecord
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import QueryRef
 
@@ -52,8 +53,8 @@ def test_an_edge_can_be_retired_and_one_that_never_came_is_not_found(desk):
 
 
 def test_alarms_are_given_the_latest_first(desk):
-    desk.catalog.add_alarm("frame-conflict", "frame 3 has two contents", EdgeId("jfk"), T0)
-    desk.catalog.add_alarm("frames-lost", "frames 1 to 2", EdgeId("lga"), T0 + 1000)
+    desk.catalog.alarms.add("frame-conflict", "frame 3 has two contents", EdgeId("jfk"), T0)
+    desk.catalog.alarms.add("frames-lost", "frames 1 to 2", EdgeId("lga"), T0 + 1000)
     alarms = desk.get("/v1/alarms").json()["alarms"]
     assert [a["kind"] for a in alarms] == ["frames-lost", "frame-conflict"]
     assert alarms[0]["last_at"] == "2013-01-01T00:00:01Z"
@@ -61,7 +62,7 @@ def test_alarms_are_given_the_latest_first(desk):
 
 def test_frames_in_quarantine_are_listed_and_found_by_query_and_position(desk):
     entry = FrameEntry(QueryRef("q", 1), 7, EdgeId("jfk"), "i1", 3, 9, "q@1/s.frames", 0, 10, 123, T0)
-    desk.catalog.quarantine(entry, "ValueError: odd", T0 + 1000)
+    desk.catalog.quarantine.add_frame(entry, "ValueError: odd", T0 + 1000)
     (frame,) = desk.get("/v1/quarantine").json()["frames"]
     assert (frame["query"], frame["position"], frame["edge"], frame["seq"]) == ("q@1", 7, "jfk", 3)
     assert (frame["reason"], frame["quarantined_at"]) == ("ValueError: odd", "2013-01-01T00:00:01Z")
@@ -231,10 +232,10 @@ def test_the_load_has_the_queries_by_slack_with_what_waits_what_it_costs_and_how
         UnindexedFrame(behind.ref, EdgeId("jfk"), "jfk-1", seq, 1, 10, desk.now - 4_000 + seq, locations[0])
         for seq in range(3)
     ]
-    desk.catalog.index(frames)
-    desk.catalog.record_processing_delays({behind.ref: 300, quiet.ref: 250}, desk.now)
+    desk.catalog.frames.index(frames)
+    desk.catalog.budgets.record_processing_delays({behind.ref: 300, quiet.ref: 250}, desk.now)
     record = QueryDelayRecord(quiet.ref, EdgeId("lga"), 1_500.0, 2_500.0, 40.0, 7.0, 2, desk.now - 600)
-    desk.catalog.record_query_delays([record, replace(record, edge=EdgeId("jfk"), mean_ms=3_000.0)])
+    desk.catalog.queries.record_delays([record, replace(record, edge=EdgeId("jfk"), mean_ms=3_000.0)])
     late, early = desk.get("/v1/load").json()["queries"]
     assert late == {
         "query": "behind", "version": 1, "slack_ms": -4_300.0, "frames": 3, "late_ms": 4_000, "cost_ms": 300,
@@ -249,5 +250,5 @@ def test_the_load_has_the_queries_by_slack_with_what_waits_what_it_costs_and_how
     for edge in ("jfk", "lga"):
         desk.beat(edge, MAX_TIME_MS)
     assert desk.get("/v1/load").json()["queries"][1]["slack_ms"] is None, "the streams have ended"
-    desk.catalog.delete("quiet", desk.now)
+    desk.catalog.queries.delete("quiet", desk.now)
     assert [q["query"] for q in desk.get("/v1/load").json()["queries"]] == ["behind"]

@@ -149,13 +149,17 @@ def test_the_withheld_bound_of_a_sum_does_not_bound_the_number_of_missing_record
 def test_the_cache_of_lookups_is_bounded_by_the_windows_in_it(asked, monkeypatch):
     desk = asked.desk
     monkeypatch.setattr("center.serving.stored_windows._CACHED_WINDOWS", 8)
-    windows = StoredWindows(desk.results, desk.catalog.query("flights"), SynopsisCache(1 << 20), desk.catalog.query)
+    windows = StoredWindows(
+        desk.results, desk.catalog.queries.get("flights"), SynopsisCache(1 << 20), desk.catalog.queries.get
+    )
     for count in (1, 2, 3):
         assert len(windows.latest(count)) == count
         assert len(windows.at(T0 + count)) == 1
     assert sum(map(len, windows._lookups.values())) < 8
     monkeypatch.setattr("center.serving.stored_windows._CACHED_WINDOWS", 3)
-    windows = StoredWindows(desk.results, desk.catalog.query("flights"), SynopsisCache(1 << 20), desk.catalog.query)
+    windows = StoredWindows(
+        desk.results, desk.catalog.queries.get("flights"), SynopsisCache(1 << 20), desk.catalog.queries.get
+    )
     assert len(windows.latest(3)) == 3, "more than can be remembered is given all the same"
 
 
@@ -255,7 +259,7 @@ def test_new_answers_are_seen_by_a_stream_that_is_open(asked):
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
             if message["type"] == "http.response.body" and message["body"] and not answered.is_set():
-                query = desk.catalog.query("flights")
+                query = desk.catalog.queries.get("flights")
                 desk.now += HOUR
                 desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 100})
                 answered.set()

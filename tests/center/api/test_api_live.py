@@ -370,7 +370,7 @@ def test_one_stream_covers_all_queries_but_deleted_ones(two_hours):
     gone = desk.register(name="gone")
     desk.report(gone, "jfk", T0, {"UA": 1})
     desk.report(gone, "lga", T0, {"UA": 1})
-    desk.catalog.delete("gone", desk.now)
+    desk.catalog.queries.delete("gone", desk.now)
     with desk.served() as url, streaming(f"{url}/v1/live") as events:
         assert {events.next("answer")[2]["query"] for _ in range(2)} == {"flights", "others"}
         progress = events.next("progress")[2]
@@ -388,7 +388,7 @@ def test_the_stream_of_all_queries_includes_one_younger_than_its_catalog_view(tw
     desk.report(young, "jfk", T0, {"UA": 1})
     desk.report(young, "lga", T0, {"UA": 1})
     assert [json.loads(event.data)["query"] for event in stream._newer(desk.results.last_answer_id())] == ["young"]
-    assert feed.progress.view().queries == tuple(desk.catalog.queries()), "and others need not read it again"
+    assert feed.progress.view().queries == tuple(desk.catalog.queries.all()), "and others need not read it again"
     other = desk.register(name="other")
     desk.report(other, "jfk", T0, {"UA": 1})
     desk.report(other, "lga", T0, {"UA": 1})
@@ -401,7 +401,7 @@ def test_the_stream_of_a_query_ends_when_it_is_deleted(two_hours):
     with desk.served(progress="100ms") as url:
         with streaming(f"{url}/v1/queries/flights/live") as events:
             events.next("progress")
-            desk.catalog.delete("flights", desk.now)
+            desk.catalog.queries.delete("flights", desk.now)
             with pytest.raises(EOFError):
                 while True:
                     events.next("progress")

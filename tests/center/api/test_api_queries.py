@@ -8,6 +8,7 @@ import pytest
 
 from center.api.bodies import MAX_BODY_BYTES
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, QueryDetail
+from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
 
@@ -31,7 +32,7 @@ def test_a_query_is_registered_under_its_name_and_first_version(desk):
 @pytest.mark.parametrize("media_type", ["application/yaml", "application/x-yaml", "text/yaml; charset=utf-8"])
 def test_a_query_may_be_written_in_yaml(desk, media_type):
     assert post(desk, EXAMPLE_SPEC_YAML, media_type).status_code == 201
-    assert QuerySpec.from_mapping(EXAMPLE_SPEC).asks_for(desk.catalog.query("flights_by_carrier").spec)
+    assert QuerySpec.from_mapping(EXAMPLE_SPEC).asks_for(desk.catalog.queries.get("flights_by_carrier").spec)
 
 
 def test_registering_the_same_query_again_returns_the_existing_one(desk):
@@ -157,8 +158,10 @@ def test_a_query_shows_what_each_edge_says_of_it(two_hours):
     desk.connect("ewr")
     desk.beat("jfk", 1_357_000_000_000)
     desk.beat("lga", 1 << 62)
-    desk.catalog.record_query_status(EdgeId("jfk"), query.ref, True, "", "")
-    desk.catalog.record_query_status(EdgeId("lga"), query.ref, False, "invalid-query", "no column carrier")
+    desk.catalog.queries.record_statuses([QueryStatusRecord(query.ref, EdgeId("jfk"), True, "", "")])
+    desk.catalog.queries.record_statuses(
+        [QueryStatusRecord(query.ref, EdgeId("lga"), False, "invalid-query", "no column carrier")]
+    )
     shown = desk.get("/v1/queries/flights").json()
     QueryDetail.model_validate(shown)
     edges = {e["edge"]: e for e in shown["edges"]}

@@ -63,7 +63,7 @@ def test_records_chosen_for_the_public_seed_do_not_distort_a_registered_query(de
                          draw_seed=lambda: seed)  # fmt: skip
         name = f"q{seed}".lower()
         assert post(desk, app, name=name, measures={"m": measure}).status_code == 201
-        (registered,) = desk.catalog.query(name).spec.measures
+        (registered,) = desk.catalog.queries.get(name).spec.measures
         stack = registered.stack(None)
         stack.grow(1)
         values = np.concatenate([honest, chosen])
@@ -80,26 +80,26 @@ def test_records_chosen_for_the_public_seed_do_not_distort_a_registered_query(de
 
 def test_each_new_query_draws_a_seed_and_an_equal_one_keeps_it(desk):
     assert post(desk).status_code == 201 and post(desk, name="other").status_code == 201
-    first, other = (desk.catalog.query(name).spec.seed for name in ("q", "other"))
+    first, other = (desk.catalog.queries.get(name).spec.seed for name in ("q", "other"))
     assert first is not None and other is not None and first != other
     again = post(desk)
     assert (again.status_code, again.json()["version"]) == (200, 1)
-    assert desk.catalog.query("q").spec.seed == first
+    assert desk.catalog.queries.get("q").spec.seed == first
     assert desk.ask("DELETE", "/v1/queries/q").status_code == 204
     assert post(desk).status_code == 201
-    assert desk.catalog.query("q").spec.seed not in (first, None)
+    assert desk.catalog.queries.get("q").spec.seed not in (first, None)
 
 
 def test_a_query_that_was_registered_without_a_seed_keeps_the_default(desk):
     desk.register(name="q", group_by=[], lateness="0s", **{k: SPEC[k] for k in ("measures", "window")})
     assert post(desk).status_code == 200
-    assert desk.catalog.query("q").spec.seed is None
+    assert desk.catalog.queries.get("q").spec.seed is None
 
 
 @pytest.mark.parametrize("seed", [0, 12345, (1 << 64) - 1, "0xdeadbeef"])
 def test_a_given_seed_is_used(desk, seed):
     assert post(desk, seed=seed).status_code == 201
-    assert desk.catalog.query("q").spec.seed == (int(seed, 16) if isinstance(seed, str) else seed)
+    assert desk.catalog.queries.get("q").spec.seed == (int(seed, 16) if isinstance(seed, str) else seed)
     assert post(desk, seed=seed).status_code == 200, "the same query"
     assert post(desk).status_code == 200, "a query without a seed asks for any"
     assert post(desk, seed=7).status_code == 409
@@ -124,7 +124,7 @@ def join(desk, *seeds: int | None) -> dict[str, object]:
     for name, seed in zip(("left", "right"), seeds, strict=True):
         measures = {"m": "fast_agms(distance)"}
         assert post(desk, name=name, measures=measures, **({} if seed is None else {"seed": seed})).status_code == 201
-        query = desk.catalog.query(name)
+        query = desk.catalog.queries.get(name)
         desk.ledger_knows(query)
         desk.report(query, "jfk", T0, {"UA": 5})
     question = {"latest": 1, "measure": "m", "question": "join_size", "with": {"query": "right", "measure": "m"}}
@@ -146,12 +146,12 @@ def test_queries_with_other_seeds_do_not_join_and_the_error_says_what_to_do(desk
     assert (error["status"], error["field"]) == (422, "with")
     assert "same `seed`" in error["detail"]
     for name in ("left", "right"):
-        seed = desk.catalog.query(name).spec.seed
+        seed = desk.catalog.queries.get(name).spec.seed
         assert f"{seed:x}" not in error["detail"] or seed < 10
 
 
 def test_a_seed_survives_the_catalog(desk):
     post(desk)
-    query = desk.catalog.query("q")
+    query = desk.catalog.queries.get("q")
     assert query.ref == QueryRef("q", 1)
     assert type(query.spec).from_mapping(json.loads(json.dumps(query.spec.to_mapping()))) == query.spec

@@ -245,8 +245,8 @@ def test_a_new_query_is_checked_at_its_field_and_registered(browser, served, wor
         t.until("() => document.querySelector('#verdict').dataset.checked === 'accepted'")
         t.page.locator("button.primary").click()
         t.page.wait_for_url("**/ui/queries/from_the_console")
-        assert world.catalog.query("from_the_console").spec.stream == "flights"
-        world.catalog.delete("from_the_console", world.now)
+        assert world.catalog.queries.get("from_the_console").spec.stream == "flights"
+        world.catalog.queries.delete("from_the_console", world.now)
 
 
 @needs_browser

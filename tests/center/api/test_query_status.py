@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from center.catalog import ComponentHeartbeat
+from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
 from tests.center.api.conftest import HOUR, T0
@@ -20,7 +21,7 @@ def running(desk):
 def accept(desk, query, *edges, message=""):
     for edge in edges:
         code = "invalid-query" if message else ""
-        desk.catalog.record_query_status(EdgeId(edge), query.ref, not message, code, message)
+        desk.catalog.queries.record_statuses([QueryStatusRecord(query.ref, EdgeId(edge), not message, code, message)])
 
 
 def asked(desk, watermark_ms=None, message="", **changes):
@@ -115,9 +116,9 @@ def test_a_query_that_came_after_all_records_says_so(desk):
 
 def test_frames_that_the_job_cannot_merge_are_named(desk):
     query = asked(desk, T0)
-    desk.catalog.index([frame(query.ref, 0, incarnation="jfk-1")])
+    desk.catalog.frames.index([frame(query.ref, 0, incarnation="jfk-1")])
     assert (status_of(desk)["state"], status_of(desk)["reason"]) == ("merging", "1 frames wait for the job")
-    desk.catalog.add_alarm("query-stuck", f"query {query.key}: no common schema", EdgeId(""), desk.now, query.key)
+    desk.catalog.alarms.add("query-stuck", f"query {query.key}: no common schema", EdgeId(""), desk.now, query.key)
     status = status_of(desk)
     assert (status["state"], status["reason"]) == ("stuck", f"query {query.key}: no common schema")
 
@@ -125,15 +126,15 @@ def test_frames_that_the_job_cannot_merge_are_named(desk):
 @pytest.mark.slow
 def test_a_query_that_is_set_aside_says_so_and_the_center_stays_ready(desk):
     query = asked(desk, T0)
-    desk.catalog.add_death(query.ref, desk.now)
-    desk.catalog.suspend_query(query.ref, "the job died 2 times", desk.now)
+    desk.catalog.quarantine.count_death(query.ref, desk.now)
+    desk.catalog.quarantine.add_query(query.ref, "the job died 2 times", desk.now)
     status = status_of(desk)
     assert (status["state"], status["reason"]) == ("suspended", "the job died 2 times")
     assert "edgewater center quarantine resume" in status["remedy"]
     assert desk.get("/readyz").json()["suspended"] == [query.key]
     (alarm,) = desk.get(f"/v1/queries/{query.ref.name}").json()["alarms"]
     assert (alarm["kind"], alarm["query"]) == ("query-suspended", query.key)
-    desk.catalog.resume_query(query.ref.name)
+    desk.catalog.quarantine.retry_query(query.ref.name)
     assert status_of(desk)["state"] != "suspended" and desk.get("/readyz").json()["suspended"] == []
 
 
@@ -173,6 +174,6 @@ def test_before_its_first_record_an_edge_has_no_watermark(desk):
 
     progress = [pb.StreamProgress(stream="flights", watermark_ms=MIN_TIME_MS)]
     desk.connect("jfk")
-    desk.catalog.record_heartbeats([read_heartbeat(EdgeId("jfk"), pb.Heartbeat(streams=progress), desk.now)])
+    desk.catalog.edges.record_heartbeats([read_heartbeat(EdgeId("jfk"), pb.Heartbeat(streams=progress), desk.now)])
     (stream,) = desk.get("/v1/edges/jfk").json()["streams"]
     assert (stream["watermark"], stream["watermark_ms"], stream["ended"]) == (None, None, False)

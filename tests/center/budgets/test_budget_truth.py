@@ -18,7 +18,6 @@ from center.budgets import (
     RebalanceEvent,
     ShareReported,
 )
-from center.catalog import RegisteredQuery
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord, MergedDelta, ResultStore
 from edge.core import (
@@ -33,6 +32,7 @@ from edge.core import (
     StreamSpec,
 )
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef

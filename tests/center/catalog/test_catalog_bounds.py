@@ -6,14 +6,15 @@ import itertools
 
 import pytest
 
-from center.catalog import Catalog, IndexOutcome, alarm_rows, edge_rows, store
+from center.catalog import Catalog, IndexOutcome, edge_rows, queries
 from center.catalog import schema as t
-from center.catalog.alarm_rows import MAX_LISTED, MAX_MESSAGES, MAX_OF_EDGE
+from center.catalog.alarms import MAX_LISTED, MAX_MESSAGES, MAX_OF_EDGE, add_alarm
 from center.catalog.edge_rows import REMEMBER_MS
 from center.catalog.query_rows import FORGET_AFTER_MS
 from center.storage.database import write_transaction
 from center.storage.frame_log import FrameLocation
 from edgewater.model import windows
+from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.model.errors import Conflict, InvalidQuery, LimitExceeded, ProtocolError
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
@@ -21,25 +22,25 @@ from tests.center.catalog_world import JFK, LGA, frame, hello, spec
 
 
 def test_what_an_edge_says_of_queries_that_do_not_live_is_not_noted(catalog: Catalog) -> None:
-    ref = catalog.register(spec(), 1).ref
+    ref = catalog.queries.register(spec(), 1)[0].ref
     unknown = [QueryRef("miles", 2), QueryRef("other", 1)]
     for each in (ref, *unknown):
-        catalog.record_query_status(JFK, each, True, "", "")
-    assert [bool(catalog.query_statuses(each)) for each in (ref, *unknown)] == [True, False, False]
-    catalog.delete("miles", 2)
-    assert catalog.query_statuses(ref) == {}
-    catalog.record_query_status(JFK, ref, True, "", "")
-    assert catalog.query_statuses(ref) == {}
+        catalog.queries.record_statuses([QueryStatusRecord(each, JFK, True, "", "")])
+    assert [bool(catalog.queries.statuses(each)) for each in (ref, *unknown)] == [True, False, False]
+    catalog.queries.delete("miles", 2)
+    assert catalog.queries.statuses(ref) == {}
+    catalog.queries.record_statuses([QueryStatusRecord(ref, JFK, True, "", "")])
+    assert catalog.queries.statuses(ref) == {}
 
 
 def test_alarms_that_differ_in_a_number_take_a_bounded_number_of_rows_and_all_are_counted(catalog: Catalog) -> None:
-    catalog.add_alarm("frame-damaged", "frame 1", LGA, 1)
-    catalog.add_alarm("frames-lost", "frames 1 to 2", JFK, 1)
+    catalog.alarms.add("frame-damaged", "frame 1", LGA, 1)
+    catalog.alarms.add("frames-lost", "frames 1 to 2", JFK, 1)
     for n in range(3 * MAX_MESSAGES):
-        catalog.add_alarm("frame-damaged", f"frame {n}", JFK, 10 + n)
-    others = [(a.kind, a.edge, a.times) for a in catalog.alarms() if (a.kind, a.edge) != ("frame-damaged", JFK)]
+        catalog.alarms.add("frame-damaged", f"frame {n}", JFK, 10 + n)
+    others = [(a.kind, a.edge, a.times) for a in catalog.alarms.latest() if (a.kind, a.edge) != ("frame-damaged", JFK)]
     assert sorted(others) == [("frame-damaged", LGA, 1), ("frames-lost", JFK, 1)]
-    mine = [a for a in catalog.alarms() if (a.kind, a.edge) == ("frame-damaged", JFK)]
+    mine = [a for a in catalog.alarms.latest() if (a.kind, a.edge) == ("frame-damaged", JFK)]
     assert [a.message for a in mine] == [f"frame {n}" for n in reversed(range(2 * MAX_MESSAGES, 3 * MAX_MESSAGES))]
     assert sum(a.times for a in mine) == 3 * MAX_MESSAGES
     assert (mine[0].first_at_ms, mine[0].last_at_ms) == (10 + MAX_MESSAGES - 1, 10 + 3 * MAX_MESSAGES - 1)
@@ -47,79 +48,79 @@ def test_alarms_that_differ_in_a_number_take_a_bounded_number_of_rows_and_all_ar
 
 @pytest.mark.slow
 def test_hostile_edges_push_no_other_alarm_off_the_list(catalog: Catalog) -> None:
-    catalog.add_alarm("input-lost", "a file was truncated", LGA, 1)
-    catalog.add_alarm("query-stuck", "query miles@1: odd", EdgeId(""), 2, "miles@1")
-    catalog.add_alarm("query-memory", "query miles@1: edge lga", LGA, 3, "miles@1")
+    catalog.alarms.add("input-lost", "a file was truncated", LGA, 1)
+    catalog.alarms.add("query-stuck", "query miles@1: odd", EdgeId(""), 2, "miles@1")
+    catalog.alarms.add("query-memory", "query miles@1: edge lga", LGA, 3, "miles@1")
     with write_transaction(catalog._engine) as connection:  # one, instead of 1,200
         for edge, kind, n in itertools.product(range(10), range(6), range(MAX_MESSAGES)):
-            alarm_rows.add(connection, f"kind-{kind}", f"frame {n}", EdgeId(f"evil-{edge}"), 100 + n)
+            add_alarm(connection, f"kind-{kind}", f"frame {n}", EdgeId(f"evil-{edge}"), 100 + n)
     for n in range(2 * MAX_MESSAGES):
-        catalog.add_alarm("query-failing", f"odd {n}", EdgeId(""), 200 + n, "evil@1")
-    listed = catalog.alarms()
+        catalog.alarms.add("query-failing", f"odd {n}", EdgeId(""), 200 + n, "evil@1")
+    listed = catalog.alarms.latest()
     assert len(listed) == MAX_LISTED
     assert [a.message for a in listed if a.edge == LGA] == ["query miles@1: edge lga", "a file was truncated"]
     assert [a.kind for a in listed if a.query == "miles@1"] == ["query-memory", "query-stuck"]
     assert [a.last_at_ms for a in listed] == sorted((a.last_at_ms for a in listed), reverse=True)
-    assert [a.kind for a in catalog.alarms(query="miles@1")] == ["query-memory", "query-stuck"]
-    assert {a.query for a in catalog.alarms(query="evil@1")} == {"evil@1"}
+    assert [a.kind for a in catalog.alarms.latest(query="miles@1")] == ["query-memory", "query-stuck"]
+    assert {a.query for a in catalog.alarms.latest(query="evil@1")} == {"evil@1"}
 
 
 @pytest.mark.slow
 def test_a_query_displaces_no_alarm_of_another_at_the_same_edge(catalog: Catalog) -> None:
-    catalog.add_alarm("query-memory", "miles", JFK, 1, "miles@1")
+    catalog.alarms.add("query-memory", "miles", JFK, 1, "miles@1")
     for query in range(MAX_OF_EDGE // 2):
         for n in range(4):
-            catalog.add_alarm("query-memory", f"{query}, {n}", JFK, 10 + n, f"evil-{query}@1")
-    held = catalog.alarms()
-    assert len(held) == MAX_OF_EDGE and [a.message for a in catalog.alarms(query="miles@1")] == ["miles"]
+            catalog.alarms.add("query-memory", f"{query}, {n}", JFK, 10 + n, f"evil-{query}@1")
+    held = catalog.alarms.latest()
+    assert len(held) == MAX_OF_EDGE and [a.message for a in catalog.alarms.latest(query="miles@1")] == ["miles"]
     assert len({a.query for a in held}) == 1 + MAX_OF_EDGE // 2, "each query has its share"
 
 
 def test_a_catalog_of_an_earlier_release_gets_the_column_of_queries(catalog: Catalog) -> None:
-    catalog.add_alarm("frames-lost", "frames 1 to 2", JFK, 1)
+    catalog.alarms.add("frames-lost", "frames 1 to 2", JFK, 1)
     url = catalog._engine.url.render_as_string(hide_password=False)
     with catalog._engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE alarms DROP COLUMN query")
     again = Catalog(url)
-    again.add_alarm("frames-lost", "frames 3 to 4", JFK, 2, "miles@1")
-    assert [(a.message, a.query) for a in again.alarms()] == [("frames 3 to 4", "miles@1"), ("frames 1 to 2", "")]
+    again.alarms.add("frames-lost", "frames 3 to 4", JFK, 2, "miles@1")
+    assert [(a.message, a.query) for a in again.alarms.latest()] == [("frames 3 to 4", "miles@1"), ("frames 1 to 2", "")]
     again.close()
 
 
 def test_no_more_alarms_are_read_than_asked_for(catalog: Catalog) -> None:
     for n in range(5):
-        catalog.add_alarm(f"kind-{n}", "odd", JFK, n)
-    assert [a.kind for a in catalog.alarms(2)] == ["kind-4", "kind-3"]
+        catalog.alarms.add(f"kind-{n}", "odd", JFK, n)
+    assert [a.kind for a in catalog.alarms.latest(2)] == ["kind-4", "kind-3"]
 
 
 def test_spent_are_segments_given_up_and_those_of_deleted_queries_that_are_drained(catalog: Catalog) -> None:
-    miles, ended = (catalog.register(spec(name), 1).ref for name in ("miles", "ended"))
+    miles, ended = (catalog.queries.register(spec(name), 1)[0].ref for name in ("miles", "ended"))
     hello(catalog)
     kept, late, forgotten, both = (f"commits/a-{n}.frames" for n in range(4))
-    catalog.index(
+    catalog.frames.index(
         [frame(ended, 0, location=FrameLocation(kept, 0, 1)), frame(miles, 1, location=FrameLocation(forgotten, 0, 1))]
     )
-    catalog.drop_frames({"miles@1": 1})
+    catalog.frames.drop({"miles@1": 1})
     held = {late: {"ended@1"}, both: {"ended@1", "miles@1"}, "commits/u.frames": {"unknown@1"}}
 
     def removable() -> list[str]:
-        return catalog.removable_segments(sorted({kept, forgotten, *held}), held.__getitem__)
+        return catalog.frames.removable_segments(sorted({kept, forgotten, *held}), held.__getitem__)
 
     assert removable() == [forgotten]
-    catalog.delete("ended", 2)
+    catalog.queries.delete("ended", 2)
     assert removable() == [late, forgotten]
-    catalog.drop_frames({"ended@1": 1})
+    catalog.frames.drop({"ended@1": 1})
     assert removable() == [kept, late, forgotten]
-    catalog.forget_segments([kept, forgotten])
-    catalog.delete("miles", 3)
+    catalog.frames.forget_segments([kept, forgotten])
+    catalog.queries.delete("miles", 3)
     held |= {kept: {"ended@1"}, forgotten: {"miles@1"}}
     assert removable() == [kept, late, forgotten, both], "they are found again by what they hold"
 
 
 def test_a_query_whose_records_belong_to_too_many_windows_is_refused_with_what_is_allowed(catalog: Catalog) -> None:
     with pytest.raises(InvalidQuery, match=r"window\.every: '1ms'.*10000 windows.*at least 20ms for windows of 10s"):
-        catalog.register(spec(window={"sliding": "10s", "every": "1ms"}), 1)
-    catalog.register(spec(window={"sliding": "10s", "every": "20ms"}), 1)
+        catalog.queries.register(spec(window={"sliding": "10s", "every": "1ms"}), 1)
+    catalog.queries.register(spec(window={"sliding": "10s", "every": "20ms"}), 1)
 
 
 def test_a_query_that_was_registered_before_the_limit_is_read_and_found_again(
@@ -128,35 +129,35 @@ def test_a_query_that_was_registered_before_the_limit_is_read_and_found_again(
     costly = spec(window={"sliding": "10s", "every": "1ms"})
     with monkeypatch.context() as patch:
         patch.setattr(windows, "MAX_WINDOWS_PER_SLICE", 10_000)
-        registered = catalog.register(costly, 1)
-    assert catalog.queries() == [registered]
-    assert catalog.register(costly, 2) == registered
+        registered = catalog.queries.register(costly, 1)[0]
+    assert catalog.queries.all() == [registered]
+    assert catalog.queries.register(costly, 2)[0] == registered
 
 
 def test_deleted_queries_do_not_use_up_the_names_for_ever(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MAX_QUERIES", 4)
+    monkeypatch.setattr(queries, "MAX_QUERIES", 4)
     hello(catalog)
-    kept = catalog.register(spec("kept"), 1).ref
-    catalog.index([frame(kept, 0)])
-    catalog.delete("kept", 2)
-    catalog.register(spec("live"), 1)
+    kept = catalog.queries.register(spec("kept"), 1)[0].ref
+    catalog.frames.index([frame(kept, 0)])
+    catalog.queries.delete("kept", 2)
+    catalog.queries.register(spec("live"), 1)
     for _ in range(2):
-        catalog.register(spec(), 1)
-        catalog.delete("miles", 2)
+        catalog.queries.register(spec(), 1)
+        catalog.queries.delete("miles", 2)
     with pytest.raises(Conflict, match="within a day"):
-        catalog.register(spec("other"), 2 + FORGET_AFTER_MS)
+        catalog.queries.register(spec("other"), 2 + FORGET_AFTER_MS)
     # Later they are forgotten, but for what has frames; no version comes twice.
     later_ms = 3 + FORGET_AFTER_MS
-    assert catalog.register(spec("other"), later_ms).ref == QueryRef("other", 3)
-    assert catalog.register(spec(), later_ms).ref == QueryRef("miles", 3)
-    assert sorted(q.ref.name for q in catalog.queries(deleted=True)) == ["kept", "live", "miles", "other"]
-    assert catalog.last_positions()["kept@1"] == 1
+    assert catalog.queries.register(spec("other"), later_ms)[0].ref == QueryRef("other", 3)
+    assert catalog.queries.register(spec(), later_ms)[0].ref == QueryRef("miles", 3)
+    assert sorted(q.ref.name for q in catalog.queries.all(deleted=True)) == ["kept", "live", "miles", "other"]
+    assert catalog.frames.last_positions()["kept@1"] == 1
     with pytest.raises(Conflict):
-        catalog.register(spec("more"), later_ms)
+        catalog.queries.register(spec("more"), later_ms)
 
 
 def test_ten_thousand_incarnations_of_one_edge_are_forgotten_but_the_last(catalog: Catalog) -> None:
-    query = catalog.register(spec(), 1).ref
+    query = catalog.queries.register(spec(), 1)[0].ref
     hello(catalog, incarnation="last", now_ms=1_000)
     rows = [
         {"edge": JFK, "incarnation": f"i{n}", "first_seq": 0, "awaited_seq": 1, "hello_at_ms": 0} for n in range(10_000)
@@ -164,48 +165,50 @@ def test_ten_thousand_incarnations_of_one_edge_are_forgotten_but_the_last(catalo
     with catalog._engine.begin() as connection:
         connection.execute(t.incarnations.insert(), rows)
     assert hello(catalog, incarnation="new", now_ms=REMEMBER_MS + 500) is None
-    assert catalog.edge(JFK).incarnations == 2
-    assert catalog.index([frame(query, 0, incarnation="last")]) == [IndexOutcome.NEW], "its session may still be open"
+    assert catalog.edges.get(JFK).incarnations == 2
+    assert catalog.frames.index([frame(query, 0, incarnation="last")]) == [IndexOutcome.NEW], (
+        "its session may still be open"
+    )
 
 
 def test_an_edge_that_makes_incarnations_in_a_loop_is_refused_and_another_is_not(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge_rows, "MAX_INCARNATIONS", 5)
-    query = catalog.register(spec(), 1).ref
+    query = catalog.queries.register(spec(), 1)[0].ref
     for n in range(20):
         hello(catalog, incarnation=f"unused{n}")
-    assert catalog.edge(JFK).incarnations <= 5, "those that never sent a frame go at once"
+    assert catalog.edges.get(JFK).incarnations <= 5, "those that never sent a frame go at once"
     refused = 0
     for n in range(20):
         try:
             hello(catalog, incarnation=f"i{n}", now_ms=2_000)
-            catalog.index([frame(query, 0, incarnation=f"i{n}")])
+            catalog.frames.index([frame(query, 0, incarnation=f"i{n}")])
         except LimitExceeded as exc:
             refused += 1
             assert "5 incarnations have sent frames within 24 h" in exc.message
-    assert (refused, catalog.edge(JFK).incarnations, catalog.edge(JFK).incarnation) == (15, 5, "i4")
-    assert sum(a.times for a in catalog.alarms() if a.kind == "too-many-incarnations") == 15
+    assert (refused, catalog.edges.get(JFK).incarnations, catalog.edges.get(JFK).incarnation) == (15, 5, "i4")
+    assert sum(a.times for a in catalog.alarms.latest() if a.kind == "too-many-incarnations") == 15
     hello(catalog, LGA, incarnation="honest", now_ms=2_000)
     assert hello(catalog, incarnation="i2", next_seq=1, now_ms=2_000) == 0, "one that is remembered may go on"
     hello(catalog, incarnation="tomorrow", now_ms=2_001 + REMEMBER_MS)
-    assert catalog.edge(JFK).incarnations == 2
+    assert catalog.edges.get(JFK).incarnations == 2
 
 
 def test_an_incarnation_that_was_forgotten_does_not_send_frames_that_would_count_twice(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge_rows, "MAX_INCARNATIONS", 3)
-    query = catalog.register(spec(), 1).ref
+    query = catalog.queries.register(spec(), 1)[0].ref
     for n in range(3):
         hello(catalog, incarnation=f"i{n}", oldest_seq=1, next_seq=1, now_ms=n)
         frames = [frame(query, seq, incarnation=f"i{n}") for seq in (1, 2)]
-        assert catalog.index(frames) == [IndexOutcome.NEW] * 2
+        assert catalog.frames.index(frames) == [IndexOutcome.NEW] * 2
     hello(catalog, incarnation="new", oldest_seq=1, next_seq=9, now_ms=2_000 + REMEMBER_MS)  # built nine offline
     # The acknowledgement of its second frame was lost, and retention has dropped both from the index.
-    catalog.drop_frames({"miles@1": 6})
+    catalog.frames.drop({"miles@1": 6})
     with pytest.raises(ProtocolError, match="incarnation i0 has frames from 2 on, and the center no longer knows"):
         hello(catalog, incarnation="i0", oldest_seq=2, next_seq=3, now_ms=2_001 + REMEMBER_MS)
-    assert [a.kind for a in catalog.alarms() if a.kind == "incarnation-forgotten"] == ["incarnation-forgotten"]
-    assert catalog.edge(JFK).incarnation == "new"
+    assert [a.kind for a in catalog.alarms.latest() if a.kind == "incarnation-forgotten"] == ["incarnation-forgotten"]
+    assert catalog.edges.get(JFK).incarnation == "new"
     hello(catalog, LGA, incarnation="restored", oldest_seq=57, next_seq=60)  # of another edge nothing was forgotten

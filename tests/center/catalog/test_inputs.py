@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from center.catalog import Catalog, InputRecord
+from center.catalog import Catalog
+from edgewater.model.edge_records import InputRecord
 from edgewater.model.streams import EdgeId
 from tests.center.catalog_world import JFK, LGA, hello
 
 
 def report(catalog: Catalog, edge: EdgeId, *fingerprints: int, stream: str = "flights", source: str = "a.log") -> None:
-    catalog.record_inputs({edge: (InputRecord(stream, source, fingerprints),)}, 5_000)
+    catalog.edges.record_inputs({edge: (InputRecord(stream, source, fingerprints),)}, 5_000)
 
 
 def alarms(catalog: Catalog) -> list[tuple[str, int]]:
-    return [(a.edge, a.times) for a in catalog.alarms() if a.kind == "equal-inputs"]
+    return [(a.edge, a.times) for a in catalog.alarms.latest() if a.kind == "equal-inputs"]
 
 
 def test_an_alarm_names_both_sources_that_read_one_file(catalog: Catalog) -> None:
@@ -23,7 +24,7 @@ def test_an_alarm_names_both_sources_that_read_one_file(catalog: Catalog) -> Non
     assert alarms(catalog) == []
     report(catalog, LGA, 2, 3, source="/mnt/b.log")
     assert alarms(catalog) == [(LGA, 1)]
-    (alarm,) = catalog.alarms()
+    (alarm,) = catalog.alarms.latest()
     for name in ("flights", "/var/log/a.log", "/mnt/b.log", JFK, LGA):
         assert name in alarm.message
     report(catalog, JFK, 9)
@@ -37,7 +38,7 @@ def test_one_file_may_be_read_for_different_streams_and_after_its_first_reader_i
     report(catalog, JFK, 1)
     report(catalog, LGA, 1, stream="trips")
     assert alarms(catalog) == []
-    catalog.retire(JFK)
+    catalog.edges.retire(JFK)
     report(catalog, LGA, 1)
     assert alarms(catalog) == []
 
@@ -45,7 +46,7 @@ def test_one_file_may_be_read_for_different_streams_and_after_its_first_reader_i
 def test_two_sources_of_one_edge_that_read_one_file_raise_the_alarm(catalog: Catalog) -> None:
     hello(catalog, JFK)
     both = (InputRecord("flights", "*.log", (1, 2)), InputRecord("flights", "a.log", (2,)))
-    catalog.record_inputs({JFK: both}, 5_000)
+    catalog.edges.record_inputs({JFK: both}, 5_000)
     assert alarms(catalog) == [(JFK, 1)]
 
 
@@ -53,5 +54,5 @@ def test_edges_that_report_in_one_transaction_see_each_other(catalog: Catalog) -
     hello(catalog, JFK)
     hello(catalog, LGA)
     both = {edge: (InputRecord("flights", "a.log", (1,)),) for edge in (JFK, LGA)}
-    catalog.record_inputs(both, 5_000)
+    catalog.edges.record_inputs(both, 5_000)
     assert alarms(catalog) == [(LGA, 1)]

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from center.catalog import RegisteredQuery
 from center.ledger import Emission, Ledger, Phase, QueryDeleted, QueryRegistered
 from center.ledger.early_answers import EarlyAnswerLedger
 from center.ledger.quality import Quality
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import FloatArray
 from edgewater.wire import QueryRef
 from tests.center.accuracy_world import BEGIN_MS, Site, World, first_answers, spec, without_times

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from center.catalog import RegisteredQuery
 from center.job.metrics import JobMetrics
 from center.job.microbatch import to_micro_batch
 from center.job.rows import RowKind, rows_of_frame
 from center.ledger import Phase
 from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
 from center.storage.frame_log import FrameEntry
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import Arrivals, FrameBody, Partial
 from tests.center.accuracy_world import BEGIN_MS, REF, spec

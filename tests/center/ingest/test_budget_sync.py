@@ -27,11 +27,12 @@ class Watched(Catalog):
         super().__init__(url)
         self.meanwhile: Callable[[QueryRef], None] = lambda _ref: None
         self.changed: list[QueryRef] = []
+        self._update, self.budgets.update = self.budgets.update, self._watched_update  # type: ignore[method-assign]
 
-    def update_budget(self, ref: QueryRef, *args: Any) -> tuple[Any, bool]:
+    def _watched_update(self, ref: QueryRef, *args: Any) -> tuple[Any, bool]:
         self.meanwhile(ref)
         self.changed.append(ref)
-        return super().update_budget(ref, *args)
+        return self._update(ref, *args)
 
 
 class World:
@@ -50,10 +51,10 @@ class World:
         for edge in (JFK, LGA):
             hello(self.catalog, edge)
         budget = {"error": {"miles": 1000, "flights": 10}}
-        self.refs = [self.catalog.register(spec(name, budget=budget), 1).ref for name in ("a", "b")]
+        self.refs = [self.catalog.queries.register(spec(name, budget=budget), 1)[0].ref for name in ("a", "b")]
 
     def plan(self) -> AssignmentPlan:
-        return AssignmentPlan.of(self.catalog.version(), self.catalog.queries(), self.catalog.edges())
+        return AssignmentPlan.of(self.catalog.version(), self.catalog.queries.all(), self.catalog.edges.all())
 
     def report(self, edge: EdgeId) -> None:
         self.budget_sync.on_report(edge, self.refs[0], BudgetReport(0, {}, MIN_TIME_MS, 100.0, {}))
@@ -96,11 +97,11 @@ async def test_a_sync_that_is_interrupted_is_completed_by_the_next(tmp_path: Pat
 async def test_a_combined_budget_sends_the_share_and_the_processing_delay(tmp_path: Path) -> None:
     world = World(tmp_path)
     budget = {"error": {"miles": 1000, "flights": 10}, "staleness": "2s"}
-    ref = world.catalog.register(spec("both", budget=budget), 1).ref
-    world.catalog.record_processing_delays({ref: 340}, 1)
+    ref = world.catalog.queries.register(spec("both", budget=budget), 1)[0].ref
+    world.catalog.budgets.record_processing_delays({ref: 340}, 1)
     world.budget_sync.on_report(JFK, ref, BudgetReport(0, {}, MIN_TIME_MS, 100.0, {}))
     await world.budget_sync.sync(world.plan())
-    (query,) = [q for q in world.catalog.queries() if q.ref == ref]
+    (query,) = [q for q in world.catalog.queries.all() if q.ref == ref]
     message = world.budget_sync.snapshot.message(query, JFK)
     assert message is not None
     assert (dict(message.shares), message.version) == ({"flights": 10.0, "miles": 1000.0}, 1)

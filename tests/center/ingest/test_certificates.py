@@ -126,8 +126,8 @@ async def test_a_revoked_certificate_ends_its_session_and_a_renewed_one_connects
         # A day later the certificates have expired, and so has the list.
         c.clock[0] = int((NOW + 2 * DAY).timestamp() * 1000)
         assert "the client certificate has expired" in (await lga.refusal())[2]
-        await eventually(c.catalog.alarms)
-        assert [(a.kind, a.edge) for a in c.catalog.alarms()] == [("revocations-overdue", "")]
+        await eventually(c.catalog.alarms.latest)
+        assert [(a.kind, a.edge) for a in c.catalog.alarms.latest()] == [("revocations-overdue", "")]
 
 
 @on_a_loop

@@ -90,8 +90,8 @@ async def test_a_tokens_file_that_cannot_be_used_changes_nothing_and_is_an_alarm
         await eventually(lambda: c.gateway.metrics.credentials_stale._value.get() == 1)
         await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=5)))
         await edge.until("time_echo")
-        await eventually(c.catalog.alarms)
-        (alarm,) = c.catalog.alarms()
+        await eventually(c.catalog.alarms.latest)
+        (alarm,) = c.catalog.alarms.latest()
         assert (alarm.kind, alarm.edge) == ("credentials-unusable", "")
         assert str(file) in alarm.message and "s3cret" not in alarm.message
         file.write_text("jfk: s3cret\n")
@@ -134,7 +134,7 @@ async def test_an_edge_serves_and_answers_only_what_its_entry_allows(tmp_path: P
     file.write_text(f"jfk: {allowed.format('mi*')}\n")
     async with center(tmp_path, tokens_file=file, **LIVE_FILE) as c:
         for name in ("miles", "delays"):
-            c.catalog.register(spec(name), 1)
+            c.catalog.queries.register(spec(name), 1)
         trains = await refused(c, "secret", streams=[pb.Stream(name="trains")])
         assert trains.startswith(
             "FAILED_PRECONDITION: Hello: edge jfk may not serve stream trains; expected only flights"
@@ -161,7 +161,7 @@ async def test_what_an_edge_may_no_longer_do_is_not_open_to_it_by_ceasing_to_ser
     file.write_text("jfk: secret\n")
     async with center(tmp_path, tokens_file=file, **LIVE_FILE) as c:
         for name in ("miles", "delays"):
-            c.catalog.register(spec(name), 1)
+            c.catalog.queries.register(spec(name), 1)
         await (edge := await connected(c, "secret")).send(frame(0))
         await edge.acked(0)
         trains, last, seq = [pb.Stream(name="trains")], edge, 1
@@ -179,9 +179,9 @@ async def test_what_an_edge_may_no_longer_do_is_not_open_to_it_by_ceasing_to_ser
 
 
 def expected(catalog: Catalog) -> dict[str, list[str]]:
-    from center.catalog import expected_edges
+    from edgewater.model.edge_records import expected_edges
 
-    return {q.ref.name: [str(e) for e in expected_edges(q.spec, catalog.edges())] for q in catalog.queries()}
+    return {q.ref.name: [str(e) for e in expected_edges(q.spec, catalog.edges.all())] for q in catalog.queries.all()}
 
 
 def presented(token: str | None = None, **certificate: str) -> Presented:
@@ -249,7 +249,7 @@ async def test_two_gateways_over_one_catalog_let_the_same_edges_in_and_lock_them
         center(tmp_path, url=url, tokens_file=file, **LIVE_FILE) as a,
         center(tmp_path, url=url, tokens_file=file, **LIVE_FILE) as b,
     ):
-        refs = [a.catalog.register(spec(name), 1).ref for name in ("miles", "delays")]
+        refs = [a.catalog.queries.register(spec(name), 1)[0].ref for name in ("miles", "delays")]
         at_a = await connected(a, "secret")
         await at_a.send(*(frame(n) for n in range(5)))
         await at_a.acked(4)

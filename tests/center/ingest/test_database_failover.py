@@ -23,7 +23,7 @@ async def test_each_frame_is_indexed_once_when_the_database_is_killed_and_its_st
         pytest.skip(f"no PostgreSQL {OLDEST} or newer on this machine (Debian: apt-get install postgresql)")
     with serving_pair(binaries) as (primary, standby):
         async with center(tmp_path, url=primary.url_of_pair(standby)) as c, RawEdge(c.port) as edge:
-            c.catalog.register(spec(), 1)
+            c.catalog.queries.register(spec(), 1)
             await edge.hello()
             sending = asyncio.create_task(edge.send(*(frame(n) for n in range(FRAMES))))
             acked = await edge.acked(FRAMES // 10)

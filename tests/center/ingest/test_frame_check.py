@@ -327,26 +327,26 @@ async def test_a_bad_partial_is_an_alarm_before_the_ack_and_the_honest_one_besid
     sent = Frame.pack(0, MILES, body)
     async with center(tmp_path) as c:
         c.clock[0] = NOW_MS
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         async with RawEdge(c.port) as edge:
             await edge.hello()
             await edge.send(sent)
             refused = (await edge.until("refused")).refused
             assert (refused.reason, refused.seq, refused.frames) == ("partial-refused", 0, 1)
             await edge.acked(0)
-        (entry,) = c.catalog.frames("miles@1", 0, 9)
+        (entry,) = c.catalog.frames.entries("miles@1", 0, 9)
         kept = c.log.read(entry.segment, entry.offset, entry.length).frame.unpack()
         assert (kept.partials, kept.closes) == ((HONEST,), (CLOSE,))
         assert kept.losses == (InputLoss("frames", "partial-refused", 0, 1),)
         assert (entry.crc32c, entry.plain_bytes) == (sent.crc32c, max(sent.raw_bytes, sent.wire_bytes))
-        await eventually(c.catalog.alarms)
-        assert [(a.kind, a.edge) for a in c.catalog.alarms()] == [("frame-refused", JFK)]
+        await eventually(c.catalog.alarms.latest)
+        assert [(a.kind, a.edge) for a in c.catalog.alarms.latest()] == [("frame-refused", JFK)]
         # The same frame again is a re-delivery, although the log has another body.
         async with RawEdge(c.port) as edge:
             await edge.hello(oldest=0, following=1)
             await edge.send(sent)
             await edge.acked(0)
-        assert len(c.entries()) == 1 and len(c.catalog.alarms()) == 1
+        assert len(c.entries()) == 1 and len(c.catalog.alarms.latest()) == 1
 
 
 @on_a_loop
@@ -356,7 +356,7 @@ async def test_a_small_frame_that_carries_much_is_admitted_by_what_it_carries(tm
     frames = [Frame.pack(n, MILES, large) for n in range(4)]
     assert frames[0].wire_bytes < 20_000 and frames[0].raw_bytes > 8 << 20
     async with center(tmp_path, max_pending_bytes=10 << 20) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         await other.hello("lga")
         c.log.segment_files.refuse_append = True
@@ -377,7 +377,7 @@ async def test_an_edge_that_comes_first_does_not_set_the_types_of_a_query(tmp_pa
     numbers = GroupedAggregate({"carrier": pa.int64()}, stacks)
     numbers.update([pa.array([7])], {name: pa.array([1.5]) for name in stacks}, 1)
     async with center(tmp_path) as c, RawEdge(c.port) as evil, RawEdge(c.port) as honest:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await honest.hello()
         await evil.hello("lga", streams=[pb.Stream(name="flights")])
         await evil.send(Frame.pack(0, MILES, FrameBody(0, (Partial(0, numbers.to_bytes()),))))
@@ -386,7 +386,7 @@ async def test_an_edge_that_comes_first_does_not_set_the_types_of_a_query(tmp_pa
         await evil.acked(0)
         await honest.send(Frame.pack(0, MILES, BODY))
         await honest.acked(0)
-        stored = [c.log.read(e.segment, e.offset, e.length) for e in c.catalog.frames("miles@1", 0, 9)]
+        stored = [c.log.read(e.segment, e.offset, e.length) for e in c.catalog.frames.entries("miles@1", 0, 9)]
         assert [len(s.frame.unpack().partials) for s in stored] == [0, 1]
 
 

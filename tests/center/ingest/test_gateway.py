@@ -19,7 +19,7 @@ from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, 
 @on_a_loop
 async def test_a_frame_is_acknowledged_once_it_is_durable_and_indexed_and_not_before(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         c.catalog.gate = gate = asyncio.Event()
         await edge.hello()
         await edge.send(frame(0))
@@ -30,7 +30,7 @@ async def test_a_frame_is_acknowledged_once_it_is_durable_and_indexed_and_not_be
         gate.set()
         await edge.acked(0)
         assert c.entries() == [("jfk", 0)]
-        (entry,) = c.catalog.frames("miles@1", 0, 1)
+        (entry,) = c.catalog.frames.entries("miles@1", 0, 1)
         assert c.log.read(entry.segment, entry.offset, entry.length) == StoredFrame(JFK, "i1", frame(0))
         assert entry.received_at_ms == c.clock[0]
 
@@ -38,7 +38,7 @@ async def test_a_frame_is_acknowledged_once_it_is_durable_and_indexed_and_not_be
 @on_a_loop
 async def test_all_frames_that_wait_share_one_fsync_and_one_transaction(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         c.catalog.gate = gate = asyncio.Event()
         await edge.hello()
         await other.hello("lga")
@@ -58,7 +58,7 @@ async def test_all_frames_that_wait_share_one_fsync_and_one_transaction(tmp_path
 @on_a_loop
 async def test_a_session_cut_in_mid_stream_goes_on_where_the_center_is(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         async with RawEdge(c.port) as edge:
             welcome = await edge.hello()
             assert not welcome.any_acked
@@ -75,7 +75,7 @@ async def test_a_session_cut_in_mid_stream_goes_on_where_the_center_is(tmp_path:
 @on_a_loop
 async def test_a_re_delivered_frame_is_acknowledged_and_neither_written_nor_indexed_again(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         async with RawEdge(c.port) as edge:
             await edge.hello()
             await edge.send(frame(0), frame(1))
@@ -91,29 +91,31 @@ async def test_a_re_delivered_frame_is_acknowledged_and_neither_written_nor_inde
 @on_a_loop
 async def test_a_frame_of_an_unknown_or_deleted_query_is_acknowledged_counted_and_not_stored(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         await edge.send(frame(0), frame(1, QueryRef("unknown", 7)))
         await edge.acked(1)
-        c.catalog.delete("miles", 2)
+        c.catalog.queries.delete("miles", 2)
         await edge.send(frame(2))
         await edge.acked(2)
         assert c.log.durable[0] == ("jfk", 0)
         assert c.entries() == [("jfk", 0)]
-        assert c.catalog.last_positions() == {"miles@1": 1}
+        assert c.catalog.frames.last_positions() == {"miles@1": 1}
         assert c.gateway.metrics.frames.labels("discarded")._value.get() == 2
-        assert c.catalog.acked_through(JFK, "i1") == 2, "the edge has let go of them: they are not asked for again"
+        assert c.catalog.frames.acked_through(JFK, "i1") == 2, (
+            "the edge has let go of them: they are not asked for again"
+        )
 
 
 @on_a_loop
 async def test_frames_of_a_query_known_to_be_deleted_are_not_written_to_the_log(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         await edge.until("queries", lambda told: told.queries)
         await edge.send(frame(0))
         await edge.acked(0)
-        c.catalog.delete("miles", 2)
+        c.catalog.queries.delete("miles", 2)
         await edge.until("queries", lambda told: not told.queries)
         await edge.send(frame(1))
         await edge.acked(1)
@@ -125,13 +127,13 @@ async def test_segments_that_nobody_will_ever_read_are_removed_at_the_start(tmp_
     drained, ended = QueryRef("drained", 1), QueryRef("ended", 1)
     async with center(tmp_path, poll_ms=60_000) as c, RawEdge(c.port) as edge:
         for name in ("miles", "drained", "ended"):
-            c.catalog.register(spec(name), 1)
+            c.catalog.queries.register(spec(name), 1)
         await edge.hello()
         for sent in (frame(0), frame(1, drained), frame(2, ended)):
             await edge.send(sent)
             await edge.acked(sent.seq)
-        assert c.catalog.drop_frames({"drained@1": 1}), "and then retention dies, before it has removed them"
-        c.catalog.delete("ended", 2)
+        assert c.catalog.frames.drop({"drained@1": 1}), "and then retention dies, before it has removed them"
+        c.catalog.queries.delete("ended", 2)
         await edge.send(frame(3, ended))
         await edge.acked(3)
         c.catalog.refuse = True
@@ -142,7 +144,7 @@ async def test_segments_that_nobody_will_ever_read_are_removed_at_the_start(tmp_
     async with center(tmp_path) as c:
         assert queries_on_disk(c.log) == ["ended@1", "miles@1", "miles@1"]
         assert list((tmp_path / "log").rglob("*.part")) == []
-        for entry in (*c.catalog.frames("ended@1", 0, 9), *c.catalog.frames("miles@1", 0, 9)):
+        for entry in (*c.catalog.frames.entries("ended@1", 0, 9), *c.catalog.frames.entries("miles@1", 0, 9)):
             assert c.log.read(entry.segment, entry.offset, entry.length).frame.seq == entry.seq
 
 
@@ -155,7 +157,7 @@ def queries_on_disk(log: FrameLog) -> list[str]:
 async def test_a_query_registered_a_moment_ago_elsewhere_is_known_when_its_first_frame_comes(tmp_path: Path) -> None:
     async with center(tmp_path, poll_ms=60_000) as c, RawEdge(c.port) as edge:
         await edge.hello()
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.send(frame(0))
         await edge.acked(0)
         assert c.entries() == [("jfk", 0)]
@@ -167,7 +169,7 @@ async def test_frames_of_many_queries_that_come_together_are_one_segment(tmp_pat
     names = [f"q{n}" for n in range(40)]
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         for name in names:
-            c.catalog.register(spec(name), 1)
+            c.catalog.queries.register(spec(name), 1)
         await edge.hello()
         c.catalog.gate = gate = asyncio.Event()
         await edge.send(frame(0, QueryRef("q0", 1)))
@@ -177,11 +179,11 @@ async def test_frames_of_many_queries_that_come_together_are_one_segment(tmp_pat
         gate.set()
         await edge.acked(39)
         assert len(c.log.segments()) <= 3
-        entries = c.catalog.frames_of({f"{name}@1": (0, 9) for name in names})
+        entries = c.catalog.frames.entries_in({f"{name}@1": (0, 9) for name in names})
         assert {key: [e.seq for e in found] for key, found in entries.items()} == {f"q{n}@1": [n] for n in range(40)}
-        dropped = c.catalog.drop_frames({f"{name}@1": 1 for name in names[:-1]})
+        dropped = c.catalog.frames.drop({f"{name}@1": 1 for name in names[:-1]})
         assert c.log.segments()[-1] not in dropped, "one frame in it is left"
-        assert c.catalog.drop_frames({"q39@1": 1}) != []
+        assert c.catalog.frames.drop({"q39@1": 1}) != []
 
 
 @on_a_loop
@@ -190,20 +192,20 @@ async def test_a_query_registered_in_the_catalog_reaches_a_connected_edge(tmp_pa
         await edge.hello()
         assert len((await edge.until("queries")).queries.queries) == 0
         began = asyncio.get_running_loop().time()
-        await asyncio.to_thread(c.catalog.register, spec(), 1)
+        await asyncio.to_thread(c.catalog.queries.register, spec(), 1)
         (query,) = (await edge.until("queries")).queries.queries
         assert asyncio.get_running_loop().time() - began < 1.0
         assert (query.name, query.version) == ("miles", 1)
-        await asyncio.to_thread(c.catalog.delete, "miles", 2)
+        await asyncio.to_thread(c.catalog.queries.delete, "miles", 2)
         assert len((await edge.until("queries")).queries.queries) == 0
 
 
 @on_a_loop
 async def test_an_edge_is_asked_only_what_expects_it(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec("mine", edges=["jfk"]), 1)
-        c.catalog.register(spec("theirs", edges=["lga"]), 1)
-        c.catalog.register(spec("elsewhere", **{"from": "trains"}), 1)
+        c.catalog.queries.register(spec("mine", edges=["jfk"]), 1)
+        c.catalog.queries.register(spec("theirs", edges=["lga"]), 1)
+        c.catalog.queries.register(spec("elsewhere", **{"from": "trains"}), 1)
         await edge.hello()
         queries = (await edge.until("queries")).queries.queries
         assert [q.name for q in queries] == ["mine"]
@@ -212,7 +214,7 @@ async def test_an_edge_is_asked_only_what_expects_it(tmp_path: Path) -> None:
 @on_a_loop
 async def test_error_budgets_are_shared_by_the_edges_that_are_expected(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
-        c.catalog.register(spec(budget={"error": {"miles": 1000, "farthest": 80}}), 1)
+        c.catalog.queries.register(spec(budget={"error": {"miles": 1000, "farthest": 80}}), 1)
         await edge.hello()
         await edge.report_budget()
         assert dict((await edge.until("budget")).budget.shares) == {"miles": 1000, "farthest": 80}
@@ -226,7 +228,7 @@ async def test_error_budgets_are_shared_by_the_edges_that_are_expected(tmp_path:
         await edge.report_budget(through_ms=120_000)
         more = (await other.until("budget")).budget
         assert (dict(more.shares), more.from_ms) == ({"miles": 500, "farthest": 80}, 120_000)
-        await asyncio.to_thread(c.catalog.retire, EdgeId("lga"))
+        await asyncio.to_thread(c.catalog.edges.retire, EdgeId("lga"))
         all_of_it = (await edge.until("budget")).budget
         assert dict(all_of_it.shares) == {"miles": 1000, "farthest": 80}
         assert all_of_it.from_ms > c.clock[0], "not for slices that lga may have closed"
@@ -235,7 +237,7 @@ async def test_error_budgets_are_shared_by_the_edges_that_are_expected(tmp_path:
 @on_a_loop
 async def test_grants_survive_the_gateway_and_are_sent_again(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        c.catalog.queries.register(spec(budget={"error": {"miles": 1000}}), 1)
         await edge.hello()
         await edge.report_budget()
         first = (await edge.until("budget")).budget
@@ -247,7 +249,7 @@ async def test_grants_survive_the_gateway_and_are_sent_again(tmp_path: Path) -> 
 @on_a_loop
 async def test_a_grant_that_came_before_its_query_is_sent_again(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        c.catalog.queries.register(spec(budget={"error": {"miles": 1000}}), 1)
         await edge.hello()
         await edge.report_budget()
         first = (await edge.until("budget")).budget
@@ -259,7 +261,7 @@ async def test_a_grant_that_came_before_its_query_is_sent_again(tmp_path: Path) 
 @on_a_loop
 async def test_an_edge_with_a_share_it_was_not_given_is_cut_back_flagged_and_counted(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
-        c.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        c.catalog.queries.register(spec(budget={"error": {"miles": 1000}}), 1)
         for each, name in ((edge, "jfk"), (other, "lga")):
             await each.hello(name)
             await each.report_budget()
@@ -267,8 +269,8 @@ async def test_an_edge_with_a_share_it_was_not_given_is_cut_back_flagged_and_cou
         await edge.report_budget(shares={"miles": 5_000})
         cut = (await edge.until("budget", lambda b: b.version > 1)).budget
         assert cut.shares["miles"] <= 1000
-        await eventually(lambda: c.catalog.alarms())
-        (alarm,) = c.catalog.alarms()
+        await eventually(lambda: c.catalog.alarms.latest())
+        (alarm,) = c.catalog.alarms.latest()
         assert (alarm.kind, alarm.edge) == ("share-not-granted", JFK)
         assert "5000" in alarm.message
         assert c.gateway.metrics.alarms.labels("share-not-granted")._value.get() == 1
@@ -282,7 +284,7 @@ async def test_two_gateways_divide_one_budget(tmp_path: Path) -> None:
         RawEdge(one.port) as edge,
         RawEdge(two.port) as other,
     ):
-        one.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        one.catalog.queries.register(spec(budget={"error": {"miles": 1000}}), 1)
         await edge.hello()
         await edge.report_budget()
         await edge.until("budget")
@@ -307,16 +309,16 @@ async def test_a_budget_report_that_no_edge_can_mean_ends_the_session(tmp_path: 
 @on_a_loop
 async def test_the_processing_delay_is_sent_under_a_staleness_budget(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(budget={"staleness": "2s"}), 1)
+        c.catalog.queries.register(spec(budget={"staleness": "2s"}), 1)
         await edge.hello()
-        await asyncio.to_thread(c.catalog.record_processing_delays, {MILES: 340}, 5)
+        await asyncio.to_thread(c.catalog.budgets.record_processing_delays, {MILES: 340}, 5)
         assert (await edge.until("budget")).budget.center_ms == 340
 
 
 @on_a_loop
 async def test_heartbeats_and_statuses_reach_the_catalog_and_each_heartbeat_is_echoed(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         await edge.until("queries", lambda told: told.queries)
         progress = [
@@ -329,20 +331,20 @@ async def test_heartbeats_and_statuses_reach_the_catalog_and_each_heartbeat_is_e
         assert (echo.edge_sent_at_ms, echo.center_received_at_ms) == (c.clock[0] - 10, c.clock[0])
         refused = pb.QueryStatus(query="miles", query_version=1, code="invalid-query", message="no column")
         await edge.call.write(pb.FromEdge(query_status=refused))
-        await eventually(lambda: c.catalog.query_statuses(MILES) and c.catalog.edge(JFK).records)
-        record = c.catalog.edge(JFK)
+        await eventually(lambda: c.catalog.queries.statuses(MILES) and c.catalog.edges.get(JFK).records)
+        record = c.catalog.edges.get(JFK)
         assert record.watermarks == {"flights": 77, "trains": 1 << 62}
         assert (record.records, record.drops, record.clock_offset_ms) == ({"flights": 5, "trains": 6}, {"late": 2}, 10)
-        assert c.catalog.query_statuses(MILES)[JFK].message == "no column"
+        assert c.catalog.queries.statuses(MILES)[JFK].message == "no column"
         assert record.connected
         await edge.call.write(pb.FromEdge(goodbye=pb.Goodbye(reason="done")))
-        await eventually(lambda: not c.catalog.edge(JFK).connected)
+        await eventually(lambda: not c.catalog.edges.get(JFK).connected)
 
 
 @on_a_loop
 async def test_what_sources_reject_and_columns_without_values_are_known_and_alarm(tmp_path: Path) -> None:
     def alarms() -> list[tuple[str, int]]:
-        return sorted((a.kind, a.times) for a in c.catalog.alarms())
+        return sorted((a.kind, a.times) for a in c.catalog.alarms.latest())
 
     async def beat(records: int, *columns: str) -> None:
         progress = pb.StreamProgress(stream="flights")
@@ -352,7 +354,7 @@ async def test_what_sources_reject_and_columns_without_values_are_known_and_alar
         await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(streams=[progress], sent_at_ms=c.clock[0])))
         await edge.until("time_echo")
         expected = [("flights:http", "wrong-type", min(records, 1 << 62))]
-        await eventually(lambda: list(map(tuple, c.catalog.edge(JFK).rejected.get("flights", ()))) == expected)
+        await eventually(lambda: list(map(tuple, c.catalog.edges.get(JFK).rejected.get("flights", ()))) == expected)
 
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         await edge.hello()
@@ -366,15 +368,15 @@ async def test_what_sources_reject_and_columns_without_values_are_known_and_alar
         assert alarms() == [("column-null", 1), ("records-rejected", 1)], "no further record was rejected"
         await beat((1 << 64) - 1, "distance")
         await eventually(lambda: alarms() == [("column-null", 1), ("records-rejected", 2)])
-        alarm = next(a for a in c.catalog.alarms() if a.kind == "records-rejected")
+        alarm = next(a for a in c.catalog.alarms.latest() if a.kind == "records-rejected")
         assert alarm.edge == JFK and all(part in alarm.message for part in ("flights:http", "wrong-type"))
-        assert list(map(tuple, c.catalog.edge(JFK).null_columns["flights"])) == [("flights:http", "distance")]
+        assert list(map(tuple, c.catalog.edges.get(JFK).null_columns["flights"])) == [("flights:http", "distance")]
 
 
 @on_a_loop
 async def test_after_goodbye_all_that_was_sent_is_acknowledged(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         await edge.send(*(frame(n) for n in range(20)))
         await edge.call.write(pb.FromEdge(goodbye=pb.Goodbye(reason="done")))
@@ -387,7 +389,7 @@ async def test_after_goodbye_all_that_was_sent_is_acknowledged(tmp_path: Path) -
 @on_a_loop
 async def test_a_gateway_that_stops_acknowledges_what_it_has_read(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         c.catalog.gate = gate = asyncio.Event()
         await edge.hello()
         await edge.send(frame(0))
@@ -403,7 +405,7 @@ async def test_a_gateway_that_stops_acknowledges_what_it_has_read(tmp_path: Path
 async def test_an_edge_that_sends_more_than_its_credit_is_read_no_further(tmp_path: Path) -> None:
     large = [frame(n, content=os.urandom(8_000)) for n in range(150)]
     async with center(tmp_path, credit_bytes=20_000) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         welcome = await edge.hello()
         assert welcome.credit_bytes == 20_000
         c.log.segment_files.refuse_append = True
@@ -426,15 +428,15 @@ def many(seqs: Iterable[int]) -> list[Frame]:
 @on_a_loop
 async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_path: Path, url: str) -> None:
     async with center(tmp_path, url=url) as a, center(tmp_path, url=url) as b:
-        a.catalog.register(spec(), 1)
+        a.catalog.queries.register(spec(), 1)
         async with RawEdge(a.port) as first, RawEdge(b.port) as second:
             await first.hello()
             await second.hello(following=30)
             await asyncio.gather(first.send(*many(range(20))), second.send(*many(range(30))))
             await asyncio.gather(first.acked(19), second.acked(29))
         assert b.entries() == [("jfk", n) for n in range(30)]
-        assert [e.position for e in a.catalog.frames("miles@1", 0, 99)] == list(range(1, 31))
-        for entry in a.catalog.frames("miles@1", 0, 99):
+        assert [e.position for e in a.catalog.frames.entries("miles@1", 0, 99)] == list(range(1, 31))
+        for entry in a.catalog.frames.entries("miles@1", 0, 99):
             assert a.log.read(entry.segment, entry.offset, entry.length).frame == frame(entry.seq)
         kinds = [c.gateway.metrics.frames.labels("new")._value.get() for c in (a, b)]
         assert sum(kinds) == 30
@@ -443,18 +445,18 @@ async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_p
 @on_a_loop
 async def test_absurd_delays_of_an_edge_are_bounded_and_counted_and_its_costs_are(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         await edge.until("queries", lambda told: told.queries)
-        await asyncio.to_thread(c.catalog.record_processing_delays, {MILES: 10**12}, 5)
+        await asyncio.to_thread(c.catalog.budgets.record_processing_delays, {MILES: 10**12}, 5)
         delays = [
             pb.QueryDelay(query="miles", query_version=1, mean_ms=math.nan, latest_ms=-1, queued_ms=1e308, late_ms=5),
             pb.QueryDelay(query="others", query_version=1, mean_ms=7),
         ]
         beat = pb.Heartbeat(sent_at_ms=1, scheduling=pb.Scheduling(queries=delays))
         await edge.call.write(pb.FromEdge(heartbeat=beat))
-        await eventually(c.catalog.query_delays)
-        ((ref, (found,)),) = c.catalog.query_delays().items()
+        await eventually(c.catalog.queries.delays)
+        ((ref, (found,)),) = c.catalog.queries.delays().items()
         assert (ref, found.mean_ms, found.latest_ms, found.queued_ms, found.late_ms) == (MILES, 0, 0, 0, 5)
         assert found.refused == 3
         await eventually(lambda: c.gateway._budget_sync.snapshot.processing_delay_ms)

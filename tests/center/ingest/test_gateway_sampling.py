@@ -12,8 +12,8 @@ from tests.center.gateway_world import RawEdge, center, eventually, on_a_loop, s
 async def test_an_edge_that_cannot_keep_up_gets_the_sampling_rate_that_its_accuracy_needs(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         measured = {"group_by": None, "measures": {"miles": "sum(distance)"}, "accuracy": {"error": "5%"}}
-        query = c.catalog.register(spec(**measured), 1)
-        c.catalog.record_sampling_rates(query.ref, {EdgeId("jfk"): 0.25})
+        query = c.catalog.queries.register(spec(**measured), 1)[0]
+        c.catalog.budgets.record_sampling_rates(query.ref, {EdgeId("jfk"): 0.25})
         await edge.hello()
         await eventually(lambda: c.gateway._budget_sync.snapshot.sampling_rates)
         await edge.until("queries", lambda queries: len(queries.queries) == 1)

@@ -26,7 +26,7 @@ from tests.center.gateway_world import JFK, MILES, Center, RawEdge, center, even
 @on_a_loop
 async def test_the_same_identity_with_another_checksum_is_an_alarm_that_names_it(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         async with RawEdge(c.port) as edge:
             await edge.hello()
             await edge.send(frame(0))
@@ -37,8 +37,8 @@ async def test_the_same_identity_with_another_checksum_is_an_alarm_that_names_it
             status, code, message = await edge.refusal()
         assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "outdated-state")
         assert "edge jfk, incarnation i1, frame 0" in message
-        await eventually(c.catalog.alarms)
-        assert [(a.kind, a.edge, a.message) for a in c.catalog.alarms()] == [("frame-conflict", "jfk", message)]
+        await eventually(c.catalog.alarms.latest)
+        assert [(a.kind, a.edge, a.message) for a in c.catalog.alarms.latest()] == [("frame-conflict", "jfk", message)]
         assert c.entries() == [("jfk", 0)]
         assert c.gateway.metrics.alarms.labels("frame-conflict")._value.get() == 1
 
@@ -46,7 +46,7 @@ async def test_the_same_identity_with_another_checksum_is_an_alarm_that_names_it
 @on_a_loop
 async def test_the_same_body_in_another_compression_is_a_re_delivery(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         sent = frame(0, content=b"synopsis" * 40)
         again = dataclasses.replace(sent, encoding=Encoding.PLAIN, body=sent.plain_body())
         assert again.body != sent.body
@@ -58,13 +58,13 @@ async def test_the_same_body_in_another_compression_is_a_re_delivery(tmp_path: P
             await edge.hello(oldest=0, following=2)
             await edge.send(again, frame(1))
             await edge.acked(1)
-        assert c.entries() == [("jfk", 0), ("jfk", 1)] and c.catalog.alarms() == []
+        assert c.entries() == [("jfk", 0), ("jfk", 1)] and c.catalog.alarms.latest() == []
 
 
 @on_a_loop
 async def test_a_body_that_cannot_be_decompressed_is_refused_before_it_is_acknowledged(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         whole = frame(0, content=b"synopsis" * 40)
         assert whole.encoding is not Encoding.PLAIN
@@ -80,7 +80,7 @@ async def test_a_body_that_cannot_be_decompressed_is_refused_before_it_is_acknow
 async def test_a_frame_whose_checksum_is_wrong_is_refused_by_name(tmp_path: Path, seq: int) -> None:
     """A thread checks the first frame of a query, the event loop later ones."""
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         for whole in range(seq):
             await edge.send(frame(whole))
@@ -132,7 +132,7 @@ async def test_a_hello_that_makes_no_sense_is_refused_by_name(
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         with pytest.raises(grpc.aio.AioRpcError, match=named):
             await edge.hello(**fields)
-        assert c.catalog.edges() == []
+        assert c.catalog.edges.all() == []
 
 
 @on_a_loop
@@ -156,7 +156,7 @@ async def test_only_the_owner_of_a_token_is_let_in_and_only_under_its_own_id(tmp
         async with RawEdge(c.port, "secret-l") as edge:
             with pytest.raises(grpc.aio.AioRpcError, match="Hello of edge jfk with the credential of edge lga"):
                 await edge.hello("jfk")
-        assert c.catalog.edges() == []
+        assert c.catalog.edges.all() == []
         async with RawEdge(c.port, "secret-j") as edge:
             await edge.hello("jfk")
 
@@ -184,7 +184,7 @@ async def test_a_port_that_somebody_has_is_refused_by_name(tmp_path: Path) -> No
 @on_a_loop
 async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where: str) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         await edge.send(frame(0))
         await edge.acked(0)
@@ -208,7 +208,7 @@ async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where
         c.log.segment_files.refuse_append = c.log.segment_files.refuse_sync = c.catalog.refuse = False
         await edge.acked(2)
         assert c.entries() == [("jfk", n) for n in range(3)]
-        for entry in c.catalog.frames("miles@1", 0, 9):
+        for entry in c.catalog.frames.entries("miles@1", 0, 9):
             assert c.log.read(entry.segment, entry.offset, entry.length).frame.seq == entry.seq
         assert c.gateway.readiness() == []
 
@@ -216,7 +216,7 @@ async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where
 @on_a_loop
 async def test_a_center_killed_between_log_and_index_takes_the_frame_again_and_counts_it_once(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         c.catalog.refuse = True
         await edge.send(frame(0))
@@ -228,7 +228,7 @@ async def test_a_center_killed_between_log_and_index_takes_the_frame_again_and_c
         assert not welcome.any_acked
         await edge.send(frame(0))
         await edge.acked(0)
-        (entry,) = c.catalog.frames("miles@1", 0, 9)
+        (entry,) = c.catalog.frames.entries("miles@1", 0, 9)
         assert c.log.read(entry.segment, entry.offset, entry.length).frame == frame(0)
 
 
@@ -240,8 +240,8 @@ async def test_numbers_and_texts_that_no_database_holds_harm_nobody(tmp_path: Pa
             rtt_ms=float("nan"), bandwidth_bytes_s=float("inf"), backlog_bytes=(1 << 64) - 1, drops={"a\0b": 1}
         )
         await edge.call.write(pb.FromEdge(heartbeat=beat))
-        await eventually(lambda: c.catalog.edge(JFK).drops)
-        record = c.catalog.edge(JFK)
+        await eventually(lambda: c.catalog.edges.get(JFK).drops)
+        record = c.catalog.edges.get(JFK)
         assert (record.rtt_ms, record.bandwidth_bytes_s, record.backlog_bytes) == (0, 0, 1 << 62)
 
 
@@ -250,16 +250,16 @@ async def test_a_query_registered_while_the_catalog_fails_reaches_the_edges_once
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         await edge.hello()
         await edge.until("queries", lambda told: not told.queries)
-        read, failed_at = c.catalog.budgets_version, []
+        read, failed_at = c.catalog.budgets.version, []
 
         def refuse() -> int:
             failed_at.append(c.gateway._plan.version)
             raise StorageError("database is locked")
 
-        c.catalog.budgets_version = refuse  # type: ignore[method-assign]
-        c.catalog.register(spec(), 1)
+        c.catalog.budgets.version = refuse  # type: ignore[method-assign]
+        c.catalog.queries.register(spec(), 1)
         await eventually(lambda: c.catalog.version() in failed_at)
-        c.catalog.budgets_version = read  # type: ignore[method-assign]
+        c.catalog.budgets.version = read  # type: ignore[method-assign]
         (query,) = (await edge.until("queries")).queries.queries
         assert query.name == "miles"
 
@@ -275,7 +275,7 @@ async def test_at_the_limit_an_edge_replaces_its_own_session_and_no_other_is_let
                 with pytest.raises(grpc.aio.AioRpcError, match="1 edges are connected") as caught:
                     await other.hello("lga")
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert [e.edge for e in c.catalog.edges()] == [JFK]
+        assert [e.edge for e in c.catalog.edges.all()] == [JFK]
 
 
 @on_a_loop
@@ -300,7 +300,7 @@ async def test_two_agents_with_one_id_are_told_so_and_raise_an_alarm(tmp_path: P
         assert "another agent, of incarnation i2, has connected under this id" in (await one.refusal())[2]
         await again.hello(incarnation="i1")
         assert "another agent, of incarnation i1, has connected under this id" in (await two.refusal())[2]
-        (alarm,) = [a for a in c.catalog.alarms() if a.kind == "id-in-use-twice"]
+        (alarm,) = [a for a in c.catalog.alarms.latest() if a.kind == "id-in-use-twice"]
         assert "incarnations i1 and i2 take turns: two agents run under this id" in alarm.message
 
 
@@ -312,7 +312,7 @@ async def test_a_newer_session_of_an_edge_takes_the_older_ones_place(tmp_path: P
         assert "a newer session" in (await old.refusal())[2]
         await new.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=1)))
         await new.until("time_echo")
-        assert c.catalog.edge(JFK).connected
+        assert c.catalog.edges.get(JFK).connected
 
 
 @on_a_loop
@@ -331,20 +331,20 @@ async def test_a_query_that_is_not_consumed_keeps_no_frames_of_others(tmp_path: 
         await edge.acked(first + 2)
         assert c.catalog.batches[before:] == [1, 2]
         keys = {stuck: "miles@1", fine: "fine@1"}
-        return {query: c.catalog.frames(key, 0, 1 << 40)[-1].segment for query, key in keys.items()}
+        return {query: c.catalog.frames.entries(key, 0, 1 << 40)[-1].segment for query, key in keys.items()}
 
     async with center(tmp_path) as c:
         for name in ("miles", "fine"):
-            c.catalog.register(spec(name), 1)
+            c.catalog.queries.register(spec(name), 1)
         async with RawEdge(c.port) as edge:
             await edge.hello()
             at = await commit_together(c, edge, 0)
             assert at[stuck] == at[fine]
-            assert c.catalog.drop_frames({"fine@1": 1}) == [], "the segment has a frame of the other query"
+            assert c.catalog.frames.drop({"fine@1": 1}) == [], "the segment has a frame of the other query"
             c.clock[0] += LAG_MS + 1
             at = await commit_together(c, edge, 3)
-            assert c.catalog.drop_frames({"fine@1": 2}) == [at[fine]]
-            c.catalog.drop_frames({"miles@1": 4})
+            assert c.catalog.frames.drop({"fine@1": 2}) == [at[fine]]
+            c.catalog.frames.drop({"miles@1": 4})
             c.clock[0] += LAG_MS + 1
             at = await commit_together(c, edge, 6)
             assert at[stuck] == at[fine], "it is consumed again"
@@ -356,7 +356,7 @@ async def test_a_commit_of_two_segments_of_which_the_disk_takes_one_leaves_none(
 ) -> None:
     async with center(tmp_path) as c:
         for name in ("miles", "fine"):
-            c.catalog.register(spec(name), 1)
+            c.catalog.queries.register(spec(name), 1)
         async with RawEdge(c.port) as edge:
             await edge.hello()
             await edge.send(frame(0))
@@ -377,6 +377,6 @@ async def test_a_commit_of_two_segments_of_which_the_disk_takes_one_leaves_none(
             monkeypatch.setattr(files, "append", append_some)
             held.set()
             await edge.acked(3)
-        indexed = {e.segment for key in ("miles@1", "fine@1") for e in c.catalog.frames(key, 0, 1 << 40)}
+        indexed = {e.segment for key in ("miles@1", "fine@1") for e in c.catalog.frames.entries(key, 0, 1 << 40)}
         assert set(c.log.segments()) == indexed
         assert present == 4 * [2, 3]

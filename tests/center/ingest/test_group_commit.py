@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from center.catalog import Catalog, query_key
+from center.catalog import Catalog
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.group_commit import COMMIT_EVERY_S, GroupCommit, ReceivedFrame
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLog, StoredFrame
+from edgewater.model.registered_query import query_key
 from edgewater.wire import Frame, FrameBody
 from tests.center.catalog_world import JFK, hello, spec
 from tests.simulation.virtual import VirtualLoop
@@ -35,9 +36,9 @@ class Threads(VirtualLoop):
 def test_the_load_sets_how_many_frames_a_commit_has_and_a_frame_after_a_pause_is_committed_at_once(
     catalog: Catalog, tmp_path: Path, every_s: float
 ) -> None:
-    query, frames = catalog.register(spec(), 1).ref, 100
+    query, frames = catalog.queries.register(spec(), 1)[0].ref, 100
     assert hello(catalog) is None
-    plan = AssignmentPlan.of(catalog.version(), catalog.queries(), catalog.edges(), {})
+    plan = AssignmentPlan.of(catalog.version(), catalog.queries.all(), catalog.edges.all(), {})
     loop, metrics = Threads(random.Random(1)), GatewayMetrics()
     commits = GroupCommit(
         catalog, FrameLog(tmp_path / "log"), metrics, max_pending_bytes=1 << 20, read_plan=lambda p: p,
@@ -67,7 +68,9 @@ def test_the_load_sets_how_many_frames_a_commit_has_and_a_frame_after_a_pause_is
     finally:
         loop.close()
     made = metrics.registry.get_sample_value("edgewater_gateway_commits_total")
-    assert made is not None and [e.seq for e in catalog.frames(query_key(query), 0, 1 << 40)] == list(range(frames))
+    assert made is not None and [e.seq for e in catalog.frames.entries(query_key(query), 0, 1 << 40)] == list(
+        range(frames)
+    )
     if every_s > COMMIT_EVERY_S:
         assert made == frames and max(waited_s) < 2 * TOOK_S + 1e-3
     else:

@@ -13,7 +13,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from center.catalog import Catalog, QueryStatusRecord
+from center.catalog import Catalog
 from center.config import TlsSection
 from center.ingest import limits
 from center.ingest.frame_check import CheckedFrame
@@ -21,6 +21,7 @@ from center.ingest.frame_validator import LOOP_BYTES, FrameValidator
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import MAX_STATUSES, StatusWriter
 from edgewater.guard.frame_work import MAX_FRAME_WORK, STATEMENTS_PER_UNIT
+from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.model.streams import EdgeId
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
@@ -147,7 +148,7 @@ async def test_messages_that_are_too_large_or_too_many_end_the_session(
 ) -> None:
     monkeypatch.setattr(limits, "MESSAGES", 20)
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         for _ in range(1 if limit == "message-size" else 20 + limits.MESSAGES_PER_QUERY + 1):
             await edge.call.write(message)
@@ -180,7 +181,7 @@ async def test_a_hello_is_bounded_in_size_and_in_number(tmp_path: Path, monkeypa
 @on_a_loop
 async def test_statuses_of_many_queries_do_not_keep_heartbeats_waiting(tmp_path: Path) -> None:
     catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    ref = catalog.register(spec(), 1).ref
+    ref = catalog.queries.register(spec(), 1)[0].ref
     writer = StatusWriter(catalog, GatewayMetrics(), 1.0, lambda: 0)
     edges = [EdgeId(f"e{n}") for n in range(2 * MAX_STATUSES + 7)]
     for edge in edges:
@@ -188,7 +189,7 @@ async def test_statuses_of_many_queries_do_not_keep_heartbeats_waiting(tmp_path:
     written = []
     for _ in range(4):
         await writer.flush()
-        written.append(len(catalog.query_statuses(ref)))
+        written.append(len(catalog.queries.statuses(ref)))
     assert written == [MAX_STATUSES, 2 * MAX_STATUSES, len(edges), len(edges)]
     catalog.close()
 
@@ -205,8 +206,8 @@ def costly(seq: int) -> Frame:
 async def test_an_edge_that_makes_too_much_work_waits_and_nobody_else_does(tmp_path: Path) -> None:
     """Two frames are its burst; the third has to wait for days at this rate, whatever session it comes by."""
     async with center(tmp_path, work_per_s=1, open_windows=1 << 20) as c:
-        c.catalog.register(spec(), 1)
-        c.catalog.register(spec("wide", window={"sliding": "30000s", "every": "60s"}), 1)
+        c.catalog.queries.register(spec(), 1)
+        c.catalog.queries.register(spec("wide", window={"sliding": "30000s", "every": "60s"}), 1)
         c.clock[0] = 1 << 41
         for following in (0, 2):
             async with RawEdge(c.port) as evil, RawEdge(c.port) as honest:
@@ -248,7 +249,7 @@ def statements(seq: int, kind: str) -> Frame:
 async def test_statements_that_cost_the_gateway_time_use_up_their_edges_share(tmp_path: Path, kind: str) -> None:
     """They were charged by their size alone: less than half of what losses cost, a quarter of ignored fields."""
     async with center(tmp_path, work_per_s=1) as c, RawEdge(c.port) as evil:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         c.clock[0] = 1 << 41
         await evil.hello("evil")
         await evil.until("queries")
@@ -273,7 +274,7 @@ async def test_the_event_loop_checks_small_frames_until_one_is_refused(
 
     monkeypatch.setattr(FrameValidator, "check", noted)
     async with center(tmp_path, max_frame_bytes=1 << 20) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         await edge.until("queries")
         refused = Frame.pack(3, MILES, FrameBody(1_003, (Partial(0, b"no synopsis"),)))

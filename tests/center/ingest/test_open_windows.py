@@ -109,7 +109,7 @@ async def test_at_a_gateway_what_is_refused_is_a_stated_loss_and_the_honest_edge
         RawEdge(c.port) as honest,
     ):
         c.clock[0] = NOW_MS
-        c.catalog.register(tens, 1)
+        c.catalog.queries.register(tens, 1)
         await evil.hello("lga")
         await honest.hello()
         most = 50 + 361
@@ -120,7 +120,7 @@ async def test_at_a_gateway_what_is_refused_is_a_stated_loss_and_the_honest_edge
         await evil.acked(5)
         await honest.send(frame(0, [10_000 * i for i in range(500, 600)], 6_000_000, closes=True))
         await honest.acked(0)
-        stored = [c.log.read(e.segment, e.offset, e.length) for e in c.catalog.frames("miles@1", 0, 99)]
+        stored = [c.log.read(e.segment, e.offset, e.length) for e in c.catalog.frames.entries("miles@1", 0, 99)]
         bodies = [(s.edge, s.frame.unpack()) for s in stored]
         kept = [p.slice_start_ms for edge, body in bodies for p in body.partials if edge != JFK]
         lost = [loss for edge, body in bodies for loss in body.losses if edge != JFK]
@@ -130,5 +130,5 @@ async def test_at_a_gateway_what_is_refused_is_a_stated_loss_and_the_honest_edge
         ]
         assert [len(body.partials) for edge, body in bodies if edge == JFK] == [100]
         await c.gateway._status.flush()
-        (alarm,) = c.catalog.alarms()
+        (alarm,) = c.catalog.alarms.latest()
         assert (alarm.kind, alarm.edge) == ("frame-refused", "lga") and "too many windows" in alarm.message

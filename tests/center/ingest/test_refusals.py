@@ -20,8 +20,8 @@ OTHERS = QueryRef("others", 1)
 @on_a_loop
 async def test_a_frame_for_a_query_that_names_other_edges_is_acknowledged_and_refused(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as lga:
-        c.catalog.register(spec(), 1)
-        c.catalog.register(spec("others", edges=["lga"]), 1)
+        c.catalog.queries.register(spec(), 1)
+        c.catalog.queries.register(spec("others", edges=["lga"]), 1)
         await edge.hello()
         await lga.hello("lga")
         await edge.send(frame(0, OTHERS), frame(1), frame(2, OTHERS))
@@ -32,8 +32,8 @@ async def test_a_frame_for_a_query_that_names_other_edges_is_acknowledged_and_re
         await edge.acked(2)
         await lga.acked(0)
         assert c.entries() == [("jfk", 1)] and c.entries("others@1") == [("lga", 0)]
-        await eventually(c.catalog.alarms)
-        (alarm,) = c.catalog.alarms()
+        await eventually(c.catalog.alarms.latest)
+        (alarm,) = c.catalog.alarms.latest()
         assert (alarm.kind, alarm.edge) == ("frame-refused", JFK)
         assert c.gateway.metrics.refused.labels("not-expected")._value.get() == 2
     # What was refused is not asked for again.
@@ -44,7 +44,7 @@ async def test_a_frame_for_a_query_that_names_other_edges_is_acknowledged_and_re
 @on_a_loop
 async def test_a_frame_for_a_stream_that_the_edge_does_not_serve_is_refused(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello(streams=[pb.Stream(name="trains")])
         await edge.send(frame(0))
         await edge.until("refused")
@@ -55,31 +55,31 @@ async def test_a_frame_for_a_stream_that_the_edge_does_not_serve_is_refused(tmp_
 @on_a_loop
 async def test_what_an_edge_built_before_it_was_retired_or_ceased_to_serve_a_stream_is_kept(tmp_path: Path) -> None:
     async with center(tmp_path, poll_ms=60_000) as c:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         async with RawEdge(c.port) as edge:
             await edge.hello()
-            c.catalog.retire(JFK)
+            c.catalog.edges.retire(JFK)
             await edge.send(frame(0))
             with suppress(grpc.aio.AioRpcError):  # the session may end first; the frame is then sent again
                 await edge.acked(0)
         async with RawEdge(c.port) as edge:
             with pytest.raises(grpc.aio.AioRpcError, match="edge jfk is retired: an admin of the center can reinstate"):
                 await edge.hello(oldest=0, following=2)
-        assert c.catalog.edge(JFK).retired
-        c.catalog.reinstate(JFK)
+        assert c.catalog.edges.get(JFK).retired
+        c.catalog.edges.reinstate(JFK)
         async with RawEdge(c.port) as edge:
             await edge.hello(oldest=0, following=2, streams=[pb.Stream(name="trains")])
             await edge.send(frame(0))
             await edge.send(frame(1))
             await edge.acked(1)
         assert c.entries() == [("jfk", 0), ("jfk", 1)]
-        assert [s.name for s in c.catalog.edge(JFK).streams] == ["trains"]
+        assert [s.name for s in c.catalog.edges.get(JFK).streams] == ["trains"]
 
 
 @on_a_loop
 async def test_an_agent_hears_of_a_refusal_before_it_lets_go_of_the_frame(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
-        c.catalog.register(spec(edges=["lga"]), 1)
+        c.catalog.queries.register(spec(edges=["lga"]), 1)
         c.clock[0] = 1 << 45  # not behind the agent's
         agent = Agent()
         agent.make([frame(0), frame(1)])
@@ -95,10 +95,10 @@ async def test_of_frames_in_one_message_a_bad_one_costs_only_its_query(tmp_path:
     frames = [frame(0), frame(1, OTHERS), frame(2, QueryRef("unknown", 1))]
     frames += [Frame.pack(3, QueryRef("third", 1), unmergeable), frame(4, QueryRef("fourth", 1)), frame(5)]
     async with center(tmp_path) as c:
-        c.catalog.register(spec(), 1)
-        c.catalog.register(spec("others", edges=["lga"]), 1)
-        c.catalog.register(spec("third"), 1)
-        c.catalog.register(spec("fourth"), 1)
+        c.catalog.queries.register(spec(), 1)
+        c.catalog.queries.register(spec("others", edges=["lga"]), 1)
+        c.catalog.queries.register(spec("third"), 1)
+        c.catalog.queries.register(spec("fourth"), 1)
         for _ in range(2):
             async with RawEdge(c.port) as edge:
                 assert (await edge.hello(following=6, protocol_max=2)).protocol == 2
@@ -108,7 +108,7 @@ async def test_of_frames_in_one_message_a_bad_one_costs_only_its_query(tmp_path:
                 assert reasons in ({"others": "not-expected", "third": "partial-refused"}, {})
             assert c.entries() == [("jfk", 0), ("jfk", 5)]
             assert c.entries("others@1") == [] and c.entries("fourth@1") == [("jfk", 4)]
-            (third,) = c.catalog.frames("third@1", 0, 1)
+            (third,) = c.catalog.frames.entries("third@1", 0, 1)
             (loss,) = c.log.read(third.segment, third.offset, third.length).frame.unpack().losses
             assert loss.reason == "partial-refused"
 
@@ -122,7 +122,7 @@ async def test_a_message_of_too_many_frames_or_bytes_ends_the_session(
     tmp_path: Path, count: int, size: int, message: str
 ) -> None:
     async with center(tmp_path, max_frame_bytes=50_000) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello(protocol_max=2)
         body = FrameBody(0, losses=(InputLoss("s" * size, "lost"),))
         await edge.send_together(*(replace(Frame.pack(n, MILES, body), body=b"x" * size) for n in range(count)))

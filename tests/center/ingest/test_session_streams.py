@@ -25,7 +25,7 @@ async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counte
     tmp_path: Path,
 ) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         welcome = await edge.hello()
         assert welcome.window_log == MOST_WINDOW_LOG
         packer, sent = SessionPacker(welcome.window_log, 3), [frame(0), many_groups(1), many_groups(2)]
@@ -41,7 +41,7 @@ async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counte
         packed = packer.pack(pb.FromEdge(frames=pb.Frames(frames=together)))
         await edge.call.write(packed)
         await edge.acked(5)
-        entries = c.catalog.frames("miles@1", 0, 1 << 40)
+        entries = c.catalog.frames.entries("miles@1", 0, 1 << 40)
         assert [e.crc32c for e in entries[:3]] == [each.crc32c for each in sent]
         assert [e.wire_bytes for e in entries[:3]] == pytest.approx(sizes, abs=2)
         assert sizes[2] < sizes[1] / 5 < entries[2].plain_bytes / 5
@@ -64,7 +64,7 @@ async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counte
 @on_a_loop
 async def test_a_wrong_stream_ends_its_session_and_no_other(tmp_path: Path, packed: pb.Packed, reason: str) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         await other.hello("lga")
         await edge.call.write(pb.FromEdge(packed=packed))
@@ -83,7 +83,7 @@ async def test_a_wrong_stream_ends_its_session_and_no_other(tmp_path: Path, pack
 @on_a_loop
 async def test_limits_of_messages_hold_for_what_is_in_a_stream(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         await edge.hello()
         large = pb.FromEdge(heartbeat=pb.Heartbeat(drops={"x" * limits.CONTROL_BYTES: 1}))
         packed = SessionPacker(MOST_WINDOW_LOG, 3).pack(large)
@@ -95,7 +95,7 @@ async def test_limits_of_messages_hold_for_what_is_in_a_stream(tmp_path: Path) -
 @on_a_loop
 async def test_without_memory_for_streams_they_are_not_permitted_and_frames_come_alone(tmp_path: Path) -> None:
     async with center(tmp_path, compression_bytes=0) as c:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         async with RawEdge(c.port) as edge:
             assert (await edge.hello()).window_log == 0
             await edge.send(frame(0))

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from center.catalog import Catalog, EdgeRecord, HeartbeatRecord, SessionStart
+from center.catalog import Catalog, SessionStart
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import MAX_HEARTBEATS, StatusWriter
+from edgewater.model.edge_records import EdgeRecord, HeartbeatRecord
 from edgewater.model.errors import StorageError
 from edgewater.model.streams import EdgeId
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, spec
@@ -27,7 +28,7 @@ class Heard:
             SessionStart(e, "i", {}, (FLIGHTS,), 0, 0, self.now_ms, self.writer.gateway, gateway=self.writer.gateway)
             for e in edges
         ]
-        assert set(self.catalog.begin_sessions(starts)) == {None}
+        assert set(self.catalog.edges.begin_sessions(starts)) == {None}
         for edge in edges:
             self.writer.session_began(edge, self.now_ms)
 
@@ -43,12 +44,12 @@ class Heard:
         asyncio.run(self.writer.flush())
 
     def edge(self, edge: EdgeId = JFK) -> EdgeRecord:
-        return self.catalog.edge(edge)
+        return self.catalog.edges.get(edge)
 
 
 @pytest.fixture
 def gateway(catalog: Catalog) -> Heard:
-    catalog.register(spec(), 1)
+    catalog.queries.register(spec(), 1)
     return Heard(catalog)
 
 
@@ -59,7 +60,7 @@ def test_of_many_heartbeats_the_oldest_are_written_first_and_every_edge_is_reach
     gateway.at(6_000, *edges)
     written = []
     for second in (6, 7, 8):
-        listed = gateway.catalog.edges()
+        listed = gateway.catalog.edges.all()
         assert all(e.reachable(gateway.now_ms) for e in listed)
         written.append([e.edge for e in listed if e.watermarks])
         gateway.at(second * 1_000 + 1_000, edges[0])
@@ -105,11 +106,11 @@ def test_what_was_written_before_a_failure_is_not_written_again(
         def fail(*_: object, **__: object) -> None:
             raise StorageError("the disk is full")
 
-        failing.setattr(gateway.catalog, "record_silence", fail)
+        failing.setattr(gateway.catalog.edges, "record_silence", fail)
         for now_ms in (2_000, 3_000, 4_000):
             gateway.at(now_ms, JFK)
     gateway.at(5_000, JFK)
-    (alarm,) = gateway.catalog.alarms()
+    (alarm,) = gateway.catalog.alarms.latest()
     assert alarm.times == 1
     assert gateway.edge().watermarks == {"flights": 5_000} and gateway.edge().reachable(5_000)
 
@@ -140,7 +141,7 @@ def test_the_edges_of_a_gateway_that_has_died_are_unreachable_until_another_one_
     assert not gateway.edge().reachable(15_500), "the other gateway has not given a sign of life since"
     other.at(15_500, JFK)
     assert gateway.edge().reachable(15_500)
-    gateway.catalog.forget_gateways()
+    gateway.catalog.edges.forget_gateways()
     assert gateway.edge().reachable(15_500)
 
 
@@ -151,6 +152,6 @@ def test_the_ends_of_many_sessions_are_one_transaction_and_end_with_the_last_hea
     for edge in (JFK, LGA):
         gateway.writer.session_ended(edge, gateway.writer.gateway, 1_500)
     asyncio.run(gateway.writer.flush(all_heartbeats=True))
-    assert [(e.connected, e.last_seen_ms) for e in gateway.catalog.edges()] == [(False, 1_500)] * 2
+    assert [(e.connected, e.last_seen_ms) for e in gateway.catalog.edges.all()] == [(False, 1_500)] * 2
     assert gateway.edge().watermarks == {"flights": 1_200}
     assert not gateway.edge().reachable(1_500)

@@ -39,7 +39,7 @@ async def test_a_hello_cannot_move_a_live_stream_to_another_year(tmp_path: Path)
         async with RawEdge(c.port, "secret") as edge:
             with pytest.raises(grpc.aio.AioRpcError, match=r"expected live.*flights\.replay"):
                 await edge.hello(streams=[stream(YEAR_2036_MS)])
-        assert c.catalog.edges() == []
+        assert c.catalog.edges.all() == []
         async with RawEdge(c.port, "secret") as edge:
             await edge.hello(streams=[pb.Stream(name="flights")])
 
@@ -84,7 +84,7 @@ async def test_an_edge_with_credentials_does_not_set_the_clock_though_it_comes_f
 async def test_without_credentials_edges_bring_the_clock_of_their_replay(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         await edge.hello(streams=[stream(0, 86_400)])
-        assert c.catalog.edge(JFK).streams[0].clock.speed == 86_400
+        assert c.catalog.edges.get(JFK).streams[0].clock.speed == 86_400
 
 
 @on_a_loop
@@ -100,9 +100,9 @@ async def test_a_watermark_beyond_the_clock_is_bounded_and_an_alarm_and_the_end_
             await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(streams=[progress], sent_at_ms=5)))
             await edge.until("time_echo")
             latest_ms = MAX_TIME_MS if progress.ended else c.clock[0] + CLOCK_LEAD_MS + DAY_MS
-            await eventually(lambda: c.catalog.edge(JFK).watermarks == {"flights": latest_ms})  # noqa: B023
-        await eventually(c.catalog.alarms)
-        (alarm,) = await asyncio.to_thread(c.catalog.alarms)
+            await eventually(lambda: c.catalog.edges.get(JFK).watermarks == {"flights": latest_ms})  # noqa: B023
+        await eventually(c.catalog.alarms.latest)
+        (alarm,) = await asyncio.to_thread(c.catalog.alarms.latest)
         assert (alarm.kind, alarm.edge, alarm.times) == ("watermark-ahead", JFK, 1)
 
 
@@ -116,11 +116,11 @@ async def test_frames_of_an_edge_whose_clock_is_ahead_wait_in_its_journal_until_
             status, code, message = await edge.refusal()
             assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol")
             assert "edge jfk: its clock differs by more than 86460000 ms" in message
-        await eventually(c.catalog.alarms)
-        (alarm,) = await asyncio.to_thread(c.catalog.alarms)
+        await eventually(c.catalog.alarms.latest)
+        (alarm,) = await asyncio.to_thread(c.catalog.alarms.latest)
         assert (alarm.kind, alarm.edge) == ("clock-differs", JFK)
         # Where a state is lost, the event time by which it is lost is taken from the edge's clock.
-        assert c.catalog.edge(JFK).clock_offset_ms <= CLOCK_LEAD_MS + DAY_MS
+        assert c.catalog.edges.get(JFK).clock_offset_ms <= CLOCK_LEAD_MS + DAY_MS
         async with RawEdge(c.port) as edge:
             with pytest.raises(grpc.aio.AioRpcError, match="its clock differs"):
                 await edge.hello(sent_at_ms=YEAR_2036_MS)

@@ -31,15 +31,15 @@ async def test_a_wrong_edge_that_is_the_first_does_not_keep_the_honest_ones_out(
     columns = {"columns": {"carrier": "string", "distance": {"type": "int64", "description": "miles"}}}
     config = CenterConfig.from_mapping({"streams": {"flights": columns}})
     async with center(tmp_path, columns=config.columns) as c:
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         assert await refusal(c.port, "mallory", stream(carrier="int64")) == (
             "Hello: column flights.carrier is int64 at edge mallory; expected string, by streams.flights.columns in the"
             " center's configuration"
         )
         unknown = await refusal(c.port, "mallory", stream(carrier="string", **{f"x{'y' * 500}": "bool"}))
         assert "expected only the columns carrier, distance" in unknown
-        assert c.catalog.edges() == []
-        await eventually(lambda: [a.kind for a in c.catalog.alarms()] == ["columns-differ"] * 2)
+        assert c.catalog.edges.all() == []
+        await eventually(lambda: [a.kind for a in c.catalog.alarms.latest()] == ["columns-differ"] * 2)
         async with RawEdge(c.port) as few, RawEdge(c.port) as honest:
             await few.hello("few", streams=[stream(carrier="string")])
             await honest.hello()
@@ -53,11 +53,11 @@ async def test_an_admin_corrects_what_the_first_edge_has_said(tmp_path: Path) ->
     async with center(tmp_path) as c, RawEdge(c.port) as wrong:
         await wrong.hello("mallory", streams=[stream(carrier="int64")])
         assert "or declare it at the center" in await refusal(c.port, "jfk", stream(carrier="string"))
-        c.catalog.declare_columns("flights", COLUMNS)
+        c.catalog.streams.declare("flights", COLUMNS)
         status, code, message = await wrong.refusal()
         assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol")
         assert "expected string, as an admin of the center has set" in message
-        c.catalog.register(spec(), 1)
+        c.catalog.queries.register(spec(), 1)
         async with RawEdge(c.port) as honest:
             await honest.hello()
             await honest.send(frame(0))

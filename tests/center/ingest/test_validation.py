@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from center.catalog.edges import streams_from_json, streams_to_json
+from center.catalog.edge_rows import streams_from_json, streams_to_json
 from center.ingest.validation import MAX_FINGERPRINTS, read_heartbeat, read_hello, read_inputs, read_utilization
 from edgewater.model.errors import ProtocolError
 from edgewater.model.streams import Delivery, EdgeId

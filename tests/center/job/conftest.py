@@ -11,12 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.catalog import Catalog, StreamRecord, UnindexedFrame, query_key
+from center.catalog import Catalog, UnindexedFrame
 from center.ledger import Phase
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.guard.frame_work import PER_CLOSE, PER_MEASURE, PER_PARTIAL
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose
@@ -71,7 +73,7 @@ class World:
         self._next_seq = dict.fromkeys(self.edges, 0)
         for edge in self.edges:
             streams = (StreamRecord("downloads", COLUMNS, LIVE),)
-            self.catalog.begin_session(
+            self.catalog.edges.begin_session(
                 edge, "i1", labels={}, streams=streams, oldest_seq=0, next_seq=1 << 32, now_ms=self.now, session="s"
             )
 
@@ -83,7 +85,7 @@ class World:
         self.store.close()
 
     def register(self, *names: str) -> list[QueryRef]:
-        return [self.catalog.register(spec(name), self.now).ref for name in names]
+        return [self.catalog.queries.register(spec(name), self.now)[0].ref for name in names]
 
     def ship(self, edge: EdgeId, ref: QueryRef, body: FrameBody) -> None:
         """A frame as the gateway stores and indexes it."""
@@ -95,7 +97,7 @@ class World:
         row = UnindexedFrame(
             ref, edge, "i1", seq, frame.crc32c, frame.wire_bytes, self.now, location, frame.raw_bytes, work
         )
-        (outcome,) = self.catalog.index([row])
+        (outcome,) = self.catalog.frames.index([row])
         assert outcome.acknowledged
 
     def ship_window(self, ref: QueryRef, window: int, *, frames: int = 2) -> None:
@@ -137,7 +139,7 @@ class World:
     def answers(self) -> Truth:
         """What the final answers of all queries say."""
         given: Truth = Counter()
-        for query in self.catalog.queries():
+        for query in self.catalog.queries.all():
             for record in self.store.windows(query.ref, None, None, 10_000)[0]:
                 assert record.phase is Phase.FINAL
                 if record.synopsis is None:
@@ -153,7 +155,7 @@ class World:
         """Records that the final answers say they have seen."""
         return sum(
             record.quality["records"]["observed"]
-            for query in self.catalog.queries()
+            for query in self.catalog.queries.all()
             for record in self.store.windows(query.ref, None, None, 10_000)[0]
         )
 
@@ -166,10 +168,10 @@ class World:
 
     def all_consumed(self) -> bool:
         consumed = self.store.consumed()
-        return all(consumed.get(key, 0) >= last for key, last in self.catalog.last_positions().items())
+        return all(consumed.get(key, 0) >= last for key, last in self.catalog.frames.last_positions().items())
 
     def positions_of(self, ref: QueryRef) -> int:
-        return self.catalog.last_positions()[query_key(ref)]
+        return self.catalog.frames.last_positions()[query_key(ref)]
 
 
 @pytest.fixture

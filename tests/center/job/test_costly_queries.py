@@ -36,10 +36,10 @@ def ship_windows(world: World, ref: QueryRef, windows: int, urls: list[str]) -> 
 
 def assert_only_evil_is_set_aside(world: World, job: MicroBatches, evil: QueryRef, why: str) -> None:
     assert why in job.process.stuck["evil@1"] and list(job.process.stuck) == ["evil@1"]
-    (alarm,) = world.catalog.alarms(query="evil@1")
+    (alarm,) = world.catalog.alarms.latest(query="evil@1")
     assert (alarm.kind, why in alarm.message) == ("query-stuck", True)
     assert world.store.consumed().get("evil@1", 0) < world.positions_of(evil), "its frames are kept"
-    assert world.catalog.quarantined() == [], "no frame is to blame"
+    assert world.catalog.quarantine.frames() == [], "no frame is to blame"
     for key in [key for key in world.truth if key[0] == evil]:
         del world.truth[key]
     assert world.answers() == world.truth and world.truth
@@ -102,7 +102,7 @@ def test_of_thousands_of_slices_a_few_tell_that_the_answer_takes_too_long(
 @pytest.mark.slow
 def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     budgeted = spec("evil").to_mapping() | {"budget": {"staleness": "1s"}}
-    evil = world.catalog.register(QuerySpec.from_mapping(budgeted), world.now).ref
+    evil = world.catalog.queries.register(QuerySpec.from_mapping(budgeted), world.now)[0].ref
     (honest,) = world.register("honest")
     job = MicroBatches(world)
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monk
         patch.setattr(writes, "MAX_ANSWER_CPU_S", -1.0)
         job.writer.advance()
     assert job.ledger._suspended == {evil: FOR_EVER_MS}
-    (alarm,) = world.catalog.alarms(query="evil@1")
+    (alarm,) = world.catalog.alarms.latest(query="evil@1")
     assert alarm.kind == "query-failing" and "until the job starts again" in alarm.message
     ship_windows(world, honest, 1, ["/a"])
     world.end(honest)

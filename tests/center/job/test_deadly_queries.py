@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import delete, insert
 
-from center.catalog import Catalog, suspensions
+from center.catalog import Catalog, quarantine
 from center.job import examination
 from center.job.job import Job, JobConfig
 from center.results import schema as t
@@ -96,11 +96,11 @@ def test_a_query_whose_answer_kills_the_driver_is_set_aside_and_the_others_go_on
     assert found[Track.LEDGER].query == "evil@1"
 
     start(world)
-    assert world.catalog.suspended_queries() == {}, "once may be chance"
+    assert world.catalog.quarantine.queries() == {}, "once may be chance"
     job = die_of(world, "evil@1")
-    (suspended,) = world.catalog.suspended_queries().values()
+    (suspended,) = world.catalog.quarantine.queries().values()
     assert (suspended.query, suspended.deaths) == (evil, 2) and "ended by SIGSEGV" in suspended.reason
-    (alarm,) = world.catalog.alarms(query="evil@1")
+    (alarm,) = world.catalog.alarms.latest(query="evil@1")
     assert alarm.kind == "query-suspended"
     assert job.metrics.registry.get_sample_value("edgewater_job_suspended_queries") == 1
     assert world.store.consumed() == {"evil@1": 1, "honest@1": 1}, "the trial was made with a copy"
@@ -143,31 +143,31 @@ def test_a_query_that_is_not_to_blame_is_set_aside_only_after_many_deaths(
     world.end(ref)
     for deaths in range(1, examination.MAX_DEATHS):
         die_of(world, "a@1")
-        assert world.catalog.suspended_queries() == {}, deaths
+        assert world.catalog.quarantine.queries() == {}, deaths
     MicroBatches(world).run()
     assert world.answers() == world.truth, "no trial has changed anything"
     job = die_of(world, "a@1")
-    assert "lived" in world.catalog.suspended_queries()[ref].reason and job.processor.stuck == {
-        "a@1": world.catalog.suspended_queries()[ref].reason
+    assert "lived" in world.catalog.quarantine.queries()[ref].reason and job.processor.stuck == {
+        "a@1": world.catalog.quarantine.queries()[ref].reason
     }
-    world.catalog.resume_query("a")
+    world.catalog.quarantine.retry_query("a")
     assert job._resume_queries() and job.processor.stuck == {}
     with pytest.raises(NotFound, match="query a is not set aside"):
-        world.catalog.resume_query("a")
+        world.catalog.quarantine.retry_query("a")
 
 
 def test_deaths_that_are_far_apart_and_deleted_queries_count_for_nothing(world: World) -> None:
     a, b = world.register("a", "b")
-    assert [world.catalog.add_death(a, at) for at in (0, 1000, suspensions.FORGET_MS + 2000)] == [1, 2, 1]
-    world.catalog.add_death(b, 0)
-    world.catalog.suspend_query(b, "odd", 1)
-    world.catalog.delete("b", 2)
-    assert world.catalog.suspended_queries() == {}
+    assert [world.catalog.quarantine.count_death(a, at) for at in (0, 1000, quarantine.FORGET_MS + 2000)] == [1, 2, 1]
+    world.catalog.quarantine.count_death(b, 0)
+    world.catalog.quarantine.add_query(b, "odd", 1)
+    world.catalog.queries.delete("b", 2)
+    assert world.catalog.quarantine.queries() == {}
     die_of(world, "b@1")
     die_of(world, "gone@7")
-    assert world.catalog.suspended_queries() == {}
+    assert world.catalog.quarantine.queries() == {}
     with write_transaction(world.catalog._engine) as connection:
-        assert connection.execute(delete(suspensions.t.suspensions)).rowcount == 1
+        assert connection.execute(delete(quarantine.t.suspensions)).rowcount == 1
 
 
 def test_what_a_dead_process_leaves_is_taken_once_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:

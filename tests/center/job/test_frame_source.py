@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMinRows
 
-from center.catalog import LastPositions, frame_index, query_key
+from center.catalog import LastPositions, frame_index
 from center.job.admission import BatchLimits
 from center.job.coalescing import MANY_QUERIES
 from center.job.frame_source import WARM_UP, WARM_UP_BATCHES, FramePartition, FrameReader, SourceOptions, divide
@@ -22,6 +22,7 @@ from center.ledger import Ledger
 from center.storage.frame_log import FrameEntry
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.model.errors import StorageError
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import EdgeId
 from edgewater.wire import FrameBody, QueryRef
 
@@ -75,7 +76,7 @@ def test_all_frames_are_read_once_in_batches_of_any_size(world: Any, options: So
         read += read_all(reader, start, end)
         start = end
 
-    assert start == world.catalog.last_positions()
+    assert start == world.catalog.frames.last_positions()
     assert positions(read) == {"a@1": list(range(1, 19)), "b@1": list(range(1, 19))}
 
 
@@ -97,7 +98,7 @@ def test_a_batch_waits_a_moment_for_an_edge_that_spoke_before_and_then_goes_on_w
     first = reader.latestOffset({}, ReadMaxBytes(1 << 30))
     world.ship(world.edges[0], ref, FrameBody(5))
 
-    assert reader.latestOffset(first, ReadMaxBytes(1 << 30)) == world.catalog.last_positions()
+    assert reader.latestOffset(first, ReadMaxBytes(1 << 30)) == world.catalog.frames.last_positions()
 
 
 @pytest.mark.slow
@@ -105,14 +106,14 @@ def test_the_next_group_commit_of_many_queries_that_close_together_is_in_the_sam
     reader: FrameReader, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refs = world.register(*(f"q{n:02}" for n in range(MANY_QUERIES + 8)))
-    commits, polled = [refs[:MANY_QUERIES], refs[MANY_QUERIES:]], reader._catalog.last_positions_since
+    commits, polled = [refs[:MANY_QUERIES], refs[MANY_QUERIES:]], reader._catalog.frames.last_positions_since
 
     def next_commit(known: LastPositions | None) -> LastPositions:
         for ref in commits.pop(0) if commits else ():
             world.ship(world.edges[0], ref, FrameBody(5))
         return polled(known)
 
-    monkeypatch.setattr(reader._catalog, "last_positions_since", next_commit)
+    monkeypatch.setattr(reader._catalog.frames, "last_positions_since", next_commit)
     assert len(reader.latestOffset({}, ReadMaxBytes(1 << 30))) == len(refs)
 
 
@@ -122,17 +123,17 @@ def test_a_poll_without_news_reads_no_positions(
     (ref,) = world.register("a")
     world.ship_window(ref, 0)
     at = reader.latestOffset({}, ReadMaxBytes(1 << 30))
-    read, reads = frame_index.last_positions, list[int]()
+    read, reads = frame_index.select_last_positions, list[int]()
 
     def counted(connection: Any) -> dict[str, int]:
         reads.append(1)
         return read(connection)
 
-    monkeypatch.setattr(frame_index, "last_positions", counted)
+    monkeypatch.setattr(frame_index, "select_last_positions", counted)
     assert [reader.latestOffset(at, ReadMaxBytes(1 << 30)) for _ in range(5)] == [at] * 5
     assert not reads
     world.ship_window(ref, 1)
-    assert reader.latestOffset(at, ReadMaxBytes(1 << 30)) == world.catalog.last_positions() != at
+    assert reader.latestOffset(at, ReadMaxBytes(1 << 30)) == world.catalog.frames.last_positions() != at
 
 
 def test_an_offset_has_its_keys_in_order_whatever_comes_new(reader: FrameReader, world: Any) -> None:
@@ -200,10 +201,10 @@ def test_a_catalog_that_does_not_answer_gives_the_old_offset(
 def test_a_damaged_record_becomes_a_row_that_says_so(reader: FrameReader, world: Any) -> None:
     (ref,) = world.register("a")
     world.ship_window(ref, 0)
-    (victim,) = world.catalog.frames("a@1", 2, 3)
+    (victim,) = world.catalog.frames.entries("a@1", 2, 3)
     damage(world.log_dir / victim.segment, victim)
 
-    rows = read_all(reader, {}, world.catalog.last_positions())
+    rows = read_all(reader, {}, world.catalog.frames.last_positions())
 
     assert positions(rows) == {"a@1": [1, 2, 3, 4, 5, 6]}
     (damaged,) = [r for r in rows if r.kind is RowKind.DAMAGED]
@@ -215,7 +216,7 @@ def test_a_damaged_record_becomes_a_row_that_says_so(reader: FrameReader, world:
 def test_a_body_that_does_not_unpack_becomes_a_row_that_says_so(reader: FrameReader, world: Any) -> None:
     (ref,) = world.register("a")
     world.ship_window(ref, 0)
-    (first, *_) = entries = world.catalog.frames("a@1", 0, 6)
+    (first, *_) = entries = world.catalog.frames.entries("a@1", 0, 6)
     other = FramePartition((("a@1", _swapped(first, entries[1])),))
 
     (batch,) = reader.read(other)
@@ -236,15 +237,15 @@ def test_a_lost_segment_is_damage_but_a_log_that_is_not_there_is_not(reader: Fra
     refs = world.register("a", "b")
     for ref in refs:
         world.ship_window(ref, 0)
-    for segment in {e.segment for e in world.catalog.frames("a@1", 0, 6)}:
+    for segment in {e.segment for e in world.catalog.frames.entries("a@1", 0, 6)}:
         (world.log_dir / segment).unlink()
 
-    rows = read_all(reader, {}, world.catalog.last_positions())
+    rows = read_all(reader, {}, world.catalog.frames.last_positions())
 
     assert {r.query for r in rows if r.kind is RowKind.DAMAGED} == {"a@1"}
     world.log_dir.rename(world.path / "unmounted")
     with pytest.raises(StorageError, match="cannot be read"):
-        read_all(reader, {}, world.catalog.last_positions())
+        read_all(reader, {}, world.catalog.frames.last_positions())
 
 
 def damage(path: Path, entry: FrameEntry) -> None:

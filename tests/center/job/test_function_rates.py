@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.catalog import query_key
 from center.job.function_rates import FunctionRatePlanner, FunctionRates, FunctionRateThread
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary, Ledger
 from center.results import AnswerRecord, MergedDelta
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import query_key
 from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire import QueryRef, SliceClose
 
@@ -58,17 +58,17 @@ def answer_window(world: Any, writer: LedgerWriter, ref: QueryRef, window: int, 
 def test_every_edge_gets_the_rate_that_the_newest_window_needed(world: Any, writer: LedgerWriter) -> None:
     metrics = JobMetrics()
     planner = FunctionRatePlanner(writer, world.store, world.catalog, metrics)
-    ref = world.catalog.register(median_spec("q"), world.now).ref
+    ref = world.catalog.queries.register(median_spec("q"), world.now)[0].ref
     writer.advance()
     planner.update()
-    assert world.catalog.sampling_rates() == {}, "nothing is known yet, so all is processed"
+    assert world.catalog.budgets.sampling_rates() == {}, "nothing is known yet, so all is processed"
 
     answer_window(world, writer, ref, 0, spread=20.0)
     planner.update()
-    first = world.catalog.sampling_rates()[ref]
+    first = world.catalog.budgets.sampling_rates()[ref]
     answer_window(world, writer, ref, 1, spread=60.0)
     planner.update()
-    second = world.catalog.sampling_rates()[ref]
+    second = world.catalog.budgets.sampling_rates()[ref]
 
     assert set(first) == set(world.edges)
     assert 0.03 < first[world.edges[0]] < second[world.edges[0]] < 1.0
@@ -77,19 +77,19 @@ def test_every_edge_gets_the_rate_that_the_newest_window_needed(world: Any, writ
 
 def test_a_sample_that_would_make_other_measures_wrong_is_not_asked_for(world: Any, writer: LedgerWriter) -> None:
     planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
-    world.catalog.register(median_spec("q", n="count()"), world.now)
+    world.catalog.queries.register(median_spec("q", n="count()"), world.now)
     writer.advance()
 
     planner.update()
 
-    assert world.catalog.sampling_rates() == {}
+    assert world.catalog.budgets.sampling_rates() == {}
 
 
 def test_a_query_whose_function_fails_does_not_block_the_others(
     world: Any, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
-    refs = [world.catalog.register(median_spec(name), world.now).ref for name in ("bad", "good")]
+    refs = [world.catalog.queries.register(median_spec(name), world.now)[0].ref for name in ("bad", "good")]
     writer.advance()
     for ref in refs:
         answer_window(world, writer, ref, 0, spread=20.0)
@@ -104,17 +104,17 @@ def test_a_query_whose_function_fails_does_not_block_the_others(
 
     planner.update()
 
-    assert list(world.catalog.sampling_rates()) == [refs[1]]
+    assert list(world.catalog.budgets.sampling_rates()) == [refs[1]]
 
 
 def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:
     planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
-    ref = world.catalog.register(median_spec("q"), world.now).ref
+    ref = world.catalog.queries.register(median_spec("q"), world.now)[0].ref
     writer.advance()
     answer_window(world, writer, ref, 0, spread=20.0)
     planner.update()
 
-    world.catalog.delete("q", world.now)
+    world.catalog.queries.delete("q", world.now)
     writer.advance()
     planner.update()
 

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from center.catalog import query_key
 from center.storage.frame_log import FrameLog
+from edgewater.model.registered_query import query_key
 from edgewater.wire import FrameBody, Partial
 from tests.center.job.micro_batches import install_deadly
 
@@ -95,7 +95,7 @@ def test_killed_drivers_and_jvms_and_a_stream_that_fails_lose_nothing_and_count_
         job.process.send_signal(signal.SIGKILL)
         _, alive = psutil.wait_procs(family, timeout=WITHIN_S)
         assert not alive, "the JVM ends with its driver"
-    assert 0 < sum(world.store.consumed().values()) < sum(world.catalog.last_positions().values())
+    assert 0 < sum(world.store.consumed().values()) < sum(world.catalog.frames.last_positions().values())
 
     with running(world.path, frames=5) as job:
         job.wait_for("batch 1:")
@@ -160,7 +160,7 @@ def assert_a_frame_that_kills_workers_is_set_aside(world: Any, job: JobProcess, 
     line = job.wait_for("is in quarantine")
     assert f"query {query_key(ref)}" in line and "SIGSEGV" in line
     job.wait_for("the stream is read")
-    (frame,) = world.catalog.quarantined()
+    (frame,) = world.catalog.quarantine.frames()
     assert (frame.key, frame.entry.edge) == (query_key(ref), evil)
     world.ship_records(world.edges[1], ref, 7, ["/a"])
     until_all_is_consumed(world, job)

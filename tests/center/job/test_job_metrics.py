@@ -108,8 +108,8 @@ def test_nothing_is_said_of_deleted_queries_and_retired_edges(
             gauge.labels(ref.name).set(0.5)
         for edge in world.edges:
             metrics.needed_rate.labels(ref.name, edge).set(0.1)
-    world.catalog.delete("a", world.now)
-    world.catalog.retire(world.edges[0])
+    world.catalog.queries.delete("a", world.now)
+    world.catalog.edges.retire(world.edges[0])
     writer.advance()
     samples = [s.labels for family in metrics.registry.collect() for s in family.samples if "query" in s.labels]
     assert {labels["query"] for labels in samples} == {"b"}

@@ -111,7 +111,7 @@ def test_a_standby_takes_over_when_the_leader_is_silent_and_the_old_leader_becom
     two.close()
     one.watch(0.5)
     assert (one.leads, one.terms) == (True, 2)
-    ref = world.catalog.register(staleness_spec("c"), world.now).ref
+    ref = world.catalog.queries.register(staleness_spec("c"), world.now)[0].ref
     world.now += 10_000
     assert ref in {e.query for e in one.writer.advance()} | {e.query for e in one.writer.advance()}
 
@@ -175,7 +175,7 @@ def test_each_partition_has_a_driver_and_a_standby_takes_over_any_of_them(world:
     assert three.leadership.leader == "one:1, two:1"
 
     # Each registers the queries of its partition, and no other.
-    refs = [world.catalog.register(staleness_spec(f"q{n}"), world.now).ref for n in range(6)]
+    refs = [world.catalog.queries.register(staleness_spec(f"q{n}"), world.now)[0].ref for n in range(6)]
     world.now += 10_000
     given = [{e.query for e in [*driver.writer.advance(), *driver.writer.advance()]} for driver in (one, two)]
     assert given[0] | given[1] == set(refs) and not given[0] & given[1] and all(given)

@@ -40,7 +40,7 @@ def writer(world: Any) -> Iterator[LedgerWriter]:
 
 
 def test_an_answer_that_is_due_needs_no_data(world: Any, writer: LedgerWriter) -> None:
-    ref = world.catalog.register(staleness_spec("q"), world.now).ref
+    ref = world.catalog.queries.register(staleness_spec("q"), world.now)[0].ref
     writer.advance()
     world.now += 10_000
 
@@ -61,7 +61,7 @@ def test_the_catalogs_news_are_taken_in_once(world: Any) -> None:
     catalog_events.acknowledge(version)
 
     assert catalog_events.pending() == (version, [])
-    world.catalog.delete("a", world.now)
+    world.catalog.queries.delete("a", world.now)
     world.register("a")
     assert [type(e).__name__ for e in catalog_events.pending()[1]] == [
         "EdgesChanged",
@@ -154,7 +154,7 @@ def test_retention_drops_what_the_store_holds_and_nothing_else(world: Any, write
     assert retention.run(999) == [], "not yet again"
     retention.run(1_000)
 
-    assert [e.position for e in world.catalog.frames("a@1", 0, 99)] == [5, 6]
+    assert [e.position for e in world.catalog.frames.entries("a@1", 0, 99)] == [5, 6]
 
 
 def test_retention_keeps_frames_for_as_long_as_asked(world: Any, writer: LedgerWriter) -> None:
@@ -167,4 +167,4 @@ def test_retention_keeps_frames_for_as_long_as_asked(world: Any, writer: LedgerW
 
     retention.run(world.now)
 
-    assert [e.position for e in world.catalog.frames("a@1", 0, 99)] == list(range(13, 19))
+    assert [e.position for e in world.catalog.frames.entries("a@1", 0, 99)] == list(range(13, 19))

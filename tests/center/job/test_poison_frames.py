@@ -59,7 +59,7 @@ def losses(world: World, ref: QueryRef, start_ms: int = 0) -> set[tuple[str, str
 
 
 def alarms(world: World) -> set[tuple[str, str]]:
-    return {(a.kind, str(a.edge)) for a in world.catalog.alarms()}
+    return {(a.kind, str(a.edge)) for a in world.catalog.alarms.latest()}
 
 
 # Partials that cannot be read or merged
@@ -106,7 +106,7 @@ def test_a_partial_that_no_merge_takes_costs_itself(
     assert {at: n for at, n in answers.items() if at[0] == other} == dict(world.truth)
     assert (str(evil), "partial-refused") in losses(world, ref)
     assert "partial-refused" in {kind for kind, _ in alarms(world)}
-    assert not job.process.stuck and world.catalog.quarantined() == []
+    assert not job.process.stuck and world.catalog.quarantine.frames() == []
 
 
 MEASURES = {
@@ -133,7 +133,7 @@ def no_data(message: SynopsisMessage) -> None:
 @pytest.mark.slow
 def test_no_kind_of_synopsis_takes_more_than_its_own_partial_with_it(world: World, job: MicroBatches) -> None:
     query = {"name": "a", "from": "downloads", "group_by": ["url"], "measures": MEASURES, "window": {"tumbling": "1s"}}
-    ref = world.catalog.register(QuerySpec.from_mapping(query), world.now).ref
+    ref = world.catalog.queries.register(QuerySpec.from_mapping(query), world.now)[0].ref
     bound = QuerySpec.from_mapping(query).bind(COLUMNS)
     types = {m.measure.name: m.argument.type if m.argument else None for m in bound.measures}
     makes = {m.measure.name: m.measure.stack(types[m.measure.name]) for m in bound.measures}
@@ -160,7 +160,7 @@ def test_no_kind_of_synopsis_takes_more_than_its_own_partial_with_it(world: Worl
     merged = GroupedAggregate.from_bytes(record.synopsis)
     assert dict(zip(merged.rows()[0].to_pylist(), merged.query("n").value, strict=True)) == {"/a": 2, "/b": 2}
     assert losses(world, ref) == {(str(evil), "partial-refused")}
-    assert not job.process.stuck and world.catalog.quarantined() == []
+    assert not job.process.stuck and world.catalog.quarantine.frames() == []
 
 
 def nested_own(message: SynopsisMessage) -> None:
@@ -182,7 +182,7 @@ def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, j
     job.run()
     assert job.counted("skipped", kind="partial-refused") == 100
     assert job.counted("input_losses", reason="other") == 100
-    raised = world.catalog.alarms()
+    raised = world.catalog.alarms.latest()
     assert {a.kind for a in raised} == {"partial-refused", "input-lost"}
     assert sum(a.times for a in raised) == 2 * microbatch.MAX_ALARMS
     assert sum("and 80 more" in a.message for a in raised) == 2
@@ -193,7 +193,7 @@ def test_a_query_that_lacks_memory_at_an_edge_has_an_alarm_of_its_own(world: Wor
     stated = tuple(InputLoss("memory", "query-memory", 2_000 * n, 2_000 * n + 1_000) for n in range(30))
     world.ship(world.edges[0], ref, FrameBody(0, losses=stated))
     job.run()
-    (alarm,) = world.catalog.alarms()
+    (alarm,) = world.catalog.alarms.latest()
     assert (alarm.kind, alarm.edge, alarm.times) == ("query-memory", world.edges[0], 1)
     assert alarm.message.startswith(f"query {ref.name}@{ref.version}: edge") and "max_query_bytes" in alarm.message
     assert job.counted("input_losses", reason="query-memory") == 30
@@ -269,7 +269,7 @@ def test_a_frame_that_the_driver_cannot_apply_is_quarantined_and_the_rest_counts
     assert answered == {*(f"/{n}" for n in range(8)), "/good"}
     assert losses(world, ref) == {(str(evil), "frame-damaged")}
     assert losses(world, other) == set()
-    (frame,) = world.catalog.quarantined()
+    (frame,) = world.catalog.quarantine.frames()
     assert (frame.key, frame.entry.position, frame.entry.edge) == ("a@1", 9, evil)
     assert frame.reason == f"{type(fault).__name__}: {fault}"
     assert alarms(world) == {("frame-quarantined", str(evil))}
@@ -295,8 +295,8 @@ def test_a_quarantined_frame_is_a_loss_for_a_job_that_has_lost_its_store(
     again = MicroBatches(world)
     again.run()
     assert world.all_consumed()
-    assert len(world.catalog.quarantined()) == 1, "not again"
-    assert sum(a.times for a in world.catalog.alarms()) == 1
+    assert len(world.catalog.quarantine.frames()) == 1, "not again"
+    assert sum(a.times for a in world.catalog.alarms.latest()) == 1
     again.close()
 
 
@@ -313,7 +313,7 @@ def test_a_failure_that_is_not_a_frames_fault_quarantines_nothing(
                 job.run()
     assert job.process.failure is fault
     assert "no space left" in job.process.problem
-    assert world.catalog.quarantined() == [] and world.store.consumed() == {}
+    assert world.catalog.quarantine.frames() == [] and world.store.consumed() == {}
     job.run()
     assert job.process.problem == ""
     end(world, ref)
@@ -353,7 +353,7 @@ def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
     with suppress(microbatch.BatchFailed):
         job.run()
     job.run()
-    assert len(world.catalog.quarantined()) <= microbatch.MAX_CULPRITS
+    assert len(world.catalog.quarantine.frames()) <= microbatch.MAX_CULPRITS
     assert list(job.process.stuck) == ["a@1"]
     assert ("query-stuck", "") in alarms(world)
     assert {at: n for at, n in world.answers().items() if at[0] == other} == {
@@ -373,7 +373,7 @@ def test_many_poison_frames_do_not_keep_the_other_queries_waiting(
     world.ship_records(honest, other, 0, ["/a"])
     with pytest.raises(microbatch.BatchFailed):
         job.run()
-    assert 0 < len(world.catalog.quarantined()) < 18, "a part, and the others' frames are next"
+    assert 0 < len(world.catalog.quarantine.frames()) < 18, "a part, and the others' frames are next"
     assert world.store.consumed()["b@1"] == world.positions_of(other)
     for _ in range(18):
         if world.all_consumed():
@@ -381,7 +381,7 @@ def test_many_poison_frames_do_not_keep_the_other_queries_waiting(
         job.restart()
         with suppress(microbatch.BatchFailed):
             job.run()
-    assert world.all_consumed() and len(world.catalog.quarantined()) == 18
+    assert world.all_consumed() and len(world.catalog.quarantine.frames()) == 18
 
 
 # A query whose state cannot take the time
@@ -407,9 +407,9 @@ def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
     job.writer.advance()
     assert {at[0] for at in world.answers()} == {other}
     assert ("query-failing", "") in alarms(world)
-    times = sum(a.times for a in world.catalog.alarms())
+    times = sum(a.times for a in world.catalog.alarms.latest())
     job.writer.advance()
-    assert sum(a.times for a in world.catalog.alarms()) == times, "not again before its time"
+    assert sum(a.times for a in world.catalog.alarms.latest()) == times, "not again before its time"
     monkeypatch.setattr(QueryLedger, "emit_due", emit_due)
     world.now += 61_000
     world.ship_window(ref, 0)
@@ -436,7 +436,7 @@ def test_a_frame_that_kills_processes_is_found_and_set_aside_before_it_is_read(
     config = JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock)
     job = Job(config)
     job.quarantine_deadly_frames()
-    (frame,) = world.catalog.quarantined()
+    (frame,) = world.catalog.quarantine.frames()
     assert (frame.key, frame.entry.position, frame.reason) == (
         "a@1", 2, "the process that read it was ended by SIGSEGV",
     )  # fmt: skip
@@ -455,7 +455,7 @@ def test_a_frame_that_hangs_or_takes_all_memory_is_found_in_time_and_the_next_on
     install_deadly(world.path / "plugins")
     for partial in (deadly("takes memory"), deadly("hangs"), synopsis(["/a"], [1])):
         world.ship(world.edges[0], ref, body(partial))
-    memory, hanging, honest = world.catalog.frames("a@1", 0, 3)
+    memory, hanging, honest = world.catalog.frames.entries("a@1", 0, 3)
     with Examiner(world.log_dir, timeout_s=1.0) as examiner:
         assert examiner.try_frame(memory).death.startswith("MemoryError")
         began_s = time.monotonic()
@@ -472,7 +472,7 @@ def test_time_for_which_the_examiner_waits_for_a_core_does_not_count(
     """On a starved machine honest frames would be set aside."""
     (ref,) = world.register("a")
     world.ship(world.edges[0], ref, body(synopsis(["/a"], [1])))
-    (honest,) = world.catalog.frames("a@1", 0, 1)
+    (honest,) = world.catalog.frames.entries("a@1", 0, 1)
     waited_s = iter(range(0, 1 << 20, 10))
     monkeypatch.setattr(examination, "_waited_s", lambda _: float(next(waited_s)))
     monkeypatch.setattr(examination, "TRIES", 1)

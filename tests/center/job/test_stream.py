@@ -108,7 +108,7 @@ def test_final_answers_say_what_the_edges_saw(spark: Any, shared_world: Any) -> 
     assert world.all_consumed()
     assert world.answers() == world.truth
     assert world.observed() == world.records
-    assert run.counted("frames") == sum(world.catalog.last_positions().values())
+    assert run.counted("frames") == sum(world.catalog.frames.last_positions().values())
 
 
 def test_a_stream_stopped_midway_that_lost_its_checkpoint_counts_all_once(spark: Any, world: Any) -> None:
@@ -126,7 +126,7 @@ def test_a_stream_stopped_midway_that_lost_its_checkpoint_counts_all_once(spark:
 
     with first.streaming(spark, process):
         assert enough.wait(WITHIN_S)
-    assert 0 < sum(world.store.consumed().values()) < sum(world.catalog.last_positions().values())
+    assert 0 < sum(world.store.consumed().values()) < sum(world.catalog.frames.last_positions().values())
     shutil.rmtree(first.config.work_dir)
     for ref in refs:
         world.end(ref)
@@ -237,14 +237,14 @@ def test_a_checkpoint_ahead_of_the_store_fails_and_a_new_one_loses_nothing(spark
 def test_frames_that_were_dropped_and_never_applied_are_told_and_passed(spark: Any, world: Any) -> None:
     (ref,) = world.register("a")
     world.ship_window(ref, 0)
-    world.catalog.drop_frames({"a@1": 2})
+    world.catalog.frames.drop({"a@1": 2})
     world.end(ref)
 
     run = Run(world)
     run.drain(spark)
 
     assert run.counted("skipped", kind="lost") == 1
-    (alarm,) = world.catalog.alarms()
+    (alarm,) = world.catalog.alarms.latest()
     assert (alarm.kind, alarm.message) == ("frames-lost", "query a@1: frames 1 to 2 were dropped unread")
 
 
@@ -252,7 +252,7 @@ def test_a_damaged_frame_is_skipped_counted_and_alarmed(spark: Any, world: Any) 
     refs = world.register("a", "b")
     for ref in refs:
         world.ship_window(ref, 0)
-    (victim,) = world.catalog.frames("a@1", 0, 1)
+    (victim,) = world.catalog.frames.entries("a@1", 0, 1)
     path = world.log_dir / victim.segment
     data = bytearray(path.read_bytes())
     data[victim.offset + victim.length - 1] ^= 0xFF
@@ -269,7 +269,7 @@ def test_a_damaged_frame_is_skipped_counted_and_alarmed(spark: Any, world: Any) 
     assert {at: size for at, size in answers.items() if at[0] == refs[1]} == whole
     assert sum(answers.values()) < sum(world.truth.values())
     assert run.counted("skipped", kind="frame-damaged") == 1
-    (alarm,) = world.catalog.alarms()
+    (alarm,) = world.catalog.alarms.latest()
     assert alarm.kind == "frame-damaged"
     assert "query a@1, frame 1" in alarm.message
 
@@ -279,7 +279,7 @@ def test_frames_of_a_deleted_query_are_consumed_and_forgotten(spark: Any, world:
     for ref in refs:
         world.ship_window(ref, 0)
         world.end(ref)
-    world.catalog.delete("a", world.now)
+    world.catalog.queries.delete("a", world.now)
 
     Run(world).drain(spark)
 
@@ -297,7 +297,7 @@ def test_applied_frames_leave_the_index_and_then_the_disk(spark: Any, world: Any
 
     run.drain(spark)
 
-    left = world.catalog.frames("a@1", 0, 1 << 40)
+    left = world.catalog.frames.entries("a@1", 0, 1 << 40)
     assert len(left) <= 8, "all but those of the last batches"
     assert len(list(world.log_dir.rglob("*.frames"))) < before
     assert world.answers() == world.truth

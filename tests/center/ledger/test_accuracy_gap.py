@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from center.catalog import RegisteredQuery
 from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, Phase, QueryRegistered
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import SliceClose
 from tests.center.accuracy_world import BEGIN_MS, REF, WINDOW_MS, record_of, spec

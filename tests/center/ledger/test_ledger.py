@@ -7,7 +7,6 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import (
     AT_ONCE_MS,
     EdgesChanged,
@@ -22,8 +21,10 @@ from center.ledger import (
 )
 from center.ledger.state import WindowState
 from center.ledger.window_book import MAX_SEALED_STATEMENTS, MAX_WORK
+from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.errors import NotFound, StorageError
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import InputLoss, LossReason, QueryRef, Rest, SliceClose, Withheld
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import (
     EdgesChanged,
     Emission,
@@ -21,7 +20,9 @@ from center.ledger import (
     QueryRegistered,
     TimeAdvanced,
 )
+from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import QueryRef, SliceClose, Withheld
 from tests.examples import examples

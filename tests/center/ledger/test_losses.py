@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from center.catalog import StreamRecord
 from center.ledger import EdgesChanged, Emission, Phase
 from center.ledger.state import MAX_LOSSES
 from center.ledger.time_windows import MAX_LACKING, MAX_UNANSWERED
 from center.ledger.window_book import MAX_LOSS_TEXT
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.streams import LIVE, Delivery
 from edgewater.wire import InputLoss
 from tests.center.ledger.test_ledger import MINUTE, REF, Center, close

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.catalog import RegisteredQuery
 from center.ledger import (
     EdgesChanged,
     Emission,
@@ -24,6 +23,7 @@ from center.ledger import (
 )
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.results import AnswerRecord, MergedDelta, ResultStore
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.model.windows import SessionWindow
 from edgewater.synopses import GroupedAggregate

@@ -9,9 +9,9 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.catalog import RegisteredQuery
 from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, pack_state, stored_state
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, EdgeId, StreamClock
 from edgewater.wire import SliceClose
 from tests.center.ledger.test_ledger_properties import CLOCKS, COURSE, REF, SPECS, course, record

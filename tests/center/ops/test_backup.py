@@ -94,8 +94,8 @@ def restored_world(path: Path, world: World) -> World:
     again = World(path)
     again.truth, again._next_seq, again.now = world.truth, dict(world._next_seq), world.now
     for edge, seq in again._next_seq.items():
-        record = again.catalog.edge(edge)
-        again.catalog.begin_session(
+        record = again.catalog.edges.get(edge)
+        again.catalog.edges.begin_session(
             edge, "i1", labels={}, streams=record.streams, oldest_seq=seq, next_seq=seq, now_ms=again.now
         )
     return again
@@ -134,13 +134,13 @@ def test_a_backup_taken_while_frames_are_indexed_and_applied_is_of_one_moment(
         with contextlib.closing(World(target)) as again, contextlib.closing(MicroBatches(again)) as restored:
             pair(target).close()
             for edge in again.edges:
-                acked = again.catalog.acked_through(edge, "i1")
+                acked = again.catalog.frames.acked_through(edge, "i1")
                 again._next_seq[edge] = 0 if acked is None else acked + 1
             again.end(ref)  # as if the edges had sent nothing since
             restored.run()
             assert again.all_consumed(), "each frame that was not applied is in the log"
             assert restored.counted("skipped_rows", reason="lost") == 0
-            assert not again.catalog.alarms()
+            assert not again.catalog.alarms.latest()
             answers = again.answers()
             last = max((start for _, start, _ in answers), default=0)  # the backup may have only a part of it
             assert all(world.truth[key] == value for key, value in answers.items() if key[1] < last)
@@ -207,9 +207,9 @@ def test_a_catalog_or_results_of_an_older_moment_are_refused_until_they_are_reco
         assert command("reconcile", directory).exit_code == 0
         pair(directory).close()
         with contextlib.closing(Catalog(f"sqlite:///{directory}/catalog.db")) as catalog:
-            assert all(catalog.last_positions()[key] >= position for key, position in applied.items())
-            assert {e.edge for e in catalog.edges() if e.state_lost_at_ms is None} == set()
-            assert {a.kind for a in catalog.alarms()} == {"stores-differ"}
+            assert all(catalog.frames.last_positions()[key] >= position for key, position in applied.items())
+            assert {e.edge for e in catalog.edges.all() if e.state_lost_at_ms is None} == set()
+            assert {a.kind for a in catalog.alarms.latest()} == {"stores-differ"}
         with contextlib.ExitStack() as stack:
             again = stack.enter_context(contextlib.closing(restored_world(directory, world)))
             after = stack.enter_context(contextlib.closing(MicroBatches(again, keep_frames_ms=0)))
@@ -311,8 +311,8 @@ def test_an_edge_that_first_connected_after_the_backup_has_lost_what_it_sent_bef
     tmp_path: Path,
 ) -> None:
     with contextlib.closing(Catalog(f"sqlite:///{tmp_path}/catalog.db")) as catalog:
-        ref = catalog.register(spec(), 1).ref
+        ref = catalog.queries.register(spec(), 1)[0].ref
         hello(catalog, oldest_seq=7, next_seq=9)
-        assert catalog.edge(JFK).state_lost_at_ms is not None
-        assert {a.kind for a in catalog.alarms()} == {"frames-lost"}
-        assert [o.acknowledged for o in catalog.index([frame(ref, 7)])] == [True]
+        assert catalog.edges.get(JFK).state_lost_at_ms is not None
+        assert {a.kind for a in catalog.alarms.latest()} == {"frames-lost"}
+        assert [o.acknowledged for o in catalog.frames.index([frame(ref, 7)])] == [True]

@@ -324,18 +324,18 @@ def test_a_frame_that_kills_the_driver_is_set_aside_and_the_job_goes_on(
             # first of its query, its kind would be refused.
             held: list[UnindexedFrame] = []
             with monkeypatch.context() as patch:
-                patch.setattr(world.catalog, "index", lambda rows: held.extend(rows) or [IndexOutcome.NEW])
+                patch.setattr(world.catalog.frames, "index", lambda rows: held.extend(rows) or [IndexOutcome.NEW])
                 world.ship(evil, ref, FrameBody(0, (Partial(0, deadly("spares workers")),), (SliceClose(0, 1, 0),)))
                 world.end(ref)
-            world.catalog.index(held)
+            world.catalog.frames.index(held)
             seen = set[int]()
 
             def is_set_aside() -> bool:
                 seen.add(http.get(f"{ready['api']}/readyz").status_code)
-                return bool(world.catalog.quarantined())
+                return bool(world.catalog.quarantine.frames())
 
             eventually(is_set_aside, 4 * WAIT_S)
-            (frame,) = world.catalog.quarantined()
+            (frame,) = world.catalog.quarantine.frames()
             assert (frame.entry.edge, "SIGSEGV" in frame.reason) == (evil, True)
             assert 503 in seen, "red while the job was dead"
             # After the first death, of a job that had read the log, two starts without progress are suspicious.

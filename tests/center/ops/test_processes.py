@@ -19,7 +19,7 @@ def test_a_database_that_cannot_be_reached_is_tried_again(tmp_path: Path) -> Non
     unreachable.mkdir()  # SQLite: unable to open database file
     urls = iter([f"sqlite:///{unreachable}", f"sqlite:///{unreachable}", f"sqlite:///{tmp_path}/catalog.db"])
     catalog = opened(lambda: Catalog(next(urls)))
-    assert catalog.queries() == []
+    assert catalog.queries.all() == []
     catalog.close()
 
 

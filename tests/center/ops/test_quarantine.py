@@ -86,9 +86,9 @@ def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(
     assert (listed["query"], listed["position"], listed["edge"], listed["reason"]) == (
         "a@1", 1, str(world.edges[0]), "ValueError: odd",
     )  # fmt: skip
-    assert world.catalog.frames("a@1", 0, 1) == [], "retention has passed"
+    assert world.catalog.frames.entries("a@1", 0, 1) == [], "retention has passed"
     assert (world.log_dir / listed["segment"]).exists()
-    assert world.catalog.removable_segments([listed["segment"]], FrameLog(world.log_dir).queries) == []
+    assert world.catalog.frames.removable_segments([listed["segment"]], FrameLog(world.log_dir).queries) == []
 
     shown = command(world, "show", "a@1", "1")["contents"]
     assert (shown["death"], shown["problem"], shown["header"]["closed_records"]) == ("", "", 7)
@@ -100,7 +100,7 @@ def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(
     assert not (world.log_dir / listed["segment"]).exists()
     assert command(world, "ls") == {"frames": []}
     with pytest.raises(NotFound):
-        world.catalog.drop_quarantined("a@1", 1)
+        world.catalog.quarantine.drop_frame("a@1", 1)
     (line,) = map(json.loads, Path(f"{world.log_dir}.audit").read_text().splitlines())
     assert (line["action"], line["target"], line["outcome"]) == ("drop_quarantined", "/v1/quarantine/a@1/1", "done")
     assert line["principal"] == f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
@@ -109,12 +109,12 @@ def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(
 def test_queries_that_are_set_aside_are_listed_and_resumed(world: World) -> None:
     (ref,) = world.register("a")
     assert command(world, "queries") == {"queries": []}
-    world.catalog.add_death(ref, 5)
-    world.catalog.suspend_query(ref, "the job died", 7)
+    world.catalog.quarantine.count_death(ref, 5)
+    world.catalog.quarantine.add_query(ref, "the job died", 7)
     (listed,) = command(world, "queries")["queries"]
     assert (listed["query"], listed["reason"], listed["deaths"]) == ("a@1", "the job died", 1)
     assert command(world, "resume", "a") == {"query": "a"}
-    assert world.catalog.suspended_queries() == {}
+    assert world.catalog.quarantine.queries() == {}
     line = json.loads(Path(f"{world.log_dir}.audit").read_text())
     assert (line["action"], line["target"], line["outcome"]) == ("resume_query", "/v1/queries/a", "done")
 
@@ -132,9 +132,9 @@ def test_a_frame_that_is_retried_counts_once_as_new_data(either: World, monkeypa
     (record,) = world.store.windows(ref, 0, 1, 10)[0]
     assert record.quality["completeness"]["losses"], "that it was lost has been said"
     assert record.quality["records"]["observed"] == 8
-    assert world.catalog.quarantined() == []
+    assert world.catalog.quarantine.frames() == []
     with pytest.raises(NotFound):
-        world.catalog.retry_quarantined("a@1", 1)
+        world.catalog.quarantine.retry_frame("a@1", 1)
     job.close()
 
 
@@ -143,7 +143,7 @@ def test_an_older_close_of_a_retried_frame_replaces_no_newer_one(world: World, m
     poison(world, ref, monkeypatch)
     newer = FrameBody(0, (Partial(0, synopsis(["/odd"], [1])),), (SliceClose(0, 8, 0),))
     world.ship(world.edges[0], ref, newer)
-    world.catalog.retry_quarantined("a@1", 1)
+    world.catalog.quarantine.retry_frame("a@1", 1)
     job = MicroBatches(world)
     world.end(ref)
     job.run()
@@ -177,7 +177,7 @@ def test_one_of_many_frames_is_found_by_halving_and_can_be_given_up(
     assert world.answers() == world.truth
     (listed,) = command(world, "ls")["frames"]
     assert (listed["edge"], listed["position"]) == (str(world.edges[1]), 13)
-    assert [a.kind for a in world.catalog.alarms() if a.kind == "frame-quarantined"] == ["frame-quarantined"]
+    assert [a.kind for a in world.catalog.alarms.latest() if a.kind == "frame-quarantined"] == ["frame-quarantined"]
     command(world, "drop", "a@1", "13")
     assert command(world, "ls") == {"frames": []}
 
@@ -203,11 +203,11 @@ def test_what_a_retried_frame_has_for_final_windows_is_counted_on_them(
 def test_a_retried_frame_that_fails_again_is_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     (ref,) = world.register("a")
     poison(world, ref, monkeypatch)
-    world.catalog.retry_quarantined("a@1", 1)
+    world.catalog.quarantine.retry_frame("a@1", 1)
     fail_on_seven(monkeypatch)
     job = MicroBatches(world)
     job.run()
-    assert [f.entry.position for f in world.catalog.quarantined()] == [3]
+    assert [f.entry.position for f in world.catalog.quarantine.frames()] == [3]
     assert not job.process.stuck
     job.close()
 
@@ -217,8 +217,8 @@ def test_a_frame_that_has_not_been_passed_or_whose_query_is_deleted_is_not_retri
 ) -> None:
     (ref,) = world.register("a")
     world.ship_records(world.edges[0], ref, 0, ["/a"])
-    (entry,) = world.catalog.frames("a@1", 0, 1)
-    world.catalog.quarantine(entry, "odd", 1)
+    (entry,) = world.catalog.frames.entries("a@1", 0, 1)
+    world.catalog.quarantine.add_frame(entry, "odd", 1)
     failed = CliRunner().invoke(
         main,
         ["center", "quarantine", "retry", "--set", f"catalog_url={world.catalog_url}", "--set",
@@ -226,9 +226,9 @@ def test_a_frame_that_has_not_been_passed_or_whose_query_is_deleted_is_not_retri
     )  # fmt: skip
     assert json.loads((tmp_path / "audit").read_text())["outcome"] == "failed"
     assert failed.exit_code != 0 and "has not passed frame 1" in failed.output
-    world.catalog.delete("a", world.now)
+    world.catalog.queries.delete("a", world.now)
     with pytest.raises(Conflict, match="deleted"):
-        world.catalog.retry_quarantined("a@1", 1)
+        world.catalog.quarantine.retry_frame("a@1", 1)
 
 
 def test_one_edge_keeps_a_bounded_number_of_frames(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,11 +236,11 @@ def test_one_edge_keeps_a_bounded_number_of_frames(world: World, monkeypatch: py
     (ref,) = world.register("a")
     for edge in (world.edges[1], *[world.edges[0]] * 5):
         world.ship_records(edge, ref, 0, ["/a"])
-    for entry in world.catalog.frames("a@1", 0, FAR):
-        world.catalog.quarantine(entry, "odd", entry.position)
-        world.catalog.quarantine(entry, "odd", entry.position)
-    assert [f.entry.position for f in world.catalog.quarantined()] == [6, 5, 4, 1]
-    assert sum(a.times for a in world.catalog.alarms()) == 6
+    for entry in world.catalog.frames.entries("a@1", 0, FAR):
+        world.catalog.quarantine.add_frame(entry, "odd", entry.position)
+        world.catalog.quarantine.add_frame(entry, "odd", entry.position)
+    assert [f.entry.position for f in world.catalog.quarantine.frames()] == [6, 5, 4, 1]
+    assert sum(a.times for a in world.catalog.alarms.latest()) == 6
 
 
 def test_a_directory_without_a_center_is_named_and_not_created(tmp_path: Path) -> None:

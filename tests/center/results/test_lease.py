@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from center.catalog import query_key
 from center.ledger import EdgesChanged, Ledger
 from center.results import Lease, LeaseLost, ResultStore
 from center.results import lease as leases
 from center.storage.database import open_engine, write_transaction
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.model.errors import Conflict
+from edgewater.model.registered_query import query_key
 from edgewater.wire import QueryRef
 from tests.center.results_world import KEY, MINUTE, REF, Job, edge_record, registered, total
 

@@ -567,10 +567,10 @@ def test_what_edges_shipped_is_counted_in_frames_and_bytes(job: Job) -> None:
 
 def test_catalog_and_results_may_share_a_database(url: str, open_job: OpenJob) -> None:
     catalog = Catalog(url)
-    query = catalog.register(registered().query.spec, 0)
+    query = catalog.queries.register(registered().query.spec, 0)[0]
     job = open_job("a", lateness="1m")
     job.batch(job.frame("a", MINUTE, m0=1))
-    assert catalog.queries() == [query]
+    assert catalog.queries.all() == [query]
     assert job.store.latest(REF) is not None
     catalog.close()
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from center.catalog import RegisteredQuery
 from center.job.function_rates import FunctionRates
 from center.ledger import Phase
 from center.results import AnswerRecord
 from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
 from edge.core import EdgeCore, SamplingSet, StreamSpec
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE
 from edgewater.synopses import function_named
 from tests.center.accuracy_world import BEGIN_MS, COLUMNS, DISORDER_MS, REF, WINDOW_MS, spec

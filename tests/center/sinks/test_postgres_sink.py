@@ -236,7 +236,7 @@ def test_a_new_version_gets_a_table_and_the_view_has_both(desk: Desk, warehouse:
     query = desk.register()
     desk.report(query, "jfk", T0, {"UA": 3})
     warehouse.catch_up()
-    desk.catalog.delete("flights", desk.now)
+    desk.catalog.queries.delete("flights", desk.now)
     newer = desk.register(measures={"n": "count()", "far": "max(distance)"})
     desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
     warehouse.catch_up()
@@ -324,3 +324,14 @@ def test_a_wrong_definition_is_refused_with_its_key_and_without_its_secret(chang
     with pytest.raises(InvalidConfig) as refused:
         read_definition("warehouse", document).make(SinkContext("warehouse"))
     assert refused.value.field == field and "top-secret" not in refused.value.message
+
+
+def test_a_query_that_was_registered_before_any_edge_gets_exact_columns(desk: Desk, warehouse: Warehouse) -> None:
+    query = desk.register(measures={"n": "count()", "far": "max(distance)"})
+    warehouse.catch_up()
+    assert warehouse.ask("SELECT to_regclass(%s)::text", f"flights_v{query.ref.version}") == [(None,)]
+    desk.connect("jfk")
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    found = warehouse.ask("SELECT carrier, far, pg_typeof(far)::text, pg_typeof(n)::text FROM flights")
+    assert found == [("UA", 100, "bigint", "bigint")]

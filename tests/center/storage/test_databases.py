@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import event, text
 
-from center.catalog import Catalog, ComponentRegistry, HeartbeatRecord, IndexOutcome, UnindexedFrame
+from center.catalog import Catalog, ComponentRegistry, IndexOutcome, UnindexedFrame
 from center.results import ResultStore
 from center.storage.database import open_engine, read_transaction, write_transaction
 from center.storage.frame_log import FrameLocation
+from edgewater.model.edge_records import HeartbeatRecord, QueryStatusRecord
 from edgewater.model.errors import InvalidConfig, NotFound, ProtocolError, StorageError
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec
@@ -31,7 +32,7 @@ def index(catalog: Catalog, frames: Sequence[UnindexedFrame]) -> int:
     refused = 0
     while True:
         try:
-            outcomes = catalog.index(frames)
+            outcomes = catalog.frames.index(frames)
         except OSError:
             refused += 1
         else:
@@ -45,7 +46,7 @@ def test_positions_are_seen_in_order_and_without_gaps_whoever_commits_and_whoeve
 ) -> None:
     gateways, batches, size = 4, 12, 3
     reader = open_catalog()
-    ref = reader.register(spec(), 1).ref
+    ref = reader.queries.register(spec(), 1)[0].ref
     catalogs = [open_catalog() for _ in range(gateways)]
     edges = [EdgeId(f"edge-{n}") for n in range(gateways)]
     for edge in edges:
@@ -69,12 +70,12 @@ def test_positions_are_seen_in_order_and_without_gaps_whoever_commits_and_whoeve
     with ThreadPoolExecutor(gateways) as pool:
         sending = [pool.submit(send, number) for number in range(gateways)]
         while seen[-1] < gateways * batches * size:
-            last = reader.last_positions()["miles@1"]
+            last = reader.frames.last_positions()["miles@1"]
             entries = reader.frames("miles@1", 0, last)
             assert [e.position for e in entries] == list(range(1, last + 1))
             seen.append(last)
             if all(s.done() for s in sending):
-                assert reader.last_positions()["miles@1"] == gateways * batches * size
+                assert reader.frames.last_positions()["miles@1"] == gateways * batches * size
         refused = [s.result() for s in sending]
     assert seen == sorted(seen)
     assert refused[0] > 0 and refused[1:] == [0] * (gateways - 1)
@@ -86,7 +87,7 @@ def test_one_reading_transaction_sees_one_state(url: str, catalog: Catalog) -> N
     engine = open_engine(url)
     with read_transaction(engine) as connection:
         before = connection.exec_driver_sql("SELECT count(*) FROM queries").scalar_one()
-        catalog.register(spec(), 1)
+        catalog.queries.register(spec(), 1)
         assert connection.exec_driver_sql("SELECT count(*) FROM queries").scalar_one() == before == 0
     with read_transaction(engine) as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM queries").scalar_one() == 1
@@ -104,7 +105,7 @@ def test_gateways_that_note_the_same_edges_in_any_order_do_not_block_each_other(
     def note(number: int) -> None:
         for _ in range(15):
             together.wait(timeout=20)
-            catalogs[number].record_heartbeats(beats if number == 0 else reversed(beats))
+            catalogs[number].edges.record_heartbeats(beats if number == 0 else reversed(beats))
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(note, range(2))) == [None, None]
@@ -126,12 +127,12 @@ def test_of_two_first_hellos_at_once_with_other_column_types_one_is_refused(
     with pytest.raises(ProtocolError, match=r"flights\.distance is int64 at edge jfk and float64 at edge lga"):
         hello(catalog)
     assert not waiting
-    assert [e.edge for e in catalog.edges()] == [LGA]
+    assert [e.edge for e in catalog.edges.all()] == [LGA]
 
 
 def test_a_catalog_of_an_older_release_gets_the_columns_that_it_lacks(open_catalog: OpenCatalog, url: str) -> None:
     catalog = open_catalog()
-    ref = catalog.register(spec(), 1).ref
+    ref = catalog.queries.register(spec(), 1)[0].ref
     hello(catalog)
     index(catalog, [frame(ref, 0)])
     engine = open_engine(url)
@@ -147,26 +148,26 @@ def test_a_catalog_of_an_older_release_gets_the_columns_that_it_lacks(open_catal
 
 def test_names_are_ordered_as_python_orders_them(catalog: Catalog) -> None:
     names = ["b", "B", "a-2", "a1", "a_3", "A", "a.4"]
-    ref = catalog.register(spec(), 1).ref
+    ref = catalog.queries.register(spec(), 1)[0].ref
     for name in names:
         hello(catalog, EdgeId(name))
-        catalog.record_query_status(EdgeId(name), ref, True, "", "")
-    assert [e.edge for e in catalog.edges()] == sorted(names)
-    assert list(catalog.query_statuses(ref)) == sorted(names)
+        catalog.queries.record_statuses([QueryStatusRecord(ref, EdgeId(name), True, "", "")])
+    assert [e.edge for e in catalog.edges.all()] == sorted(names)
+    assert list(catalog.queries.statuses(ref)) == sorted(names)
 
 
 def test_the_largest_numbers_come_back_as_they_were(catalog: Catalog) -> None:
-    ref = catalog.register(spec(), MOST).ref
+    ref = catalog.queries.register(spec(), MOST)[0].ref
     hello(catalog, oldest_seq=1 << 62, next_seq=1 << 62, now_ms=MOST)
     beat = HeartbeatRecord(JFK, {"flights": MAX_TIME_MS}, {"flights": MOST}, {}, 1 << 62, 1e300, 5e-324, -1e300, 7)
-    catalog.record_heartbeats([beat])
+    catalog.edges.record_heartbeats([beat])
     location = FrameLocation("miles@1/w-1.frames", 1 << 61, 1 << 40)
     arrived = UnindexedFrame(ref, JFK, "i1", 1 << 62, (1 << 32) - 1, MOST, -MOST, location)
-    assert catalog.index([arrived]) == [IndexOutcome.NEW]
-    (entry,) = catalog.frames("miles@1", 0, MOST)
+    assert catalog.frames.index([arrived]) == [IndexOutcome.NEW]
+    (entry,) = catalog.frames.entries("miles@1", 0, MOST)
     assert (entry.seq, entry.crc32c, entry.offset, entry.length) == (1 << 62, (1 << 32) - 1, 1 << 61, 1 << 40)
     assert (entry.wire_bytes, entry.received_at_ms) == (MOST, -MOST)
-    edge = catalog.edge(JFK)
+    edge = catalog.edges.get(JFK)
     assert (edge.watermarks, edge.records) == ({"flights": MAX_TIME_MS}, {"flights": MOST})
     assert (edge.bandwidth_bytes_s, edge.rtt_ms, edge.clock_offset_ms) == (1e300, 5e-324, -1e300)
 
@@ -181,11 +182,11 @@ def test_answers_of_any_age_come_back_with_their_bytes(open_job: Callable[..., J
 
 def test_a_name_with_a_nul_is_not_found_and_a_text_with_one_is_kept_without_it(catalog: Catalog) -> None:
     with pytest.raises(NotFound):
-        catalog.query("miles\0")
+        catalog.queries.get("miles\0")
     with pytest.raises(NotFound):
-        catalog.retire(EdgeId("jfk\0"))
-    catalog.add_alarm("odd", "a\0b", JFK, 1)
-    assert [a.message for a in catalog.alarms()] == ["a\ufffdb"]
+        catalog.edges.retire(EdgeId("jfk\0"))
+    catalog.alarms.add("odd", "a\0b", JFK, 1)
+    assert [a.message for a in catalog.alarms.latest()] == ["a\ufffdb"]
 
 
 def test_the_drivers_own_errors_are_storage_errors_too(url: str) -> None:

@@ -14,9 +14,10 @@ import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
 
-from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, IndexOutcome, query_key
+from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, IndexOutcome
 from center.storage.database import open_engine, read_transaction, write_transaction
 from edgewater.model.errors import StorageError
+from edgewater.model.registered_query import query_key
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import frame, hello, spec
 from tests.center.postgres import PostgresServer
@@ -33,9 +34,9 @@ def url(postgres: PostgresServer) -> str:
 @pytest.fixture
 def ref(catalog: Catalog) -> QueryRef:
     """A live query of which one frame is indexed."""
-    ref = catalog.register(spec(), 1).ref
+    ref = catalog.queries.register(spec(), 1)[0].ref
     hello(catalog)
-    assert catalog.index([frame(ref, 0)]) == [IndexOutcome.NEW]
+    assert catalog.frames.index([frame(ref, 0)]) == [IndexOutcome.NEW]
     return ref
 
 
@@ -59,17 +60,17 @@ def setting(engine: Engine, name: str) -> str:
 def test_of_two_that_drop_frames_of_one_segment_one_returns_it(
     catalog: Catalog, open_catalog: OpenCatalog, ref: QueryRef
 ) -> None:
-    hours = catalog.register(spec("hours"), 1).ref
-    assert catalog.index([frame(hours, 1)]) == [IndexOutcome.NEW]
+    hours = catalog.queries.register(spec("hours"), 1)[0].ref
+    assert catalog.frames.index([frame(hours, 1)]) == [IndexOutcome.NEW]
     other, dropped = open_catalog(), list[str]()
     with ThreadPoolExecutor() as pool:
         waiting: list[Future[list[str]]] = []
 
         def meanwhile() -> None:
-            waiting.append(pool.submit(other.drop_frames, {query_key(hours): 1}))
+            waiting.append(pool.submit(other.frames.drop, {query_key(hours): 1}))
 
         before(catalog._engine, "DELETE FROM frames", meanwhile)
-        dropped += catalog.drop_frames({"miles@1": 1})
+        dropped += catalog.frames.drop({"miles@1": 1})
         dropped += waiting[0].result()
     assert dropped == ["miles@1/w-1.frames"]
 
@@ -79,9 +80,9 @@ def test_a_frame_that_meets_its_querys_deletion_is_discarded(
     catalog: Catalog, open_catalog: OpenCatalog, ref: QueryRef
 ) -> None:
     other = open_catalog()
-    before(catalog._engine, "FROM queries", lambda: other.delete("miles", 2))
-    assert catalog.index([frame(ref, 1)]) == [IndexOutcome.DISCARDED]
-    assert catalog.last_positions() == {"miles@1": 1}
+    before(catalog._engine, "FROM queries", lambda: other.queries.delete("miles", 2))
+    assert catalog.frames.index([frame(ref, 1)]) == [IndexOutcome.DISCARDED]
+    assert catalog.frames.last_positions() == {"miles@1": 1}
 
 
 @pytest.mark.slow
@@ -95,9 +96,9 @@ def test_a_server_killed_in_mid_transaction_costs_time_and_nothing_else(
     try:
         for attempt in range(2):
             with pytest.raises(StorageError, match="closed" if attempt == 0 else "refused|closed") as caught:
-                catalog.index([frame(ref, 1)])
+                catalog.frames.index([frame(ref, 1)])
             assert "***" in caught.value.message, "the URL is told, its password is not"
-        for ask in (bystander.version, bystander.last_positions, lambda: bystander.delete("miles", 1)):
+        for ask in (bystander.version, bystander.frames.last_positions, lambda: bystander.queries.delete("miles", 1)):
             with pytest.raises(StorageError):
                 ask()
         with pytest.raises(StorageError):
@@ -105,8 +106,8 @@ def test_a_server_killed_in_mid_transaction_costs_time_and_nothing_else(
     finally:
         postgres.start()
     assert sleeper.version() == version
-    assert bystander.last_positions() == {"miles@1": 1}
-    assert catalog.index([frame(ref, 0), frame(ref, 1)]) == [IndexOutcome.DUPLICATE, IndexOutcome.NEW]
+    assert bystander.frames.last_positions() == {"miles@1": 1}
+    assert catalog.frames.index([frame(ref, 0), frame(ref, 1)]) == [IndexOutcome.DUPLICATE, IndexOutcome.NEW]
     assert [e.seq for e in bystander.frames("miles@1", 0, 9)] == [0, 1]
 
 
@@ -150,8 +151,8 @@ def test_a_lock_that_nobody_gives_back_is_a_storage_error(url: str, catalog: Cat
     with write_transaction(catalog._engine) as connection:
         connection.exec_driver_sql("SELECT 1 FROM queries FOR UPDATE")
         with pytest.raises(StorageError, match="lock timeout"):
-            impatient.index([frame(ref, 1)])
-    assert impatient.index([frame(ref, 1)]) == [IndexOutcome.NEW]
+            impatient.frames.index([frame(ref, 1)])
+    assert impatient.frames.index([frame(ref, 1)]) == [IndexOutcome.NEW]
     impatient.close()
 
 

@@ -81,7 +81,7 @@ async def until(test: object) -> None:
 
 
 def word(catalog: Catalog, name: str) -> Grant:
-    books = catalog.budget_states(-1)
+    books = catalog.budgets.states(-1)
     return grants_of(books[REF]).get(EdgeId(name), Grant()) if REF in books else Grant()
 
 
@@ -105,7 +105,7 @@ async def test_a_take_that_is_cancelled_just_as_something_changes_ends(tmp_path:
 @on_a_loop
 async def test_a_budget_moves_from_one_edge_to_two_by_confirmations(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
-        catalog.register(spec(error={"s": 100}), 1)
+        catalog.queries.register(spec(error={"s": 100}), 1)
         await until(lambda: jfk.shares == {"s": 100.0})
         jfk.ingest(500, 1_500, 2_500)
         await until(lambda: jfk.durable.core.queries[REF].progress.through_ms >= 2_500)
@@ -118,7 +118,7 @@ async def test_a_budget_moves_from_one_edge_to_two_by_confirmations(tmp_path: Pa
 @on_a_loop
 async def test_a_share_survives_a_restart_and_is_confirmed_without_a_new_message(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
-        catalog.register(spec(error={"s": 100}), 1)
+        catalog.queries.register(spec(error={"s": 100}), 1)
         async with edge(tmp_path, port) as jfk:
             await until(lambda: jfk.shares == {"s": 100.0} and jfk.durable.unsynced_bytes == 0)
             before = word(catalog, "jfk")
@@ -138,7 +138,7 @@ async def test_a_share_is_confirmed_only_once_it_is_in_the_journal(tmp_path: Pat
             raise StorageError("no space left on device")
 
         jfk.durable.sync = refuse  # type: ignore[method-assign]
-        catalog.register(spec(error={"s": 100}), 1)
+        catalog.queries.register(spec(error={"s": 100}), 1)
         await until(lambda: jfk.outbox._reported_ms)  # and now it waits for the disk
         confirmed = asyncio.create_task(until(lambda: word(catalog, "jfk") != Grant()))
         done, _ = await asyncio.wait([confirmed], timeout=0.2)
@@ -151,9 +151,9 @@ async def test_a_share_is_confirmed_only_once_it_is_in_the_journal(tmp_path: Pat
 @on_a_loop
 async def test_the_deadline_of_a_query_has_its_own_processing_delay_besides_the_link(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
-        catalog.register(spec(staleness="2s"), 1)
+        catalog.queries.register(spec(staleness="2s"), 1)
         await until(lambda: REF in jfk.durable.core.queries)
-        catalog.record_processing_delays({REF: 340}, 5)
+        catalog.budgets.record_processing_delays({REF: 340}, 5)
         await until(lambda: jfk.outbox.processing_ms == {REF: 340})
         jfk.outbox.on_link_estimate(100_000.0, 80.0, 50_000, 1.0)
         assert jfk.outbox.path_delay_ms == 40 + 500
@@ -203,15 +203,15 @@ def _no_records() -> pa.RecordBatch:
 @on_a_loop
 async def test_an_edge_that_schedules_reports_delays_and_learns_what_answers_cost_at_the_center(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk, edge(tmp_path, port, "lga") as lga:
-        catalog.register(spec(error={"s": 100}), 1)
+        catalog.queries.register(spec(error={"s": 100}), 1)
         await until(lambda: REF in jfk.durable.core.queries and REF in lga.durable.core.queries)
-        catalog.record_processing_delays({REF: 340}, 5)
+        catalog.budgets.record_processing_delays({REF: 340}, 5)
         jfk.outbox.delays = lambda: {REF: QueryDelay(120.0, 900.0, 40.0, 0.0)}
-        await until(lambda: jfk.outbox.answer_delay_ms(REF) >= 340 and catalog.query_delays())
-        (report,) = catalog.query_delays()[REF]
+        await until(lambda: jfk.outbox.answer_delay_ms(REF) >= 340 and catalog.queries.delays())
+        (report,) = catalog.queries.delays()[REF]
         assert (report.edge, report.mean_ms, report.latest_ms, report.queued_ms) == ("jfk", 120.0, 900.0, 40.0)
         # The other edge does not schedule: it is told nothing, and its deadlines are as before.
-        await until(lambda: len(catalog.edges()) == 2 and catalog.edge(EdgeId("lga")).watermarks is not None)
+        await until(lambda: len(catalog.edges.all()) == 2 and catalog.edges.get(EdgeId("lga")).watermarks is not None)
         assert lga.outbox.answer_delay_ms(REF) < 340 > jfk.outbox.path_delay_ms
 
 

@@ -52,7 +52,7 @@ class Busy(Agent):
 @on_a_loop
 async def test_values_are_at_most_as_old_as_the_bytes_in_flight(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         proxy.rate_bytes_s = RATE
         agent = Busy()
         async with running(uplink(proxy.port, agent, LinkLimits(heartbeat_s=0.2))):
@@ -65,7 +65,7 @@ async def test_values_are_at_most_as_old_as_the_bytes_in_flight(tmp_path: Path) 
 @on_a_loop
 async def test_limits_count_all_bytes_on_the_wire(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         agent, daily = Busy(), 400_000
         counted: list[int] = []
         quota = DailyQuota(daily, None, lambda _, used: counted.append(used))

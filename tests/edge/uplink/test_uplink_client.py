@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 @on_a_loop
 async def test_frames_reach_the_center_and_are_acknowledged_in_order(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         agent = Agent()
         async with running(uplink(port, agent)):
             agent.make(frame(n) for n in range(100))
@@ -55,11 +55,11 @@ async def test_queries_and_shares_come_down_and_statuses_go_up(tmp_path: Path) -
         agent.refuse = True
         async with running(uplink(port, agent)):
             await agent.until(lambda: agent.welcomes)
-            await asyncio.to_thread(catalog.register, SPEC, 1)
+            await asyncio.to_thread(catalog.queries.register, SPEC, 1)
             await agent.until(lambda: agent.shares)
             assert agent.queries == [(MILES, SPEC)]
             assert agent.shares == {"miles": 100}
-            while not (statuses := await asyncio.to_thread(catalog.query_statuses, MILES)):
+            while not (statuses := await asyncio.to_thread(catalog.queries.statuses, MILES)):
                 await asyncio.sleep(0.005)
         assert [(s.accepted, s.code) for s in statuses.values()] == [(False, "invalid-query")]
 
@@ -67,7 +67,7 @@ async def test_queries_and_shares_come_down_and_statuses_go_up(tmp_path: Path) -
 @on_a_loop
 async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         agent = Agent()
         async with running(uplink(port, agent)):
             agent.make(frame(n, 20_000) for n in range(1_000))  # until a faster pace brings no more
@@ -80,7 +80,7 @@ async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path:
 async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
     cuts = np.random.default_rng(seed)
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         agent = Agent()
         frames = [frame(n, int(cuts.integers(100, 60_000))) for n in range(150)]
         async with running(uplink(proxy.port, agent)):
@@ -92,9 +92,9 @@ async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_doubles_noth
             proxy.cut_after = None
             await agent.until(lambda: agent.acked == 149)
         assert entries(catalog) == list(range(150))
-        assert catalog.alarms() == []
+        assert catalog.alarms.latest() == []
         log = FrameLog(tmp_path / "log")
-        for entry, sent in zip(catalog.frames("miles@1", 0, 999), frames, strict=True):
+        for entry, sent in zip(catalog.frames.entries("miles@1", 0, 999), frames, strict=True):
             assert log.read(entry.segment, entry.offset, entry.length).frame == sent
 
 
@@ -102,7 +102,7 @@ async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_doubles_noth
 async def test_a_center_that_goes_away_and_comes_back_is_found_again(tmp_path: Path) -> None:
     agent = Agent()
     async with gateway(tmp_path) as (port, catalog):
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         link = uplink(port, agent)
         task = asyncio.create_task(link.run())
         agent.make([frame(0)])
@@ -124,7 +124,7 @@ async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_or
     tmp_path: Path,
 ) -> None:
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         agent = Agent()
         async with running(uplink(proxy.port, agent)):
             agent.make([frame(0)])
@@ -143,7 +143,7 @@ async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_or
 async def test_a_link_that_drops_all_data_is_detected_and_replaced(tmp_path: Path) -> None:
     limits = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.02, silence_s=0.3)
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         agent = Agent()
         async with running(uplink(proxy.port, agent, limits)):
             await agent.until(lambda: agent.welcomes)
@@ -177,20 +177,20 @@ async def test_a_clean_stop_sends_goodbye_and_receives_the_last_acknowledgements
 @on_a_loop
 async def test_after_a_clean_stop_the_center_knows_that_the_edge_is_gone(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         agent = Agent()
         async with running(uplink(port, agent)):
             agent.make(frame(n) for n in range(200))
             await agent.until(lambda: agent.acked >= 0)
         assert entries(catalog) == list(range(agent.acked + 1)), "what the center has, the agent knows of"
-        while catalog.edge("jfk").connected:
+        while catalog.edges.get("jfk").connected:
             await asyncio.sleep(0.005)
 
 
 @on_a_loop
 async def test_frame_sizes_respect_the_limits_of_link_and_center(tmp_path: Path) -> None:
     async with gateway(tmp_path, credit_bytes=100_000, max_frame_bytes=50_000) as (port, catalog):
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         agent = Agent()
         async with running(uplink(port, agent)):
             agent.make(frame(n, 4_000) for n in range(100))
@@ -203,10 +203,12 @@ async def test_a_cap_on_bandwidth_is_kept(tmp_path: Path) -> None:
     clock = [0.0]
     limits = LinkLimits(bandwidth_bytes_s=20_000, heartbeat_s=60)
     async with gateway(tmp_path) as (port, catalog):
-        catalog.register(replace(SPEC, budget=None), 1)
+        catalog.queries.register(replace(SPEC, budget=None), 1)
         agent = Agent()
         async with running(uplink(port, agent, limits, monotonic=lambda: clock[0])):
-            while not await asyncio.to_thread(catalog.query_statuses, MILES):  # all messages but frames have been sent
+            while not await asyncio.to_thread(
+                catalog.queries.statuses, MILES
+            ):  # all messages but frames have been sent
                 await asyncio.sleep(0.01)
             agent.make(frame(n, 4_800) for n in range(20))  # a quarter of a second each
             for step in range(1, 24):
@@ -393,7 +395,7 @@ def shipped(message: pb.FromEdge) -> bool:
 @on_a_loop
 async def test_a_gap_in_the_frame_numbers_is_an_error(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         agent = Agent()
         link = uplink(port, agent)
         agent.make([frame(0), frame(2)])
@@ -433,13 +435,13 @@ async def test_mutual_tls_authenticates_the_edge(tmp_path: Path, certificates: P
     server = ServerTls(cert=c / "localhost.pem", key=c / "localhost.key", client_ca=c / "ca.pem")
     client = TlsFiles(c / "ca.pem", c / "jfk.pem", c / "jfk.key")
     async with gateway(tmp_path, tls=server) as (port, catalog):
-        catalog.register(SPEC, 1)
+        catalog.queries.register(SPEC, 1)
         agent, impostor = Agent("jfk"), Agent("lga")
         async with running(uplink(port, impostor, tls=client)), running(uplink(port, agent, tls=client)):
             agent.make([frame(0)])
             await agent.until(lambda: agent.acked == 0)
         assert impostor.welcomes == []
-        assert [e.edge for e in catalog.edges()] == ["jfk"]
+        assert [e.edge for e in catalog.edges.all()] == ["jfk"]
 
 
 def test_tls_files_that_cannot_be_read_are_named() -> None:

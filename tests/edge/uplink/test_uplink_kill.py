@@ -36,7 +36,7 @@ async def test_a_gateway_killed_again_and_again_loses_nothing_and_counts_nothing
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
-    catalog.register(SPEC, 1)
+    catalog.queries.register(SPEC, 1)
     agent, made = Agent(), 0
     process = started(tmp_path, port)
     async with running(uplink(port, agent)):
@@ -52,9 +52,9 @@ async def test_a_gateway_killed_again_and_again_loses_nothing_and_counts_nothing
     process.kill()
     await asyncio.to_thread(process.join)
     assert entries(catalog) == list(range(made))
-    assert catalog.alarms() == []
+    assert catalog.alarms.latest() == []
     log = FrameLog(tmp_path / "log")
-    assert [log.read(e.segment, e.offset, e.length).frame.seq for e in catalog.frames("miles@1", 0, made)] == list(
-        range(made)
-    )
+    assert [
+        log.read(e.segment, e.offset, e.length).frame.seq for e in catalog.frames.entries("miles@1", 0, made)
+    ] == list(range(made))
     catalog.close()

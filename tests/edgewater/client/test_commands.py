@@ -17,9 +17,10 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 from rich.text import Text
 
-from center.catalog import QueryDelayRecord, UnindexedFrame
+from center.catalog import UnindexedFrame
 from center.storage.frame_log import FrameLocation
 from edgewater.__main__ import GROUP, Commands
+from edgewater.model.edge_records import QueryDelayRecord
 from edgewater.model.streams import EdgeId
 from edgewater.runtime.health import bound_address, listen
 from edgewater.runtime.log_output import configure_logging
@@ -72,7 +73,7 @@ def test_a_query_is_added_listed_shown_followed_and_removed(desk, run, tmp_path)
         assert "version 2" in run(url, "query", "add", "-", "--replace", input=other).stdout
         assert [q["name"] for q in said(run(url, "query", "ls", "--json"))["queries"]] == ["flights"]
         assert re.search(r"flights +2 +flights +tumbling 1h +n, miles, delay", run(url, "query", "ls").stdout)
-        query = desk.catalog.query("flights")
+        query = desk.catalog.queries.get("flights")
         assert said(run(url, "query", "show", "flights", "--json"))["latest"] is None
         asked = run(url, "query", "rm", "flights", input="n\n")
         assert (asked.exit_code, "Delete the query flights" in asked.stderr) == (1, True)
@@ -126,7 +127,7 @@ def test_edges_and_streams_are_listed_and_columns_declared(two_hours, run, tmp_p
         assert "carrier string, distance int64, dep_delay float64" in run(url, "streams", "ls").stdout
         misfit = run(url, "streams", "columns", "flights", "--set", "carrier=string")
         assert (misfit.exit_code, "delete it first" in misfit.stderr) == (1, True)
-        desk.catalog.delete("flights", desk.now)
+        desk.catalog.queries.delete("flights", desk.now)
         declared = said(run(url, "streams", "columns", "flights", "--set", "carrier=string", "--json"))
         assert (declared["source"], [c["name"] for c in declared["columns"]]) == ("admin", ["carrier"])
         assert declared["differing"]
@@ -196,9 +197,9 @@ def test_center_top_shows_the_queries_by_slack_also_while_the_center_is_away(two
     desk, query = two_hours
     waiting = desk.register(name="waiting")
     frame = UnindexedFrame(waiting.ref, EdgeId("jfk"), "jfk-1", 0, 1, 9, desk.now - 2_500, FrameLocation("s", 0, 9))
-    desk.catalog.index([frame])
-    desk.catalog.record_processing_delays({query.ref: 300}, desk.now)
-    desk.catalog.record_query_delays(
+    desk.catalog.frames.index([frame])
+    desk.catalog.budgets.record_processing_delays({query.ref: 300}, desk.now)
+    desk.catalog.queries.record_delays(
         [QueryDelayRecord(query.ref, EdgeId("lga"), 1.0, 2.0, 40_000.0, 7_000.0, 3, desk.now)]
     )
     with desk.served() as url:

@@ -1,0 +1,113 @@
+"""Alarms of the center.
+
+Messages name frames and records, so nothing else bounds their number, and a hostile client may raise alarms. So each
+source, an edge or a query, has a share of the stored and of the listed alarms. No source displaces another's alarms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, case, func, insert, select, update
+
+from center.catalog import schema as t
+from center.catalog.transactions import Transactions
+from edgewater.model.streams import EdgeId
+
+MAX_MESSAGES = 20
+"""Alarms of one kind, edge and query that are distinguished by their message."""
+MAX_OF_EDGE = 100
+"""Alarms of one kind at one edge, over all queries."""
+MAX_OF_CENTER = 2_000
+"""Alarms of one kind that are about no edge, over all queries."""
+MAX_LISTED = 1_000
+"""Alarms that one call reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmRecord:
+    """An event that must not happen. A repetition raises `times`, not the number of alarms.
+
+    `times` may include older messages of the same kind, edge and query: see `add_alarm`.
+
+    Attributes:
+        query: key of the query that the alarm is about; empty: it is about none.
+    """
+
+    kind: str
+    edge: EdgeId
+    message: str
+    first_at_ms: int
+    last_at_ms: int
+    times: int
+    query: str = ""
+
+
+class Alarms:
+    """The alarms in the catalog."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def add(self, kind: str, message: str, edge: EdgeId, now_ms: int, query: str = "") -> None:
+        """Adds an alarm, or counts it if it is a repetition; each source has a bounded number of them: see `add_alarm`.
+
+        Args:
+            edge: the edge that the alarm is about; empty: it is about none.
+            query: key of the query that the alarm is about; empty: it is about none.
+        """
+        with self._transactions.locked() as connection:
+            add_alarm(connection, kind, message, edge, now_ms, query)
+
+    def latest(self, limit: int = MAX_LISTED, query: str | None = None) -> list[AlarmRecord]:
+        """The latest alarms, the newest first.
+
+        If there are more than `limit`, each source has an equal share of them. A source is an edge, or, for alarms
+        about no edge, a query and kind.
+
+        Args:
+            query: key of the query whose alarms are read; None: all alarms.
+        """
+        c = t.alarms.c
+        of_center = c.edge == ""
+        source = (c.edge, case((of_center, c.query), else_=""), case((of_center, c.kind), else_=""))
+        rank = func.row_number().over(partition_by=source, order_by=(c.last_at_ms.desc(), c.id.desc()))
+        rows = select(t.alarms, rank.label("rank"))
+        if query is not None:
+            rows = rows.where(c.query == query)
+        ranked = rows.subquery()
+        listed = select(ranked).order_by(ranked.c.rank, ranked.c.last_at_ms.desc(), ranked.c.id.desc()).limit(limit)
+        with self._transactions.read() as connection:
+            newest_first = sorted(connection.execute(listed), key=lambda r: (r.last_at_ms, r.id), reverse=True)
+        return [
+            AlarmRecord(r.kind, EdgeId(r.edge), r.message, r.first_at_ms, r.last_at_ms, r.times, r.query)
+            for r in newest_first
+        ]
+
+
+def add_alarm(connection: Connection, kind: str, message: str, edge: EdgeId, now_ms: int, query: str = "") -> None:
+    """Adds an alarm within a transaction, or counts it if it is a repetition.
+
+    Beyond `MAX_MESSAGES`, the message replaces the message of the alarm least recently raised, and continues its count.
+    Beyond `MAX_OF_EDGE`, the alarm replaces the least recent alarm of the query with the most alarms.
+    """
+    c = t.alarms.c
+    of_edge = (c.kind == kind) & (c.edge == edge)
+    alike = of_edge & (c.query == query)
+    again = update(t.alarms).values(last_at_ms=now_ms, times=c.times + 1)
+    if connection.execute(again.where(alike, c.message == message)).rowcount:
+        return
+    by_query = select(c.query, func.count()).where(of_edge).group_by(c.query)
+    counts: dict[str, int] = dict(connection.execute(by_query).all())
+    if counts.get(query, 0) >= MAX_MESSAGES:
+        oldest = select(c.id).where(alike).order_by(c.last_at_ms, c.id).limit(1).scalar_subquery()
+        connection.execute(again.where(c.id == oldest).values(message=message))
+        return
+    values = {"edge": edge, "query": query, "message": message, "first_at_ms": now_ms, "last_at_ms": now_ms, "times": 1}
+    if sum(counts.values()) < (MAX_OF_EDGE if edge else MAX_OF_CENTER):
+        connection.execute(insert(t.alarms).values(kind=kind, **values))
+        return
+    most = max(counts.values())
+    of_largest = of_edge & c.query.in_([other for other, count in counts.items() if count == most])
+    oldest = select(c.id).where(of_largest).order_by(c.last_at_ms, c.id).limit(1).scalar_subquery()
+    connection.execute(update(t.alarms).where(c.id == oldest).values(**values))
