@@ -95,7 +95,7 @@ def read_definition(
         known = ", ".join(KINDS.names)
         given = document.get("kind")
         near = did_you_mean(given, KINDS.names) if isinstance(given, str) else ""
-        raise InvalidConfig(f"{at}.kind", given, f"one of {known}", near.lstrip("; ") or KINDS.hint())
+        raise InvalidConfig(f"{at}.kind", given, f"one of {known}", near.lstrip(",; ") or KINDS.hint())
     common = {key: value for key, value in document.items() if key in COMMON_KEYS}
     own = {key: value for key, value in document.items() if key not in COMMON_KEYS and key != "kind"}
     shared = _validated(CommonOptions, common, at, {})

@@ -10,47 +10,26 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import confluent_kafka
 import pyarrow as pa
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from pydantic import Field
 
 from center.serving.cells import list_texts, plain
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkQuery
+from center.sinks.kinds import KafkaSinkConfig
 from edgewater.model.errors import StorageError
 from edgewater.model.timestamps import rfc3339
-from edgewater.runtime.configuration import Secret, Section
 from edgewater.wire import QueryRef
 
 TIMEOUT_S = 10.0
 QUEUED = 200_000
+NEWEST_POSITIONS = 500
 POSITIONS = ".positions"
 """Suffix of the topic that has the positions of sinks."""
 _CONNECT = {"int64": "int64", "double": "double", "bool": "boolean"}
-
-
-class KafkaSinkConfig(Section):
-    """The keys of a sink of the kind `kafka`."""
-
-    brokers: list[str] = Field(min_length=1)
-    """host:port of one or more brokers."""
-    topic: str = Field(default="edgewater.answers", pattern=r"^[A-Za-z0-9._{}-]{1,249}$")
-    """The topic. `{query}` stands for the name of the query. Topics are created, compacted, if they are missing."""
-    partitions: int = Field(default=1, ge=1, le=1_000)
-    """Partitions of topics that the sink creates."""
-    replication: int = Field(default=-1, ge=-1)
-    """Replicas of topics that the sink creates; -1: as the brokers have it."""
-    format: Literal["json", "connect"] = "json"
-    """`connect` wraps each value as `{"schema": …, "payload": …}`, with types, for Kafka Connect's JSON converter."""
-    username: str | None = None
-    """User of SASL. Unset: no SASL."""
-    password: Secret | None = None
-    """Password of SASL."""
-    properties: dict[str, str] = {}
-    """Further properties of librdkafka, such as `security.protocol` and `ssl.ca.location`."""
 
 
 class KafkaSink:
@@ -151,24 +130,33 @@ class KafkaSink:
         groups = {"group.id": "edgewater sink", "enable.auto.commit": False, "isolation.level": "read_committed"}
         ends = {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
         consumer = confluent_kafka.Consumer({**self._connection(), **groups, **ends})
-        found: Position | None = None
         try:
-            beginning = confluent_kafka.TopicPartition(self._positions, 0, confluent_kafka.OFFSET_BEGINNING)
-            consumer.assign([beginning])
-            while True:
-                message = consumer.poll(TIMEOUT_S)
-                if message is None:
-                    raise StorageError(f"Kafka: topic {self._positions} is not read within {TIMEOUT_S:g} s")
-                error = message.error()
-                if error is not None and error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                    return found
-                if error is not None:
-                    raise confluent_kafka.KafkaException(error)
-                if message.key() == self._context.name.encode():
-                    stored = json.loads(message.value() or b"{}")
-                    found = Position(stored["answer_id"], stored["late"])
+            place = confluent_kafka.TopicPartition(self._positions, 0)
+            low, high = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)
+            # Brokers compact the topic now and then: the position is among the last messages, or it is read further.
+            distance = NEWEST_POSITIONS
+            while (found := self._last_position(consumer, max(low, high - distance))) is None and high - distance > low:
+                distance *= 16
+            return found
         finally:
             consumer.close()
+
+    def _last_position(self, consumer: confluent_kafka.Consumer, offset: int) -> Position | None:
+        """Returns the last position of this sink from an offset on; None: there is none."""
+        found: Position | None = None
+        consumer.assign([confluent_kafka.TopicPartition(self._positions, 0, offset)])
+        while True:
+            message = consumer.poll(TIMEOUT_S)
+            if message is None:
+                raise StorageError(f"Kafka: topic {self._positions} is not read within {TIMEOUT_S:g} s")
+            error = message.error()
+            if error is not None and error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                return found
+            if error is not None:
+                raise confluent_kafka.KafkaException(error)
+            if message.key() == self._context.name.encode():
+                stored = json.loads(message.value() or b"{}")
+                found = Position(stored["answer_id"], stored["late"])
 
     def _send(self, topic: str, key: str, value: str | None) -> None:
         assert self._producer is not None
@@ -228,17 +216,3 @@ def _rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
 
 def _json(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else plain(value)
-
-
-class KafkaKind:
-    """The kind `kafka`."""
-
-    name = "kafka"
-    config = KafkaSinkConfig
-
-    def sink(self, options: KafkaSinkConfig, context: SinkContext) -> KafkaSink:
-        """See `center.sinks.base.SinkKind`."""
-        return KafkaSink(options, context)
-
-
-KIND = KafkaKind()

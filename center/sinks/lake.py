@@ -17,12 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import Field
 
 from center.serving.cells import list_texts
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
 from edgewater.model.errors import StorageError
-from edgewater.runtime.configuration import Secret, Section
 from edgewater.wire import QueryRef
 
 DAY = "day"
@@ -116,13 +114,6 @@ def _rows(answers: Sequence[SinkAnswer], schema: pa.Schema) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-class ParquetConfig(Section):
-    """The keys of a sink of the kind `parquet`."""
-
-    path: Path
-    """Directory: ``{query}_v{version}/day={day}/answers-{first}-{last}.parquet`` with ids of answers."""
-
-
 class ParquetFiles:
     """The files of one query. A file is complete as soon as it has its name."""
 
@@ -165,28 +156,6 @@ class ParquetFiles:
             raise StorageError(f"{directory / name}: {exc.strerror}") from exc
 
 
-class ParquetKind:
-    """The kind `parquet`."""
-
-    name = "parquet"
-    config = ParquetConfig
-    min_phase = "final"
-    batch_ms = 300_000
-
-    def sink(self, options: ParquetConfig, context: SinkContext) -> LakeSink:
-        """See `center.sinks.base.SinkKind`."""
-        return LakeSink(lambda query, _: ParquetFiles(options.path / _table_name(query.ref)), context)
-
-
-class DeltaConfig(Section):
-    """The keys of a sink of the kind `delta`."""
-
-    path: str = Field(min_length=1)
-    """Directory or URL, such as ``s3://bucket/answers``; a table per query and version is below it."""
-    options: dict[str, Secret] = {}
-    """Options of the storage, such as ``AWS_ACCESS_KEY_ID``."""
-
-
 class DeltaAnswers:
     """A table of Delta Lake. The transaction of the sink's name has the id of the last answer."""
 
@@ -209,36 +178,6 @@ class DeltaAnswers:
 
         commit = CommitProperties(app_transactions=[Transaction(self._app, last)])
         write_deltalake(self._table, rows, mode="append", schema_mode="merge", commit_properties=commit)
-
-
-class DeltaKind:
-    """The kind `delta`."""
-
-    name = "delta"
-    config = DeltaConfig
-    min_phase = "final"
-    batch_ms = 300_000
-
-    def sink(self, options: DeltaConfig, context: SinkContext) -> LakeSink:
-        """See `center.sinks.base.SinkKind`."""
-        storage = {name: value.get_secret_value() for name, value in options.options.items()}
-
-        def table(query: SinkQuery, schema: pa.Schema) -> DeltaAnswers:
-            uri = f"{options.path.rstrip('/')}/{_table_name(query.ref)}"
-            return DeltaAnswers(uri, schema, f"edgewater sink {context.name}", storage)
-
-        return LakeSink(table, context)
-
-
-class IcebergConfig(Section):
-    """The keys of a sink of the kind `iceberg`."""
-
-    catalog: dict[str, Secret] = Field(min_length=1)
-    """Properties of PyIceberg's catalog: ``{type: rest, uri: …}``, or ``{type: sql, uri: …, warehouse: …}``."""
-    name: str = "edgewater"
-    """The name of the catalog. Readers of an SQL catalog use the same one."""
-    namespace: str = Field(default="edgewater", pattern=r"^[a-z][a-z0-9_]*$")
-    """The namespace of the tables. It is created if it is missing."""
 
 
 class IcebergAnswers:
@@ -270,32 +209,6 @@ class IcebergAnswers:
         self._table.append(rows, snapshot_properties={self._property: str(last)})
 
 
-class IcebergKind:
-    """The kind `iceberg`."""
-
-    name = "iceberg"
-    config = IcebergConfig
-    min_phase = "final"
-    batch_ms = 300_000
-
-    def sink(self, options: IcebergConfig, context: SinkContext) -> LakeSink:
-        """See `center.sinks.base.SinkKind`."""
-        properties = {name: value.get_secret_value() for name, value in options.catalog.items()}
-        catalogs: list[Any] = []
-
-        def table(query: SinkQuery, schema: pa.Schema) -> IcebergAnswers:
-            from pyiceberg.catalog import load_catalog
-
-            if not catalogs:
-                catalogs.append(load_catalog(options.name, **properties))
-                catalogs[0].create_namespace_if_not_exists(options.namespace)
-            return IcebergAnswers(catalogs[0], (options.namespace, _table_name(query.ref)), schema, context.name)
-
-        return LakeSink(table, context)
-
-
-def _table_name(ref: QueryRef) -> str:
+def table_name(ref: QueryRef) -> str:
+    """Returns the name of the table, or directory, of a query."""
     return f"{ref.name}_v{ref.version}"
-
-
-PARQUET, DELTA, ICEBERG = ParquetKind(), DeltaKind(), IcebergKind()

@@ -13,11 +13,10 @@ import cramjam
 import httpx
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
 
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
+from center.sinks.kinds import RemoteWriteConfig
 from edgewater.model.errors import StorageError
-from edgewater.runtime.configuration import Secret, Section
 from edgewater.wire import remote_write_pb2 as pb
 
 TIMEOUT_S = 30.0
@@ -29,17 +28,6 @@ HEADERS = {
     "Content-Type": "application/x-protobuf", "Content-Encoding": "snappy",
     "X-Prometheus-Remote-Write-Version": "0.1.0",
 }  # fmt: skip
-
-
-class RemoteWriteConfig(Section):
-    """The keys of a sink of the kind `remote_write`."""
-
-    url: str = Field(pattern=r"^https?://\S+$")
-    """Such as ``http://127.0.0.1:9090/api/v1/write``."""
-    token: Secret | None = None
-    """A bearer token."""
-    labels: dict[str, str] = {}
-    """Labels of each series."""
 
 
 class RemoteWriteSink:
@@ -118,19 +106,3 @@ def _name(text: str) -> str:
 
 def _text(value: object) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-class RemoteWriteKind:
-    """The kind `remote_write`."""
-
-    name = "remote_write"
-    config = RemoteWriteConfig
-    min_phase = "final"
-    begin = "now"
-
-    def sink(self, options: RemoteWriteConfig, context: SinkContext) -> RemoteWriteSink:
-        """See `center.sinks.base.SinkKind`."""
-        return RemoteWriteSink(options, context)
-
-
-KIND = RemoteWriteKind()

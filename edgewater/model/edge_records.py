@@ -1,4 +1,4 @@
-"""What the center knows of edges: identity, streams, progress, and what they report about queries and files."""
+"""Edges as the center knows them: identity, streams, progress, and their reports about queries and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StreamRecord:
     """A stream as one edge serves it.
 
     Attributes:
-        deliveries: each delivery of its sources but exactly-once, sorted.
+        deliveries: the deliveries of its sources except exactly-once, sorted.
         queries: patterns of the names of the queries that the edge may answer (`fnmatch`); None: all.
         constants: columns that have one value in all records of the stream at this edge.
     """
@@ -45,7 +45,7 @@ class EdgeRecord:
     """An edge, as its last Hello and heartbeat described it.
 
     Attributes:
-        connected: a gateway holds a session with it. It stays set when that gateway dies: use `reachable`.
+        connected: a gateway has a session with it. It stays set when that gateway dies: use `reachable`.
         watermarks: event time per stream before which the edge expects no more records; `MAX_TIME_MS` for
             a stream that has ended.
         records: records accepted per stream since the incarnation began.
@@ -55,13 +55,13 @@ class EdgeRecord:
         clock_offset_ms: the edge's wall clock less the center's.
         retired: declared gone for good; answers no longer wait for it.
         incarnations: number of incarnations seen.
-        state_lost_at_ms: wall time at which the center last noticed that the edge's state was lost: a new incarnation
-            took the place of another one, or frames were lost on both sides. What the edge had accepted by then and
-            not shipped is unknown. None: never.
-        former_streams: streams that it served before: frames of them may still come from its journal.
-        last_seen_ms: wall time at which it was heard from, or later: a gateway of many sessions writes some of the
-            heartbeats of each second, and at once only that an edge has fallen silent or has come back.
-        heard_by_ms: wall time of the last sign of the gateway that hears from it; None: none does.
+        state_lost_at_ms: wall time at which the center last noticed that the edge's state was lost; None: never. A new
+            incarnation took the place of another one, or frames were lost on both sides. The records that the edge had
+            accepted by then and not shipped are unknown.
+        former_streams: streams that it served before. Frames of them may still come from its journal.
+        last_seen_ms: wall time of the last message from the edge, or later. A gateway with many sessions does not write
+            each heartbeat. It writes at once that an edge has fallen silent or has come back.
+        heard_by_ms: wall time of the last sign of life of the gateway that has the session; None: no gateway has one.
     """
 
     edge: EdgeId
@@ -101,11 +101,11 @@ class EdgeRecord:
 
 @dataclass(frozen=True, slots=True)
 class StateDigest:
-    """The state of an edge as its Hello states it, for a comparison with what the center has stored.
+    """The state of an edge according to its Hello. The center compares it with its own records.
 
     Attributes:
         runs: numbers of the processes that have run on the state, the oldest first; empty: the edge does not say.
-        records: durable records by stream; without the streams whose records cannot be compared.
+        records: durable records by stream. Streams whose records cannot be compared are left out.
         checksums: CRC32C of frames that are not acknowledged, by seq.
     """
 
@@ -156,15 +156,15 @@ class QueryStatusRecord:
 
 @dataclass(frozen=True, slots=True)
 class QueryDelayRecord:
-    """How a query stands at an edge, as the edge reports it.
+    """The delay of a query at an edge that schedules it, as the edge reports it.
 
     Attributes:
         mean_ms: mean delay of the watermark that sweeps a window, from the window's end; 0: unknown.
         latest_ms: the delay that 95 % of them do not exceed; 0: unknown.
         queued_ms: estimated processing time of the queued records.
-        late_ms: time since the first watermark came that the query has not processed; 0: there is none.
-        refused: values of the report that no edge can mean; they count as 0.
-        reported_at_ms: by the center's clock.
+        late_ms: time since the arrival of the first watermark that the query has not processed; 0: there is none.
+        refused: number of values outside the range that an edge can report; they count as 0.
+        reported_at_ms: wall time at the center.
     """
 
     query: QueryRef
@@ -191,9 +191,9 @@ class InputRecord:
 
 
 def expected_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> list[EdgeId]:
-    """The edges that a query waits for, sorted: those that it names, or all that serve its stream and are not retired.
+    """Returns the edges that a query waits for, sorted: the edges that it names, or the edges that serve its stream.
 
-    A query that names an edge waits for it even if it is retired.
+    Retired edges are left out, unless the query names them.
     """
     if spec.edges is not None:
         return sorted(EdgeId(e) for e in spec.edges)
@@ -201,9 +201,9 @@ def expected_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> list[EdgeId]
 
 
 def contributes(spec: QuerySpec, edge: EdgeRecord) -> bool:
-    """Whether frames of an edge count in a query: of every edge that the query waits for, or has waited for.
+    """Whether frames of an edge count in a query: the query waits for the edge, or has waited for it.
 
-    So an edge may be retired, or have ceased to serve the stream: what it built before still comes.
+    The edge may be retired, or no longer serve the stream: frames that it built before still come.
     """
     named = spec.edges is None or edge.edge in spec.edges
     return named and any(s.answers(spec) for s in (*edge.streams, *edge.former_streams))
@@ -212,10 +212,12 @@ def contributes(spec: QuerySpec, edge: EdgeRecord) -> bool:
 def require_consistent_schema(
     edge: EdgeId, streams: Iterable[StreamRecord], others: Sequence[tuple[EdgeId, Sequence[StreamRecord]]]
 ) -> None:
-    """Checks that columns of streams without declared ones have one type at all edges. Some edges may lack a column.
+    """Checks that each column of a stream has one type at all edges. Some edges may lack a column.
+
+    It is called for streams without declared columns.
 
     Args:
-        others: other edges that are not retired, each with its streams; one of those with equal streams suffices.
+        others: other edges that are not retired, each with its streams. Of edges with equal streams, one suffices.
 
     Raises:
         ProtocolError: names the column, both types and both edges.

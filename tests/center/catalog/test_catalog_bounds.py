@@ -83,7 +83,8 @@ def test_a_catalog_of_an_earlier_release_gets_the_column_of_queries(catalog: Cat
         connection.exec_driver_sql("ALTER TABLE alarms DROP COLUMN query")
     again = Catalog(url)
     again.alarms.add("frames-lost", "frames 3 to 4", JFK, 2, "miles@1")
-    assert [(a.message, a.query) for a in again.alarms.latest()] == [("frames 3 to 4", "miles@1"), ("frames 1 to 2", "")]
+    listed = [(a.message, a.query) for a in again.alarms.latest()]
+    assert listed == [("frames 3 to 4", "miles@1"), ("frames 1 to 2", "")]
     again.close()
 
 

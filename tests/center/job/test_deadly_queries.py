@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import delete, insert
 
-from center.catalog import Catalog, quarantine
+from center.catalog import Catalog, quarantine, schema
 from center.job import examination
 from center.job.job import Job, JobConfig
 from center.results import schema as t
@@ -167,7 +167,7 @@ def test_deaths_that_are_far_apart_and_deleted_queries_count_for_nothing(world: 
     die_of(world, "gone@7")
     assert world.catalog.quarantine.queries() == {}
     with write_transaction(world.catalog._engine) as connection:
-        assert connection.execute(delete(quarantine.t.suspensions)).rowcount == 1
+        assert connection.execute(delete(schema.suspensions)).rowcount == 1
 
 
 def test_what_a_dead_process_leaves_is_taken_once_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:

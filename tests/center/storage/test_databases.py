@@ -71,7 +71,7 @@ def test_positions_are_seen_in_order_and_without_gaps_whoever_commits_and_whoeve
         sending = [pool.submit(send, number) for number in range(gateways)]
         while seen[-1] < gateways * batches * size:
             last = reader.frames.last_positions()["miles@1"]
-            entries = reader.frames("miles@1", 0, last)
+            entries = reader.frames.entries("miles@1", 0, last)
             assert [e.position for e in entries] == list(range(1, last + 1))
             seen.append(last)
             if all(s.done() for s in sending):
@@ -142,7 +142,7 @@ def test_a_catalog_of_an_older_release_gets_the_columns_that_it_lacks(open_catal
     engine.dispose()
     newer = open_catalog()
     index(newer, [replace(frame(ref, 1), plain_bytes=5_000)])
-    old, new = newer.frames("miles@1", 0, 9)
+    old, new = newer.frames.entries("miles@1", 0, 9)
     assert (old.seq, old.plain_bytes, new.seq, new.plain_bytes) == (0, 100, 1, 5_000)
 
 

@@ -108,7 +108,7 @@ def test_a_server_killed_in_mid_transaction_costs_time_and_nothing_else(
     assert sleeper.version() == version
     assert bystander.frames.last_positions() == {"miles@1": 1}
     assert catalog.frames.index([frame(ref, 0), frame(ref, 1)]) == [IndexOutcome.DUPLICATE, IndexOutcome.NEW]
-    assert [e.seq for e in bystander.frames("miles@1", 0, 9)] == [0, 1]
+    assert [e.seq for e in bystander.frames.entries("miles@1", 0, 9)] == [0, 1]
 
 
 @pytest.mark.parametrize("moment", ["INSERT INTO deltas", "INSERT INTO answers", "INSERT INTO consumed"])
