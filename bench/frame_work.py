@@ -146,9 +146,10 @@ class Center:
         began_s = time.process_time()
         checked = FrameCheck(self.query, COLUMNS).check(frame, NOW_MS)
         check_s = time.process_time() - began_s
-        (location,) = self.log.append([StoredFrame(self.edge, "i", checked.frame)])
+        (location,) = self.log.append([StoredFrame(self.ref, self.edge, "i", self._seq, checked.partials)])
         size = frame.wire_bytes, NOW_MS, location, frame.raw_bytes, checked.work
-        self.catalog.frames.index([UnindexedFrame(self.ref, self.edge, "i", self._seq, frame.crc32c, *size)])
+        row = UnindexedFrame(self.ref, self.edge, "i", self._seq, frame.crc32c, *size, facts=checked.facts)
+        self.catalog.frames.index([row])
         self._seq += 1
         return frame, checked, check_s
 

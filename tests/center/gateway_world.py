@@ -106,7 +106,7 @@ class WatchedLog(FrameLog):
 
     def append(self, frames: Sequence[StoredFrame]) -> list[FrameLocation]:
         locations = super().append(frames)
-        self.durable += [(f.edge, f.frame.seq) for f in frames]
+        self.durable += [(f.edge, f.seq) for f in frames]
         return locations
 
 

@@ -12,6 +12,7 @@ import pytest
 from edgewater.wire import Frame, FrameBody, InputLoss, Partial, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, on_a_loop, spec
+from tests.center.kept_frames import stored_body
 from tests.edge.uplink_world import Agent, running, uplink
 
 OTHERS = QueryRef("others", 1)
@@ -109,7 +110,7 @@ async def test_of_frames_in_one_message_a_bad_one_costs_only_its_query(tmp_path:
             assert c.entries() == [("jfk", 0), ("jfk", 5)]
             assert c.entries("others@1") == [] and c.entries("fourth@1") == [("jfk", 4)]
             (third,) = c.catalog.frames.entries("third@1", 0, 1)
-            (loss,) = c.log.read(third.segment, third.offset, third.length).frame.unpack().losses
+            (loss,) = stored_body(c.catalog, c.log, third).losses
             assert loss.reason == "partial-refused"
 
 

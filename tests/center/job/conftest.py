@@ -14,6 +14,7 @@ import pytest
 from center.catalog import Catalog, UnindexedFrame
 from center.ledger import Phase
 from center.results import ResultStore
+from center.storage.frame_facts import split_body
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.guard.frame_work import PER_CLOSE, PER_MEASURE, PER_PARTIAL
 from edgewater.model.edge_records import StreamRecord
@@ -92,10 +93,21 @@ class World:
         seq = self._next_seq[edge]
         self._next_seq[edge] += 1
         frame = Frame.pack(seq, ref, body)
-        (location,) = self.log.append([StoredFrame(edge, "i1", frame)])
+        partials, facts = split_body(body)
+        (location,) = self.log.append([StoredFrame(ref, edge, "i1", seq, partials)])
         work = len(body.partials) * (PER_PARTIAL + PER_MEASURE) + len(body.closes) * PER_CLOSE
         row = UnindexedFrame(
-            ref, edge, "i1", seq, frame.crc32c, frame.wire_bytes, self.now, location, frame.raw_bytes, work
+            ref,
+            edge,
+            "i1",
+            seq,
+            frame.crc32c,
+            frame.wire_bytes,
+            self.now,
+            location,
+            frame.raw_bytes,
+            work,
+            facts=facts,
         )
         (outcome,) = self.catalog.frames.index([row])
         assert outcome.acknowledged
