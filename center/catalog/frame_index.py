@@ -224,7 +224,9 @@ class FrameIndex:
         ]
         with self._transactions.read() as connection:
             for row in _in_ranges(connection, asked, _FACTS):
-                facts[f"{row.name}@{row.version}"][row.position] = FrameFacts(*row[2:])
+                facts[f"{row.name}@{row.version}"][row.position] = FrameFacts(
+                    row.position, EdgeId(row.edge), row.incarnation, row.wire_bytes, row.received_at_ms, row.facts
+                )
         return facts
 
     def lagging_queries(self, before_ms: int) -> frozenset[QueryRef]:
