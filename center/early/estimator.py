@@ -155,7 +155,7 @@ class EarlyAnswerEstimator:
     # Input
 
     def apply(self, change: Change) -> None:
-        """Applies a change and appends it to `log`. No other method modifies the logged state."""
+        """Applies a change and appends it to `log`. Only `add_report` modifies the logged state too, as this does."""
         kind, *arguments = change
         handlers: dict[str, Callable[..., None]] = {
             "expect": self._expect, "report": self._add_report, "advance": self._advance, "wait": self._wait,
@@ -179,8 +179,10 @@ class EarlyAnswerEstimator:
         Raises:
             SynopsisError: the statistics cannot be read; nothing is changed.
         """
-        encoded = _to_base64(substreams)
-        self.apply(["report", edge, through_ms, encoded, int(reason), unread, self._resumes(edge, through_ms)])
+        states = list(substreams)
+        facts = int(reason), unread, self._resumes(edge, through_ms)
+        self._receive(edge, through_ms, states, *facts)
+        self.log.append(["report", edge, through_ms, _to_base64(states), *facts])
 
     def _resumes(self, name: str, through_ms: int) -> bool:
         """Whether a report ends a silence that is no habit of the edge: it may have been down, and read nothing."""
@@ -496,6 +498,11 @@ class EarlyAnswerEstimator:
     def _add_report(
         self, edge: str, through_ms: int, substreams: Sequence[str], reason: int, unread: bool, resumed: bool = False
     ) -> None:
+        self._receive(edge, through_ms, _from_base64(substreams), reason, unread, resumed)
+
+    def _receive(
+        self, edge: str, through_ms: int, substreams: Sequence[bytes], reason: int, unread: bool, resumed: bool
+    ) -> None:
         report = EdgeReport(self.schedule.slot_at(through_ms), self._decode(substreams), unread)
         if edge in self._edges:
             reports, state = self._edges[edge].reports, self._edges[edge]
@@ -526,9 +533,9 @@ class EarlyAnswerEstimator:
                     self._groups.undeclare()
                 self._exceeding[name] = self._exceeding.get(name, 0) + count
 
-    def _decode(self, substreams: Sequence[str]) -> list[SubstreamStatistics | GroupedSubstream]:
+    def _decode(self, substreams: Iterable[bytes]) -> list[SubstreamStatistics | GroupedSubstream]:
         kind = SubstreamStatistics if self.accuracy.scope is None else GroupedSubstream
-        return [kind.from_state(base64.b64decode(s), self.schedule.grid) for s in substreams]
+        return [kind.from_state(s, self.schedule.grid) for s in substreams]
 
     def _advance(self, target: int, reporting: Sequence[str]) -> None:
         if self._slot is None or target - self._slot > MAX_LEAP_LAGS * self.schedule.grid.lags:
@@ -680,7 +687,9 @@ class EarlyAnswerEstimator:
 
     def _edge_from_list(self, values: Sequence[Any]) -> _Edge:
         reports, *rest = values
-        return _Edge([EdgeReport(slot, self._decode(each), unread) for slot, each, unread in reports], *rest)
+        return _Edge(
+            [EdgeReport(slot, self._decode(_from_base64(each)), unread) for slot, each, unread in reports], *rest
+        )
 
 
 def _contains(prediction: GroupPrediction, truth: float) -> bool:
@@ -698,3 +707,7 @@ def _error_ratio(prediction: GroupPrediction, truth: float, widening: float) -> 
 
 def _to_base64(states: Iterable[bytes]) -> list[str]:
     return [base64.b64encode(state).decode() for state in states]
+
+
+def _from_base64(texts: Iterable[str]) -> list[bytes]:
+    return [base64.b64decode(text) for text in texts]

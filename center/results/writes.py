@@ -453,13 +453,12 @@ def _bounded(spans: Sequence[_Span], held: Mapping[int, int]) -> Iterator[list[_
 def _merged(found: Sequence[Delta]) -> tuple[bytes | None, int]:
     """The merge of a query's deltas (None: there are none), and their bytes. Raises DeltasRefused, QueryFailed.
 
-    A task has decoded each delta before (`merge_rows`), so that of a single one only the checksum and the structure are
-    checked.
+    A task has decoded each delta before (`merge_rows`), so of a single one only the checksum is verified.
     """
     size = sum(len(d.synopsis) for d in found)
     try:
         if len(found) == 1:
-            codec.unseal(found[0].synopsis)
+            codec.require_intact(found[0].synopsis)
             return found[0].synopsis, size
         return GroupedAggregate.merge_bytes([d.synopsis for d in found]) if found else None, size
     except MemoryError as exc:  # it says nothing about a single one of them
