@@ -105,7 +105,7 @@ async def _measure(directory: Path, rounds: int) -> dict[str, Any]:
         name = f"again{number}"
         again = QueryRef(name, 1), QuerySpec.from_mapping({**SPEC, "name": name, "since": "beginning"})
         agent.durable.handle(Configured((*queries, again)))
-        beside += await _push_all(agent, lambda: not agent.durable.backfills)
+        beside += await _push_all(agent, lambda: not agent.durable.state.backfills)
         seconds.append(time.monotonic() - began_s)
         until_s = time.monotonic() + seconds[-1]
         without += await _push_all(agent, lambda until_s=until_s: time.monotonic() >= until_s)

@@ -26,6 +26,7 @@ from bench.first_light.edge_rates import COLUMNS, START_MS, access_log
 from edge.core import BudgetSet, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
 from edge.durability import durable_core as durable
+from edge.durability.event_records import PULL, payload_record, pull_record
 from edge.durability.journal import Record
 from edge.records import Position
 from edgewater.model.query import QuerySpec
@@ -55,7 +56,7 @@ def _with_groups(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
 
 def _shortened(pull: PullEvent, built: Sequence[FrameBuilt], extra: Callable[[Frame], bytes]) -> Record:
     head = {"capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows)}
-    record = durable._json(durable.PULL_FRAMES, head)
+    record = Record(PULL, json.dumps(head).encode())
     if not built:
         return record
     return Record(record.kind, record.payload + bytes(12) + b"".join(extra(b.frame) for b in built))
@@ -72,7 +73,7 @@ def _groups(frame: Frame) -> bytes:
 
 
 VARIANTS: dict[str, PullRecorder] = {
-    "checksum": _with_checksum, "groups": _with_groups, "frame": durable._pull_record,
+    "checksum": _with_checksum, "groups": _with_groups, "frame": pull_record,
 }  # fmt: skip
 
 
@@ -125,15 +126,14 @@ def journal_cell(name: str, seconds: int) -> dict[str, Any]:
     groups, capacity, window, share = CASES[name]
     source = LogSource(groups, seconds)
     waits: dict[str, list[float]] = {v: [] for v in VARIANTS}
-    pushed = durable._payload_record(Ingested("access", "file", source.batches[0], START_MS), None, None, None)
+    pushed = payload_record(Ingested("access", "file", source.batches[0], START_MS), None, None, None)
     row: dict[str, Any] = {"case": name, "groups": groups, "pushed_records_b_s": len(pushed.payload)}
-    real = durable._pull_record
     for _ in range(REPEATS):
         for variant, record in VARIANTS.items():
             with tempfile.TemporaryDirectory() as directory:
-                durable._pull_record = record
+                durable.pull_record = record
                 found = run(Path(directory), source, capacity, window, share)
-                durable._pull_record = real
+                durable.pull_record = pull_record
                 waits[variant].append(found["sync_ms_p50"])
                 row[f"{variant}_journal_b_s"] = round(found["journal_bytes"] / seconds)
                 if variant == "frame":

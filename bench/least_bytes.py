@@ -126,10 +126,10 @@ class Allocation:
         for _ in range(4):  # reduce, confirm, grow, confirm
             for edge, run, meter in zip(self._ids, runs, self._meters, strict=True):
                 pipeline = run.core.queries[run.ref]
-                meter.update(pipeline.drift, pipeline.progress.through_ms)
-                version, last = pipeline.schedule.version, pipeline.schedule.last
+                meter.update(pipeline.shipper.drift, pipeline.through_ms)
+                version, last = pipeline.store.schedule.version, pipeline.store.schedule.last
                 shares = last.shares if version else {}  # the first ones are the simulator's
-                report = BudgetReport(version, shares, last.from_ms, pipeline.progress.entry_bytes, dict(meter.per_s))
+                report = BudgetReport(version, shares, last.from_ms, pipeline.shipper.entry_bytes, dict(meter.per_s))
                 assert self._allocator.handle(ShareReported(edge, report, now_ms)) == []
             self._allocator.handle(RebalanceEvent(now_ms, 1 << 50))
             for edge, grant in self._allocator.grants().items():

@@ -220,8 +220,8 @@ class SamplingRun:
 
     def _frames(self, now: int) -> list[Frame]:
         frames: list[Frame] = []
-        while (due := self.core.next_pull_ms(1e9, now)) is not None and due <= now:
-            effects = self._edge(PullEvent(1 << 18, self.core.drain_windows(1e9, now)))
+        while (due := self.core.pulls.next_pull_ms(1e9, now)) is not None and due <= now:
+            effects = self._edge(PullEvent(1 << 18, self.core.pulls.drain_windows(1e9, now)))
             built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
             if not built:
                 break

@@ -160,10 +160,10 @@ def _ship(core: EdgeCore) -> list[tuple[int, dict[int, Mapping[str, float]]]]:
 
 def _report(allocator: BudgetAllocator, edge: EdgeId, core: EdgeCore, meter: DriftRates, now_ms: int) -> None:
     pipeline = core.queries[REF]
-    meter.update(pipeline.drift, pipeline.progress.through_ms)
-    last = pipeline.schedule.last
+    meter.update(pipeline.shipper.drift, pipeline.through_ms)
+    last = pipeline.store.schedule.last
     report = BudgetReport(
-        pipeline.schedule.version, last.shares, last.from_ms, pipeline.progress.entry_bytes, dict(meter.per_s)
+        pipeline.store.schedule.version, last.shares, last.from_ms, pipeline.shipper.entry_bytes, dict(meter.per_s)
     )
     assert allocator.handle(ShareReported(edge, report, now_ms + 1)) == []
 

@@ -25,7 +25,7 @@ ROLES: tuple[Role, ...] = ("reader", "editor", "admin")
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class RoleGrant:
     """A role on the queries that match one of the patterns; None: on everything, also on what belongs to no query.
 
     Attributes:
@@ -62,7 +62,7 @@ class Principal:
     """A person or a program that uses the API."""
 
     name: str
-    grants: tuple[Grant, ...]
+    grants: tuple[RoleGrant, ...]
 
     def may(self, role: Role, query: str | None) -> bool:
         """Whether it has the role on a query; None: on everything."""
@@ -84,7 +84,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-ANYONE = Principal("anyone", (Grant("admin"),))
+ANYONE = Principal("anyone", (RoleGrant("admin"),))
 """Everyone, where no credentials are configured. Limits per principal are not for it."""
 
 
@@ -101,8 +101,8 @@ class GrantEntry(Section):
     """Patterns of the columns that new queries may read. None: all columns of these streams."""
 
     @property
-    def grant(self) -> Grant:
-        return Grant(self.role, self.queries, self.streams, self.columns)
+    def grant(self) -> RoleGrant:
+        return RoleGrant(self.role, self.queries, self.streams, self.columns)
 
 
 class PrincipalEntry(GrantEntry):

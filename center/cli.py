@@ -343,22 +343,20 @@ def _progress(line: str) -> None:
 
 @center.group()
 def quarantine() -> None:
-    """What is set aside: frames that the job could not apply, and queries of which it died.
+    """Frames and queries that the job has set aside.
 
-    Such a frame failed alone, twice. It counts as lost input of its edge, so that the windows that may lack it say
-    so; its bytes are kept. The commands use the catalog and the frame log of the configuration; the center may run.
+    A quarantined frame failed alone, twice. It counts as lost input of its edge, and the windows that may lack it state
+    this. Its bytes are kept. A query that is set aside gets no answers, its frames are kept, and the other queries go
+    on. It is paused if its frames cannot be applied: the job tries it again at its next start. It is quarantined if the
+    job died of it again and again, and so did a process that tried it.
+
+    The commands use the catalog and the frame log of the configuration. The center may run.
 
     \b
       edgewater center quarantine ls
       edgewater center quarantine show flights@1 17
       edgewater center quarantine retry flights@1 17
-
-    A query is set aside when the job died while it worked on it, again and again, and so did a process that tried it.
-    Its frames are kept, it gets no answers, and the other queries go on.
-
-    \b
-      edgewater center quarantine queries
-      edgewater center quarantine resume flights
+      edgewater center quarantine retry flights
     """
 
 
@@ -370,13 +368,15 @@ def _of_frame(command: Callable[..., Any]) -> Callable[..., Any]:
 @configured
 @_json
 def quarantine_ls(config: CenterConfig, as_json: bool) -> None:
-    """List the frames, the latest first."""
+    """List the frames, the latest first, and the queries."""
     from center.ops.quarantine import Quarantine
 
-    with Quarantine(config) as frames:
-        listed = frames.list()
-    lines = [f"{f['query']} {f['position']}  {f['edge']}  {f['quarantined_at']}  {f['reason']}" for f in listed]
-    _print(as_json, {"frames": listed}, "\n".join(lines) if lines else "no frame is in quarantine")
+    with Quarantine(config) as quarantine:
+        frames, queries = quarantine.frames(), quarantine.queries()
+    lines = [f"{f['query']} {f['position']}  {f['edge']}  {f['quarantined_at']}  {f['reason']}" for f in frames]
+    lines += [f"{q['query']}  {q['state']}  {q['since']}  {q['reason']}" for q in queries]
+    text = "\n".join(lines) if lines else "no frame and no query is set aside"
+    _print(as_json, {"frames": frames, "queries": queries}, text)
 
 
 @quarantine.command("show")
@@ -389,25 +389,34 @@ def quarantine_show(config: CenterConfig, query: str, position: int, as_json: bo
     """
     from center.ops.quarantine import Quarantine
 
-    with Quarantine(config) as frames:
-        shown = frames.show(query, position)
+    with Quarantine(config) as quarantine:
+        shown = quarantine.show(query, position)
     _print(as_json, shown, json.dumps(shown, indent=2))
 
 
 @quarantine.command("retry")
 @configured
-@_of_frame
-def quarantine_retry(config: CenterConfig, query: str, position: int, as_json: bool) -> None:
-    """Let the job apply a frame once more, as new data, such as after an upgrade.
+@click.argument("query")
+@click.argument("position", type=click.IntRange(1), required=False)
+@_json
+def quarantine_retry(config: CenterConfig, query: str, position: int | None, as_json: bool) -> None:
+    """Let the job try a frame or a query once more, such as after an upgrade.
 
-    It gets the query's next position; if it fails again it is back in quarantine under that. What it has for windows
-    that are final by then is counted on them (`after_final`), as of any late frame. Windows that it was stated to be
-    lost to keep saying so.
+    With POSITION: a frame of QUERY, which is name@version. The job applies it as new data, at the query's next
+    position. If it fails again, it is in quarantine under that position. Its records for windows that are final by then
+    are counted on these windows (`after_final`). Windows that have stated its loss go on stating it.
+
+    Without POSITION: QUERY is the name of a query that is set aside. The job tries it within seconds, with all its
+    frames. If the job dies of it again, twice within an hour, it is quarantined again. To give it up, delete it.
     """
     from center.ops.quarantine import Quarantine
 
-    with Quarantine(config) as frames:
-        at = frames.retry(query, position)
+    with Quarantine(config) as quarantine:
+        if position is None:
+            quarantine.retry_query(query)
+            _print(as_json, {"query": query}, f"query {query} is tried again")
+            return
+        at = quarantine.retry_frame(query, position)
     _print(as_json, {"query": query, "position": at}, f"{query} {position} is applied again, at position {at}")
 
 
@@ -418,35 +427,6 @@ def quarantine_drop(config: CenterConfig, query: str, position: int, as_json: bo
     """Give up a frame and its bytes for good."""
     from center.ops.quarantine import Quarantine
 
-    with Quarantine(config) as frames:
-        frames.drop(query, position)
+    with Quarantine(config) as quarantine:
+        quarantine.drop_frame(query, position)
     _print(as_json, {"query": query, "position": position}, f"{query} {position} is dropped")
-
-
-@quarantine.command("queries")
-@configured
-@_json
-def quarantine_queries(config: CenterConfig, as_json: bool) -> None:
-    """List the queries that are set aside, because the job died of them."""
-    from center.ops.quarantine import Quarantine
-
-    with Quarantine(config) as held:
-        listed = held.suspended()
-    lines = [f"{q['query']}  {q['suspended_at']}  {q['reason']}" for q in listed]
-    _print(as_json, {"queries": listed}, "\n".join(lines) if lines else "no query is set aside")
-
-
-@quarantine.command("resume")
-@configured
-@click.argument("name")
-@_json
-def quarantine_resume(config: CenterConfig, name: str, as_json: bool) -> None:
-    """Let the job try a query again that is set aside: within seconds, with all its frames.
-
-    If the job dies of it again, twice within an hour, it is set aside again. To give it up, delete it.
-    """
-    from center.ops.quarantine import Quarantine
-
-    with Quarantine(config) as held:
-        held.resume(name)
-    _print(as_json, {"query": name}, f"query {name} is tried again")

@@ -57,7 +57,7 @@ class TlsSection(Section):
         return self
 
 
-OPEN_WINDOWS = 20_000
+DEFAULT_OPEN_WINDOWS = 20_000
 """The default of `gateway.open_windows`. The memory that an edge's configuration gives a query by default is enough for
 8,000 open slices."""
 
@@ -78,7 +78,7 @@ class GatewaySection(Section):
     """Memory in which the gateway decompresses what edges send, over all sessions. 0: edges compress frames alone."""
     work: Annotated[int, Field(ge=1_000)] = WORK_PER_S
     """Units of work per second of an edge's frames; more is delayed."""
-    open_windows: Annotated[int, Field(ge=1)] = OPEN_WINDOWS
+    open_windows: Annotated[int, Field(ge=1)] = DEFAULT_OPEN_WINDOWS
     """Windows of a query that an edge may keep open, besides the windows within the query's lateness. More are
     refused."""
     metrics: Address | None = None
@@ -255,7 +255,7 @@ class SparkSection(Section):
     """How many drivers lead at the same time, each a partition of the queries by their names; the same for all drivers
     of a center. `edgewater center run` starts so many. More than one is of use with PostgreSQL and several cores."""
     max_answer: Annotated[Size, Field(ge=1 << 20)] = 64 << 20
-    """Size of the slices that make one answer. A query beyond it is set aside. All others wait while it is answered,
+    """Size of the slices that make one answer. A query beyond it is paused. All others wait while it is answered,
     for about a second with the default."""
     conf: dict[str, str] = {}
     """Further properties of Spark."""

@@ -51,5 +51,5 @@ def _row(query: dict[str, Any]) -> tuple[str, ...]:
     return (
         query["query"], seconds(query["slack_ms"]), str(query["frames"]), seconds(query["late_ms"]),
         "" if query["cost_ms"] is None else str(query["cost_ms"]), *there, str(refused) if refused else "",
-        "suspended" if query["suspended"] else "",
+        query["set_aside"] or "",
     )  # fmt: skip

@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,13 +214,13 @@ class Agent:
         """Returns how each entry of ``sources`` stands."""
         streams = self.durable.core.streams
         return self.states.statuses(
-            self._failures(), self.durable.positions, lambda source: streams[source.stream].is_open(source.name)
+            self._failures(), self.durable.state.positions, lambda source: streams[source.stream].is_open(source.name)
         )
 
     def _endpoint(self) -> PushEndpoint:
         return push_endpoint(
-            self.config, self.accept, self.unavailable, now_ms,
-            self.meter.busy, self.meter.on_refused, self._count_refused, self.durable.series_of, self._count_skipped,
+            self.config, self.accept, self.unavailable, now_ms, self.meter.busy, self.meter.on_refused,
+            self._count_refused, self.durable.state.series_of, self._count_skipped,
             package_receivers(self.config, now_ms),
         )  # fmt: skip
 
@@ -242,11 +241,11 @@ class Agent:
             "queries": ("Number of queries.", len(core.queries)),
             "limited_queries": (
                 "Queries of which open windows take no more records, for lack of memory.",
-                sum(bool(p.full) for p in core.queries.values()),
+                sum(bool(p.store.full) for p in core.queries.values()),
             ),
             "cumulative_series": (
                 "Cumulative series whose last point is remembered.",
-                sum(map(len, self.durable.series.values())),
+                sum(map(len, self.durable.state.series.values())),
             ),
             "retired": ("1 once the center has retired this edge.", float(self.uplink.retired.is_set())),
             "backfill_records": (
@@ -296,7 +295,7 @@ class Agent:
             return Unavailable("; ".join(reasons), retry_after_s=1)
         if self._over_memory_limit():
             return Unavailable("the edge has reached limits.max_pending_bytes", retry_after_s=1)
-        if not self.worker.has_room.is_set():
+        if not self.worker.pace.has_room.is_set():
             return Unavailable("the queries of the edge have not processed earlier records yet", retry_after_s=1)
         return None
 
@@ -316,9 +315,9 @@ class Agent:
         if self.uplink.retired.is_set():
             raise Retired(RETIRED)
         arrival_ms, durable = now_ms(), self.durable
-        counted = None if chunk.push is None else durable.pushes.records_of(chunk.push, arrival_ms)
+        counted = None if chunk.push is None else durable.state.pushes.records_of(chunk.push, arrival_ms)
         if counted is not None:
-            durable.pushes.repeated += 1
+            durable.state.pushes.repeated += 1
             await self.commit.durable()  # the batch's first push may still wait for the journal
             return counted
         if stream in self.lookups:
@@ -328,8 +327,7 @@ class Agent:
         if chunk.batch.num_rows or chunk.rejected or chunk.series is not None:
             with self.meter.busy(chunk.source):
                 event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
-                append = partial(durable.ingest_payload, push=chunk.push, series=chunk.series)
-                queued = self.worker.ingest(event, append)
+                queued = self.worker.ingest_payload(event, push=chunk.push, series=chunk.series)
             if not queued:
                 self.outbox.changed.set()
             await self.commit.durable()
@@ -406,7 +404,7 @@ class Agent:
         log.info("source %s of stream %s has ended", source.name, source.stream)
 
     async def _read_until_end(self, source: Source) -> None:
-        async for chunk in _contained(source.chunks(self.durable.positions.get(source.name))):
+        async for chunk in _contained(source.chunks(self.durable.state.positions.get(source.name))):
             self._end_failure(source.name)
             self.tap.offer(source.stream, chunk)
             self.states.count(source.name, chunk)
@@ -419,11 +417,11 @@ class Agent:
                 self.durable.handle(InputLost(source.stream, source.name, reason, event.arrival_ms))
             queued = False
             if source.replayable and chunk.end is not None and not chunk.keep:
-                append = partial(self.durable.ingest_range, start=chunk.start, end=chunk.end)
-                queued = self.worker.ingest(event, append, is_full_read=chunk.is_full_read)
+                full = chunk.is_full_read
+                queued = self.worker.ingest_range(event, chunk.start, chunk.end, is_full_read=full)
             elif chunk.batch.num_rows or rejected or chunk.keep:
                 end = chunk.end if chunk.keep else None
-                queued = self.worker.ingest(event, partial(self.durable.ingest_payload, end=end))
+                queued = self.worker.ingest_payload(event, end=end)
                 if end is not None:
                     self._uncommitted[source.name] = end
                     self._unsynced.set()
@@ -451,7 +449,7 @@ class Agent:
                 unsynced_bytes = MAX_UNSYNCED_BYTES if repeatable else MAX_UNSYNCED_UNREPEATABLE_BYTES
                 if self.durable.unsynced_bytes > unsynced_bytes or self.commit.failure is not None:
                     await self.commit.durable()
-                await self.worker.may_read.wait()
+                await self.worker.pace.may_read.wait()
                 while self._over_memory_limit():
                     await asyncio.sleep(BACKPRESSURE_POLL_S)
             await asyncio.sleep(0)
@@ -495,7 +493,7 @@ class Agent:
         while sources:
             found = []
             for source in sources:
-                if (position := self.durable.positions.get(source.name)) is not None:
+                if (position := self.durable.state.positions.get(source.name)) is not None:
                     most = MAX_FINGERPRINTS // len(sources)
                     fingerprints = await asyncio.to_thread(source.fingerprints, position, most)
                     found += [Input(source.stream, source.name, fingerprints)] if fingerprints else []

@@ -32,7 +32,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class BackfillRunner:
-    """Reads what `DurableCore.backfills` names.
+    """Reads what `EdgeState.backfills` names.
 
     Args:
         sources: instances of their own of the edge's sources, since they hold files open at other positions.
@@ -63,7 +63,9 @@ class BackfillRunner:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:
-            found = next(((ref, source) for ref, ranges in self._core.backfills.items() for source in ranges), None)
+            found = next(
+                ((ref, source) for ref, ranges in self._core.state.backfills.items() for source in ranges), None
+            )
             if found is None:
                 await self._sleep(POLL_S)
             else:
@@ -89,7 +91,7 @@ class BackfillRunner:
 
     def _is_running(self, query: QueryRef, source: str) -> bool:
         """Whether the query still exists and its backfill has this source."""
-        return source in self._core.backfills.get(query, {})
+        return source in self._core.state.backfills.get(query, {})
 
     async def _read(self, query: QueryRef, source: str) -> None:
         """Reads a source up to the end of its range.
@@ -97,7 +99,7 @@ class BackfillRunner:
         Raises:
             InvalidInput, OSError: it cannot be read.
         """
-        limits = self._core.backfills[query][source]
+        limits = self._core.state.backfills[query][source]
         if limits.until is None or source not in self._sources:
             return
         backfill = self._core.core.queries[query].backfill

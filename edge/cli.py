@@ -72,7 +72,7 @@ def run(config: Path, log_level: str, log_format: str) -> None:
     os.umask(PRIVATE_UMASK)
     from edge.agent import begin_anew, open_agent
     from edge.config import load_config
-    from edge.durability.durable_core import lock_state_dir
+    from edge.durability import lock_state_dir
 
     try:
         settings = load_config(config)

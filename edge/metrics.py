@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from edge.durability import DurableCore
 from edge.source_status import SourceStatus
 from edge.sources.lookups import StreamLookups
-from edge.worker import QueryLoad
+from edge.worker import QueryBacklog
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.wire import QueryRef
 
@@ -34,7 +34,7 @@ class EdgeCollector:
         sources: Callable[[], Sequence[SourceStatus]],
         refused_frames: Mapping[str, int],
         refused: Mapping[str, int],
-        loads: Callable[[], Mapping[QueryRef, QueryLoad]],
+        loads: Callable[[], Mapping[QueryRef, QueryBacklog]],
         skipped: Mapping[tuple[str, str], int],
     ) -> None:
         self._durable, self._gauges, self._sources, self._skipped = durable, gauges, sources, skipped
@@ -55,12 +55,12 @@ class EdgeCollector:
         yield records
         yield watermark
         durable = self._durable
-        yield _counter("dropped_records", "Records not counted in a query, by reason.", ["reason"], durable.drops)
+        yield _counter("dropped_records", "Records not counted in a query, by reason.", ["reason"], durable.state.drops)
         yield _counter(
             "function_failures",
             "Failed calls of user-defined functions in queries; their value is null.",
             ["function"],
-            durable.function_failures,
+            durable.state.function_failures,
         )
         yield from self._source_metrics()
         yield _counter(
@@ -78,9 +78,9 @@ class EdgeCollector:
         yield CounterMetricFamily(
             "edgewater_edge_repeated_pushes",
             "Pushed batches that had been counted before, and were not counted again.",
-            durable.pushes.repeated,
+            durable.state.pushes.repeated,
         )
-        losses = {tuple(kind.split("/", 1)): count for kind, count in durable.losses.items()}
+        losses = {tuple(kind.split("/", 1)): count for kind, count in durable.state.losses.items()}
         yield _counter("input_losses", "Stated losses of input, by reason.", ["stream", "reason"], losses)
         yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", core.next_seq - 1)
         yield _counter(
@@ -161,7 +161,7 @@ class EdgeCollector:
     def _load_metrics(self) -> Iterable[Metric]:
         """How the queries stand on too little CPU; a figure that is unknown has no sample."""
         loads = self._loads()
-        gauges: dict[str, tuple[str, Callable[[QueryLoad], float | None]]] = {
+        gauges: dict[str, tuple[str, Callable[[QueryBacklog], float | None]]] = {
             "query_queued_records": ("Records that a query has not processed yet.", lambda q: q.queued_records),
             "query_cost_seconds": (
                 "Measured time in which a query processes a record.",

@@ -198,7 +198,7 @@ async def each_record_counts_once_through_kills(run: _Run) -> None:
     await run.produce(10)
     await run.until(lambda: run.counted >= run.produced, "last record")
     assert run.counted == run.produced or run.may_repeat, "records count twice"
-    assert not run.agent.durable.losses, f"losses are stated: {run.agent.durable.losses}"
+    assert not run.agent.durable.state.losses, f"losses are stated: {run.agent.durable.state.losses}"
 
 
 @_runs

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench.scheduling.cells import Row
-from center.job.admission import Admission, BatchLimits, LeastSlack, PendingFrame, RoundRobin
+from center.job.admission import AdmissionPolicy, BatchLimits, LeastSlack, PendingFrame, RoundRobin
 
 STEP_MS = 10_000
 FIXED_S = 0.15
@@ -58,7 +58,7 @@ def _run(
     received = {key: [frame.received_at_ms for frame in queue] for key, (queue, _) in log.items()}
     now_s = float(down_s)
     steps = {f"q{q:03}@1": (STEP_MS, int(offsets[q])) for q in range(queries)}
-    admission: Admission = RoundRobin() if name == "round robin" else LeastSlack(steps.get, lambda: now_s)
+    admission: AdmissionPolicy = RoundRobin() if name == "round robin" else LeastSlack(steps.get, lambda: now_s)
 
     def pending(key: str, after: int, through: int) -> Sequence[PendingFrame]:
         return log[key][0][after:through]

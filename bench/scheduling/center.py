@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes
 
 from bench.scheduling.cells import Row
 from center.catalog import Catalog, UnindexedFrame
-from center.job.admission import Admission, BatchLimits, RoundRobin
+from center.job.admission import AdmissionPolicy, BatchLimits, RoundRobin
 from center.job.frame_source import FrameReader, SourceOptions
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
@@ -69,7 +69,7 @@ class _Send:
 class Center:
     """One center, whose clock is the CPU time of its job."""
 
-    def __init__(self, directory: Path, queries: int, admission: Admission | None) -> None:
+    def __init__(self, directory: Path, queries: int, admission: AdmissionPolicy | None) -> None:
         url = f"sqlite:///{directory}/center.db"
         self._catalog, self._log = Catalog(url), FrameLog(directory / "log")
         self._store, ledger, metrics = ResultStore(url), Ledger(), JobMetrics()

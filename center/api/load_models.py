@@ -8,6 +8,7 @@ from typing import Self
 
 from pydantic import BaseModel, Field
 
+from center.catalog import SetAside
 from edgewater.model.edge_records import EdgeRecord, QueryDelayRecord
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MAX_TIME_MS
@@ -55,7 +56,7 @@ class QueryLoad(BaseModel):
         description="From a frame's arrival until answers have its values, 95th percentile of a minute in which"
         " it had frames. Null: not measured yet."
     )
-    suspended: bool = Field(description="Set aside: its frames are kept, and not applied.")
+    set_aside: SetAside | None = Field(description="Its frames are kept, and not applied. Null: they are applied.")
     edges: list[EdgeLoad]
 
     @classmethod
@@ -68,7 +69,7 @@ class QueryLoad(BaseModel):
         cost_ms: int | None,
         edges: Sequence[EdgeRecord],
         delays: Sequence[QueryDelayRecord],
-        suspended: bool,
+        set_aside: SetAside | None,
         now_ms: int,
     ) -> Self:
         due_ms = _expected_ms(query, edges, delays, now_ms) if oldest_at_ms is None else float(oldest_at_ms)
@@ -79,7 +80,7 @@ class QueryLoad(BaseModel):
             frames=frames,
             late_ms=0 if oldest_at_ms is None else max(0, now_ms - oldest_at_ms),
             cost_ms=cost_ms,
-            suspended=suspended,
+            set_aside=set_aside,
             edges=[EdgeLoad.of(record, now_ms) for record in delays],
         )
 

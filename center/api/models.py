@@ -12,11 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from center.api.edge_progress import EdgeState, edge_state, watermark
 from center.api.measure_models import AnswerRow, IntervalCell, Rfc3339, WindowRange
-from center.api.waiting import EdgeCause, QueryState, QueryWait
-from center.catalog import AlarmRecord, DeclaredStream
+from center.api.waiting import EdgeCause, QueryWait, WaitState
+from center.catalog import AlarmRecord, DeclaredStream, SetAside
 from center.catalog import QuarantinedFrame as QuarantinedRecord
+from center.catalog import SetAsideQuery as SetAsideRecord
 from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
-from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import Constant, Delivery, type_name
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import REJECTIONS
@@ -207,7 +208,7 @@ class QueryStatus(BaseModel):
 
     query: str
     version: int
-    state: QueryState
+    state: WaitState
     reason: str = Field(description="Empty: nothing holds answers back.")
     remedy: str = Field(description="What to do; empty: nothing.")
     since: Rfc3339 | None
@@ -470,8 +471,29 @@ class QuarantinedFrame(BaseModel):
         )
 
 
+class SetAsideQuery(BaseModel):
+    """A query whose frames are kept and not applied."""
+
+    query: str = Field(description="The query's key, `name@version`.")
+    state: SetAside
+    reason: str
+    deaths: int = Field(description="How often the job died while it worked on the query.")
+    since: Rfc3339
+
+    @classmethod
+    def of(cls, query: SetAsideRecord) -> Self:
+        return cls(
+            query=query_key(query.query),
+            state=query.state,
+            reason=query.reason,
+            deaths=query.deaths,
+            since=rfc3339(query.since_ms),
+        )
+
+
 class QuarantineList(BaseModel):
     frames: list[QuarantinedFrame] = Field(description="The latest first.")
+    queries: list[SetAsideQuery]
 
 
 class Answer(BaseModel):
@@ -544,6 +566,11 @@ class Readiness(BaseModel):
     ready: bool
     missing: list[str] = Field(description="What is not ready, and why.", examples=[["job: no heartbeat for 12 s"]])
     components: dict[str, ComponentReadiness]
-    suspended: list[str] = Field(
-        default=[], description="Keys of queries that are set aside, because the job died of them; the others go on."
+    set_aside: dict[str, SetAside] = Field(
+        default={},
+        description="Queries whose frames are kept and not applied, by key; the others go on. `paused`: the job tries"
+        " the query again at its next start. `quarantined`: the job died of it, and an operator may retry it.",
+    )
+    sinks: dict[str, str] = Field(
+        default={}, description="Sinks that write nothing, and why. They make the center not unready."
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from center.api.edge_progress import edge_state
+from center.catalog import SetAsideQuery
 from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord, expected_edges
 from edgewater.model.query import ErrorBudget
 from edgewater.model.registered_query import RegisteredQuery
@@ -21,17 +22,18 @@ EdgeCause = Literal[
 ]
 """What a query waits for at an edge; `ended` and `open` (the next window has not ended there) are not problems."""
 
-QueryState = Literal[
-    "answered", "waiting", "refused", "no_edges", "no_records", "merging", "stuck", "suspended", "center_not_ready"
+WaitState = Literal[
+    "answered", "waiting", "refused", "no_edges", "no_records", "merging", "paused", "quarantined", "center_not_ready"
 ]
 
-REMEDIES: dict[QueryState, str] = {
+REMEDIES: dict[WaitState, str] = {
     "refused": "register the query in another form, or change the streams of the edges",
     "no_edges": "start an edge whose configuration has this stream, or correct `from`",
     "no_records": "register the query before the edges read their records or with `since`, or check `where`",
     "merging": "wait: the answers follow within seconds",
-    "stuck": "read the alarms at /v1/alarms; the frames are kept. A query under another name gets answers",
-    "suspended": "delete the query, or let an operator try it again: edgewater center quarantine resume NAME",
+    "paused": "the job tries the query again at its next start, or at once: edgewater center quarantine retry NAME. "
+    "Its frames are kept. A query under another name gets answers",
+    "quarantined": "delete the query, or let an operator retry it: edgewater center quarantine retry NAME",
     "center_not_ready": "see /readyz and the log of the component",
 }
 EDGE_REMEDIES: dict[EdgeCause, str] = {
@@ -81,7 +83,7 @@ class QueryWait:
         budget: what the error budget saves, if that is nothing.
     """
 
-    state: QueryState
+    state: WaitState
     reason: str
     remedy: str
     since_ms: int | None
@@ -97,8 +99,7 @@ def explain(
     answered: bool,
     withheld: bool,
     unmerged: int,
-    stuck: str,
-    suspended: str,
+    set_aside: SetAsideQuery | None,
     not_ready: Sequence[str],
     now_ms: int,
 ) -> QueryWait:
@@ -108,8 +109,7 @@ def explain(
         answered: whether a window of it has an answer.
         withheld: whether edges withheld anything of the last one.
         unmerged: number of its frames that the job has not merged yet.
-        stuck: why the job cannot merge them; empty: it can.
-        suspended: why the query is set aside; empty: it is not.
+        set_aside: state and reason of a query that is set aside; None: it is not.
         not_ready: components that are not ready, with the reason.
     """
     known = {e.edge: e for e in edges}
@@ -117,12 +117,12 @@ def explain(
     waits = tuple(_at_edge(edge, known.get(edge), statuses.get(edge), query, now_ms) for edge in expected)
     blocking = [w for w in waits if w.holds_back]
 
-    def result(state: QueryState, reason: str, remedy: str = "", since_ms: int | None = None) -> QueryWait:
+    def result(state: WaitState, reason: str, remedy: str = "", since_ms: int | None = None) -> QueryWait:
         saved = SAVES_NOTHING if answered and not withheld and _is_relative(query.spec.error_budget) else ""
         return QueryWait(state, reason, remedy or REMEDIES.get(state, ""), since_ms, waits, saved)
 
-    if suspended:
-        return result("suspended", suspended)
+    if set_aside is not None:
+        return result(set_aside.state.value, set_aside.reason, since_ms=set_aside.since_ms)
     if not_ready:
         return result("center_not_ready", "; ".join(not_ready))
     if not expected:
@@ -134,10 +134,8 @@ def explain(
     if blocking:
         remedies = dict.fromkeys(EDGE_REMEDIES[w.cause] for w in blocking if w.cause in EDGE_REMEDIES)
         since = [w.since_ms for w in blocking if w.since_ms is not None]
-        state: QueryState = "answered" if answered else "waiting"
+        state: WaitState = "answered" if answered else "waiting"
         return result(state, _joined(blocking), "; ".join(remedies), min(since, default=None))
-    if unmerged and stuck:
-        return result("stuck", stuck)
     if unmerged and not answered:
         return result("merging", f"{unmerged} frames wait for the job")
     ended = all(w.cause == "ended" for w in waits)

@@ -17,7 +17,7 @@ from center.catalog.liveness import (
     Role,
     component_status,
 )
-from center.catalog.quarantine import QuarantinedFrame, SuspendedQuery
+from center.catalog.quarantine import QuarantinedFrame, SetAside, SetAsideQuery
 from center.catalog.session_rows import SessionStart
 from center.catalog.streams import DeclaredStream, require_declared
 
@@ -37,7 +37,8 @@ __all__ = [
     "QuarantinedFrame",
     "Role",
     "SessionStart",
-    "SuspendedQuery",
+    "SetAside",
+    "SetAsideQuery",
     "UnindexedFrame",
     "component_status",
     "require_declared",

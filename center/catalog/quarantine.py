@@ -1,15 +1,17 @@
-"""What the job sets aside: frames that it could not apply, and queries on which it died.
+"""Frames and queries that the job sets aside, so that they cost only themselves.
 
-A quarantined frame is applied as a stated loss, as a damaged one, and its bytes stay in the frame log, in a segment of
-their own: retention keeps a segment as long as a quarantined frame lies in it. A retry gives the frame the query's next
-position, at which the job reads it as new data. It then is in the index again, and no longer here.
+A quarantined frame could not be applied. The job applies it as a stated loss. Its bytes stay in the frame log, in a
+segment of its own, which retention does not remove. A retry gives the frame the query's next position, at which the job
+reads it as new data. It then is in the index again, and no longer here.
 
-A quarantined query gets no answers, and its frames stay until an operator retries it.
+A query that is set aside is paused or quarantined: see `SetAside`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, Table, and_, delete, insert, literal, select, update
@@ -18,7 +20,6 @@ from center.catalog import schema as t
 from center.catalog.alarms import add_alarm
 from center.catalog.frame_index import drop_segments, entry_of, without_frames
 from center.catalog.transactions import Transactions
-from center.storage.database import upsert
 from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry
 from edgewater.model.errors import Conflict, NotFound
@@ -29,7 +30,6 @@ from edgewater.wire import QueryRef
 MAX_PER_EDGE = 100
 """Quarantined frames of one query and edge; beyond, the oldest one is dropped. They bound the disk that they occupy."""
 MAX_REASON = 2_000
-ALARM = "query-suspended"
 FORGET_MS = 3_600_000
 """Deaths of the job that are so far apart have nothing to do with each other."""
 
@@ -49,18 +49,32 @@ class QuarantinedFrame:
         return query_key(self.entry.query)
 
 
+class SetAside(StrEnum):
+    """The state of a query that the job has set aside.
+
+    The job applies no frames of the query and gives no answers to it. The frames stay in the log, and the other queries
+    go on. `PAUSED`: its frames cannot be applied; the job tries them again when a driver begins to lead, or when an
+    operator retries the query. `QUARANTINED`: the job died of the query; it stays so until an operator retries it.
+    """
+
+    PAUSED = "paused"
+    QUARANTINED = "quarantined"
+
+
 @dataclass(frozen=True, slots=True)
-class SuspendedQuery:
-    """A query that the job leaves alone: its frames are kept, and it gets no answers.
+class SetAsideQuery:
+    """A query that the job has set aside.
 
     Attributes:
-        deaths: how often the job died while it worked on it.
+        deaths: how often the job died while it worked on the query.
+        since_ms: wall time at which it was set aside.
     """
 
     query: QueryRef
+    state: SetAside
     reason: str
     deaths: int
-    suspended_at_ms: int
+    since_ms: int
 
 
 class Quarantine:
@@ -157,39 +171,51 @@ class Quarantine:
         Returns:
             How often it has died so, each time within `FORGET_MS` of the next.
         """
-        c = t.suspensions.c
+        table = t.set_aside_queries
         with self._transactions.write() as connection:
-            row = connection.execute(select(c.deaths, c.died_at_ms).where(_is_of(t.suspensions, ref))).first()
+            row = connection.execute(select(table.c.deaths, table.c.died_at_ms).where(_is_of(table, ref))).first()
             deaths = 1 if row is None or row.died_at_ms < now_ms - FORGET_MS else row.deaths + 1
-            key = {"name": ref.name, "version": ref.version}
-            upsert(connection, t.suspensions, [{**key, "deaths": deaths, "died_at_ms": now_ms}])
+            _update_query(connection, ref, {"deaths": deaths, "died_at_ms": now_ms})
         return int(deaths)
 
-    def add_query(self, ref: QueryRef, reason: str, now_ms: int) -> None:
-        """Sets a query aside, with an alarm. A death of the job was counted for it (`count_death`)."""
-        reason = reason[:MAX_REASON]
+    def set_query_aside(self, ref: QueryRef, state: SetAside, reason: str, now_ms: int) -> None:
+        """Records that the job has set a query aside, with the alarm ``query-paused`` or ``query-quarantined``."""
+        reason, key = reason[:MAX_REASON], query_key(ref)
         with self._transactions.locked() as connection:
-            row = update(t.suspensions).where(_is_of(t.suspensions, ref))
-            connection.execute(row.values(reason=reason, suspended_at_ms=now_ms))
-            key = query_key(ref)
-            message = f"query {key} is set aside, the others go on: {reason}"
-            add_alarm(connection, ALARM, message, EdgeId(""), now_ms, key)
+            _update_query(connection, ref, {"state": state, "reason": reason, "since_ms": now_ms})
+            message = f"query {key} is {state}, the others go on: {reason}"
+            add_alarm(connection, f"query-{state}", message, EdgeId(""), now_ms, key)
+
+    def end_pauses(self, refs: Collection[QueryRef]) -> None:
+        """Records that the job tries paused queries again. Quarantined queries stay."""
+        with self._transactions.write() as connection:
+            for ref in refs:
+                paused = _is_of(t.set_aside_queries, ref) & (t.set_aside_queries.c.state == SetAside.PAUSED)
+                connection.execute(update(t.set_aside_queries).where(paused).values(state=""))
 
     def retry_query(self, name: str) -> None:
-        """Lets the job try the quarantined query of that name again. Raises NotFound."""
-        c = t.suspensions.c
+        """Lets the job try the query of that name again, which is set aside. Raises NotFound."""
+        c = t.set_aside_queries.c
         with self._transactions.write() as connection:
-            if connection.execute(delete(t.suspensions).where(c.name == name, c.suspended_at_ms > 0)).rowcount == 0:
-                raise NotFound(f"query {name[:200]} is not set aside")
+            if connection.execute(delete(t.set_aside_queries).where(c.name == name, c.state != "")).rowcount == 0:
+                raise NotFound(f"query {name[:200]} is neither paused nor quarantined")
 
-    def queries(self) -> dict[QueryRef, SuspendedQuery]:
-        """The live queries that are set aside."""
-        c, q = t.suspensions.c, t.queries.c
+    def queries(self) -> dict[QueryRef, SetAsideQuery]:
+        """The live queries that are set aside, in the order of their names."""
+        c, q = t.set_aside_queries.c, t.queries.c
         live = and_(q.name == c.name, q.version == c.version, q.deleted_at_ms.is_(None))
-        rows = select(t.suspensions).join(t.queries, live).where(c.suspended_at_ms > 0).order_by(c.name)
+        rows = select(t.set_aside_queries).join(t.queries, live).where(c.state != "").order_by(c.name)
         with self._transactions.read() as connection:
             refs = [(QueryRef(r.name, r.version), r) for r in connection.execute(rows)]
-        return {ref: SuspendedQuery(ref, r.reason, r.deaths, r.suspended_at_ms) for ref, r in refs}
+        return {ref: SetAsideQuery(ref, SetAside(r.state), r.reason, r.deaths, r.since_ms) for ref, r in refs}
+
+
+def _update_query(connection: Connection, ref: QueryRef, values: Mapping[str, Any]) -> None:
+    """Writes values of a query's row, which is added if it is missing."""
+    table = t.set_aside_queries
+    if connection.execute(update(table).where(_is_of(table, ref)).values(**values)).rowcount == 0:
+        new = {"deaths": 0, "died_at_ms": 0, "state": "", "reason": "", "since_ms": 0, **values}
+        connection.execute(insert(table).values(name=ref.name, version=ref.version, **new))
 
 
 def _select_frame(connection: Connection, key: str, position: int) -> QuarantinedFrame:

@@ -241,7 +241,7 @@ def _end_live(connection: Connection, name: str, now_ms: int) -> bool:
     live = (t.queries.c.name == name) & t.queries.c.deleted_at_ms.is_(None)
     if connection.execute(update(t.queries).where(live).values(deleted_at_ms=now_ms)).rowcount == 0:
         return False
-    for table in (t.statuses, t.suspensions):
+    for table in (t.statuses, t.set_aside_queries):
         connection.execute(delete(table).where(table.c.name == name))
     return True
 

@@ -160,17 +160,19 @@ quarantine = Table(
 """Frames that the job could not apply: rows of the index that retention does not drop, with the reason."""
 Index("quarantine_by_segment", quarantine.c.segment)
 
-suspensions = Table(
-    "suspensions",
+set_aside_queries = Table(
+    "set_aside_queries",
     metadata,
     Column("name", Identifier(63), primary_key=True),
     Column("version", BigInteger, primary_key=True),
     Column("deaths", BigInteger, nullable=False),
     Column("died_at_ms", BigInteger, nullable=False),
-    Column("reason", FreeText, nullable=False, server_default=""),
-    Column("suspended_at_ms", BigInteger, nullable=False, server_default="0"),
+    Column("state", Identifier(16), nullable=False),
+    Column("reason", FreeText, nullable=False),
+    Column("since_ms", BigInteger, nullable=False),
 )
-"""Queries on which the job worked when it died. ``suspended_at_ms``: when it was set aside; 0: it was not."""
+"""Queries that the job has set aside, and queries on which it worked when it died. ``state``: a `SetAside`; empty: the
+query is not set aside."""
 
 dropped_segments = Table("dropped_segments", metadata, Column("segment", Identifier(255), primary_key=True))
 """Segments that retention removes from the log: listed until they are gone, so that a crash leaves none behind."""

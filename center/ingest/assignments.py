@@ -24,7 +24,7 @@ MAX_CLOCK_LEAD_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class QueryList:
+class AssignedQueries:
     """The queries that an edge answers; edges that answer the same share one.
 
     Attributes:
@@ -43,7 +43,7 @@ class QueryList:
 class EdgeAssignment:
     """The control messages that assign work to one edge."""
 
-    queries: QueryList
+    queries: AssignedQueries
     budgets: tuple[pb.Budget, ...]
     sampling: tuple[SamplingRequirement, ...] = ()
 
@@ -78,7 +78,7 @@ class QueryAssignment:
         return window.slice_start(self.clock.to_event_ms(now_ms + MAX_CLOCK_LEAD_MS)) + window.slice_ms
 
 
-class Admission(Enum):
+class FrameAdmission(Enum):
     """What a plan says about the frames of an edge for a query."""
 
     KEPT = "kept"
@@ -125,7 +125,7 @@ class AssignmentPlan:
     _messages: Mapping[QueryRef, pb.Query] = field(default_factory=dict)
     _alike: Mapping[_Served, _Alike] = field(default_factory=dict)
     _naming: Mapping[EdgeId, Sequence[int]] = field(default_factory=dict)
-    _lists: dict[tuple[int, ...], QueryList] = field(default_factory=dict)
+    _lists: dict[tuple[int, ...], AssignedQueries] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -185,12 +185,12 @@ class AssignmentPlan:
     def is_retired(self, edge: EdgeId) -> bool:
         return edge in self.edges and self.edges[edge].retired
 
-    def admission(self, edge: EdgeId, query: QueryRef) -> Admission:
+    def admission(self, edge: EdgeId, query: QueryRef) -> FrameAdmission:
         """Whether frames of the edge count in the query, as of this version of the catalog."""
         if query not in self.specs:
-            return Admission.UNKNOWN_QUERY
+            return FrameAdmission.UNKNOWN_QUERY
         known = edge in self.edges and contributes(self.specs[query], self.edges[edge])
-        return Admission.KEPT if known else Admission.NOT_EXPECTED
+        return FrameAdmission.KEPT if known else FrameAdmission.NOT_EXPECTED
 
     def assignment(self, edge: EdgeId, budgets: BudgetSnapshot) -> EdgeAssignment:
         """The assignment of `edge`: the queries that expect it, its budgets and its sampling rates."""
@@ -202,14 +202,14 @@ class AssignmentPlan:
         messages = (budgets.message(q, edge) for q in queries.budgeted)
         return EdgeAssignment(queries, tuple(m for m in messages if m is not None), sampling)
 
-    def _queries_of(self, edge: EdgeId) -> QueryList:
+    def _queries_of(self, edge: EdgeId) -> AssignedQueries:
         known = self.edges.get(edge)
         alike = self._alike.get(_served(known)) if known is not None and not known.retired else None
         indices = tuple(sorted((*(alike.queries if alike is not None else ()), *self._naming.get(edge, ()))))
         if indices not in self._lists:
             queries = [self.queries[index].query for index in indices]
             message = pb.Queries(version=self.version, queries=[self._messages[q.ref] for q in queries])
-            self._lists[indices] = QueryList(
+            self._lists[indices] = AssignedQueries(
                 frozenset(q.ref for q in queries),
                 pb.ToEdge(queries=message),
                 tuple(q for q in queries if q.spec.error_budget is not None or q.spec.staleness_budget is not None),

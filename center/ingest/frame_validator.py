@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
-from center.config import OPEN_WINDOWS
+from center.config import DEFAULT_OPEN_WINDOWS
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.frame_check import CheckedFrame, FrameCheck
 from center.ingest.open_windows import OpenWindows
@@ -61,7 +61,7 @@ class FrameValidator:
         self,
         rules: StreamRules,
         read_plan: Callable[[AssignmentPlan], AssignmentPlan],
-        open_windows: int = OPEN_WINDOWS,
+        open_windows: int = DEFAULT_OPEN_WINDOWS,
     ) -> None:
         self._rules = rules
         self._max_open = open_windows

@@ -22,7 +22,7 @@ from cachetools import LRUCache
 
 from center.budgets import AllocationPolicy
 from center.catalog import Catalog, SessionStart, require_declared
-from center.config import OPEN_WINDOWS, StreamSection, TlsSection
+from center.config import DEFAULT_OPEN_WINDOWS, StreamSection, TlsSection
 from center.edge_access import EdgeAccess
 from center.ingest import limits
 from center.ingest.assignments import AssignmentPlan
@@ -112,7 +112,7 @@ class GatewayConfig:
     credit_bytes: int = 4 << 20
     compression_bytes: int = 256 << 20
     work_per_s: int = WORK_PER_S
-    open_windows: int = OPEN_WINDOWS
+    open_windows: int = DEFAULT_OPEN_WINDOWS
     max_pending_bytes: int = 256 << 20
     max_sessions: int = 20_000
     poll_ms: int = 200

@@ -21,7 +21,7 @@ from weakref import WeakSet
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from center.catalog import Catalog, IndexOutcome, UnindexedFrame
-from center.ingest.assignments import Admission, AssignmentPlan
+from center.ingest.assignments import AssignmentPlan, FrameAdmission
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.model.errors import StorageError
@@ -212,16 +212,16 @@ class GroupCommit:
         fresh = [i for i, received in enumerate(batch) if not received.redelivered]
         plan = self.plan  # one value, whatever the event loop sets meanwhile
         admitted = {i: plan.admission(batch[i].stored.edge, batch[i].stored.query) for i in fresh}
-        if any(a is not Admission.KEPT for a in admitted.values()):
+        if any(a is not FrameAdmission.KEPT for a in admitted.values()):
             # An edge that built a frame knows its query, and its Hello is in the catalog, so the plan read now decides.
             plan = self._read_plan(plan)
             admitted = {i: plan.admission(batch[i].stored.edge, batch[i].stored.query) for i in fresh}
-        kept = [i for i in fresh if admitted[i] is Admission.KEPT]
+        kept = [i for i in fresh if admitted[i] is FrameAdmission.KEPT]
         located: list[FrameLocation | None] = [None] * len(batch)
         if kept:
             for i, location in self._append(batch, kept).items():
                 located[i] = location
-        return located, [admitted.get(i) is Admission.NOT_EXPECTED for i in range(len(batch))]
+        return located, [admitted.get(i) is FrameAdmission.NOT_EXPECTED for i in range(len(batch))]
 
     def _append(self, batch: Sequence[ReceivedFrame], kept: Sequence[int]) -> dict[int, FrameLocation]:
         """Writes the frames with these indices; returns their locations, durable. Raises OSError, StorageError."""

@@ -66,7 +66,7 @@ class BatchLimits:
     bytes: int = MAX_FRAME_WORK * BYTES_PER_UNIT
 
 
-class Admission(Protocol):
+class AdmissionPolicy(Protocol):
     """A policy of admission."""
 
     def admit(

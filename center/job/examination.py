@@ -40,7 +40,7 @@ MEMORY_BYTES = 4 << 30
 SUSPECT_DEATHS = 2
 """Deaths of the job while it worked on one query, within an hour of each other, from which on the query is tried."""
 MAX_DEATHS = 5
-"""Deaths from which on it is set aside, whatever the trial says: it may need what only the job has."""
+"""Deaths from which on the query is quarantined, whatever the trial says: it may need what only the job has."""
 TRIES = 2
 """A frame that kills a process kills the next one too; a process may die for other reasons."""
 
@@ -186,15 +186,16 @@ def _waited_s(pid: int | None) -> float:
         return 0.0
 
 
-def deadly_frames(
+def killing_frames(
     catalog: Catalog,
     consumed: Mapping[str, int],
     log_dir: str | Path,
     limits: BatchLimits,
     partition: QueryPartition = ALL_QUERIES,
 ) -> Iterator[tuple[FrameEntry, str]]:
-    """Tries the frames that the next batches of a partition's queries read; yields those that kill the process that
-    reads them, and how.
+    """Tries the frames that the next batches of a partition's queries read.
+
+    Yields the frames that kill the process that reads them, each with the way in which it died.
 
     Raises:
         StorageError: it says nothing about the frames.
@@ -213,9 +214,11 @@ def deadly_frames(
                 yield entry, death
 
 
-def deadly_query(examiner: Examiner, trial: QueryTrial, deaths: int) -> str:
-    """Returns why a query has to be set aside after so many deaths of the job while it worked on it; empty: it need not
-    be, as far as is known.
+def why_quarantined(examiner: Examiner, trial: QueryTrial, deaths: int) -> str:
+    """Returns why a query has to be quarantined, or an empty text.
+
+    Args:
+        deaths: how often the job died while it worked on the query.
 
     Raises:
         StorageError: it says nothing about the query.

@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from center.job.admission import Admission, BatchLimits, LeastSlack, PendingFrame
+from center.job.admission import AdmissionPolicy, BatchLimits, LeastSlack, PendingFrame
 from center.job.coalescing import MANY_FRAMES, MANY_QUERIES, BatchCoalescer
 from center.job.frame_retention import FrameRetention
 from center.job.merge import merge_rows
@@ -171,7 +171,7 @@ class FrameSource(DataSource):  # type: ignore[misc]
 class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """Plans micro-batches and reads them. A copy for an executor has the options and no connections."""
 
-    def __init__(self, options: SourceOptions, admission: Admission | None = None) -> None:
+    def __init__(self, options: SourceOptions, admission: AdmissionPolicy | None = None) -> None:
         self._options = options
         self._admission = admission or LeastSlack(
             self._step_ms, time.monotonic, self._delays_ms, plans_ahead=options.plans_ahead

@@ -18,7 +18,7 @@ from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.results import AnswerRecord, ResultStore
 from center.serving import SEED, function_confidence
-from center.storage.progress import NoProgress, Progress, Track
+from center.storage.progress import DriverProgress, NoProgress, Track
 from edgewater.model.errors import EdgewaterError, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
@@ -87,7 +87,7 @@ class FunctionRatePlanner:
         store: ResultStore,
         catalog: Catalog,
         metrics: JobMetrics,
-        progress: Progress = NoProgress(),  # noqa: B008
+        progress: DriverProgress = NoProgress(),  # noqa: B008
     ) -> None:
         self._writer, self._store, self._catalog, self._metrics = writer, store, catalog, metrics
         self._progress = progress

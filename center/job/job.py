@@ -27,9 +27,9 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, wait_random_exponential
 
-from center.catalog import Catalog, Role
+from center.catalog import Catalog, Role, SetAside
 from center.job.admission import BatchLimits
-from center.job.examination import SUSPECT_DEATHS, Examiner, QueryTrial, deadly_frames, deadly_query
+from center.job.examination import SUSPECT_DEATHS, Examiner, QueryTrial, killing_frames, why_quarantined
 from center.job.frame_source import FORMAT, FrameSource, SourceOptions
 from center.job.function_rates import FunctionRatePlanner, FunctionRateThread
 from center.job.leadership import LEASE_MS, Leadership
@@ -43,9 +43,9 @@ from center.ledger import Ledger
 from center.results import MAX_ANSWER_BYTES, LeaseLost, ResultStore
 from center.spark.java import require_java
 from center.spark.spark_session import SessionConfig, start_session
-from center.storage.progress import Progress, Track, write_whole
+from center.storage.progress import DriverProgress, Track, write_whole
 from edgewater.model.errors import StorageError, named
-from edgewater.model.registered_query import query_key
+from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.runtime.health import health_server
 from edgewater.wire import QueryRef
 
@@ -144,7 +144,7 @@ class Job:
         self._store = ResultStore(config.results_url, config.max_answer_bytes)
         require_pair(self._catalog, self._store, secrets.randbits(62) | 1)
         ledger = Ledger(margin_ms=config.margin_ms)
-        self._progress = Progress(config.progress_dir or config.work_dir / "progress")
+        self._progress = DriverProgress(config.progress_dir or config.work_dir / "progress")
         self._writer = LedgerWriter(
             ledger,
             self._store,
@@ -185,8 +185,7 @@ class Job:
         # Of the leads file: a term begins in another thread than the one that follows it.
         self._reading = threading.Lock()
         self._suspects: dict[QueryRef, int] = {}
-        self._suspended: frozenset[QueryRef] = frozenset()
-        self._resumed_at_s = self._waiting_at_s = 0.0
+        self._released_at_s = self._waiting_at_s = 0.0
         self._are_waiting = False
         self._applied_at_check = -1
 
@@ -231,7 +230,7 @@ class Job:
         if leads and not leads_file.exists():
             self.try_suspects()
             if self._failed_attempts >= SUSPICIOUS:
-                self.quarantine_deadly_frames()
+                self.quarantine_killing_frames()
         with self._reading:
             if not self.leadership.leads.is_set():
                 leads_file.unlink(missing_ok=True)
@@ -349,8 +348,8 @@ class Job:
                     raise StreamStopped(f"a batch has failed: {named(pipeline.failure)}")
                 self._check_progress()
                 self._follow_leadership(leads_file)
-                if self._resume_queries():
-                    raise StreamStopped("a query that was set aside is tried again")
+                if self._release_queries():
+                    raise StreamStopped("a query that was set aside is retried")
                 if leads_file.exists():
                     read_in_term = read_in_term or self._terms
                     if read_in_term != self._terms:
@@ -382,10 +381,10 @@ class Job:
         except StorageError as exc:
             logger.warning("the start is not counted: %s", exc)
 
-    def quarantine_deadly_frames(self) -> None:
+    def quarantine_killing_frames(self) -> None:
         """Sets aside the pending frames that kill a process that reads them. Never raises: it is tried again."""
         try:
-            for entry, death in deadly_frames(
+            for entry, death in killing_frames(
                 self._catalog,
                 self._writer.consumed(),
                 self._config.log_dir,
@@ -398,36 +397,36 @@ class Job:
             logger.warning("the pending frames cannot be tried: %s", exc)
 
     def _set_aside_suspects(self) -> None:
-        """Counts the deaths of drivers. Leaves alone the queries that are set aside, and those to try before the stream
-        reads. Never raises: without a database nothing is applied either."""
-        now_ms, partition = self._config.clock(), self._store.partition
+        """Counts the deaths of drivers. Leaves out quarantined queries, and queries to try before the stream reads.
+
+        Never raises: without a database nothing is applied either.
+        """
+        now_ms, partition, quarantine = self._config.clock(), self._store.partition, self._catalog.quarantine
         try:
             live = {query.key: query.ref for query in self._catalog.queries.all()}
             left = [live[key] for key in self._progress.take_left(partition) if key in live]
-            deaths = {ref: self._catalog.quarantine.count_death(ref, now_ms) for ref in left}
-            suspended = {ref: s for ref, s in self._catalog.quarantine.queries().items() if query_key(ref) in partition}
+            deaths = {ref: quarantine.count_death(ref, now_ms) for ref in left}
+            mine = {ref: s for ref, s in quarantine.queries().items() if query_key(ref) in partition}
+            quarantine.end_pauses([ref for ref, s in mine.items() if s.state is SetAside.PAUSED])
         except StorageError as exc:
             logger.warning("the queries of which drivers may have died cannot be set aside: %s", exc)
             return
         for ref, count in deaths.items():
             logger.warning("a driver died %d times while it worked on query %s", count, query_key(ref))
+        quarantined = {ref: s for ref, s in mine.items() if s.state is SetAside.QUARANTINED}
         self._suspects = {
             ref: n
             for ref, n in deaths.items()
-            if n >= SUSPECT_DEATHS and ref not in suspended and query_key(ref) in partition
+            if n >= SUSPECT_DEATHS and ref not in quarantined and query_key(ref) in partition
         }
         for ref in self._suspects:
-            self.processor.suspend(query_key(ref), "it is tried in a process of its own")
-        for ref in self._suspended.difference(suspended):
-            self.processor.resume(query_key(ref))
-        for ref, found in suspended.items():
-            logger.error("query %s is set aside: %s", query_key(ref), found.reason)
-            self.processor.suspend(query_key(ref), found.reason)
-        self._suspended = frozenset(suspended)
-        self.metrics.suspended.set(len(suspended))
+            self.processor.leave_out(query_key(ref), SetAside.PAUSED)
+        for ref, query in quarantined.items():
+            logger.error("query %s is quarantined: %s", query_key(ref), query.reason)
+            self.processor.leave_out(query_key(ref), SetAside.QUARANTINED)
 
     def try_suspects(self) -> None:
-        """Sets aside the suspects that kill a process which does what is next with them; lets the others go on."""
+        """Quarantines the suspects that kill a process which does their next steps; lets the others go on."""
         config, now_ms = self._config, self._config.clock()
         with Examiner(config.log_dir) as examiner:
             while self._suspects:
@@ -436,35 +435,33 @@ class Job:
                 trial = QueryTrial(config.catalog_url, config.results_url, key, now_ms, config.limits.frames_per_query)
                 reason = ""
                 try:
-                    if reason := deadly_query(examiner, trial, deaths):
+                    if reason := why_quarantined(examiner, trial, deaths):
                         self._writer.require_lease(key)
-                        self._catalog.quarantine.add_query(ref, reason, now_ms)
+                        self._catalog.quarantine.set_query_aside(ref, SetAside.QUARANTINED, reason, now_ms)
                 except (StorageError, LeaseLost) as exc:
                     logger.warning("query %s cannot be tried, or set aside for good: %s", key, exc)
                 self._progress.step(Track.MAIN)
                 if reason:
-                    logger.error("query %s is set aside: %s", key, reason)
-                    self.processor.suspend(key, reason)
-                    self._suspended |= {ref}
+                    logger.error("query %s is quarantined: %s", key, reason)
+                    self.processor.leave_out(key, SetAside.QUARANTINED)
                 else:
-                    self.processor.resume(key)
-        self.metrics.suspended.set(len(self._suspended))
+                    self.processor.release(key)
 
-    def _resume_queries(self) -> bool:
-        """Lets queries go on that an operator has resumed; returns whether there are any."""
-        if not self._suspended or time.monotonic() - self._resumed_at_s < CHECK_S:
+    def _release_queries(self) -> bool:
+        """Lets queries go on that an operator retries; returns whether there are any."""
+        mine = {query_from_key(key) for key in self.processor.set_aside} - self._suspects.keys()
+        if not mine or time.monotonic() - self._released_at_s < CHECK_S:
             return False
-        self._resumed_at_s = time.monotonic()
+        self._released_at_s = time.monotonic()
         try:
-            left = frozenset(self._catalog.quarantine.queries())
-            live = {query.ref for query in self._catalog.queries.all()}
+            left = self._catalog.quarantine.queries().keys()
+            known = {query.ref: query for query in self._catalog.queries.all(deleted=True)}
         except StorageError:
             return False
-        ended, self._suspended = self._suspended - left, self._suspended & left
+        ended = (mine - left) & known.keys()
         for ref in ended:
-            self.processor.resume(query_key(ref))
-        self.metrics.suspended.set(len(self._suspended))
-        return bool(ended & live)
+            self.processor.release(query_key(ref))
+        return any(known[ref].deleted_at_ms is None for ref in ended)
 
     def _check_progress(self) -> None:
         """Makes a step of the main track, unless frames wait and none were applied since the last one."""
@@ -489,14 +486,14 @@ class Job:
         return query.status["message"] in IDLE and self.has_applied_all()
 
     def has_applied_all(self) -> bool:
-        """Whether every indexed frame is applied, but those of queries that are stuck."""
+        """Whether every indexed frame is applied, except frames of queries that are set aside."""
         try:
             last, consumed = self._catalog.frames.last_positions(), self._writer.consumed()
         except StorageError:
             return False
-        stuck, partition = self.processor.stuck, self._store.partition
+        set_aside, partition = self.processor.set_aside, self._store.partition
         return all(
-            position <= consumed.get(key, 0) or key in stuck for key, position in last.items() if key in partition
+            position <= consumed.get(key, 0) or key in set_aside for key, position in last.items() if key in partition
         )
 
     def _failed(self, attempt: RetryCallState) -> None:

@@ -23,7 +23,7 @@ from center.ledger import (
     QueryTooLarge,
 )
 from center.results import LeaseLost, MergedDelta, ResultStore
-from center.storage.progress import NoProgress, Progress, Track
+from center.storage.progress import DriverProgress, NoProgress, Track
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 ALARM_EVERY_MS = 10_000
 """Least time between two alarms about records of one edge that came for final windows."""
 FOR_EVER_MS = 1 << 62
-SUSPENDED_MS = 60_000
+PAUSE_MS = 60_000
 """How long time alone does not advance a query whose state or answers raise exceptions."""
 MAX_ALARMS = 20
 """Alarms about refused partials of one transaction; the catalog keeps no more messages."""
@@ -101,7 +101,7 @@ class LedgerWriter:
         metrics: JobMetrics,
         *,
         now_ms: Callable[[], int],
-        progress: Progress = NoProgress(),  # noqa: B008
+        progress: DriverProgress = NoProgress(),  # noqa: B008
     ) -> None:
         ledger.on_query = lambda ref: progress.enter(Track.LEDGER, query_key(ref))
         self._progress = progress
@@ -165,10 +165,10 @@ class LedgerWriter:
         with self._lock:
             self._progress.rest(Track.LEDGER)
 
-    def suspend(self, ref: QueryRef, until_ms: int) -> None:
-        """As `Ledger.suspend`."""
+    def pause(self, ref: QueryRef, until_ms: int) -> None:
+        """As `Ledger.pause`."""
         with self._lock:
-            self._ledger.suspend(ref, until_ms)
+            self._ledger.pause(ref, until_ms)
 
     def _observe_report_delay(self, summaries: Sequence[FrameSummary]) -> None:
         for summary in summaries:
@@ -251,19 +251,19 @@ class LedgerWriter:
             try:
                 emissions = self._store.tick(self._ledger, events, now_ms)
             except QueryFailed as exc:
-                self._suspend(exc, now_ms)
+                self._pause_failed(exc, now_ms)
                 continue
             self._count(emissions, "deadline")
             return emissions
 
-    def _suspend(self, failure: QueryFailed, now_ms: int) -> None:
+    def _pause_failed(self, failure: QueryFailed, now_ms: int) -> None:
         cause = failure.__cause__
-        message = f"{failure} cannot be advanced by time for {SUSPENDED_MS // 1000} s: {type(cause).__name__}: {cause}"
-        until_ms = now_ms + SUSPENDED_MS
+        message = f"{failure} cannot be advanced by time for {PAUSE_MS // 1000} s: {type(cause).__name__}: {cause}"
+        until_ms = now_ms + PAUSE_MS
         if isinstance(failure, QueryTooLarge):
             message, until_ms = f"{failure}; it gets no answers by time until the job starts again", FOR_EVER_MS
         logger.error("%s", message, exc_info=cause)
-        self._ledger.suspend(failure.query, until_ms)
+        self._ledger.pause(failure.query, until_ms)
         self._metrics.failures.labels("query").inc()
         try:
             query = query_key(failure.query)

@@ -80,9 +80,12 @@ class JobMetrics:
             f"{name}_input_losses", "Losses of input that edges have stated, once per query.", ["reason"],
             registry=self.registry,
         )  # fmt: skip
-        self.stuck = Gauge(f"{name}_stuck_queries", "Queries whose frames cannot be applied.", registry=self.registry)
-        self.suspended = Gauge(
-            f"{name}_suspended_queries", "Queries set aside because the job died of them.", registry=self.registry
+        self.set_aside = Gauge(
+            f"{name}_set_aside_queries",
+            "Queries whose frames are kept and not applied: paused until the job tries them again, or quarantined until"
+            " an operator retries them.",
+            ["state"],
+            registry=self.registry,
         )
         self.coverage = Gauge(
             f"{name}_interval_coverage_ratio",

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from center.catalog import Catalog
+from center.catalog import Catalog, SetAside
 from center.early import RATES_EVERY_MS, rates_differ
 from center.job.frame_source import read_frames
 from center.job.ledger_writer import FOR_EVER_MS, LedgerWriter
@@ -288,21 +288,23 @@ class BatchProcessor:
         self._rates: dict[QueryRef, dict[EdgeId, float]] = {}
         self._rates_at_ms = 0
         self._log, self._log_dir = FrameLog(log_dir), Path(log_dir)
-        self._stuck: dict[str, str] = {}
+        self._set_aside: dict[str, SetAside] = {}
+        self._count_set_aside()
         self._culprits: dict[str, list[EdgeId]] = {}
         self.failure: Exception | None = None
         self.problem = ""
         self.applied = 0
 
     @property
-    def stuck(self) -> Mapping[str, str]:
-        """Queries whose frames cannot be applied, by key, with the reason."""
-        return dict(self._stuck)
+    def set_aside(self) -> Mapping[str, SetAside]:
+        """The queries whose frames are not applied, by key."""
+        return dict(self._set_aside)
 
     def begin_term(self) -> None:
         """This driver leads from now on: another may have got over what this one could not apply."""
-        self._stuck, self._culprits, self.failure, self.problem = {}, {}, None, ""
-        self._metrics.stuck.set(0)
+        for key in self.set_aside:
+            self.release(key)
+        self._culprits, self.failure, self.problem = {}, None, ""
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Reads a batch and applies it: a function of `foreachBatch`. Raises BatchFailed."""
@@ -348,7 +350,7 @@ class BatchProcessor:
         """Returns the number of applied frames."""
         turn_ms = self._now_ms()
         consumed = self._writer.consumed()
-        rows = [row for row in unapplied(from_table(batch.table), consumed) if row.query not in self._stuck]
+        rows = [row for row in unapplied(from_table(batch.table), consumed) if row.query not in self._set_aside]
         self._check_gaps(gaps(rows, consumed))
         applied = self._apply_isolated(rows, self._catalog.frames.facts(positions_read(rows)), consumed)
         summaries = [summary for part in applied for summary in part.summaries]
@@ -429,7 +431,7 @@ class BatchProcessor:
         # Last: the other queries do not wait for it.
         for key, failure in failed.items():
             if isinstance(failure, NotFound | QueryTooLarge):
-                self._set_aside(key, failure)
+                self._pause(key, failure)
                 continue
             through = max(row.last for row in by_query[key])
             applied += self._isolate(key, self._catalog.frames.entries(key, consumed.get(key, 0), through))
@@ -447,7 +449,7 @@ class BatchProcessor:
         failures = 0
         quarantined = self._catalog.quarantine.frame_reasons()
         facts = self._catalog.frames.facts({key: [(entries[0].position - 1, entries[-1].position)]} if entries else {})
-        while parts and key not in self._stuck:
+        while parts and key not in self._set_aside:
             part = parts.popleft()
             rows = list(read_frames(self._log, self._log_dir, [(key, entry) for entry in part], quarantined))
             try:
@@ -471,7 +473,7 @@ class BatchProcessor:
         culprits.append(entry.edge)
         if len(culprits) > MAX_CULPRITS and len(set(culprits)) > 1:
             # Frames of several edges, one after the other, and none in between that could be applied.
-            self._set_aside(key, exc)
+            self._pause(key, exc)
             return []
         reason = named(exc)
         self.quarantine(entry, reason)
@@ -483,7 +485,7 @@ class BatchProcessor:
             self._remove([self._catalog.quarantine.drop_frame(key, entry.position)])
             if not is_fault_of_frames(failure):
                 raise
-            self._set_aside(key, failure)
+            self._pause(key, failure)
             return []
         return [applied]
 
@@ -506,26 +508,28 @@ class BatchProcessor:
             self._log.remove(segment)
         self._catalog.frames.forget_segments(gone)
 
-    def _set_aside(self, key: str, exc: Exception) -> None:
-        """Applies no more frames of a query until the job starts again: they stay in the log for an operator."""
-        self._stuck[key] = named(exc)
-        if isinstance(exc, QueryTooLarge):
-            self._writer.suspend(exc.query, FOR_EVER_MS)
-        self._metrics.stuck.set(len(self._stuck))
-        logger.error("query %s is stuck, its frames are kept: %s", key, named(exc))
-        self._catalog.alarms.add("query-stuck", f"query {key}: {named(exc)}", EdgeId(""), self._now_ms(), key)
+    def _pause(self, key: str, exc: Exception) -> None:
+        """Applies no more frames of a query until a driver begins to lead: they stay in the log."""
+        logger.error("query %s is paused, its frames are kept: %s", key, named(exc))
+        self._catalog.quarantine.set_query_aside(query_from_key(key), SetAside.PAUSED, named(exc), self._now_ms())
+        self.leave_out(key, SetAside.PAUSED)
 
-    def suspend(self, key: str, reason: str) -> None:
-        """Applies no frames of a query, and gives no answers of it, until `resume`."""
-        self._stuck[key] = reason
-        self._metrics.stuck.set(len(self._stuck))
-        self._writer.suspend(query_from_key(key), FOR_EVER_MS)
+    def leave_out(self, key: str, state: SetAside) -> None:
+        """Applies no frames of a query that is set aside, and gives no answers to it, until `release`."""
+        self._set_aside[key] = state
+        self._count_set_aside()
+        self._writer.pause(query_from_key(key), FOR_EVER_MS)
 
-    def resume(self, key: str) -> None:
-        """Ends `suspend`. The stream has to start again, for the frames that were left out."""
-        self._stuck.pop(key, None)
-        self._metrics.stuck.set(len(self._stuck))
-        self._writer.suspend(query_from_key(key), 0)
+    def release(self, key: str) -> None:
+        """Ends `leave_out`. The stream has to start again, for the frames that were left out."""
+        self._set_aside.pop(key, None)
+        self._count_set_aside()
+        self._writer.pause(query_from_key(key), 0)
+
+    def _count_set_aside(self) -> None:
+        states = list(self._set_aside.values())
+        for state in SetAside:
+            self._metrics.set_aside.labels(state).set(states.count(state))
 
     def _check_gaps(self, missing: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Handles frames that were not read although later ones were; they must not be skipped if they exist.

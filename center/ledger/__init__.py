@@ -19,9 +19,9 @@ from center.ledger.events import (
     TimeAdvanced,
     state_refusal,
 )
-from center.ledger.ledger import AT_ONCE_MS, Ledger, LedgerTransaction, QueryChanges
+from center.ledger.ledger import AT_ONCE_MS, Ledger, LedgerTransaction
 from center.ledger.quality import ALL_RECORDS_NEEDED, Phase, Quality, with_late_records
-from center.ledger.stored_state import pack_state
+from center.ledger.stored_state import QueryChanges, pack_state
 from center.ledger.violations import ACCURACY, STALENESS, WITHHELD, Violation, with_violations
 from center.ledger.withheld import WithheldBound
 

@@ -1,6 +1,6 @@
-"""`EarlyAnswerLedger`: windows of a query with an accuracy are answered as soon as their estimate meets it.
+"""`EarlyAnswerBook`: windows of a query with an accuracy are answered as soon as their estimate meets it.
 
-The rules of `TimeWindowLedger` apply: the phases ``complete`` and ``final`` and the deadline of a staleness budget are
+The rules of `TimeWindowBook` apply: the phases ``complete`` and ``final`` and the deadline of a staleness budget are
 as without an accuracy. Early answers are added. At each report and each deadline the ledger advances the query's
 `EarlyAnswerEstimator` and asks it for a decision about each ended window without an answer. An early answer is revised
 when its estimate changes by a quarter of its interval.
@@ -18,10 +18,10 @@ from typing import Any
 
 from center.early import Delays, EarlyAnswerEstimator, Prediction, needed_rate
 from center.ledger.events import Emission, FrameSummary
+from center.ledger.losses import MAX_AHEAD_MS, Losses
 from center.ledger.quality import Phase, Quality, with_accuracy
 from center.ledger.state import EstimatorLogEntry, QueryState, StateEntry, StateTable, WindowState
-from center.ledger.time_windows import TimeWindowLedger
-from center.ledger.window_book import MAX_AHEAD_MS
+from center.ledger.time_windows import TimeWindowBook
 from edgewater.model.accuracy import report_schedule
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
@@ -34,8 +34,8 @@ COMPACT_BYTES = 1 << 18
 """Size of the log at which a snapshot replaces it, if that is also four times the size of the last snapshot."""
 
 
-class EarlyAnswerLedger(TimeWindowLedger):
-    """The rules for a query with an accuracy."""
+class EarlyAnswerBook(TimeWindowBook):
+    """The windows of a query with an accuracy."""
 
     def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> None:
         self._log: StateTable[EstimatorLogEntry] = StateTable()
@@ -78,7 +78,7 @@ class EarlyAnswerLedger(TimeWindowLedger):
         super().edges_changed(edges)
         self._estimator.speed = self._state.running_clock.speed
 
-    def inherit_delays(self, others: Iterable[EarlyAnswerLedger]) -> None:
+    def inherit_delays(self, others: Iterable[EarlyAnswerBook]) -> None:
         """Takes over what other queries know of the delays of the same records, per edge from the one that has observed
         them for the longest time."""
         known: dict[str, Delays] = {}
@@ -133,7 +133,7 @@ class EarlyAnswerLedger(TimeWindowLedger):
         The latter matters only while an ended window has no answer.
         """
         due_ms = super().deadline()
-        ends = [self._end(start) for start, state in self._windows.items() if self._is_open(start, state.is_answered)]
+        ends = [self._end(start) for start, state in self.windows.items() if self._is_open(start, state.is_answered)]
         if not ends:
             return due_ms
         estimator = self._estimator
@@ -157,11 +157,13 @@ class EarlyAnswerLedger(TimeWindowLedger):
         estimator.advance(self._state.running_clock.to_event_ms(now_ms))
         ended = {
             start
-            for start, state in self._windows.items()
+            for start, state in self.windows.items()
             if self._is_open(start, state.is_answered) and estimator.has_ended(start)
         }
         if self._withdraws:
-            dirty = dirty | self._without_wait({start for start, state in self._windows.items() if state.is_answered})
+            dirty = dirty | self.deadlines.without_wait(
+                {start for start, state in self.windows.items() if state.is_answered}
+            )
         emissions = super()._emit_due(dirty | ended, now_ms)
         self._withdraws = False
         estimator.forget_before(self.sealed_before())
@@ -169,7 +171,7 @@ class EarlyAnswerLedger(TimeWindowLedger):
         return emissions
 
     def _answer_window(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
-        state, estimator = self._windows.get(start_ms), self._estimator
+        state, estimator = self.windows.get(start_ms), self._estimator
         if state is None and not due:
             return None
         reached = self._phase(start_ms)
@@ -196,7 +198,7 @@ class EarlyAnswerLedger(TimeWindowLedger):
             if not dirty or not observed or not (self._withdraws or estimator.is_revision_due(start_ms)):
                 return None
             revision, last = estimator.predict(start_ms), estimator.last_answer(start_ms)
-            if self._lacks_records(start_ms):
+            if Losses(self._state).concern(self._required_span(start_ms)):
                 revision = replace(revision, met=False)
             if last is not None and not revision.differs_from(last):
                 return None

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-from center.ledger.early_answers import EarlyAnswerLedger
+from center.ledger.answer_work import EventWork
+from center.ledger.early_answers import EarlyAnswerBook
 from center.ledger.events import (
     EdgesChanged,
     Emission,
     FramesMerged,
     FrameSummary,
-    LateSlice,
     LedgerEvent,
     QueryDeleted,
     QueryFailed,
@@ -24,11 +23,11 @@ from center.ledger.events import (
     SlicesRefused,
     TimeAdvanced,
 )
-from center.ledger.session_windows import SessionWindowLedger
+from center.ledger.session_windows import SessionWindowBook
 from center.ledger.state import QueryState, StateEntry
-from center.ledger.stored_state import EntryRow, pack_state, unpack_state
-from center.ledger.time_windows import TimeWindowLedger
-from center.ledger.window_book import EventWork, QueryLedger
+from center.ledger.stored_state import QueryChanges, unpack_state
+from center.ledger.time_windows import TimeWindowBook
+from center.ledger.window_book import WindowBook
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.errors import NotFound, StorageError
 from edgewater.model.query import QuerySpec
@@ -39,24 +38,6 @@ from edgewater.wire import QueryRef
 
 AT_ONCE_MS = 0
 """A deadline that has passed on any clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueryChanges:
-    """The changes of one query's state in a transaction, for the store to write.
-
-    Attributes:
-        state: `QueryState` as JSON, of its edges the first part; None: the query is deleted, with all its entries.
-        entries: (kind, start, JSON, or None for a removed entry).
-        late: numbers of records that came for windows when these were final.
-        open_from_ms: before the transaction, slices that start from then on belonged to windows that were not final.
-    """
-
-    ref: QueryRef
-    state: str | None
-    entries: tuple[EntryRow, ...] = ()
-    late: Mapping[LateSlice, int] = field(default_factory=dict)
-    open_from_ms: int = MIN_TIME_MS
 
 
 class Ledger:
@@ -73,14 +54,14 @@ class Ledger:
     def __init__(self, *, margin_ms: int = 200) -> None:
         self._margin_ms = margin_ms
         self.on_query: Callable[[QueryRef], None] = lambda _: None
-        self._queries: dict[QueryRef, QueryLedger] = {}
+        self._books: dict[QueryRef, WindowBook] = {}
         self._deleted: dict[str, int] = {}
         self._edges: tuple[EdgeRecord, ...] | None = None
         self._listed: frozenset[EdgeId] = frozenset()
         # Queries whose windows may be due although no frame will arrive: the next TimeAdvanced examines them.
         self._pending: set[QueryRef] = set()
         # Wall time, ms, until which time alone does not advance them. Not part of the state that is stored.
-        self._suspended: dict[QueryRef, int] = {}
+        self._paused_until_ms: dict[QueryRef, int] = {}
         self._transaction: LedgerTransaction | None = None
         self._is_stale = False
         self._revisions_after = 0
@@ -91,7 +72,7 @@ class Ledger:
         Raises:
             NotFound: a frame's query was never registered. Nothing is applied, since the frame would be lost. Frames
                 of a deleted query are ignored.
-            QueryFailed: the state of a query cannot take the event `TimeAdvanced`: see `suspend`.
+            QueryFailed: the state of a query cannot take the event `TimeAdvanced`: see `pause`.
         """
         assert not self._is_stale, "a transaction has failed: load the ledger first"
         match event:
@@ -112,65 +93,71 @@ class Ledger:
 
     def next_deadline(self) -> int | None:
         """Wall time, ms, of the next `TimeAdvanced` that is needed (`AT_ONCE_MS`: now), or None."""
-        if self._is_stale or not self._pending <= self._suspended.keys():
+        if self._is_stale or not self._pending <= self._paused_until_ms.keys():
             return AT_ONCE_MS
-        until = [due_ms for ref, due_ms in self._suspended.items() if ref in self._queries]
-        deadlines = (q.deadline() for ref, q in self._queries.items() if ref not in self._suspended)
+        until = [due_ms for ref, due_ms in self._paused_until_ms.items() if ref in self._books]
+        deadlines = (q.deadline() for ref, q in self._books.items() if ref not in self._paused_until_ms)
         return min((due_ms for due_ms in (*until, *deadlines) if due_ms is not None), default=None)
 
-    def suspend(self, ref: QueryRef, until_ms: int) -> None:
-        """Emits nothing of a query by time alone before a wall time, as its state cannot take the time."""
-        self._suspended[ref] = until_ms
+    def pause(self, ref: QueryRef, until_ms: int) -> None:
+        """Gives no answers to a query by time alone before a wall time, because its state cannot take the time."""
+        self._paused_until_ms[ref] = until_ms
 
     def weigh(self, ref: QueryRef, size: int, slices: int | None = None) -> None:
-        """As `QueryLedger.weigh`: what the query's answers cost from now on. Not part of the state that is stored."""
-        if ref in self._queries:
-            self._queries[ref].weigh(size, slices)
+        """Learns the size of a query's slices (`AnswerWork.weigh`). A query that is not known is ignored."""
+        if ref in self._books:
+            self._books[ref].work.weigh(size, slices)
 
     def open_windows(self, ref: QueryRef) -> int:
         """Number of windows of a query that are not final."""
-        return self._query(ref).open_windows
+        return len(self.book(ref).windows)
 
     def has_waiting_changes(self, ref: QueryRef) -> bool:
         """Whether windows of a query have changed since their newest answer, and wait for the time of the next one."""
-        return self._query(ref).has_waiting_changes
+        return self.book(ref).deadlines.refine_at_ms is not None
+
+    def book(self, ref: QueryRef) -> WindowBook:
+        """The windows of a query, to read. Raises NotFound."""
+        if ref not in self._books:
+            raise NotFound(f"query {query_key(ref)} is not in the ledger")
+        return self._books[ref]
 
     def queries(self) -> list[QueryRef]:
-        return list(self._queries)
+        return list(self._books)
 
     def is_deleted(self, ref: QueryRef) -> bool:
         return ref.version <= self._deleted.get(ref.name, 0)
 
     def wall_ms(self, ref: QueryRef, event_ms: int) -> int:
         """Converts an event time of the query's stream to wall time. Raises NotFound."""
-        return self._query(ref).state.running_clock.to_wall_ms(event_ms)
+        return self.book(ref).state.running_clock.to_wall_ms(event_ms)
 
     def sealed_before(self, ref: QueryRef) -> int:
         """Event time, ms: slices that start before it belong to final windows only and accept no more data."""
-        ledger = self._queries.get(ref)
-        return ledger.sealed_before() if ledger else MIN_TIME_MS
+        book = self._books.get(ref)
+        return book.sealed_before() if book else MIN_TIME_MS
 
     def states_late(self, ref: QueryRef) -> bool:
         """Whether answers of a query may have to state records that came too late, or that sources rejected."""
-        state = self._query(ref).state
+        state = self.book(ref).state
         return state.after_final > 0 or state.rejected > 0
 
     def after_final(self, ref: QueryRef) -> int:
         """Number of records so far that came for windows of the query when these were final."""
-        return self._query(ref).state.after_final
+        return self.book(ref).state.after_final
 
     def exceeding_delays(self) -> dict[QueryRef, Mapping[str, int]]:
         """The number of records that came later than the declared delays, by query and edge, where there are any."""
-        early = {ref: q.estimator for ref, q in self._queries.items() if isinstance(q, EarlyAnswerLedger)}
+        early = {ref: q.estimator for ref, q in self._books.items() if isinstance(q, EarlyAnswerBook)}
         return {ref: estimator.exceeding for ref, estimator in early.items() if estimator.exceeding}
 
     def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
         """Per query with an accuracy and per edge, the sampling rate that the contract needs."""
-        return {ref: q.needed_rates() for ref, q in self._queries.items() if isinstance(q, EarlyAnswerLedger)}
+        return {ref: q.needed_rates() for ref, q in self._books.items() if isinstance(q, EarlyAnswerBook)}
 
     def sampled_functions(self) -> dict[QueryRef, tuple[QuerySpec, tuple[EdgeId, ...]]]:
         """The queries whose accuracy is about a function of a sample, with the edges that each expects."""
-        states = {ref: q.state for ref, q in self._queries.items()}
+        states = {ref: q.state for ref, q in self._books.items()}
         return {
             ref: (state.query.spec, tuple(state.expected))
             for ref, state in states.items()
@@ -179,8 +166,7 @@ class Ledger:
 
     def snapshot(self, ref: QueryRef) -> bytes:
         """The whole state of a query. Raises NotFound."""
-        ledger = self._query(ref)
-        return pack_state(ledger.state_json(), ((k, start, text) for k, start, text in ledger.all_entries() if text))
+        return self.book(ref).snapshot()
 
     def restore(self, ref: QueryRef, snapshot: bytes) -> None:
         """Sets a query, known or not, to the state of a snapshot.
@@ -193,18 +179,18 @@ class Ledger:
         state, entries, edges = unpack_state(snapshot)
         if state.query.ref != ref:
             raise StorageError(f"the state of {query_key(state.query.ref)} was found for query {query_key(ref)}")
-        ledger = self._ledger_of(state, entries)
-        ledger.restored(edges)
+        book = self._new_book(state, entries)
+        book.restored(edges)
         if self._edges is not None:
-            ledger.edges_changed(self._edges)
-        ledger.forget_weight()
-        self._queries[ref] = ledger
+            book.edges_changed(self._edges)
+        book.work.forget()
+        self._books[ref] = book
         self._pending.add(ref)
 
-    def _ledger_of(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]]) -> QueryLedger:
-        ledger = _ledger_of(state, entries, self._margin_ms)
-        ledger.revisions_after = self._revisions_after
-        return ledger
+    def _new_book(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]]) -> WindowBook:
+        book = _book_of(state, entries, self._margin_ms)
+        book.revisions_after = self._revisions_after
+        return book
 
     def load(self, snapshots: Mapping[QueryRef, bytes | None], revisions_after: int = 0) -> None:
         """Replaces the state of all queries, as after a failed transaction; the list of edges is kept.
@@ -218,7 +204,7 @@ class Ledger:
             StorageError, UnsupportedVersion: as `restore`.
         """
         self._is_stale, self._revisions_after = True, revisions_after
-        self._queries, self._deleted, self._pending = {}, {}, set()
+        self._books, self._deleted, self._pending = {}, {}, set()
         for ref, snapshot in snapshots.items():
             if snapshot is None:
                 self._delete(ref)
@@ -231,7 +217,7 @@ class Ledger:
         """Records what events change. After an exception the ledger takes no event until it is loaded again."""
         assert self._transaction is None, "transactions do not nest"
         edges = self._edges, self._listed
-        self._transaction = transaction = LedgerTransaction(self._queries, self._deleted)
+        self._transaction = transaction = LedgerTransaction(self._books, self._deleted)
         try:
             yield transaction
         except BaseException:
@@ -241,34 +227,29 @@ class Ledger:
         finally:
             self._transaction = None
 
-    def _query(self, ref: QueryRef) -> QueryLedger:
-        if ref not in self._queries:
-            raise NotFound(f"query {query_key(ref)} is not in the ledger")
-        return self._queries[ref]
-
-    def _touch(self, ref: QueryRef) -> QueryLedger:
-        """The query's ledger, about to change."""
-        ledger = self._query(ref)
+    def _touch(self, ref: QueryRef) -> WindowBook:
+        """The query's book, about to change."""
+        book = self.book(ref)
         if self._transaction is not None and ref not in self._transaction.touched:
-            self._transaction.touched[ref] = ledger
-            ledger.begin()
-        return ledger
+            self._transaction.touched[ref] = book
+            book.begin()
+        return book
 
     def _register(self, query: RegisteredQuery) -> None:
-        if query.ref in self._queries or self.is_deleted(query.ref):
+        if query.ref in self._books or self.is_deleted(query.ref):
             return
         state = QueryState(query, (), (), None, {}, {}, MIN_TIME_MS, None, 0)
-        ledger = self._queries[query.ref] = self._ledger_of(state, ())
+        book = self._books[query.ref] = self._new_book(state, ())
         self._touch(query.ref).edges_changed(self._edges or ())
-        if isinstance(ledger, EarlyAnswerLedger):
-            ledger.inherit_delays(q for q in self._queries.values() if isinstance(q, EarlyAnswerLedger))
+        if isinstance(book, EarlyAnswerBook):
+            book.inherit_delays(q for q in self._books.values() if isinstance(q, EarlyAnswerBook))
 
     def _delete(self, ref: QueryRef) -> None:
         if self.is_deleted(ref):
             return
-        for older in [q for q in self._queries if q.name == ref.name and q.version <= ref.version]:
+        for older in [q for q in self._books if q.name == ref.name and q.version <= ref.version]:
             self._touch(older)
-            del self._queries[older]
+            del self._books[older]
             self._pending.discard(older)
         self._deleted[ref.name] = ref.version
 
@@ -278,7 +259,7 @@ class Ledger:
         # Every heartbeat changes a record; membership and streams, which matter here, change rarely.
         if previous is not None and _membership(previous) == _membership(edges):
             return
-        for ref in self._queries:
+        for ref in self._books:
             self._touch(ref).edges_changed(edges)
             self._pending.add(ref)
 
@@ -288,42 +269,42 @@ class Ledger:
             if not self.is_deleted(frame.query):
                 by_query.setdefault(frame.query, []).append(frame)
         for ref in by_query:
-            if ref not in self._queries:
+            if ref not in self._books:
                 raise NotFound(f"a frame arrived for query {query_key(ref)}, which is not registered")
         emissions, work = [], EventWork()
         for ref, reported in by_query.items():
             self.on_query(ref)
-            ledger = self._touch(ref)
-            listed = self._listed if self._edges is not None else {*ledger.state.expected, *ledger.state.retired}
-            work.grant(ledger)
-            given = ledger.report(reported, {f.edge for f in reported} - listed, now_ms)
-            work.spend(ledger, len(given))
-            emissions += given
-            self._note_backlog(ref, ledger)
+            book = self._touch(ref)
+            listed = self._listed if self._edges is not None else {*book.state.expected, *book.state.retired}
+            work.grant(book.work)
+            answers = book.report(reported, {f.edge for f in reported} - listed, now_ms)
+            work.spend(book.work, len(answers))
+            emissions += answers
+            self._note_backlog(ref, book)
         return emissions
 
     def _advance_time(self, now_ms: int) -> list[Emission]:
-        self._suspended = {ref: until_ms for ref, until_ms in self._suspended.items() if until_ms > now_ms}
+        self._paused_until_ms = {ref: until_ms for ref, until_ms in self._paused_until_ms.items() if until_ms > now_ms}
         emissions, work = [], EventWork()
-        for ref, ledger in self._queries.items():
-            if ref in self._suspended:
+        for ref, book in self._books.items():
+            if ref in self._paused_until_ms:
                 continue
             try:
-                due_ms = ledger.deadline()
+                due_ms = book.deadline()
                 if ref in self._pending or (due_ms is not None and due_ms <= now_ms):
                     self.on_query(ref)
-                    work.grant(ledger)
-                    given = self._touch(ref).emit_due(now_ms)
-                    work.spend(ledger, len(given))
-                    emissions += given
-                    self._note_backlog(ref, ledger)
+                    work.grant(book.work)
+                    answers = self._touch(ref).emit_due(now_ms)
+                    work.spend(book.work, len(answers))
+                    emissions += answers
+                    self._note_backlog(ref, book)
             except Exception as exc:
                 raise QueryFailed(ref) from exc
         return emissions
 
-    def _note_backlog(self, ref: QueryRef, ledger: QueryLedger) -> None:
+    def _note_backlog(self, ref: QueryRef, book: WindowBook) -> None:
         """A query with more to answer than one event does (`MAX_WORK`) is due at once."""
-        if ledger.has_backlog:
+        if book.has_backlog:
             self._pending.add(ref)
         else:
             self._pending.discard(ref)
@@ -332,11 +313,11 @@ class Ledger:
 class LedgerTransaction:
     """The changes since `Ledger.transaction` was entered."""
 
-    def __init__(self, queries: dict[QueryRef, QueryLedger], deleted: dict[str, int]) -> None:
-        self._queries = queries
+    def __init__(self, queries: dict[QueryRef, WindowBook], deleted: dict[str, int]) -> None:
+        self._books = queries
         self._deleted = deleted
         self._deleted_before = dict(deleted)
-        self.touched: dict[QueryRef, QueryLedger] = {}
+        self.touched: dict[QueryRef, WindowBook] = {}
 
     def changes(self) -> list[QueryChanges]:
         """The changes of each changed query, for the store to write."""
@@ -345,25 +326,21 @@ class LedgerTransaction:
             for name, version in self._deleted.items()
             if self._deleted_before.get(name) != version
         ]
-        for ref, ledger in self.touched.items():
-            if self._queries.get(ref) is not ledger:
+        for ref, book in self.touched.items():
+            if self._books.get(ref) is not book:
                 changes.append(QueryChanges(ref, None))
-                continue
-            entries = ledger.changed_entries()
-            if entries or ledger.state_changed():
-                changes.append(
-                    QueryChanges(ref, ledger.state_json(), tuple(entries), ledger.late_records(), ledger.open_from_ms)
-                )
+            elif (changed := book.changes()) is not None:
+                changes.append(changed)
         return list({c.ref: c for c in changes}.values())
 
 
-def _ledger_of(state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> QueryLedger:
+def _book_of(state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> WindowBook:
     spec = state.query.spec
     if isinstance(spec.window, SessionWindow):
-        return SessionWindowLedger(state, entries, margin_ms)
+        return SessionWindowBook(state, entries, margin_ms)
     if spec.accuracy is not None and spec.accuracy.kind is not None:
-        return EarlyAnswerLedger(state, entries, margin_ms)
-    return TimeWindowLedger(state, entries, margin_ms)
+        return EarlyAnswerBook(state, entries, margin_ms)
+    return TimeWindowBook(state, entries, margin_ms)
 
 
 def _membership(edges: tuple[EdgeRecord, ...]) -> list[tuple[object, ...]]:

@@ -13,22 +13,32 @@ final. A record between two sessions of which the first is final and the second 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from center.ledger.events import Emission
+from center.ledger.losses import Span
 from center.ledger.quality import Quality, SessionQuality, assess
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
-from center.ledger.state import EdgeIncarnation, WindowState
-from center.ledger.window_book import QueryLedger
+from center.ledger.state import QueryState, StateEntry, WindowState
+from center.ledger.window_book import WindowBook
 from center.ledger.withheld import Totals
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.windows import Extent, SessionWindow
-from edgewater.wire import SliceClose
 
 
-class SessionWindowLedger(QueryLedger):
-    """The rules for a query of session windows."""
+class SessionWindowBook(WindowBook):
+    """The windows of a query of session windows."""
+
+    def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> None:
+        super().__init__(state, entries, margin_ms)
+        self._extents: dict[int, Extent] = {}
+        for start in self.slices.open:
+            self._update_extent(start)
+        # Starts of sessions, merged ones included, by the slice that contains them.
+        self._sessions_by_slice: defaultdict[int, list[int]] = defaultdict(list)
+        for start in self.windows:
+            self._sessions_by_slice[self._window.slice_start(start)].append(start)
 
     @property
     def _window(self) -> SessionWindow:
@@ -45,6 +55,8 @@ class SessionWindowLedger(QueryLedger):
 
     def _affected_windows(self, changed: Sequence[int]) -> set[int]:
         gap = self._window.gap_ms
+        for start in changed:
+            self._update_extent(start)
         with_records = {start for start in changed if start in self._extents}
         dirty: set[int] = set()
         examined: set[int] = set()
@@ -56,13 +68,13 @@ class SessionWindowLedger(QueryLedger):
         return dirty
 
     def _update_sessions(self, connected: range, changed: set[int]) -> set[int]:
-        """Stores the sessions of connected slices; returns the windows that need a new answer."""
+        """Stores the sessions of connected slices, and returns the windows that need a new answer."""
         current = {s.start_ms: s for s in session_windows(connected, self._extents, self._window)}
         removed = [start for s in connected for start in self._sessions_by_slice.get(s, ()) if start not in current]
         dirty: set[int] = set()
         inherited_ms: dict[int, int] = {}
         for start in removed:
-            state = self._windows.get(start)
+            state = self.windows.get(start)
             assert state is not None
             if state.session is None:
                 continue
@@ -72,39 +84,39 @@ class SessionWindowLedger(QueryLedger):
             target = next(
                 s for s in current.values() if s.from_ms <= self._window.slice_start(start) < s.to_ms
             ).start_ms
-            self._windows.put(start, replace(state, session=None, merged_into=target, refine_from_ms=0))
+            self.windows.put(start, replace(state, session=None, merged_into=target, refine_from_ms=0))
             inherited_ms[target] = min(state.first_staleness_ms or 0, inherited_ms.get(target, MAX_TIME_MS))
             dirty.add(start)
         for start, session in current.items():
-            state = self._windows.get(start)
+            state = self.windows.get(start)
             if state is None or state.session != session or not changed.isdisjoint(session.slices(self._window)):
                 self._put_session(start, session, inherited_ms.get(start))
                 dirty.add(start)
         return dirty
 
     def _put_session(self, start_ms: int, session: ObservedSession, inherited_staleness_ms: int | None) -> None:
-        held = self._windows.get(start_ms)
-        state = replace(held or WindowState(has_data=True), session=session, merged_into=None)
+        before = self.windows.get(start_ms)
+        state = replace(before or WindowState(has_data=True), session=session, merged_into=None)
         if state.first_staleness_ms is None and inherited_staleness_ms is not None:
             # Its records were answered in time, under the start of another session.
             state = replace(state, first_staleness_ms=inherited_staleness_ms)
         if inherited_staleness_ms is not None:
             state = replace(state, refine_from_ms=0)  # readers of the merged session are referred here
-        self._windows.put(start_ms, state)
-        if held is None:
+        self.windows.put(start_ms, state)
+        if before is None:
             self._sessions_by_slice[self._window.slice_start(start_ms)].append(start_ms)
-        if held is None or held.session is None:
-            self._track_window(start_ms)
+        if before is None or before.session is None:
+            self.deadlines.add(start_ms)
 
     def _session(self, start_ms: int) -> ObservedSession | None:
-        state = self._windows.get(start_ms)
+        state = self.windows.get(start_ms)
         return state.session if state else None
 
     def _end(self, start_ms: int) -> int:
         session = self._session(start_ms)
         return session.end_ms if session else MIN_TIME_MS
 
-    def _required_span(self, start_ms: int) -> tuple[int, int]:
+    def _required_span(self, start_ms: int) -> Span:
         session = self._session(start_ms)
         if session is None:
             return MIN_TIME_MS, MIN_TIME_MS
@@ -119,13 +131,8 @@ class SessionWindowLedger(QueryLedger):
     def _lost_through(self, slice_start_ms: int) -> int:
         return MAX_TIME_MS if slice_start_ms < self.sealed_before() else MIN_TIME_MS
 
-    def _update_slice(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], touched: bool) -> bool:
-        changed = super()._update_slice(start_ms, closes, touched)
-        self._update_extent(start_ms)
-        return changed
-
     def _update_extent(self, start_ms: int) -> None:
-        state = self._slices.get(start_ms)
+        state = self.slices.open.get(start_ms)
         if state is not None and state.has_data:
             # Edges report extents with each frame. Without one, records may lie anywhere in the slice.
             self._extents[start_ms] = state.extent or (start_ms, start_ms + self._window.gap_ms - 1)
@@ -133,7 +140,7 @@ class SessionWindowLedger(QueryLedger):
     # Answers
 
     def _answer_window(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
-        state = self._windows.get(start_ms)
+        state = self.windows.get(start_ms)
         if state is None:
             return None
         if state.session is None:
@@ -143,7 +150,7 @@ class SessionWindowLedger(QueryLedger):
         return super()._answer_window(start_ms, dirty, due or has_inherited, now_ms)
 
     def _redirect(self, start_ms: int, state: WindowState, now_ms: int) -> Emission:
-        """The last answer of a session that was merged into another: an empty window without data."""
+        """Returns the last answer of a session that was merged into another: an empty window without data."""
         quality = assess(
             self._spec,
             Totals(),
@@ -154,7 +161,7 @@ class SessionWindowLedger(QueryLedger):
         )
         session = SessionQuality(False, self._state.sessions_cut, state.merged_into)
         revision = self._next_revision(state)
-        self._windows.put(start_ms, replace(state, revision=revision))
+        self.windows.put(start_ms, replace(state, revision=revision))
         ref, quality = self._state.query.ref, replace(quality, session=session)
         return Emission(ref, start_ms, start_ms, revision, state.phase, now_ms, quality, start_ms, start_ms)
 
@@ -173,7 +180,7 @@ class SessionWindowLedger(QueryLedger):
         self._drop_window(start_ms)
 
     def _drop_window(self, start_ms: int) -> None:
-        self._windows.drop(start_ms)
+        self.windows.drop(start_ms)
         at = self._window.slice_start(start_ms)
         self._sessions_by_slice[at].remove(start_ms)
         if not self._sessions_by_slice[at]:
@@ -185,9 +192,7 @@ class SessionWindowLedger(QueryLedger):
         if final > MIN_TIME_MS:
             # A lone record at the end of a slice ends its session a gap later, which the slice after that closes.
             open_from = self._window.slice_start(final) - gap
-            first_open = min(
-                (w.session.from_ms for _, w in self._windows.items() if w.session), default=open_from + gap
-            )
+            first_open = min((w.session.from_ms for _, w in self.windows.items() if w.session), default=open_from + gap)
             sealed = max(self._state.sealed_before_ms, min(open_from, first_open - gap))
             if sealed > self._state.sealed_before_ms:
                 self._set_state(replace(self._state, sealed_before_ms=sealed))
@@ -198,13 +203,3 @@ class SessionWindowLedger(QueryLedger):
         for start in [s for s in self._extents if s < before]:
             del self._extents[start]
         super()._seal_slices()
-
-    def _rebuild_heaps(self) -> None:
-        super()._rebuild_heaps()
-        self._extents: dict[int, Extent] = {}
-        for start in self._slices:
-            self._update_extent(start)
-        # Starts of sessions, merged ones included, by the slice that contains them.
-        self._sessions_by_slice: defaultdict[int, list[int]] = defaultdict(list)
-        for start in self._windows:
-            self._sessions_by_slice[self._window.slice_start(start)].append(start)

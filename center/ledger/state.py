@@ -223,8 +223,8 @@ class WindowState:
         merged_into: start of that other session.
         lacks_edges: the newest answer keeps the phase ``complete`` of an earlier one, although some edge has not
             closed the window as it is now. It is answered again when all edges have.
-        outdated: it has changed since its newest answer; the next one is given in a later
-            transaction (`query.MAX_WORK`).
+        outdated: it has changed since its newest answer; the next one is given in a later transaction
+            (`answer_work.MAX_WORK`).
         kept_staleness_ms: under a combined budget, staleness of the first answer that kept the error budget.
         refine_from_ms: wall time before which changed data alone make no new answer (`REFINE_AFTER_MS`).
         answers: number of its answers. After a restoration, revisions begin far above it.

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
+from center.ledger.events import LateSlice
 from center.ledger.state import (
     PARTS_VERSION,
     STATE_VERSION,
@@ -26,7 +27,8 @@ from center.ledger.state import (
     dump,
 )
 from edgewater.model.errors import StorageError
-from edgewater.wire import SliceClose
+from edgewater.model.streams import MIN_TIME_MS
+from edgewater.wire import QueryRef, SliceClose
 
 EDGES_PER_PART = 64
 EDGES, SLICE = "edges", "slice"
@@ -36,6 +38,24 @@ _CLOSE_COLUMNS = 7
 
 EntryRow = tuple[str, int, str | None]
 """Kind, start and JSON of a row; None: the row is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryChanges:
+    """The changes of one query's state in a transaction, for the store to write.
+
+    Attributes:
+        state: `QueryState` as JSON, with the first part of its edges; None: the query is deleted, with all its entries.
+        entries: (kind, start, JSON, or None for a removed entry).
+        late: numbers of records that came for windows when these were final.
+        open_from_ms: before the transaction, slices that start from then on belonged to windows that were not final.
+    """
+
+    ref: QueryRef
+    state: str | None
+    entries: tuple[EntryRow, ...] = ()
+    late: Mapping[LateSlice, int] = field(default_factory=dict)
+    open_from_ms: int = MIN_TIME_MS
 
 
 class StoredEdges:

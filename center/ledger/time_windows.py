@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from center.ledger.state import WindowState
-from center.ledger.window_book import QueryLedger
+from center.ledger.window_book import WindowBook
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.model.windows import SlidingWindow
 
 MAX_LACKING = 1000
-"""Windows without data that are answered because records of an edge may be lost: of one statement."""
+"""Windows without data that one statement opens because records of an edge may be lost."""
 MAX_UNANSWERED = 16 * MAX_LACKING
-"""Windows without data and answer, from which on no statement opens more."""
+"""Windows without data and answer. With more, no statement opens a window."""
 
 
-class TimeWindowLedger(QueryLedger):
+class TimeWindowBook(WindowBook):
     """The rules for a query of tumbling or sliding windows."""
 
     @property
@@ -29,17 +29,17 @@ class TimeWindowLedger(QueryLedger):
         return MIN_TIME_MS if final == MIN_TIME_MS else self._first_ending_after(final)
 
     def _affected_windows(self, changed: Sequence[int]) -> set[int]:
-        self._open_windows(start for start in changed if (state := self._slices.get(start)) and state.has_data)
+        self._open_windows(start for start in changed if self.slices.has_data(start))
         return {w for w in self._window.windows_of_slices(changed) if not self._is_final(self._end(w))}
 
     def _open_windows(self, slice_starts_ms: Iterable[int]) -> None:
         for start in self._window.windows_of_slices(slice_starts_ms):
-            state = self._windows.get(start)
+            state = self.windows.get(start)
             if state is not None and not state.has_data:
-                self._windows.put(start, replace(state, has_data=True))
+                self.windows.put(start, replace(state, has_data=True))
             elif state is None and not self._is_final(self._end(start)):
-                self._windows.put(start, WindowState(has_data=True))
-                self._track_window(start)
+                self.windows.put(start, WindowState(has_data=True))
+                self.deadlines.add(start)
 
     def _end(self, start_ms: int) -> int:
         return self._window.end(start_ms)
@@ -60,7 +60,7 @@ class TimeWindowLedger(QueryLedger):
 
     def _open_lacking(self, from_ms: int | None, to_ms: int | None, today_ms: int) -> None:
         state, every_ms = self._state, self._window.every_ms
-        if sum(not w.has_data and not w.is_answered for _, w in self._windows.items()) >= MAX_UNANSWERED:
+        if sum(not w.has_data and not w.is_answered for _, w in self.windows.items()) >= MAX_UNANSWERED:
             return
         if from_ms is None:
             is_running = state.final_through_ms > MIN_TIME_MS
@@ -70,9 +70,9 @@ class TimeWindowLedger(QueryLedger):
             to_ms = today_ms if to_ms is None else min(to_ms, today_ms)
             start += max(0, (to_ms - 1 - start) // every_ms + 1 - MAX_LACKING) * every_ms
         for lacking in range(start, to_ms, every_ms):
-            if lacking not in self._windows:
-                self._windows.put(lacking, WindowState(has_data=False))
-                self._track_window(lacking)
+            if lacking not in self.windows:
+                self.windows.put(lacking, WindowState(has_data=False))
+                self.deadlines.add(lacking)
 
     def _next_without_data(self) -> list[int]:
         closed = max(self._closed_ms, self._state.final_through_ms)
@@ -80,9 +80,9 @@ class TimeWindowLedger(QueryLedger):
             return []
         return [max(self._state.due_from_ms, self._first_ending_after(closed))]
 
-    def _pop_overdue(self, now_ms: int, most: int) -> list[int]:
-        """Windows without data that are overdue because some edge has not closed them. The deadline of those that are
-        left stays in the past.
+    def _take_overdue(self, now_ms: int, most: int) -> list[int]:
+        """Takes windows without data that are overdue because some edge has not closed them. If more are overdue, the
+        deadline stays in the past.
 
         A window that all edges have closed without a record is known to be empty and gets no answer.
         """
@@ -94,7 +94,7 @@ class TimeWindowLedger(QueryLedger):
         first = start = max(self._state.due_from_ms, self._first_ending_after(min(closed, today)))
         overdue: list[int] = []
         while len(overdue) < most and self._due_at(start) <= now_ms:
-            if start not in self._windows and self._end(start) > closed:
+            if start not in self.windows and self._end(start) > closed:
                 overdue.append(start)
             start += self._window.every_ms
         if start > first:
@@ -102,14 +102,14 @@ class TimeWindowLedger(QueryLedger):
         return overdue
 
     def _first_ending_after(self, time_ms: int) -> int:
-        """Start of the first window that ends after `time_ms`."""
+        """Returns the start of the first window that ends after `time_ms`."""
         window = self._window
         steps = (time_ms - window.size_ms - window.offset_ms) // window.every_ms + 1
         return window.offset_ms + steps * window.every_ms
 
     def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
-        """The first window that becomes due with or without data. Earlier ones began before the query was registered,
-        before an edge served the stream, or before a replay began."""
+        """Returns the first window that becomes due with or without data. Earlier ones began before the query was
+        registered, before an edge served the stream, or before a replay began."""
         if self._due_after_ms is None or clock is None:
             return None
         begins = clock.to_event_ms(max(self._state.query.registered_at_ms, first_seen_ms))

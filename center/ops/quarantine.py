@@ -1,11 +1,11 @@
-"""An operator's access to the frames that the job could not apply."""
+"""An operator's access to frames and queries that the job has set aside."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pwd
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -49,25 +49,26 @@ class Quarantine:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._catalog.close()
 
-    def list(self) -> list[dict[str, Any]]:
-        """The frames, the latest first."""
+    def frames(self) -> list[dict[str, Any]]:
+        """The frames that could not be applied, the latest first."""
         return [_mapping(frame) for frame in self._catalog.quarantine.frames()]
 
-    def suspended(self) -> Sequence[dict[str, Any]]:
-        """The queries that are set aside, because the job died of them."""
+    def queries(self) -> list[dict[str, Any]]:
+        """The queries that are set aside."""
         return [
             {
                 "query": query_key(s.query),
+                "state": s.state.value,
                 "reason": s.reason,
                 "deaths": s.deaths,
-                "suspended_at": rfc3339(s.suspended_at_ms),
+                "since": rfc3339(s.since_ms),
             }
             for s in self._catalog.quarantine.queries().values()
         ]
 
-    def resume(self, name: str) -> None:
-        """Lets the job try a query again that was set aside. Raises NotFound."""
-        with self._audited("resume_query", f"/v1/queries/{name}"):
+    def retry_query(self, name: str) -> None:
+        """Lets the job try a query again that is set aside. Raises NotFound."""
+        with self._audited("retry_query", f"/v1/queries/{name}"):
             self._catalog.quarantine.retry_query(name)
 
     def show(self, key: str, position: int) -> dict[str, Any]:
@@ -93,23 +94,23 @@ class Quarantine:
         finally:
             self._audit.write({**entry, "outcome": outcome, "status": None, "request": None}, is_refusal=False)
 
-    def retry(self, key: str, position: int) -> int:
+    def retry_frame(self, key: str, position: int) -> int:
         """Lets the job apply a frame as new data; returns its new position.
 
         Raises:
             NotFound: it is not in quarantine.
             Conflict: its query is deleted, or the job has not yet stated it as lost.
         """
-        with self._audited("retry_quarantined", f"/v1/quarantine/{key}/{position}"):
+        with self._audited("retry_frame", f"/v1/quarantine/{key}/{position}"):
             self._catalog.quarantine.frame(key, position)
             with contextlib.closing(ResultStore(self._results_url)) as store:
                 if store.consumed().get(key, 0) < position:
                     raise Conflict(f"the job has not passed frame {position} of query {key} yet: try again when it has")
             return self._catalog.quarantine.retry_frame(key, position)
 
-    def drop(self, key: str, position: int) -> None:
+    def drop_frame(self, key: str, position: int) -> None:
         """Gives up a frame and its bytes. Raises NotFound."""
-        with self._audited("drop_quarantined", f"/v1/quarantine/{key}/{position}"):
+        with self._audited("drop_frame", f"/v1/quarantine/{key}/{position}"):
             segment = self._catalog.quarantine.drop_frame(key, position)
             if segment is not None:
                 FrameLog(self._log_dir).remove(segment)

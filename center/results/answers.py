@@ -185,10 +185,15 @@ class AnswerReader:
             rows = rows.where(t.answers.c.query == query_key(query))
         return self._answers(rows.order_by(t.answers.c.answer_id).limit(limit))
 
-    def changes_after(self, answer_id: int, limit: int, query: QueryRef | None = None) -> AnswerChanges:
+    def changes_after(
+        self, answer_id: int, limit: int, query: QueryRef | None = None, *, max_bytes: int | None = None
+    ) -> AnswerChanges:
         """The newest revision of each window among the first `limit` answers with a greater id; of one query or of all.
 
         The data of the other revisions are not read.
+
+        Args:
+            max_bytes: bytes of synopses that end the page: the first answer that reaches them is the last one.
         """
         a = t.answers.c
         page = select(a.answer_id, a.query, a.window_start_ms).where(a.answer_id > answer_id)
@@ -198,6 +203,12 @@ class AnswerReader:
         each = select(func.max(part.c.answer_id), func.count()).group_by(part.c.query, part.c.window_start_ms)
         with read_transaction(self._engine) as connection:
             counts = {row[0]: row[1] for row in connection.execute(each)}
+            if max_bytes is not None and counts:
+                sizes = select(a.answer_id, func.coalesce(func.length(a.synopsis), 0))
+                sizes = sizes.where(a.answer_id.in_(list(counts))).order_by(a.answer_id)
+                ids, lengths = zip(*connection.execute(sizes), strict=True)
+                last = next((i for i, size in zip(ids, accumulate(lengths), strict=True) if size >= max_bytes), ids[-1])
+                counts = {i: count for i, count in counts.items() if i <= last}
             rows = select(t.answers).where(a.answer_id.in_(list(counts))).order_by(a.answer_id)
             records = _with_late_records(connection, [_record(row) for row in connection.execute(rows)])
         return AnswerChanges(records, {i: count - 1 for i, count in counts.items()}, sum(counts.values()))

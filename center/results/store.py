@@ -295,7 +295,7 @@ class ResultStore(AnswerReader):
         Raises:
             Conflict: another job has written to the store, or an event is of another partition's query. LeaseLost:
                 another job has taken the lease.
-            QueryFailed: a query cannot be advanced, or an answer of it not be given: see `Ledger.suspend`.
+            QueryFailed: a query cannot be advanced, or an answer of it not be given: see `Ledger.pause`.
         """
         if any(isinstance(e, FramesMerged) for e in events):
             raise ValueError("frames are applied with their deltas, by ResultStore.apply")

@@ -59,7 +59,10 @@ class SinkDefinition:
 
     def make(self, context: SinkContext) -> Sink:
         """Builds the sink. Raises InvalidConfig."""
-        return self.kind.sink(self.options, context)
+        try:
+            return self.kind.sink(self.options, context)
+        except InvalidConfig as exc:
+            raise InvalidConfig(f"sinks.{self.name}.{exc.field}", exc.value, exc.accepted, exc.reason) from None
 
     @property
     def key(self) -> str:
@@ -114,8 +117,11 @@ def read_definition(
 
 
 def read_definitions(documents: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[SinkDefinition]:
-    """Reads the mapping ``sinks`` of ``center.yaml``. Raises InvalidConfig."""
-    return [read_definition(name, document, environ=environ) for name, document in documents.items()]
+    """Reads the mapping ``sinks`` of ``center.yaml``, and tries to build the sinks. Raises InvalidConfig."""
+    definitions = [read_definition(name, document, environ=environ) for name, document in documents.items()]
+    for definition in definitions:
+        definition.make(SinkContext(definition.name))
+    return definitions
 
 
 def _validated(model: Any, document: Mapping[str, Any], at: str, context: Mapping[str, Any]) -> Any:

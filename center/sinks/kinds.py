@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,11 +46,14 @@ class PostgresKind:
             from center.sinks.postgresql import PostgresSink
         except ImportError as exc:
             raise _missing(self.name, "postgres", exc) from exc
-        url = options.url.get_secret_value()
+        url, accepted = options.url.get_secret_value(), "postgresql://user:password@host/database"
+        # libpq's messages quote what they cannot read, and that may be a part of the password.
         try:
-            psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.ProgrammingError as exc:
-            raise InvalidConfig("url", "…", "postgresql://user:password@host/database", str(exc)) from None
+            parts = psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.ProgrammingError:
+            raise InvalidConfig("url", "…", accepted, "libpq cannot read it") from None
+        if "@" in str(parts.get("host")) or not re.fullmatch(r"[\d,]*", str(parts.get("port") or "")):
+            raise InvalidConfig("url", "…", f"{accepted}, with %40 for @ and %2F for / in the password")
         return PostgresSink(url, options.db_schema, context)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,11 +31,16 @@ from edgewater.wire import QueryRef
 
 MAX_NAME_BYTES = 63
 """PostgreSQL cuts longer names."""
-SYSTEM_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
-CONNECT_TIMEOUT_S = 10
-STATEMENT_TIMEOUT_MS = 60_000
+TAKEN_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid", "version")
+"""PostgreSQL's own columns, and the column that views add."""
+CONNECTION: dict[str, Any] = {
+    "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
+    "tcp_user_timeout": 30_000, "application_name": "edgewater sink",
+}  # fmt: skip
+"""Parameters of libpq that the URL does not have. With libpq's defaults, a server that is cut off blocks for hours."""
+SETTINGS = "-c statement_timeout=60000 -c timezone=UTC -c synchronous_commit=on"
 OWN = "edgewater_"
-"""Prefix of the sink's own tables. A query of such a name gets another table name."""
+"""Prefix of the sink's own tables."""
 POSITIONS, WINDOWS = f"{OWN}positions", f"{OWN}windows"
 _WINDOW_COLUMNS = {
     "query": "text", "version": "bigint", "window_start": "timestamptz", "window_end": "timestamptz",
@@ -42,8 +48,12 @@ _WINDOW_COLUMNS = {
     "contract": "text", "statement": "jsonb",
 }  # fmt: skip
 _WIDER = {
-    ("bigint", "numeric"), ("bigint", "double precision"), ("numeric", "double precision"), ("text", "jsonb"),
+    ("bigint", "numeric"), ("bigint", "double precision"), ("numeric", "double precision"),
 }  # fmt: skip
+"""Pairs of types. Values of the first fit into the second."""
+_LIKE_OWN = re.compile(rf"(q_)*{OWN}")
+_LIKE_VERSION = re.compile(r"_v\d+_*$")
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
 class PostgresSink:
@@ -64,23 +74,21 @@ class PostgresSink:
         """See `Sink`. Raises StorageError."""
         with _stated():
             if self._connection is None or self._connection.closed:
-                self._connection = psycopg.connect(
-                    self._url,
-                    connect_timeout=CONNECT_TIMEOUT_S,
-                    application_name="edgewater sink",
-                    client_encoding="utf8",
-                    options=f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c timezone=UTC -c synchronous_commit=on",
-                )
+                given = psycopg.conninfo.conninfo_to_dict(self._url)
+                options = f"{given.pop('options', None) or ''} {SETTINGS}"
+                self._connection = psycopg.connect(**{**CONNECTION, **given}, client_encoding="utf8", options=options)
                 path = _quoted(self._schema)
                 self._connection.execute("SELECT set_config('search_path', %s, false)", [path])
                 self._connection.commit()
             with self._connection.transaction(), self._connection.cursor() as cursor:
                 self._prepare(cursor)
-                self._tables = {query.ref: _Table(query) for query in queries if query.is_typed}
+                typed = [query for query in queries if query.is_typed]
+                views = {name: _View(name, self._schema) for name in sorted({query.ref.name for query in typed})}
+                self._tables = {query.ref: _Table(query, views[query.ref.name]) for query in typed}
                 for table in self._tables.values():
                     table.create(cursor, self._schema)
-                for name in sorted({ref.name for ref in self._tables}):
-                    self._create_view(cursor, name)
+                for view in views.values():
+                    view.create(cursor)
                 cursor.execute(f"SELECT answer_id, late FROM {POSITIONS} WHERE sink = %s", [self._context.name])
                 row = cursor.fetchone()
         return None if row is None else Position(*row)
@@ -98,8 +106,19 @@ class PostgresSink:
                 if (answer.query, answer.window_start_ms) in newer:
                     by_query.setdefault(answer.query, []).append(answer)
             for ref, group in by_query.items():
-                if self._tables[ref].replace_windows(cursor, group):
-                    self._create_view(cursor, ref.name)
+                self._tables[ref].replace_windows(cursor, group)
+            # Sessions that were merged into others are no answers any more.
+            gone = [
+                (a.query.name, a.query.version, rfc3339(a.window_start_ms))
+                for a in answers
+                if a.window_end_ms <= a.window_start_ms
+            ]
+            if gone:
+                cursor.executemany(
+                    f"DELETE FROM {WINDOWS} WHERE query = %s AND version = %s AND window_start = %s::timestamptz"
+                    " AND window_end <= window_start",
+                    gone,
+                )
 
     def close(self) -> None:
         """See `Sink`."""
@@ -164,150 +183,203 @@ class PostgresSink:
                 " RETURNING query, version, (extract(epoch FROM window_start) * 1000)::bigint"
             ).format(windows=sql.Identifier(WINDOWS), changed=changed)
         )
-        newer = {(QueryRef(name, version), start) for name, version, start in cursor.fetchall()}
-        cursor.execute("TRUNCATE pg_temp.stage")
-        return newer
+        return {(QueryRef(name, version), start) for name, version, start in cursor.fetchall()}
 
-    def _create_view(self, cursor: psycopg.Cursor[Any], query: str) -> None:
-        """Creates the view of all versions of a query, also of versions that are no longer registered."""
-        stem = _table_name(query)
+
+class _View:
+    """The view of all versions of a query, also of versions that are no longer registered."""
+
+    def __init__(self, query: str, schema: str) -> None:
+        self._query, self._schema, self._name = query, schema, _table_name(query)
+        self._place = f"{_quoted(schema)}.{_quoted(self._name)}"
+        self._grants: list[tuple[str, str, bool]] = []
+
+    def create(self, cursor: psycopg.Cursor[Any]) -> None:
+        """Creates the view, or replaces it if tables have changed. Raises StorageError: a table has its name.
+
+        New columns come last, so PostgreSQL can replace a view that other views read, and its grants stay.
+        """
+        union = self._union(self._columns(cursor))
+        cursor.execute(
+            "SELECT relkind::text, obj_description(oid, 'pg_class') FROM pg_class WHERE oid = to_regclass(%s)",
+            [self._place],
+        )
+        kind, description = cursor.fetchone() or ("", "")
+        if kind not in ("", "v"):
+            raise StorageError(
+                f"the sink creates a view {self._name}, but the database has a table of this name: rename it"
+            )
+        mark = f"Answers of all versions of the query {self._query}. {zlib.crc32(union.as_string(cursor).encode()):08x}"
+        if description == mark:
+            return
+        view = sql.Identifier(self._name)
+        statement = sql.SQL("CREATE OR REPLACE VIEW {} AS {}").format(view, union)
+        try:
+            with cursor.connection.transaction():
+                cursor.execute(statement)
+        except psycopg.errors.InvalidTableDefinition:  # a column has another type, or another place
+            self.drop(cursor)
+            cursor.execute(statement)
+        cursor.execute(sql.SQL("COMMENT ON VIEW {} IS {}").format(view, sql.Literal(mark)))
+        for privileges, role, may_grant in self._grants:
+            option = sql.SQL(" WITH GRANT OPTION" if may_grant else "")
+            grant = sql.SQL("GRANT {} ON {} TO {}{}")
+            cursor.execute(grant.format(sql.SQL(privileges), view, sql.SQL(role), option))
+        self._grants = []
+
+    def drop(self, cursor: psycopg.Cursor[Any]) -> None:
+        """Drops the view. `create` restores its grants."""
+        cursor.execute(
+            "SELECT string_agg(privilege_type, ', '), CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text"
+            " END, is_grantable FROM pg_class, aclexplode(relacl) WHERE oid = to_regclass(%s) AND grantee <> relowner"
+            " GROUP BY grantee, is_grantable",
+            [self._place],
+        )
+        self._grants += cursor.fetchall()
+        cursor.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(sql.Identifier(self._name)))
+
+    def _columns(self, cursor: psycopg.Cursor[Any]) -> dict[str, dict[str, str]]:
+        """Returns the types of the columns per table, by ascending version."""
         cursor.execute(
             "SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_class c JOIN pg_namespace n"
             " ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid"
             " JOIN pg_description d ON d.objoid = c.oid AND d.objsubid = 0 AND starts_with(d.description, %s)"
             " WHERE n.nspname = %s AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
-            [_comment(query, ""), self._schema],
+            [_comment(self._query, ""), self._schema],
         )
         tables: dict[str, dict[str, str]] = {}
         for table, column, kind in cursor.fetchall():
             tables.setdefault(table, {})[column] = kind
+        return dict(sorted(tables.items(), key=lambda item: _version(item[0])))
+
+    def _union(self, tables: Mapping[str, Mapping[str, str]]) -> sql.Composed:
         columns: dict[str, str] = {}
         for each in tables.values():
             for column, kind in each.items():
-                columns[column] = kind if columns.get(column, kind) == kind else "text"
+                columns[column] = _common(columns.get(column, kind), kind)
         parts = [
             sql.SQL("SELECT {version}::bigint AS version, {columns} FROM {table}").format(
-                version=sql.Literal(int(table.rpartition("_v")[2])),
+                version=sql.Literal(_version(table)),
                 columns=sql.SQL(", ").join(
                     sql.SQL("{}::{} AS {}").format(
-                        sql.Identifier(name) if name in tables[table] else sql.NULL, sql.SQL(kind), sql.Identifier(name)
+                        sql.Identifier(name) if name in stored else sql.NULL, sql.SQL(kind), sql.Identifier(name)
                     )
                     for name, kind in columns.items()
                     if name != "version"
                 ),
                 table=sql.Identifier(table),
             )
-            for table in sorted(tables)
+            for table, stored in tables.items()
         ]
-        union = sql.SQL(" UNION ALL ").join(parts)
-        view, place = sql.Identifier(stem), f"{_quoted(self._schema)}.{_quoted(stem)}"
-        cursor.execute(
-            "SELECT relkind::text, obj_description(oid, 'pg_class') FROM pg_class WHERE oid = to_regclass(%s)", [place]
-        )
-        kind, description = cursor.fetchone() or ("", "")
-        if kind not in ("", "v"):
-            raise StorageError(f"the sink creates a view {stem}, but the database has a table of this name: rename it")
-        mark = f"Answers of all versions of the query {query}. {zlib.crc32(union.as_string(cursor).encode()):08x}"
-        if description == mark:
-            return
-        cursor.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(view))
-        cursor.execute(sql.SQL("CREATE VIEW {} AS {}").format(view, union))
-        cursor.execute(sql.SQL("COMMENT ON VIEW {} IS {}").format(view, sql.Literal(mark)))
+        return sql.SQL(" UNION ALL ").join(parts)
 
 
 class _Table:
     """The table of one version of a query."""
 
-    def __init__(self, query: SinkQuery) -> None:
+    def __init__(self, query: SinkQuery, view: _View) -> None:
         self.name = _table_name(query.ref.name, f"_v{query.ref.version}")
-        self._ref = query.ref
-        self._columns: dict[str, tuple[str, str]] = {}
-        self._add(query.schema)
-
-    def _add(self, schema: pa.Schema) -> dict[str, str]:
-        """Adds the columns that are not there yet, and returns the new ones, by name."""
-        taken = {name for name, _ in self._columns.values()}
-        new = {}
-        for field in schema:
-            if field.name not in self._columns:
-                name = _column_name(field.name, taken)
-                taken.add(name)
-                self._columns[field.name] = name, _sql_type(field.type)
-                new[name] = _sql_type(field.type)
-        return new
+        self._ref, self._schema, self._view = query.ref, query.schema, view
+        self._names: dict[str, str] = {}
+        self._kinds: dict[str, str] = {}
+        self._looked_at: set[str] = set()
 
     def create(self, cursor: psycopg.Cursor[Any], schema: str) -> None:
-        """Creates the table, or adds what it lacks. Raises StorageError: a column has another type."""
+        """Creates the table, or adds columns that it lacks. Raises StorageError: a view has its name.
+
+        The types of its columns stay: before an edge is known, the types of the query's columns are guesses.
+        """
+        place = f"{_quoted(schema)}.{_quoted(self.name)}"
+        cursor.execute("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", [place])
+        (found,) = cursor.fetchone() or ("",)
+        if found not in ("", "r", "p"):
+            raise StorageError(f"the sink creates a table {self.name}, but the database has a view of this name")
         cursor.execute(
-            "SELECT a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_attribute a"
-            " WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped",
-            [f"{_quoted(schema)}.{_quoted(self.name)}"],
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
+            " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+            [place],
         )
-        stored: dict[str, str] = {
-            name: kind.replace("timestamp with time zone", "timestamptz") for name, kind in cursor.fetchall()
-        }
-        table = sql.Identifier(self.name)
-        if not stored:
-            columns = sql.SQL(", ").join(
-                sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in self._columns.values()
-            )
-            cursor.execute(sql.SQL("CREATE TABLE {} ({})").format(table, columns))
-            start = self._columns["window_start"][0]
-            cursor.execute(sql.SQL("CREATE INDEX ON {} ({})").format(table, sql.Identifier(start)))
-            cursor.execute(
-                sql.SQL("COMMENT ON TABLE {} IS {}").format(
-                    table, sql.Literal(_comment(self._ref.name, self._ref.version))
-                )
-            )
+        self._kinds = {name: _short(kind) for name, kind in cursor.fetchall()}
+        if found:
+            self._fit(cursor, self._schema, only_add=True)
             return
-        self._alter(cursor, stored)
+        table, self._kinds = sql.Identifier(self.name), {self._name(f.name): _sql_type(f.type) for f in self._schema}
+        columns = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in self._kinds.items()
+        )
+        cursor.execute(sql.SQL("CREATE TABLE {} ({})").format(table, columns))
+        cursor.execute(sql.SQL("CREATE INDEX ON {} ({})").format(table, self._start))
+        comment = sql.Literal(_comment(self._ref.name, self._ref.version))
+        cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(table, comment))
 
-    def _alter(self, cursor: psycopg.Cursor[Any], stored: Mapping[str, str]) -> None:
+    def replace_windows(self, cursor: psycopg.Cursor[Any], answers: Sequence[SinkAnswer]) -> None:
+        """Replaces all rows of these windows."""
         table = sql.Identifier(self.name)
-        for field, (name, kind) in list(self._columns.items()):
-            column = sql.Identifier(name)
-            if name not in stored:
-                self._drop_view(cursor)
-                cursor.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(table, column, sql.SQL(kind)))
-            elif stored[name] != kind and (kind, stored[name]) in _WIDER:
-                self._columns[field] = name, stored[name]
-            elif stored[name] != kind and (stored[name], kind) in _WIDER:
-                self._drop_view(cursor)
-                cursor.execute(
-                    sql.SQL("ALTER TABLE {0} ALTER COLUMN {1} TYPE {2} USING {1}::{2}").format(
-                        table, column, sql.SQL(kind)
-                    )
-                )
-            elif stored[name] != kind:
-                raise StorageError(
-                    f"table {self.name}: the column {name} is of type {stored[name]}, the sink writes {kind}:"
-                    " rename the column, or the table, and the sink creates another one"
-                )
-
-    def _drop_view(self, cursor: psycopg.Cursor[Any]) -> None:
-        # A view forbids changes of the columns that it reads. `open` creates it again.
-        cursor.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(sql.Identifier(_table_name(self._ref.name))))
-
-    def replace_windows(self, cursor: psycopg.Cursor[Any], answers: Sequence[SinkAnswer]) -> bool:
-        """Replaces all rows of these windows. Returns whether columns were added or changed."""
-        table, start = sql.Identifier(self.name), sql.Identifier(self._columns["window_start"][0])
         cursor.execute(
-            sql.SQL("DELETE FROM {} WHERE {} = ANY(%s::timestamptz[])").format(table, start),
+            sql.SQL("DELETE FROM {} WHERE {} = ANY(%s::timestamptz[])").format(table, self._start),
             [[rfc3339(answer.window_start_ms) for answer in answers]],
         )
         rows = pa.concat_tables([answer.rows for answer in answers], promote_options="permissive")
         if not rows.num_rows:
+            return
+        self._fit(cursor, rows.schema)
+        _copy(cursor, table, rows.rename_columns([self._name(name) for name in rows.column_names]))
+
+    @property
+    def _start(self) -> sql.Identifier:
+        # By its place: a group or a measure of the user may have the name.
+        return sql.Identifier(self._name(self._schema.field(0).name))
+
+    def _name(self, field: str) -> str:
+        if field not in self._names:
+            self._names[field] = _column_name(field, self._names.values())
+        return self._names[field]
+
+    def _fit(self, cursor: psycopg.Cursor[Any], schema: pa.Schema, *, only_add: bool = False) -> None:
+        """Adds and changes columns, so that the table takes such rows. Raises StorageError: a column has other values.
+
+        Args:
+            only_add: types may differ.
+        """
+        changed = False
+        for field in schema:
+            name, kind = self._name(field.name), _sql_type(field.type)
+            stored = self._kinds.get(name)
+            if stored is not None and (only_add or stored == kind or pa.types.is_null(field.type)):
+                continue
+            if stored is None:
+                self._alter(cursor, "ADD COLUMN {column} {kind}", name, kind)
+            elif self._is_unused(cursor, name):
+                self._view.drop(cursor)
+                self._alter(cursor, "ALTER COLUMN {column} TYPE {kind} USING NULL", name, kind)
+            elif (kind, stored) in _WIDER:
+                continue
+            elif (stored, kind) in _WIDER:
+                self._view.drop(cursor)
+                self._alter(cursor, "ALTER COLUMN {column} TYPE {kind} USING {column}::{kind}", name, kind)
+            else:
+                raise StorageError(
+                    f"table {self.name}: the column {name} is of type {stored}, the sink writes {kind}:"
+                    " rename the column, or the table, and the sink creates another one"
+                )
+            changed = True
+        if changed and not only_add:
+            self._view.create(cursor)
+
+    def _alter(self, cursor: psycopg.Cursor[Any], change: str, name: str, kind: str) -> None:
+        parts = {"column": sql.Identifier(name), "kind": sql.SQL(kind)}
+        statement = sql.SQL("ALTER TABLE {} ").format(sql.Identifier(self.name))
+        cursor.execute(statement + sql.SQL(change).format(**parts))
+        self._kinds[name] = kind
+
+    def _is_unused(self, cursor: psycopg.Cursor[Any], name: str) -> bool:
+        """Whether a column that `create` met has no value yet. It is looked at once."""
+        if name in self._looked_at:
             return False
-        stored = dict(self._columns.values())
-        changed = bool(self._add(rows.schema))
-        for field in rows.schema:
-            name, kind = self._columns[field.name]
-            if (kind, _sql_type(field.type)) in _WIDER:
-                self._columns[field.name], changed = (name, _sql_type(field.type)), True
-        if changed:
-            self._alter(cursor, stored)
-        _copy(cursor, table, rows.rename_columns([self._columns[name][0] for name in rows.column_names]))
-        return changed
+        self._looked_at.add(name)
+        used = sql.SQL("SELECT EXISTS (SELECT 1 FROM {} WHERE {} IS NOT NULL)")
+        cursor.execute(used.format(sql.Identifier(self.name), sql.Identifier(name)))
+        return cursor.fetchone() == (False,)
 
 
 def _copy(cursor: psycopg.Cursor[Any], table: sql.Composable, rows: pa.Table) -> None:
@@ -324,7 +396,10 @@ def _copy(cursor: psycopg.Cursor[Any], table: sql.Composable, rows: pa.Table) ->
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns a column as CSV can hold it. Texts lose NUL, which PostgreSQL does not store."""
     if pa.types.is_list(column.type):
-        column = pa.chunked_array([list_texts(column)], pa.string())
+        texts = list_texts(column)
+        if pc.any(pc.match_substring(texts, "\\u0000")).as_py():  # rare, so a loop over the rows does no harm
+            texts = pa.array([None if text is None else _without_nul(text) for text in texts.to_pylist()], pa.string())
+        return pa.chunked_array([texts], pa.string())
     if pa.types.is_null(column.type):
         return column.cast(pa.string())
     if pa.types.is_string(column.type):
@@ -333,7 +408,12 @@ def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _jsonb(statement: Mapping[str, Any]) -> str:
-    return to_json(statement).decode().replace("\\u0000", "\\ufffd")
+    return _without_nul(to_json(statement).decode())
+
+
+def _without_nul(text: str) -> str:
+    """Returns JSON without NUL, which PostgreSQL does not store. An escaped backslash before ``u0000`` is no NUL."""
+    return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
 
 
 def _contract(answer: SinkAnswer) -> str:
@@ -356,14 +436,34 @@ def _sql_type(kind: pa.DataType) -> str:
 
 
 def _table_name(query: str, suffix: str = "") -> str:
-    stem = f"q_{query}" if query.startswith(OWN) else query
+    """Returns the name of a query's view, or with a suffix of a table. No two queries have equal names of either.
+
+    A query whose name is like the sink's own tables, or like the table of another query's version, gets another name.
+    """
+    stem = f"q_{query}" if _LIKE_OWN.match(query) else query
+    stem = f"{stem}_" if _LIKE_VERSION.search(stem) else stem
     return _shortened(stem, MAX_NAME_BYTES - len(suffix)) + suffix
+
+
+def _version(table: str) -> int:
+    return int(table.rpartition("_v")[2])
+
+
+def _short(kind: str) -> str:
+    return kind.replace("timestamp with time zone", "timestamptz")
+
+
+def _common(one: str, other: str) -> str:
+    """Returns a type that takes the values of both."""
+    if one == other or (other, one) in _WIDER:
+        return one
+    return other if (one, other) in _WIDER else "text"
 
 
 def _column_name(name: str, taken: Iterable[str]) -> str:
     """Returns a name that PostgreSQL accepts and that no other column has."""
     name = name.replace("\0", "\ufffd") or "_"
-    if name in SYSTEM_COLUMNS:
+    while name.rstrip("_") in TAKEN_COLUMNS and (name in TAKEN_COLUMNS or name in taken):
         name = f"{name}_"
     short = _shortened(name, MAX_NAME_BYTES)
     return short if short not in taken else _shortened(f"{name} {zlib.crc32(name.encode()):08x}", MAX_NAME_BYTES)
@@ -388,7 +488,7 @@ def _quoted(name: str) -> str:
 
 @contextlib.contextmanager
 def _stated() -> Iterator[None]:
-    """Turns errors of the database into StorageError. libpq's messages have no password."""
+    """Turns errors of the database into StorageError. Their messages have no password of a URL that was accepted."""
     try:
         yield
     except psycopg.Error as exc:

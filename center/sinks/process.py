@@ -17,6 +17,8 @@ from center.sinks.runner import LOOK_MS, SinkRunner
 from center.sinks.store import SinkStore
 from edgewater.model.errors import EdgewaterError, InvalidConfig
 
+END_S = 0.2
+"""How long a changed sink may delay the others. If it hangs, it is started again after it has ended."""
 log = logging.getLogger(__name__)
 
 
@@ -77,12 +79,19 @@ class SinkProcess:
             definition = wanted.get(name)
             if definition is None or definition.key != thread.runner.definition.key:
                 thread.end()
-                thread.join()
+                thread.join(END_S)
+            if not thread.is_alive():
                 del self._threads[name]
         for name, definition in wanted.items():
             if name not in self._threads:
                 runner = SinkRunner(
-                    definition, self._catalog, self._results, self._store, owner=self._owner, now_ms=self._now_ms
+                    definition,
+                    self._catalog,
+                    self._results,
+                    self._store,
+                    owner=self._owner,
+                    now_ms=self._now_ms,
+                    is_stored=name not in self._configured,
                 )
                 self._threads[name] = _SinkThread(runner)
                 self._threads[name].start()

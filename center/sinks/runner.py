@@ -20,6 +20,7 @@ from center.sinks.definitions import SinkDefinition
 from center.sinks.store import SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, StorageError
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 MAX_ANSWERS = 500
 """Answers of one page."""
 PAGE_BYTES = 16 << 20
-"""Bytes of merged data in a page, from which on the next page has fewer answers."""
+"""Bytes of merged data that end a page."""
+LATE_ANSWERS = 50
+"""Final answers with late records that are read at once."""
+ALARM_FAILURES = 2
+"""Failures in a row from which on there is an alarm. A connection that was lost once is none."""
 MAX_REMEMBERED = 100_000
 MAX_REVISIONS = 20
 """Earlier revisions whose groups are compared with the newest one."""
@@ -54,6 +59,7 @@ class SinkRunner:
     Args:
         owner: names this process in the lease of the sink.
         now_ms: returns the wall time.
+        is_stored: the API has defined the sink. If it is deleted there, the runner does nothing more.
     """
 
     def __init__(
@@ -65,8 +71,10 @@ class SinkRunner:
         *,
         owner: str,
         now_ms: Callable[[], int],
+        is_stored: bool = False,
     ) -> None:
         self.definition = definition
+        self._is_stored = is_stored
         self._catalog, self._results, self._store = catalog, results, store
         self._owner, self._now_ms = owner, now_ms
         self._epoch: int | None = None
@@ -75,9 +83,11 @@ class SinkRunner:
         self._sink: Sink | None = None
         self._position = Position()
         self._queries: dict[QueryRef, _Query] = {}
+        self._seen: set[QueryRef] = set()
         self._replayed: int | None = None
+        self._trimmed = 0
+        self._gap: tuple[int, int] | None = None
         self._failures = 0
-        self._limit = MAX_ANSWERS
         # Per window, the late records of a final answer as the sink has them.
         self._late: dict[tuple[QueryRef, int], tuple[int, int]] = {}
 
@@ -112,10 +122,11 @@ class SinkRunner:
     def _step(self) -> float:
         now_ms, name = self._now_ms(), self.definition.name
         if self._epoch is None:
-            self._epoch = self._store.take(name, self._owner, now_ms, LEASE_MS)
+            self._epoch = self._store.take(name, self._owner, now_ms, LEASE_MS, adds=not self._is_stored)
             if self._epoch is None:
                 return STANDBY_S
             log.info("sink %s: this process runs it, epoch %d", name, self._epoch)
+            self._gap = self._store.status(name).gap
             self._report()
         elif now_ms - self._renewed_ms >= RENEW_MS:
             self._report()
@@ -135,7 +146,9 @@ class SinkRunner:
     def _open(self, now_ms: int) -> None:
         """Opens the sink, or opens it again if its queries have changed."""
         self._looked_ms = now_ms
-        wanted = {q.ref: q for q in self._catalog.queries.all() if self.definition.includes(q.ref.name)}
+        queries = self._catalog.queries.all()
+        self._seen = {query.ref for query in queries}
+        wanted = {q.ref: q for q in queries if self.definition.includes(q.ref.name)}
         if self._sink is not None and wanted.keys() == self._queries.keys():
             return
         if self._sink is None:
@@ -197,16 +210,20 @@ class SinkRunner:
     def _waits(self, newest: Position) -> bool:
         """Whether the new answers may wait for others."""
         batch_ms = self.definition.batch_ms
-        if not batch_ms or newest.answer_id - self._position.answer_id >= self._limit:
+        if not batch_ms or newest.answer_id - self._position.answer_id >= MAX_ANSWERS:
             return False
         given_at_ms = self._results.answered_at_after(self._position.answer_id)
         return given_at_ms is not None and self._now_ms() - given_at_ms < batch_ms
 
     def _write_new(self, newest: Position) -> None:
-        changes = self._results.changes_after(self._position.answer_id, self._limit)
+        changes = self._results.changes_after(self._position.answer_id, MAX_ANSWERS, max_bytes=PAGE_BYTES)
+        if self._results.trimmed() != self._trimmed:
+            self._report()  # before the write: what was deleted before the page was read is a gap
+        answered = {record.query for record in changes.records}
+        if not answered <= self._seen:
+            self._open(self._now_ms())  # a query was registered since
+            self._seen |= answered  # a query that is deleted does not come again
         records = [r for r in changes.records if self._wants(r)]
-        size = sum(len(record.synopsis or b"") for record in changes.records)
-        self._limit = max(1, self._limit // 2) if size > PAGE_BYTES else min(MAX_ANSWERS, self._limit * 2)
         # No record: the answers in between have been deleted.
         last = changes.records[-1].answer_id if changes.records else newest.answer_id
         self._write(records, Position(last, self._position.late))
@@ -219,7 +236,7 @@ class SinkRunner:
         self._write([], Position(self._position.answer_id, newest.late))
 
     def _final_with_late(self, ref: QueryRef) -> Iterator[list[AnswerRecord]]:
-        for page in self._results.with_late_records(ref, MAX_ANSWERS):
+        for page in self._results.with_late_records(ref, LATE_ANSWERS):
             changed = [r for r in page if self._wants(r) and self._late.get((ref, r.window_start_ms)) != late_of(r)]
             if changed:
                 yield changed
@@ -256,7 +273,7 @@ class SinkRunner:
 
     def _report(self, answers: int = 0, rows: int = 0, problem: str = "") -> None:
         assert self._epoch is not None
-        now_ms = self._now_ms()
+        now_ms, self._trimmed = self._now_ms(), self._results.trimmed()
         self._status = self._store.report(
             self.definition.name,
             self._epoch,
@@ -265,11 +282,22 @@ class SinkRunner:
             replayed=self._replayed,
             answers=answers,
             rows=rows,
-            trimmed=self._results.trimmed(),
+            trimmed=self._trimmed,
             problem=problem or (None if self._sink is None else getattr(self._sink, "problem", "")),
             now_ms=now_ms,
         )
         self._renewed_ms, self._replayed = now_ms, None
+        if self._status.gap != self._gap and self._status.gap is not None:
+            first, last = self._status.gap
+            self._alarm("sink-gap", f"the answers {first} to {last} were deleted before the sink had them")
+        self._gap = self._status.gap
+
+    def _alarm(self, kind: str, message: str) -> None:
+        try:
+            text = f"sink {self.definition.name}: {message}"
+            self._catalog.alarms.add(kind, text, EdgeId(""), self._now_ms())
+        except EdgewaterError as exc:
+            log.warning("sink %s: no alarm %s can be stored: %s", self.definition.name, kind, exc)
 
     def _failed(self, exc: Exception) -> float:
         self._failures += 1
@@ -277,6 +305,8 @@ class SinkRunner:
         if self._failures == 1:
             log.warning("sink %s: %s", self.definition.name, reason, exc_info=not isinstance(exc, EdgewaterError))
         self._close()
+        if self._failures >= ALARM_FAILURES:
+            self._alarm("sink-failing", reason)
         try:
             if self._epoch is not None:
                 self._report(problem=reason)

@@ -70,6 +70,7 @@ memories = Table(
 )
 """The states of sinks whose systems keep no position (`SinkMemory`)."""
 
+MAX_PROBLEM = 2_000
 _NEW = {
     "paused": False, "answer_id": 0, "late": 0, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
     "trimmed": 0, "gap_from": 0, "gap_through": 0, "owner": "", "epoch": 0, "until_ms": 0,
@@ -106,6 +107,17 @@ class SinkStatus:
     owner: str
     epoch: int
     until_ms: int
+
+    def is_run(self, now_ms: int) -> bool:
+        """Whether a process runs it."""
+        return bool(self.owner) and self.until_ms > now_ms
+
+    def trouble(self, now_ms: int) -> str:
+        """Returns why nothing is written; empty: it is, or an operator has paused the sink."""
+        if self.paused:
+            return ""
+        nobody = "" if self.is_run(now_ms) else "no process `edgewater center sink` runs it"
+        return self.problem or nobody
 
 
 class SinkStore:
@@ -176,12 +188,18 @@ class SinkStore:
 
     # What the process of a sink does
 
-    def take(self, name: str, owner: str, now_ms: int, lease_ms: int) -> int | None:
+    def take(self, name: str, owner: str, now_ms: int, lease_ms: int, *, adds: bool = True) -> int | None:
         """Takes the lease of a sink if it is free or has ended, and returns its new epoch; None: another process runs
-        the sink. A sink without a row gets one."""
+        the sink, or it is not there.
+
+        Args:
+            adds: a sink that is not there is added.
+        """
         with write_transaction(self._engine) as connection:
             row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
             if row is None:
+                if not adds:
+                    return None
                 connection.execute(insert(sinks).values(name=name, definition=None, **_NEW))
                 row = _row(connection, name)
             if row.owner not in ("", owner) and row.until_ms > now_ms:
@@ -196,7 +214,7 @@ class SinkStore:
         changed = case((c.problem == problem, c.problem_since_ms), else_=now_ms)
         with write_transaction(self._engine) as connection:
             idle = (c.name == name) & ((c.owner == "") | (c.until_ms < now_ms))
-            values = {"problem": problem[:2_000], "problem_since_ms": changed}
+            values = {"problem": problem[:MAX_PROBLEM], "problem_since_ms": changed}
             connection.execute(update(sinks).where(idle).values(**values))
 
     def report(
@@ -247,7 +265,7 @@ class SinkStore:
                     values |= _gap(row, has, trimmed)
             if problem is not None:
                 values |= {
-                    "problem": problem[:2_000],
+                    "problem": problem[:MAX_PROBLEM],
                     "problem_since_ms": 0 if not problem else row.problem_since_ms or now_ms,
                 }
             connection.execute(update(sinks).where(sinks.c.name == name).values(**values))

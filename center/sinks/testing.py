@@ -7,7 +7,11 @@ def test_the_sink_keeps_the_contract(case):
 
 from __future__ import annotations
 
+import inspect
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -19,6 +23,8 @@ from edgewater.wire import QueryRef
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
+MAX_ENDS = 30
+"""How often a write is ended."""
 QUERY = QuerySpec.from_mapping(
     {"name": "kit", "from": "s", "group_by": ["k"], "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 )
@@ -111,6 +117,34 @@ class _Center:
         self.sink.write(answers, Position(answers[-1].answer_id, 0))
 
 
+class _Ended(BaseException):
+    """Ends a write as a kill does: no handler of errors knows it."""
+
+
+def _write_ended_at(center: _Center, last: float, page: SinkAnswer) -> int:
+    """Writes a page, and ends the write after `last` lines of the sink's module. Returns the lines that have run."""
+    module, lines = inspect.getsourcefile(type(center.sink)), 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename != module:
+            return None
+        lines += event == "line"
+        if lines > last:
+            raise _Ended
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        center.write(page)
+    except _Ended:
+        pass
+    finally:
+        sys.settrace(before)
+    return lines
+
+
 def each_answer_arrives_with_all_groups(subject: Subject) -> None:
     """Also the null group, an empty text, and texts with quotes, line breaks and NUL."""
     center = _Center(subject)
@@ -182,6 +216,22 @@ def an_answer_without_rows_is_no_row(subject: Subject) -> None:
     center.sink.close()
 
 
+def a_write_that_ends_anywhere_loses_and_doubles_nothing(subject: Subject) -> None:
+    """The write ends after 0, 1, 2, … lines of the sink's module. A new sink goes on at the position of the system."""
+    center = _Center(subject)
+    lines = _write_ended_at(center, math.inf, answer(1, 0, {"a": 0}))
+    contents = {0: {"a": 0}}
+    for last in range(0, lines, 1 + lines // MAX_ENDS):
+        start_ms, answer_id = len(contents) * HOUR, len(contents) + 1
+        page, contents[start_ms] = answer(answer_id, start_ms, {"a": last}), {"a": last}
+        _write_ended_at(center, last, page)
+        center.restart()
+        if center.position is None or center.position.answer_id < answer_id:
+            center.write(page)
+    center.sink.close()
+    assert len(contents) > 1 and subject.contents() == contents
+
+
 def many_answers_fit_into_a_page(subject: Subject) -> None:
     """A page has up to 500 answers."""
     center = _Center(subject)
@@ -197,5 +247,6 @@ CASES: tuple[Callable[[Subject], None], ...] = (
     a_page_that_comes_again_changes_nothing,
     the_newest_revision_replaces_a_window_and_an_older_one_does_not,
     an_answer_without_rows_is_no_row,
+    a_write_that_ends_anywhere_loses_and_doubles_nothing,
     many_answers_fit_into_a_page,
 )

@@ -73,7 +73,7 @@ def write_whole(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-class Progress:
+class DriverProgress:
     """The file of this process. Each track has one thread at a time.
 
     Args:
@@ -133,7 +133,7 @@ class Progress:
         self._map[at : at + _TRACK.size] = _TRACK.pack(self._steps[track], is_live, query.encode()[:119])
 
 
-class NoProgress(Progress):
+class NoProgress(DriverProgress):
     """Writes nothing."""
 
     def __init__(self) -> None:

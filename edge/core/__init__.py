@@ -7,7 +7,7 @@ the measured link are in the events.
 
 from edge.core.batch_queue import batch_from_bytes, batch_to_bytes
 from edge.core.budget_schedule import ShareSchedule
-from edge.core.core import MAX_FRAME_BYTES, EdgeCore
+from edge.core.core import EdgeCore
 from edge.core.drift import DriftRates
 from edge.core.events import (
     Acked,
@@ -35,6 +35,7 @@ from edge.core.events import (
     TickEvent,
 )
 from edge.core.memory import MemoryAction, MemoryLimits, next_limit
+from edge.core.pull_planner import MAX_FRAME_BYTES
 from edge.core.query_pipeline import QueryPipeline
 from edge.core.streams import StreamSpec, StreamState
 

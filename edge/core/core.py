@@ -8,7 +8,6 @@ production.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import singledispatchmethod
@@ -18,7 +17,7 @@ import google_crc32c
 import pyarrow as pa
 
 from edge.core.arrival_reports import SamplingSettings
-from edge.core.backfill import FIRST_RECORD_NUMBER, Backfill
+from edge.core.backfill import FIRST_RECORD_NUMBER
 from edge.core.batch_queue import QueuedBatch, queues_from_state, queues_to_state, shared_bytes
 from edge.core.events import (
     Acked,
@@ -45,36 +44,20 @@ from edge.core.events import (
     SourcesOpened,
     TickEvent,
 )
-from edge.core.least_bytes import MIN_DRAIN_MS
 from edge.core.memory import HeldMemory
-from edge.core.query_pipeline import NO_DRAIN_WINDOW, QueryPipeline
+from edge.core.pull_planner import PullPlanner, has_closed
+from edge.core.query_pipeline import QueryPipeline
 from edge.core.selection import PullResult, RecordedPull
 from edge.core.shared_batch import QueuedRecords, Records, Sharing
-from edge.core.slices import LinkEstimate
 from edge.core.streams import StreamSpec, StreamState
 from edgewater.model.errors import InvalidQuery, StorageError
-from edgewater.model.query import BoundQuery, QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MAX_TIME_MS, TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Frame, QueryRef, encode_body
 from edgewater.wire import uplink_pb2 as pb
 
-NO_DELAYS: Mapping[QueryRef, int] = {}
-MAX_FRAME_BYTES = 256 << 10
-"""The approximate maximum size of the partials of one frame, before compression."""
-
-BACKLOG_FRAME_BYTES, BACKLOG_FRAME_S = 16 << 10, 1.0
-"""A frame of closed slices may have so many bytes before compression, if the link carries them in so many seconds."""
-DRAIN_SAFETY = 2.0
-EMPTY_PULL_WAIT_FRACTION = 0.02
-"""After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
-EMPTY_PULL_WAIT_MIN_MS = 20
-QUEUED_PULL_WAIT_MS = 250
-"""The least wait while queries have queued records: a pull looks for early sends in all open slices, which with 60
-queries takes as long as thousands of records."""
-REPORT_DROPS_MS = 1_000
-"""Wall time after which records that came too late are reported, if no other frame has taken the report with it."""
 MOST_SHARED = 4
 """What queries share of queued batches takes at most so many times the size of the queues."""
 _KIND = "edge-core"
@@ -101,6 +84,7 @@ class EdgeCore:
 
     Attributes:
         queries: the running queries.
+        pulls: when and how pulls are made.
         refused: the queries that do not match this edge's streams.
         configured: whether a set of queries has been received.
         configurations: how often one was received by this object.
@@ -119,6 +103,7 @@ class EdgeCore:
         self._encode = encode
         self.streams = {name: StreamState(spec) for name, spec in streams.items()}
         self.queries: dict[QueryRef, QueryPipeline] = {}
+        self.pulls = PullPlanner(self.streams, self.queries)
         self.refused: dict[QueryRef, QueryRefused] = {}
         self.configured = False
         self.configurations = 0
@@ -130,8 +115,6 @@ class EdgeCore:
         self._max_state_bytes: int | None = None
         self._columns: dict[str, dict[str, str]] = {}
         self._changed: dict[str, tuple[str, str]] = {}  # in a replay only
-        # Event time per stream. Not part of the state: it only determines when the next pull is made.
-        self._no_pull_before_ms: dict[str, int] = {}
         self._now_ms = 0
 
     def handle(self, event: Event) -> list[Effect]:
@@ -167,40 +150,8 @@ class EdgeCore:
             bound = spec.bind(stream.spec.columns)
         except InvalidQuery as exc:
             return self._refuse(ref, exc)
-        if spec.since_ms is not None:
-            self.queries[ref] = self._with_backfill(ref, bound, stream, spec.since_ms)
-            return QueryAccepted(ref)
-        # Earlier records are gone: the query starts with the first complete slice.
-        since = (
-            MIN_TIME_MS
-            if stream.newest_ms == MIN_TIME_MS
-            else spec.window.slice_start(stream.newest_ms) + spec.window.slice_ms
-        )
-        pipeline = self.queries[ref] = QueryPipeline(
-            ref, bound, since, source=self.source, constants=stream.spec.constants, encode=self._encode
-        )
-        for loss in stream.losses:
-            pipeline.lose(loss)
-        # Records ahead of the clock are gone too; only windows with such records lack them.
-        pipeline.losses += stream.losses_ahead(since, counted=bound.where is None)
+        self.queries[ref] = QueryPipeline.begin(ref, bound, stream, source=self.source, encode=self._encode)
         return QueryAccepted(ref)
-
-    def _with_backfill(self, ref: QueryRef, bound: BoundQuery, stream: StreamState, since_ms: int) -> QueryPipeline:
-        """Returns the pipeline of a query with `since`: what was delivered before it will be read again."""
-        window = bound.spec.window
-        if since_ms > MIN_TIME_MS:
-            since_ms = window.slice_start(since_ms + window.slice_ms - 1)
-        pipeline = QueryPipeline(
-            ref, bound, since_ms, source=self.source, constants=stream.spec.constants, encode=self._encode
-        )
-        for loss in stream.losses:
-            pipeline.lose(loss)
-        delivered = {source: counts.since(since_ms) for source, counts in stream.delivered.items()}
-        backfill = Backfill(since_ms, {source: counts for source, counts in delivered.items() if counts.records})
-        if backfill.unread:
-            pipeline.backfill = backfill
-            pipeline.end_backfill(backfill.unread.keys() - stream.replayable)
-        return pipeline
 
     def _refuse(self, ref: QueryRef, error: InvalidQuery) -> Effect:
         self.refused[ref] = QueryRefused(ref, error.code, error.message)
@@ -224,7 +175,7 @@ class EdgeCore:
     def _set_max_state_bytes(self, value: int | None) -> None:
         self._max_state_bytes = value
         for pipeline in self.queries.values():
-            pipeline.max_state_bytes = value
+            pipeline.intake.max_state_bytes = value
 
     def _stream(self, name: str, source: str) -> StreamState:
         if name not in self.streams:
@@ -258,9 +209,9 @@ class EdgeCore:
         effects: list[Effect] = []
         queries = self.queries_of(event.stream)
         if event.rejected:
-            self._count_rejected(event, stream, queries)
-        queued = self._queued(event, stream, queries)
-        sharing = Sharing.among((pipeline.reading for pipeline in queries), event.batch)
+            _count_rejected(event, stream, queries)
+        queued = _queued(event, stream, queries)
+        sharing = Sharing.among((pipeline.intake.reading for pipeline in queries), event.batch)
         records = Records.numbered(event.batch, stream.records, sharing)
         if self.cost_meter is not None:
             self.cost_meter.begin()
@@ -268,22 +219,9 @@ class EdgeCore:
             if (event.queued or pipeline.queue) and event.batch.num_rows:
                 pipeline.queue.append(queued)
             else:
-                effects += self._ingest(pipeline, records, stream, event.arrival_ms, stream.watermark_ms)
+                effects += self._ingest(pipeline, records, event.arrival_ms, stream.watermark_ms)
         stream.advance(event.source, event.batch, event.arrival_ms)
         return effects
-
-    @staticmethod
-    def _count_rejected(event: Ingested, stream: StreamState, queries: Iterable[QueryPipeline]) -> None:
-        """States rejected records, before the batch moves the watermark: windows that lack them are still open."""
-        for rejected in stream.reject(event.source, event.rejected, event.arrival_ms):
-            for pipeline in queries:
-                pipeline.reject(rejected, event.arrival_ms)
-
-    @staticmethod
-    def _queued(event: Ingested, stream: StreamState, queries: Iterable[QueryPipeline]) -> QueuedBatch:
-        last = max((p.queue.batches[-1].end_bytes for p in queries if p.queue), default=0)
-        end = last + int(event.batch.nbytes)
-        return QueuedBatch(event.batch, stream.records, stream.watermark_ms, event.arrival_ms, last, end)
 
     @_handle.register
     def _(self, event: Ran) -> list[Effect]:
@@ -305,27 +243,15 @@ class EdgeCore:
             records = self._queued_records.get(name, parts)
             if records is None:
                 records = self._share_queued(name, parts)
-            effects += self._ingest(pipeline, records, self.streams[name], parts[0].arrival_ms, parts[0].watermark_ms)
+            effects += self._ingest(pipeline, records, parts[0].arrival_ms, parts[0].watermark_ms)
         return effects
 
     def _share_queued(self, stream: str, parts: Sequence[QueuedBatch]) -> Records:
-        queries = [(each.queue, each.reading) for each in self.queries_of(stream)]
+        queries = [(each.queue, each.intake.reading) for each in self.queries_of(stream)]
         return self._queued_records.of(stream, parts, queries, MOST_SHARED * shared_bytes(q for q, _ in queries))
 
-    def _ingest(
-        self,
-        pipeline: QueryPipeline,
-        records: Records,
-        stream: StreamState,
-        arrival_ms: int,
-        watermark_ms: int,
-    ) -> list[Effect]:
-        clock = stream.spec.clock
-        event_ms = clock.to_event_ms(arrival_ms) if clock is not None else MIN_TIME_MS
-        if pipeline.backfill is not None:
-            watermark_ms = min(watermark_ms, pipeline.backfill.watermark_ms)
-        dropped = pipeline.ingest(records, watermark_ms, self._batch_number, event_ms)
-        pipeline.unreported_drops.begin(arrival_ms)
+    def _ingest(self, pipeline: QueryPipeline, records: Records, arrival_ms: int, watermark_ms: int) -> list[Effect]:
+        dropped = pipeline.ingest(records, watermark_ms, self._batch_number, arrival_ms)
         failed = pipeline.bound.failures.take()
         if self.cost_meter is not None:
             self.cost_meter.end(pipeline.ref, len(records))
@@ -344,17 +270,16 @@ class EdgeCore:
         times = event.batch.column(TIME_COLUMN).to_numpy()
         batch = (
             event.batch
-            if times.min(initial=MAX_TIME_MS) >= pipeline.since_ms
-            else event.batch.filter(pa.array(times >= pipeline.since_ms))
+            if times.min(initial=MAX_TIME_MS) >= pipeline.store.since_ms
+            else event.batch.filter(pa.array(times >= pipeline.store.since_ms))
         )
         first = FIRST_RECORD_NUMBER + pipeline.backfill.records
-        stream = self.streams[pipeline.spec.stream]
         if self.cost_meter is not None:
             self.cost_meter.begin()
         records = Records.numbered(batch, first)
         for rejected in event.rejected:
-            pipeline.reject(rejected, event.arrival_ms)
-        effects = self._ingest(pipeline, records, stream, event.arrival_ms, self._watermark_ms(pipeline))
+            pipeline.store.losses.reject(rejected, event.arrival_ms)
+        effects = self._ingest(pipeline, records, event.arrival_ms, pipeline.watermark_ms)
         pipeline.backfill.read(event.source, times)
         return effects
 
@@ -390,7 +315,7 @@ class EdgeCore:
     def _(self, event: PullEvent) -> list[Effect]:
         effects, room = list[Effect](), event.capacity_bytes
         for pipeline in self._oldest_first():
-            if effects and not self._has_closed(pipeline):
+            if effects and not _may_follow(pipeline):
                 continue
             left = self._pull(pipeline, event, room)
             if left is None:
@@ -402,7 +327,7 @@ class EdgeCore:
             if _is_full(event, len(effects), room):
                 break
         if not effects:
-            self._defer_next_pull(event)
+            self.pulls.defer(event)
         return effects
 
     @_handle.register
@@ -414,7 +339,7 @@ class EdgeCore:
         for pipeline in self._oldest_first():
             if pipeline.ref not in recorded:
                 # What the policies learn is the same as it was.
-                if not frames or self._has_closed(pipeline):
+                if not frames or _may_follow(pipeline):
                     self._pull(pipeline, event.pull, room, RecordedPull(None))
                 continue
             built = recorded.pop(pipeline.ref)
@@ -427,94 +352,21 @@ class EdgeCore:
             if not recorded and _is_full(event.pull, frames, room):
                 break
         if not event.built:
-            self._defer_next_pull(event.pull)
+            self.pulls.defer(event.pull)
         return [*effects, *(FrameDiverged(built.frame.seq) for built in recorded.values())]
 
     def _pull(
         self, pipeline: QueryPipeline, event: PullEvent, room: int, recorded: RecordedPull | None = None
     ) -> PullResult | None:
-        stream = pipeline.spec.stream
-        return pipeline.pull(
-            min(max(room, self._backlog_frame_bytes(pipeline, event)), MAX_FRAME_BYTES),
-            self._watermark_ms(pipeline),
-            event.drain_windows.get(stream, NO_DRAIN_WINDOW),
-            self._link_estimate(
-                pipeline, event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms, event.least_bytes_s
-            ),
-            stream in event.unread or bool(pipeline.queue),
-            recorded,
-            self._drops_are_due(pipeline, event),
-            self._arrivals_before_ms(pipeline),
-        )
-
-    def _backlog_frame_bytes(self, pipeline: QueryPipeline, event: PullEvent) -> int:
-        """Returns the size of a frame of slices that have closed: their entries are final, so a large frame has nothing
-        that a later one would update, and its entries compress better. 0: as the link says.
-
-        Another query with a deadline must not wait for a large frame. Under a staleness budget alone, the most
-        valuable entries go first, and the last ones may be too late.
-        """
-        others = (p for p in self.queries.values() if p is not pipeline)
-        if pipeline.is_staleness_bound or any(p.spec.staleness_budget is not None for p in others):
-            return 0
-        most = min(int(BACKLOG_FRAME_S * event.bandwidth_bytes_s), BACKLOG_FRAME_BYTES)
-        return min(most, pipeline.closed_bytes(self._watermark_ms(pipeline)))
-
-    def _has_closed(self, pipeline: QueryPipeline) -> bool:
-        """Whether a query has closed slices to send or to report, or may have arrivals to report."""
-        watermark_ms = self._watermark_ms(pipeline)
-        return (
-            pipeline.monitor is not None
-            or pipeline.has_unreported_closes(watermark_ms)
-            or pipeline.closed_bytes(watermark_ms) > 0
-        )
-
-    def _arrivals_before_ms(self, pipeline: QueryPipeline) -> int:
-        """Returns the event time at which the first queued batch arrived; the maximum time if the queue is empty."""
-        clock = self.streams[pipeline.spec.stream].spec.clock
-        if not pipeline.queue or clock is None:
-            return MAX_TIME_MS
-        return clock.to_event_ms(pipeline.queue.first.arrival_ms)
-
-    def _drops_are_due(self, pipeline: QueryPipeline, event: PullEvent) -> bool:
-        """Whether the first record that came too late was long enough ago; always in a stream without a clock."""
-        due_ms, stream = pipeline.unreported_drops.since_ms, pipeline.spec.stream
-        clock = self.streams[stream].spec.clock
-        if due_ms is None or clock is None or stream not in event.drain_windows:
-            return True
-        return clock.to_wall_ms(event.drain_windows[stream][0]) >= due_ms + REPORT_DROPS_MS
+        return pipeline.shipper.pull(self.pulls.conditions(pipeline, event, room), recorded)
 
     def _append_unacked(self, frame: Frame) -> None:
         self.next_seq = frame.seq + 1
         self.unacked.append(frame)
 
-    def _defer_next_pull(self, event: PullEvent) -> None:
-        """Sets when the next pull may be made, after one that sent nothing."""
-        least_ms = QUEUED_PULL_WAIT_MS if any(p.queue for p in self.queries.values()) else EMPTY_PULL_WAIT_MIN_MS
-        for stream, (after_ms, _) in event.drain_windows.items():
-            ends = [p.spec.window.slice_start(after_ms) + p.spec.window.slice_ms for p in self.queries_of(stream)]
-            left_ms = max(min(ends, default=after_ms) - after_ms, 0)
-            self._no_pull_before_ms[stream] = after_ms + max(int(EMPTY_PULL_WAIT_FRACTION * left_ms), least_ms)
-
-    def _link_estimate(
-        self,
-        pipeline: QueryPipeline,
-        bandwidth_bytes_s: float,
-        path_delay_ms: int,
-        processing_ms: Mapping[QueryRef, int],
-        least_bytes_s: float,
-    ) -> LinkEstimate:
-        """Returns the link of a query in the stream's event time, in which slices end."""
-        clock = self.streams[pipeline.spec.stream].spec.clock
-        speed = clock.speed if clock is not None else 1.0
-        delay_ms = path_delay_ms + processing_ms.get(pipeline.ref, 0)
-        is_lower_bound = least_bytes_s > 0.0 and pipeline.sends_at_need
-        rate = least_bytes_s if is_lower_bound else bandwidth_bytes_s
-        return LinkEstimate(rate / 1000.0 / speed, delay_ms * speed, speed, is_lower_bound)
-
     def _oldest_first(self) -> list[QueryPipeline]:
         """Returns the queries with the oldest progress first, so that a busy query starves no other."""
-        return sorted(self.queries.values(), key=lambda p: (p.progress.through_ms, p.ref.name))
+        return sorted(self.queries.values(), key=lambda p: (p.through_ms, p.ref.name))
 
     @_handle.register
     def _(self, event: Acked) -> list[Effect]:
@@ -526,33 +378,29 @@ class EdgeCore:
     def _(self, event: BudgetSet) -> list[Effect]:
         pipeline = self.queries.get(event.query)
         if pipeline is not None:
-            pipeline.set_shares(event.version, event.shares, event.from_ms)
+            pipeline.store.set_shares(event.version, event.shares, event.from_ms)
         return []
 
     @_handle.register
     def _(self, event: SamplingSet) -> list[Effect]:
         pipeline = self.queries.get(event.query)
-        if pipeline is not None and pipeline.monitor is not None:
-            clock = self.streams[pipeline.spec.stream].spec.clock
+        if pipeline is not None:
+            clock = pipeline.stream.spec.clock
             speed = clock.speed if clock is not None else 1.0
-            pipeline.apply_sampling(SamplingSettings(event.rate, round(event.clock_offset_ms * speed), event.reason))
-        elif pipeline is not None and pipeline.ships_rows and event.rate > 0:
-            pipeline.sampling_rate = event.rate
+            offset_ms = round(event.clock_offset_ms * speed)
+            pipeline.intake.set_sampling(SamplingSettings(event.rate, offset_ms, event.reason))
         return []
 
     @_handle.register
     def _(self, event: MemoryLimited) -> list[Effect]:
         pipeline = self.queries.get(event.query)
         if pipeline is not None:
-            pipeline.limit_memory(event.action, self._watermark_ms(pipeline))
+            pipeline.store.limit_memory(event.action, pipeline.watermark_ms)
         return []
 
     def held_memory(self) -> dict[QueryRef, HeldMemory]:
         """Returns, by query, the memory that no link frees: see `edge.core.memory`."""
-        return {ref: pipeline.held_memory(self._watermark_ms(pipeline)) for ref, pipeline in self.queries.items()}
-
-    def _watermark_ms(self, pipeline: QueryPipeline) -> int:
-        return pipeline.watermark_ms(self.streams[pipeline.spec.stream].watermark_ms)
+        return {ref: pipeline.store.held_memory(pipeline.watermark_ms) for ref, pipeline in self.queries.items()}
 
     def queries_of(self, stream: str) -> list[QueryPipeline]:
         """Returns the running queries of a stream."""
@@ -561,112 +409,6 @@ class EdgeCore:
     def next_deadline(self) -> int | None:
         """Returns the wall time (ms) at which the next `TickEvent` is due, or None."""
         return min((d for s in self.streams.values() if (d := s.next_deadline()) is not None), default=None)
-
-    def next_pull_ms(
-        self,
-        bandwidth_bytes_s: float,
-        now_ms: int,
-        path_delay_ms: int = 0,
-        processing_ms: Mapping[QueryRef, int] = NO_DELAYS,
-        least_bytes_s: float = 0.0,
-    ) -> int | None:
-        """Returns the wall time at which the next `PullEvent` is due; None: nothing to send.
-
-        The arguments are as in the event.
-
-        Closed slices are sent at once. Entries of open slices are sent if their gain is large enough
-        (`edge/cache/send_ranking.py`), once sending all pending values would take noticeable time. After a pull that
-        sent nothing the next one is delayed.
-        """
-        earliest: int | None = None
-        for name, stream in self.streams.items():
-            watermarks = [(p, p.watermark_ms(stream.watermark_ms)) for p in self.queries_of(name)]
-            if any(p.has_unreported_closes(w) or p.closed_bytes(w) for p, w in watermarks):
-                return now_ms
-            drops = [p.unreported_drops.since_ms for p in self.queries_of(name)]
-            drops_due = [since_ms + REPORT_DROPS_MS for since_ms in drops if since_ms is not None]
-            early_ms = self._early_due_ms(name, bandwidth_bytes_s, now_ms, path_delay_ms, processing_ms, least_bytes_s)
-            for due_ms in (self._next_report_ms(name, now_ms), early_ms, *drops_due):
-                if due_ms is not None:
-                    earliest = due_ms if earliest is None else min(earliest, due_ms)
-            drain_ms, first_end = self._drain(name, bandwidth_bytes_s, now_ms)
-            if first_end is not None and stream.spec.clock is not None:
-                end = stream.spec.clock.to_wall_ms(first_end)
-                rest = stream.spec.clock.to_wall_ms(self._no_pull_before_ms.get(name, MIN_TIME_MS))
-                due = min(max(now_ms, rest), end) if drain_ms else end
-                earliest = due if earliest is None else min(earliest, due)
-        return earliest
-
-    def _next_report_ms(self, stream: str, now_ms: int) -> int | None:
-        """Returns the wall time of the next arrival report of a query with an accuracy; None: there is none."""
-        clock, earliest = self.streams[stream].spec.clock, None
-        for pipeline in self.queries_of(stream):
-            monitor = pipeline.monitor
-            if monitor is None or clock is None:
-                continue
-            offset = monitor.sampling.clock_offset_ms
-            if pipeline.queue and not monitor.due(self._arrivals_before_ms(pipeline) - offset):
-                continue  # it will be due once the query has run
-            due_ms = monitor.next_due_ms(clock.to_event_ms(now_ms) - offset) + offset
-            wall_ms = max(clock.to_wall_ms(due_ms), now_ms)
-            wall_ms += clock.to_event_ms(wall_ms) < due_ms  # a fast clock's rounding
-            earliest = wall_ms if earliest is None else min(earliest, wall_ms)
-        return earliest
-
-    def _early_due_ms(
-        self,
-        stream: str,
-        bandwidth_bytes_s: float,
-        now_ms: int,
-        path_delay_ms: int,
-        processing_ms: Mapping[QueryRef, int],
-        least_bytes_s: float,
-    ) -> int | None:
-        """Returns the wall time at which entries of open slices under combined budgets have to be sent; None: never."""
-        state = self.streams[stream]
-        if state.spec.clock is None:
-            return None
-        clock = state.spec.clock
-        event_ms = clock.to_event_ms(now_ms)
-        dues = [
-            p.early_due_ms(
-                p.watermark_ms(state.watermark_ms),
-                event_ms,
-                self._link_estimate(p, bandwidth_bytes_s, path_delay_ms, processing_ms, least_bytes_s),
-            )
-            for p in self.queries_of(stream)
-        ]
-        earliest = min((due for due in dues if due is not None), default=None)
-        if earliest is None:
-            return None
-        rest_ms = clock.to_wall_ms(self._no_pull_before_ms.get(stream, MIN_TIME_MS))
-        return max(clock.to_wall_ms(math.ceil(earliest)), rest_ms, now_ms)
-
-    def drain_windows(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, tuple[int, int]]:
-        """Returns `PullEvent.drain_windows` for a pull at `now_ms`.
-
-        A drain window lasts twice as long as sending all pending values of the stream's open slices would take. Its
-        share of a slice's remaining time is the pressure under which the slice's entries are selected.
-        """
-        result = {}
-        for name, stream in self.streams.items():
-            if stream.spec.clock is not None:
-                drain_ms, _ = self._drain(name, bandwidth_bytes_s, now_ms)
-                clock = stream.spec.clock
-                result[name] = (clock.to_event_ms(now_ms), clock.to_event_ms(now_ms + drain_ms))
-        return result
-
-    def _drain(self, stream: str, bandwidth_bytes_s: float, now_ms: int) -> tuple[int, int | None]:
-        """Returns twice the time in ms that sending the open slices of a stream would take (because values change
-        meanwhile), and the first end of these slices."""
-        state = self.streams[stream]
-        if state.spec.clock is None:
-            return 0, None
-        open_slices = [p.open_bytes(p.watermark_ms(state.watermark_ms)) for p in self.queries_of(stream)]
-        size = sum(size for size, _ in open_slices)
-        first_end = min((end for _, end in open_slices if end is not None), default=None)
-        drain_ms = int(DRAIN_SAFETY * 1000 * size / max(bandwidth_bytes_s, 1.0))
-        return (drain_ms if drain_ms >= MIN_DRAIN_MS else 0), first_end
 
     @property
     def pending_bytes(self) -> int:
@@ -760,3 +502,21 @@ class EdgeCore:
 def _is_full(pull: PullEvent, frames: int, room: int) -> bool:
     """Whether a pull ends with these frames. One more gets at least half of the capacity: smaller ones cost more."""
     return frames >= pull.max_frames or 2 * room < pull.capacity_bytes
+
+
+def _may_follow(pipeline: QueryPipeline) -> bool:
+    """Whether a query may add another frame to a pull: its slices have closed, or it may have arrivals to report."""
+    return pipeline.monitor is not None or has_closed(pipeline)
+
+
+def _count_rejected(event: Ingested, stream: StreamState, queries: Iterable[QueryPipeline]) -> None:
+    """States rejected records, before the batch moves the watermark: windows that lack them are still open."""
+    for rejected in stream.reject(event.source, event.rejected, event.arrival_ms):
+        for pipeline in queries:
+            pipeline.store.losses.reject(rejected, event.arrival_ms)
+
+
+def _queued(event: Ingested, stream: StreamState, queries: Iterable[QueryPipeline]) -> QueuedBatch:
+    last = max((p.queue.batches[-1].end_bytes for p in queries if p.queue), default=0)
+    end = last + int(event.batch.nbytes)
+    return QueuedBatch(event.batch, stream.records, stream.watermark_ms, event.arrival_ms, last, end)

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from edge.cache import ErrorLimits, SendQueue, SliceEntries, primary_mask
+from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import IntArray
 from edgewater.synopses.encoding.state import State
 
 INITIAL_ENTRY_BYTES = 48.0
+"""The estimated size of an entry in a frame until the first one is sent, before compression."""
 CLOSING_FRAME_BYTES = 500
 """Approximate size of a frame that closes a slice, without entries, before compression."""
 
@@ -26,12 +28,12 @@ class Slice:
         late: number of records that arrived after the slice was closed.
         first_ms, last_ms: event times of the first and the last record.
         close_reported: whether a `SliceClose` with the current counters has been sent.
-        learned: whether the history was updated with the slice, which happens when it is first found closed.
+        learned: whether the history was updated with the slice. This happens once, at the first pull after its end.
         late_groups: under a staleness budget, how many groups may still be sent although the deadline has passed.
         first_arrival_ms: event time by the stream's clock at which the slice's first records arrived.
         unreported_until_ms: for a query with early answers: arrival time (by the monitor's clock) of the last batch
             from which records were sampled out. The slice may be closed once the arrivals up to then are reported.
-        sampling_rate: for a function of a sample: the lowest rate at which its records were sampled.
+        sampling_rate: for a function of a sample: the lowest rate at which records of the slice were sampled.
         send_queue: the order in which its entries are sent.
         pending_count: the cache of `count_pending`: its key, and the number.
     """
@@ -91,17 +93,14 @@ class Slice:
         return result
 
 
-@dataclass(slots=True)
-class Progress:
-    """The progress of a query, as reported to the center.
+def slice_end(spec: QuerySpec, start: int) -> int:
+    """Returns the event time at which a slice ends, in ms."""
+    return start + spec.window.slice_ms
 
-    Attributes:
-        through_ms: event time up to which slices are closed.
-        entry_bytes: the estimated size of one entry in a frame, before compression.
-    """
 
-    through_ms: int = MIN_TIME_MS
-    entry_bytes: float = INITIAL_ENTRY_BYTES
+def is_final(spec: QuerySpec, start: int, watermark_ms: int) -> bool:
+    """Returns whether all windows over a slice take no more late records at this watermark."""
+    return spec.window.last_window_end(start) + spec.lateness_ms <= watermark_ms
 
 
 @dataclass(frozen=True, slots=True)

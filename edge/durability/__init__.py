@@ -5,9 +5,12 @@ journals. It decides nothing about records or frames: it stores the core's event
 """
 
 from edge.durability import journal
-from edge.durability.durable_core import KIND_NAMES, DurableCore, Reread, load_identity, lock_state_dir
+from edge.durability.durable_core import DurableCore
+from edge.durability.event_records import KIND_NAMES
 from edge.durability.group_commit import JournalGroupCommit
 from edge.durability.quota_file import QuotaFile
+from edge.durability.recovery import Reread
+from edge.durability.state_dir import load_identity, lock_state_dir
 
 __all__ = [
     "KIND_NAMES",

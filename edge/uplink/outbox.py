@@ -161,9 +161,11 @@ class UplinkOutbox:
             plain_bytes_s = self.bandwidth_bytes_s / self._packed_fraction
             processing_ms = self.processing_ms
             least_bytes_s = 0.0 if self._is_known else self._least_bytes_s / self._packed_fraction
-            due = self._durable.core.next_pull_ms(plain_bytes_s, now, self.path_delay_ms, processing_ms, least_bytes_s)
+            due = self._durable.core.pulls.next_pull_ms(
+                plain_bytes_s, now, self.path_delay_ms, processing_ms, least_bytes_s
+            )
             if due is not None and due <= now:
-                drain_windows = self._durable.core.drain_windows(plain_bytes_s, now)
+                drain_windows = self._durable.core.pulls.drain_windows(plain_bytes_s, now)
                 pull = PullEvent(
                     capacity_bytes,
                     drain_windows,
@@ -206,7 +208,7 @@ class UplinkOutbox:
                 await self.changed.wait()
 
     def on_welcome(self, acked_through: int | None) -> None:
-        self._recovered, self._durable.is_damaged = None, False
+        self._recovered, self._durable.state.is_damaged = None, False
         # Another center may have taken over, and an older one reports no costs.
         self._costs_ms.clear()
         self._sent_delays.clear()
@@ -235,7 +237,9 @@ class UplinkOutbox:
         pipeline = self._durable.core.queries.get(update.query)
         if pipeline is None:
             return
-        if update.version > pipeline.schedule.version or (update.version == 0 and update.shares != pipeline.shares):
+        if update.version > pipeline.store.schedule.version or (
+            update.version == 0 and update.shares != pipeline.store.shares
+        ):
             self._durable.handle(BudgetSet(update.query, dict(update.shares), update.version, update.from_ms))
             self.changed.set()
         self._processing_delay_ms[update.query] = update.processing_delay_ms
@@ -277,15 +281,15 @@ class UplinkOutbox:
 
     def _budget_report(self, pipeline: QueryPipeline) -> pb.BudgetReport:
         meter = self._drifts.setdefault(pipeline.ref, DriftRates(pipeline.spec.window.longest_ms))
-        meter.update(pipeline.drift, pipeline.progress.through_ms)
-        applied = pipeline.schedule.last
+        meter.update(pipeline.shipper.drift, pipeline.through_ms)
+        applied = pipeline.store.schedule.last
         return pb.BudgetReport(
             query=pipeline.ref.name,
             query_version=pipeline.ref.version,
-            version=pipeline.schedule.version,
+            version=pipeline.store.schedule.version,
             shares=applied.shares,
             from_ms=applied.from_ms,
-            update_bytes=pipeline.progress.entry_bytes * self._packed_fraction,
+            update_bytes=pipeline.shipper.entry_bytes * self._packed_fraction,
             drift_per_s=meter.per_s,
         )
 
@@ -322,8 +326,8 @@ class UplinkOutbox:
             oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq,
             next_seq=core.next_seq,
             sent_at_ms=self._now_ms(),
-            runs=self._durable.runs,
-            durable_records={} if self._durable.is_damaged else self._comparable_records,
+            runs=self._durable.state.runs,
+            durable_records={} if self._durable.state.is_damaged else self._comparable_records,
             frames=[pb.FrameDigest(seq=f.seq, crc32c=f.crc32c) for f in islice(core.unacked, MAX_DIGESTS)],
         )
 
@@ -376,7 +380,7 @@ class UplinkOutbox:
             backlog_bytes=core.unacked_bytes,
             bandwidth_bytes_s=_rounded(self.bandwidth_bytes_s),
             rtt_ms=_rounded(self.rtt_ms),
-            drops=self._durable.drops,
+            drops=self._durable.state.drops,
             sent_at_ms=self._now_ms(),
             busy_share=_rounded(self._busy_share()),
             scheduling=self._scheduling(),

@@ -7,9 +7,9 @@ watermark's ingestion (`IngestionHistory`) and measured costs (`CostEstimate`): 
 
 from edgewater.scheduling.costs import CostEstimate, Operator
 from edgewater.scheduling.ingestion import DelayInterval, IngestionHistory, normal_interval
-from edgewater.scheduling.memory import MemoryLimits
+from edgewater.scheduling.memory import QueueLimits
 from edgewater.scheduling.policies import PATIENCE, POLICIES, LeastSlack, Policy, make_policy
-from edgewater.scheduling.queries import Item, QueryProfile, QueryState
+from edgewater.scheduling.queries import Item, QueryProfile, ScheduledQuery
 from edgewater.scheduling.scheduler import Scheduler, Turn
 
 __all__ = [
@@ -20,11 +20,11 @@ __all__ = [
     "IngestionHistory",
     "Item",
     "LeastSlack",
-    "MemoryLimits",
     "Operator",
     "Policy",
     "QueryProfile",
-    "QueryState",
+    "QueueLimits",
+    "ScheduledQuery",
     "Scheduler",
     "Turn",
     "make_policy",

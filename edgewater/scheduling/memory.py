@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgewater.model.errors import InvalidConfig
-from edgewater.scheduling.queries import QueryState
+from edgewater.scheduling.queries import ScheduledQuery
 
 NEARLY_BEST = 0.99
 """Queries whose reduction is at least this share of the largest are equal; the least slack decides."""
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLimits:
+class QueueLimits:
     """Bounds of the queues' memory.
 
     Attributes:
@@ -60,7 +60,7 @@ class MemoryManager:
         activations: how often management began.
     """
 
-    def __init__(self, limits: MemoryLimits | None, *, manages: bool = True) -> None:
+    def __init__(self, limits: QueueLimits | None, *, manages: bool = True) -> None:
         self.limits = limits
         self.used = self.peak = 0.0
         self.activations = 0
@@ -82,7 +82,7 @@ class MemoryManager:
         if used > self.peak:
             self.peak = used
 
-    def is_active(self, queries: Iterable[QueryState], now_ms: float) -> bool:
+    def is_active(self, queries: Iterable[ScheduledQuery], now_ms: float) -> bool:
         """Whether the next turn is for memory."""
         if self._until_ms is None and self.used < self._threshold:
             return False
@@ -102,7 +102,9 @@ class MemoryManager:
         self.activations += 1
         return True
 
-    def choose(self, queries: Iterable[QueryState], cycle_ms: float, now_ms: float) -> tuple[QueryState, int] | None:
+    def choose(
+        self, queries: Iterable[ScheduledQuery], cycle_ms: float, now_ms: float
+    ) -> tuple[ScheduledQuery, int] | None:
         """The query to run, and how many of its operators; of those with the largest reduction the least slack.
 
         None if no query has records that processing would remove.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from edgewater.model.errors import InvalidConfig
-from edgewater.scheduling.queries import QueryState
+from edgewater.scheduling.queries import ScheduledQuery
 
 _DUE_FIRST = 1e13
 """Above any time in ms, and small enough for a resolution of 2 µs."""
@@ -32,7 +32,7 @@ class Policy(Protocol):
     timed: bool
     sticky: bool
 
-    def key(self, query: QueryState, now_ms: float) -> float: ...
+    def key(self, query: ScheduledQuery, now_ms: float) -> float: ...
 
 
 class LeastSlack:
@@ -51,20 +51,20 @@ class LeastSlack:
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
 
-    def key(self, query: QueryState, now_ms: float) -> float:
+    def key(self, query: ScheduledQuery, now_ms: float) -> float:
         if query.sweeps:
             return self._due_key(query, query.sweeps[0][1])
         # The common - now of all slacks does not change the order.
         return query.expected_ingestion_ms(now_ms) - query.queued_ms - query.costs.downstream_ms
 
-    def room_key(self, query: QueryState, now_ms: float) -> float:
+    def room_key(self, query: ScheduledQuery, now_ms: float) -> float:
         """Orders queries whose sources are held back. Their watermarks are held back too, so they count as due from
         the time on at which past ones came. The time of a window's end does not grow, so nobody waits for ever."""
         if not query.sweeps and (mean_ms := query.mean_ingestion_ms) <= now_ms:
             return self._due_key(query, mean_ms)
         return self.key(query, now_ms)
 
-    def _due_key(self, query: QueryState, since_ms: float) -> float:
+    def _due_key(self, query: ScheduledQuery, since_ms: float) -> float:
         return since_ms + self._patience * query.queued_ms - _DUE_FIRST
 
 
@@ -74,7 +74,7 @@ class Fair:
     name = "fair"
     timed, sticky = False, False
 
-    def key(self, query: QueryState, now_ms: float) -> float:
+    def key(self, query: ScheduledQuery, now_ms: float) -> float:
         return query.turn
 
 
@@ -84,7 +84,7 @@ class FirstCome:
     name = "fcfs"
     timed, sticky = False, False
 
-    def key(self, query: QueryState, now_ms: float) -> float:
+    def key(self, query: ScheduledQuery, now_ms: float) -> float:
         return query.queue[0].ingested_ms
 
 
@@ -94,7 +94,7 @@ class HighestRate:
     name = "hr"
     timed, sticky = False, False
 
-    def key(self, query: QueryState, now_ms: float) -> float:
+    def key(self, query: ScheduledQuery, now_ms: float) -> float:
         return -query.costs.output_rate
 
 
@@ -104,7 +104,7 @@ class LongestQueue:
     name = "edgewise"
     timed, sticky = False, False
 
-    def key(self, query: QueryState, now_ms: float) -> float:
+    def key(self, query: ScheduledQuery, now_ms: float) -> float:
         return -query.records
 
 
@@ -114,7 +114,7 @@ class EarliestDeadline:
     name = "edf"
     timed, sticky = False, False
 
-    def key(self, query: QueryState, now_ms: float) -> float:
+    def key(self, query: ScheduledQuery, now_ms: float) -> float:
         return query.sweeps[0][0] if query.sweeps else query.end_ms
 
 
@@ -131,7 +131,7 @@ class ShortestRemaining:
     name = "srpt"
     timed, sticky = False, False
 
-    def key(self, query: QueryState, now_ms: float) -> float:
+    def key(self, query: ScheduledQuery, now_ms: float) -> float:
         return query.queued_ms
 
 

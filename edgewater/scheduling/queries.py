@@ -85,7 +85,7 @@ class Input:
 
 
 @dataclass(slots=True, eq=False)
-class QueryState:
+class ScheduledQuery:
     """A registered query.
 
     Attributes:
@@ -119,7 +119,7 @@ class QueryState:
     swept: int = 0
 
     @classmethod
-    def of(cls, profile: QueryProfile, index: int, now_ms: float) -> QueryState:
+    def of(cls, profile: QueryProfile, index: int, now_ms: float) -> ScheduledQuery:
         end_ms = profile.next_end_ms(now_ms)
         inputs = [Input(end_ms, IngestionHistory(profile.confidence, profile.epochs)) for _ in range(profile.inputs)]
         costs = CostEstimate(profile.operators, profile.firing_ms)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgewater.model.errors import Conflict, InvalidConfig, InvalidRecord, NotFound
-from edgewater.scheduling.memory import MemoryLimits, MemoryManager
+from edgewater.scheduling.memory import MemoryManager, QueueLimits
 from edgewater.scheduling.policies import LeastSlack, Policy
-from edgewater.scheduling.queries import MAX_COUNTED_FIRINGS, Item, QueryProfile, QueryState
+from edgewater.scheduling.queries import MAX_COUNTED_FIRINGS, Item, QueryProfile, ScheduledQuery
 
 DEFAULT_CYCLE_MS = 120.0
 DEFAULT_FLOOR_MS = 30_000.0
@@ -38,7 +38,7 @@ class Turn:
         limit_ms: after this time the worker asks again.
     """
 
-    query: QueryState
+    query: ScheduledQuery
     through: int
     limit_ms: float
 
@@ -74,7 +74,7 @@ class Scheduler:
         policy: Policy,
         *,
         cycle_ms: float = DEFAULT_CYCLE_MS,
-        memory: MemoryLimits | None = None,
+        memory: QueueLimits | None = None,
         manage_memory: bool = True,
         floor_ms: float | None = DEFAULT_FLOOR_MS,
     ) -> None:
@@ -86,35 +86,35 @@ class Scheduler:
         self._cycle_ms = cycle_ms
         self._floor_ms = floor_ms
         self.memory = MemoryManager(memory, manages=manage_memory)
-        self._states: dict[str, QueryState] = {}
-        self._slots: list[QueryState | None] = []
+        self._states: dict[str, ScheduledQuery] = {}
+        self._slots: list[ScheduledQuery | None] = []
         self._keys = np.empty(0)
         self._now_ms = self._renewed_ms = self._floor_at_ms = -math.inf
         self._turns = 0
-        self._indebted: dict[str, QueryState] = {}
-        self._current: tuple[QueryState, int] | None = None
+        self._indebted: dict[str, ScheduledQuery] = {}
+        self._current: tuple[ScheduledQuery, int] | None = None
         self.clock_jumps = 0
 
     def __len__(self) -> int:
         return len(self._states)
 
     @property
-    def queries(self) -> tuple[QueryState, ...]:
+    def queries(self) -> tuple[ScheduledQuery, ...]:
         return tuple(self._states.values())
 
-    def query(self, name: str) -> QueryState:
+    def query(self, name: str) -> ScheduledQuery:
         """Raises NotFound."""
         if (state := self._states.get(name)) is None:
             raise NotFound(f"no query {name!r} is scheduled")
         return state
 
-    def add(self, profile: QueryProfile, now_ms: float) -> QueryState:
+    def add(self, profile: QueryProfile, now_ms: float) -> ScheduledQuery:
         """Registers a query. Raises Conflict if its name is taken."""
         if profile.name in self._states:
             raise Conflict(f"query {profile.name!r} is scheduled already")
         now_ms = self._at(now_ms)
         index = next((i for i, state in enumerate(self._slots) if state is None), len(self._slots))
-        state = QueryState.of(profile, index, now_ms)
+        state = ScheduledQuery.of(profile, index, now_ms)
         if index == len(self._slots):
             self._slots.append(state)
             self._keys = np.append(self._keys, np.inf)
@@ -143,7 +143,7 @@ class Scheduler:
         state.records = state.queued_ms = 0.0
         return dropped
 
-    def offer(self, query: QueryState, records: float, now_ms: float, payload: object = None) -> bool:
+    def offer(self, query: ScheduledQuery, records: float, now_ms: float, payload: object = None) -> bool:
         """Queues a batch of records. False: it would exceed the cap, so its source has to keep it for now.
 
         A batch that is larger than the cap as a whole is refused for ever: sources cut batches below it.
@@ -162,7 +162,7 @@ class Scheduler:
         self._append(query, item)
         return True
 
-    def by_room(self, held_since_ms: Mapping[QueryState, float], now_ms: float) -> list[QueryState]:
+    def by_room(self, held_since_ms: Mapping[ScheduledQuery, float], now_ms: float) -> list[ScheduledQuery]:
         """The order in which sources that are held back get room: the least slack first.
 
         The first that does not fit ends the round: otherwise small batches would take the room that it waits for.
@@ -178,7 +178,7 @@ class Scheduler:
 
     def watermark(
         self,
-        query: QueryState,
+        query: ScheduledQuery,
         watermark_ms: float,
         now_ms: float,
         number: int = 0,
@@ -238,12 +238,12 @@ class Scheduler:
             self._current = (first, first.swept)
         return self._begin(first, len(first.profile.operators))
 
-    def waiting(self) -> list[QueryState]:
+    def waiting(self) -> list[ScheduledQuery]:
         """The queries with a queue, in the order of the policy: the first would run next."""
         order = np.argsort(self._keys, kind="stable").tolist()
         return [state for index in order if (state := self._slots[index]) is not None and state.queue]
 
-    def complete(self, query: QueryState, item: Item, through: int | None = None) -> None:
+    def complete(self, query: ScheduledQuery, item: Item, through: int | None = None) -> None:
         """The worker has processed an item of its turn, through all operators or as many as the turn has.
 
         An item that has left the pipeline leaves the queue; otherwise it stays with fewer records.
@@ -273,7 +273,7 @@ class Scheduler:
         query.queued_ms += cost_ms - item.cost_ms
         item.records, item.stage, item.cost_ms = left, through, cost_ms
 
-    def shrink(self, query: QueryState, item: Item, records: float) -> None:
+    def shrink(self, query: ScheduledQuery, item: Item, records: float) -> None:
         """The worker has processed so many records of the head of a queue, through all operators; the rest stays."""
         share = item.cost_ms * records / item.records
         item.records -= records
@@ -298,19 +298,19 @@ class Scheduler:
             self._indebted[query.profile.name] = query
         self._renew(query)
 
-    def _begin(self, query: QueryState, through: int) -> Turn:
+    def _begin(self, query: ScheduledQuery, through: int) -> Turn:
         self._turns += 1
         query.turn = self._turns
         return Turn(query, through, self._cycle_ms)
 
-    def _append(self, query: QueryState, item: Item) -> None:
+    def _append(self, query: ScheduledQuery, item: Item) -> None:
         if not query.queue:
             query.served_ms = self._now_ms
         query.queue.append(item)
         query.queued_ms += item.cost_ms
         self._renew(query)
 
-    def _renew(self, query: QueryState) -> None:
+    def _renew(self, query: ScheduledQuery) -> None:
         if not query.queue:
             query.queued_ms = query.records = 0.0  # what rounding has left
             query.by_stage = [0.0] * len(query.by_stage)
@@ -319,7 +319,7 @@ class Scheduler:
         key = self._policy.key(query, self._now_ms)
         self._keys[query.index] = key + _INDEBTED if query.debt_ms > 0 else key
 
-    def _pay(self, query: QueryState, spent_ms: float) -> None:
+    def _pay(self, query: ScheduledQuery, spent_ms: float) -> None:
         """Others have run, or nothing else was queued: debts shrink by the time, so nobody is set back for ever."""
         for name, debtor in list(self._indebted.items()):
             debtor.debt_ms = max(0.0, debtor.debt_ms - spent_ms)
@@ -327,7 +327,7 @@ class Scheduler:
                 del self._indebted[name]
                 self._renew(debtor)
 
-    def _starved(self) -> QueryState | None:
+    def _starved(self) -> ScheduledQuery | None:
         if self._floor_ms is None or self._now_ms - self._floor_at_ms < FLOOR_CYCLES * self._cycle_ms:
             return None
         waiting = [state for state in self._states.values() if state.queue]

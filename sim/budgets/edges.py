@@ -110,7 +110,7 @@ class EdgeSimulation:
 
     @property
     def _entry_bytes(self) -> float:
-        return self.core.queries[self.ref].progress.entry_bytes
+        return self.core.queries[self.ref].shipper.entry_bytes
 
     def step(self, now_ms: float, center: MergingCenter) -> float:
         """Advances to `now_ms`, when the link is idle; returns the time of the next step."""
@@ -125,7 +125,7 @@ class EdgeSimulation:
         step_ms = max(min(RESOLUTION * left * (1.0 + left / size / NEAR), COARSEST * size), FINEST_MS)
         bandwidth = self._bandwidth()
         path_delay = round(self._link.latency_ms + self._link.jitter_ms)
-        due = self.core.next_pull_ms(bandwidth, now, path_delay)
+        due = self.core.pulls.next_pull_ms(bandwidth, now, path_delay)
         if due is not None and due <= now and self._pull(now_ms, now, step_ms, bandwidth, path_delay, center):
             return max(self.wire.free_ms, now_ms + 1e-6)
         return float(min(now_ms + step_ms, self._window_end_ms))
@@ -144,7 +144,7 @@ class EdgeSimulation:
         capacity = math.ceil(entries * self._entry_bytes) + 1
         if self._query.saves_bytes and self._link.bytes_per_update is None:
             capacity = max(capacity, MIN_FRAME_BYTES)  # as an agent, since small frames are mostly overhead
-        event = PullEvent(capacity, self.core.drain_windows(bandwidth, now), bandwidth, path_delay_ms)
+        event = PullEvent(capacity, self.core.pulls.drain_windows(bandwidth, now), bandwidth, path_delay_ms)
         built = [e.frame for e in self.core.handle(event) if isinstance(e, FrameBuilt)]
         for frame in built:
             body = frame.unpack()
@@ -168,7 +168,7 @@ class EdgeSimulation:
     def quiet(self) -> bool:
         """Whether the edge has no more records to read and nothing to send."""
         core = self.core
-        return self._row == len(self._times) and core.next_pull_ms(self._bandwidth(), self._window_end_ms) is None
+        return self._row == len(self._times) and core.pulls.next_pull_ms(self._bandwidth(), self._window_end_ms) is None
 
 
 def equal_shares(query: QuerySpec, edges: int) -> dict[str, float]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from edgewater.scheduling import (
     CostEstimate,
     Item,
-    MemoryLimits,
     QueryProfile,
+    QueueLimits,
     Scheduler,
     Turn,
     make_policy,
@@ -102,7 +102,7 @@ class _Node:
         memory = None
         if experiment.memory_bytes is not None:
             cap_bytes = experiment.memory_bytes / experiment.nodes
-            memory = MemoryLimits(cap_bytes, RECORD_BYTES, reduction_first=experiment.reduction_first)
+            memory = QueueLimits(cap_bytes, RECORD_BYTES, reduction_first=experiment.reduction_first)
         self._scheduler = Scheduler(
             make_policy(policy),
             cycle_ms=min(experiment.cycle_ms, FAIR_QUANTUM_MS) if policy == "fair" else experiment.cycle_ms,

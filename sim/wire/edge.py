@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,7 @@ class WireEdge:
             await asyncio.sleep(took_s)
             event = Ingested(self._stream, SOURCE, chunk.batch, self._now_ms())
             assert chunk.end is not None
-            self._worker.ingest(event, partial(self._durable.ingest_range, start=chunk.start, end=chunk.end))
+            self._worker.ingest_range(event, chunk.start, chunk.end)
             self._outbox.changed.set()
         self._durable.handle(SourceEnded(self._stream, SOURCE))
         self._worker.advance(self._stream)

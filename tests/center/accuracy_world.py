@@ -20,7 +20,7 @@ from center.ledger import (
     QueryRegistered,
     TimeAdvanced,
 )
-from center.ledger.early_answers import EarlyAnswerLedger
+from center.ledger.early_answers import EarlyAnswerBook
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
@@ -142,8 +142,8 @@ class Site:
             self.ingest(Ingested("s", "f", batch, own_ms))
             self.at = to
         frames: list[Frame] = []
-        while (due := self.core.next_pull_ms(1e9, own_ms)) is not None and due <= own_ms:
-            effects = self.core.handle(PullEvent(1 << 18, self.core.drain_windows(1e9, own_ms), unread=unread))
+        while (due := self.core.pulls.next_pull_ms(1e9, own_ms)) is not None and due <= own_ms:
+            effects = self.core.handle(PullEvent(1 << 18, self.core.pulls.drain_windows(1e9, own_ms), unread=unread))
             built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
             if not built:
                 break
@@ -235,8 +235,8 @@ class World:
         return tuple(record_of(s.name, self.clock) for s in self.sites)
 
     def estimator(self) -> EarlyAnswerEstimator:
-        ledger = self.ledger._queries[REF]
-        assert isinstance(ledger, EarlyAnswerLedger)
+        ledger = self.ledger.book(REF)
+        assert isinstance(ledger, EarlyAnswerBook)
         return ledger.estimator
 
     def truth(self, start_ms: int, kind: str = "sum", group: int | None = None, window_ms: int = WINDOW_MS) -> float:

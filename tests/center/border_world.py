@@ -138,7 +138,7 @@ class Site:
             EdgeId(self.name), durable.incarnation, labels={},
             streams=[StreamRecord(STREAM, COLUMNS, LIVE, constants=self.constants)],
             oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq, next_seq=core.next_seq,
-            now_ms=center.now_ms, state=StateDigest(tuple(durable.runs), durable.durable_records),
+            now_ms=center.now_ms, state=StateDigest(tuple(durable.state.runs), durable.durable_records),
         )  # fmt: skip
         center.writer.advance()
 
@@ -169,8 +169,8 @@ class Site:
             spoil: returns what the center reads of a frame; None: it cannot be read.
         """
         frames, core = [], self.durable.core
-        while (due := core.next_pull_ms(1e6, self.center.now_ms)) is not None and due <= self.center.now_ms:
-            pull = PullEvent(1 << 20, core.drain_windows(1e6, self.center.now_ms))
+        while (due := core.pulls.next_pull_ms(1e6, self.center.now_ms)) is not None and due <= self.center.now_ms:
+            pull = PullEvent(1 << 20, core.pulls.drain_windows(1e6, self.center.now_ms))
             built = [e.frame for e in self.durable.handle(pull) if isinstance(e, FrameBuilt)]
             if not built:
                 break

@@ -70,7 +70,7 @@ def test_a_window_whose_records_are_gone_says_so(center: Border) -> None:
 @pytest.mark.slow
 def test_windows_of_a_source_that_cannot_be_read_again_say_so(center: Border) -> None:
     site = before_and_after(center, replayable=False)
-    assert not site.durable.backfills
+    assert not site.durable.state.backfills
     site.ship()
     assert [stated(center.answer(T0 + n * MINUTE)) for n in range(4)] == [
         ("final", 0, ["a"], False),

@@ -498,7 +498,7 @@ def test_an_edge_that_was_heard_after_its_last_written_heartbeat_has_left_the_wi
     streams = [StreamRecord(STREAM, COLUMNS, LIVE)]
     hello = SessionStart(
         EdgeId("b"), gone.durable.incarnation, {}, streams, 1, 1, T0, "s1", gateway="g1",
-        state=StateDigest(tuple(gone.durable.runs)),
+        state=StateDigest(tuple(gone.durable.state.runs)),
     )  # fmt: skip
     assert center.catalog.edges.begin_sessions([hello]) == [None]
     center.now_ms = T0 + MINUTE + 10_000

@@ -157,9 +157,9 @@ def test_a_query_whose_answer_kills_the_job_is_set_aside_and_the_others_are_answ
     recovery_s = time.monotonic() - began_s
     record_property("recovery_s", round(recovery_s, 1))
     print(f"{center.deaths()} deaths; {recovery_s:.1f} s from the first to the others' answers")
-    center.until(lambda: center.client.get("/readyz").json()["suspended"] == ["evil@1"], pushing=True)
+    center.until(lambda: center.client.get("/readyz").json()["set_aside"] == {"evil@1": "quarantined"}, pushing=True)
     alarms = Counter(alarm["kind"] for alarm in center.client.get("/v1/alarms").json()["alarms"])
-    assert alarms["query-suspended"] == 1
+    assert alarms["query-quarantined"] == 1
 
     deaths = center.deaths()
     at = len(center.pushed)
@@ -171,7 +171,7 @@ def test_a_query_whose_answer_kills_the_job_is_set_aside_and_the_others_are_answ
 
     fault.unlink()
     config = str(center.directory / "center.yaml")
-    command = [sys.executable, "-m", "edgewater", "center", "quarantine", "resume", "evil", "--config", config]
+    command = [sys.executable, "-m", "edgewater", "center", "quarantine", "retry", "evil", "--config", config]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     last = len(center.pushed) - 4  # of three slices, and the last one is open
     center.until(lambda: center.latest("evil") == last)

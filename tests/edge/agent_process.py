@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import yaml
 
 from edge.agent import Agent, open_agent
@@ -31,6 +32,10 @@ COUNT = QuerySpec.from_mapping(
 QUERY = QueryRef("n", 1)
 TIMEOUT_S = 60.0
 SETTLED_S, QUIET_S = 15.0, 1.0
+
+
+def no_ranges(*_: object) -> pa.RecordBatch:
+    raise AssertionError("the state has no records to read again")
 
 
 class AgentProcess:
@@ -82,7 +87,7 @@ class AgentProcess:
             return
         with self.state() as agent:  # creates the identity, and syncs nothing
             state_dir, make_core = agent.durable.directory, agent.durable._make_core
-        prepared = DurableCore(state_dir, make_core, agent.durable._reread, "")
+        prepared = DurableCore(state_dir, make_core, no_ranges, "")
         prepared.handle(Configured(((QUERY, query),)))
         prepared.sync()
         prepared.close()

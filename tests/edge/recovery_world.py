@@ -142,7 +142,7 @@ class World:
 
     @property
     def row(self) -> int:
-        return int(self.edge.positions.get("file", {"row": 0})["row"])
+        return int(self.edge.state.positions.get("file", {"row": 0})["row"])
 
     def configure(self) -> None:
         if not self.edge.core.configured:

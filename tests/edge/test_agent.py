@@ -310,7 +310,7 @@ def test_an_agent_that_was_stopped_for_a_while_does_not_take_its_sources_for_idl
             resumed_ms = now_ms() + paused_ms
             await until(lambda: agent.durable.core._now_ms >= resumed_ms, "a tick after the pause", task)
             await push(before_ms + 1)
-            assert agent.durable.drops == {}
+            assert agent.durable.state.drops == {}
 
     run(test, tmp_path)
 

@@ -15,7 +15,7 @@ from edge.process import now_ms
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import FrameBody, QueryRef
-from tests.edge.agent_process import COUNT, QUERY, AgentProcess, counted, lines
+from tests.edge.agent_process import COUNT, QUERY, AgentProcess, counted, lines, no_ranges
 from tests.edge.core.test_core import merged
 from tests.edge.test_agent import QUERY as MILES
 from tests.edge.test_agent import Center, config, expected, running, until
@@ -75,8 +75,8 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
 def register(agent: AgentProcess) -> None:
     """The agent receives the query shortly before it is killed."""
     with agent.state() as opened:
-        directory, make_core, reread = opened.durable.directory, opened.durable._make_core, opened.durable._reread
-    durable = DurableCore(directory, make_core, reread, "")
+        directory, make_core = opened.durable.directory, opened.durable._make_core
+    durable = DurableCore(directory, make_core, no_ranges, "")
     durable.handle(Configured(((QUERY, COUNT), (SINCE_REF, SINCE))))
     durable.sync()
     durable.close()

@@ -75,7 +75,7 @@ def test_a_query_that_fills_its_memory_stops_no_push_and_no_other_query(tmp_path
         assert stated.keys() == {"hostile"} and {loss.reason for loss in stated["hostile"]} == {"query-memory"}
         assert "edgewater_edge_limited_queries 1.0" in metrics
         assert 'edgewater_edge_input_losses_total{reason="query-memory",stream="a"} ' in metrics
-        drops = agent.durable.drops
+        drops = agent.durable.state.drops
         assert drops.keys() == {"query-memory"} and 0 < drops["query-memory"] < 8 * ROWS
 
     run(test, tmp_path, [QuerySpec.from_mapping(mapping) for mapping in (HOSTILE, HONEST)])

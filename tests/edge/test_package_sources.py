@@ -167,7 +167,7 @@ def test_records_are_committed_once_they_are_on_disk_and_count_once_through_cras
             BROKER.add(0, *range(given, given + 60))
             given += 60
             agent = open_agent(settings)
-            assert agent.durable.positions.get(NAME, {"offset": 0})["offset"] >= BROKER.committed.get(0, 0)
+            assert agent.durable.state.positions.get(NAME, {"offset": 0})["offset"] >= BROKER.committed.get(0, 0)
             task = await started(agent)
             least = given - 60 + 17 * crash
             await until(partial(lambda least: BROKER.committed.get(0, 0) >= least, least), "a commit", task)

@@ -12,10 +12,10 @@ import pytest
 
 from edge.core import Configured, EdgeCore, Ingested, Ran, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, journal
-from edge.durability.durable_core import RAN_TOGETHER
+from edge.durability.event_records import RAN
 from edge.records import COALESCE_S, Chunk
 from edge.sources.pacing import paced
-from edge.worker import BLOCK_MS, FRAME_TURNS, LONGEST_WAIT_S, MOST_WAITING, OFF, PIECE_MS, READ_EVERY_MS, Worker
+from edge.worker import OFF, TUNING, Worker
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN, StreamClock
 from edgewater.wire import QueryRef
@@ -81,7 +81,7 @@ class Shop:
         times = np.full(rows, START_MS + at_ms)
         batch = pa.record_batch({"x": pa.array(np.arange(rows)), TIME_COLUMN: pa.array(times)})
         event = Ingested("s", "src", batch, START_MS + int(1000 * self.now_s))
-        return self.worker.ingest(event, self.durable.ingest_payload, is_full_read=full)
+        return self.worker.ingest_payload(event, is_full_read=full)
 
     def work(self, until: Callable[[], bool] | None = None) -> None:
         """Runs the worker until its queues are empty."""
@@ -98,7 +98,7 @@ class Shop:
         asyncio.run(run())
 
     def counted(self, name: str) -> int:
-        return sum(slice_.observed for slice_ in self.core.queries[QueryRef(name, 1)].slices.values())
+        return sum(slice_.observed for slice_ in self.core.queries[QueryRef(name, 1)].store.slices.values())
 
     def learn(self) -> None:
         """The worker measures what the queries cost."""
@@ -111,13 +111,13 @@ def test_an_edge_that_keeps_up_queues_nothing(tmp_path: Path) -> None:
     shop = Shop(tmp_path, "a", "b")
     shop.learn()
     for at_ms in range(0, 60_000, 1000):
-        shop.ingest(int(BLOCK_MS / 0.2) - 1, at_ms)
+        shop.ingest(int(TUNING.block_ms / 0.2) - 1, at_ms)
         shop.now_s = at_ms / 1000
     assert shop.order == []
     assert not any(p.queue for p in shop.core.queries.values())
     shop.durable.sync()
     (path,) = tmp_path.glob("journal-*.log")
-    assert RAN_TOGETHER not in {record.kind for record in journal.scan(path.read_bytes()).records}
+    assert RAN not in {record.kind for record in journal.scan(path.read_bytes()).records}
 
 
 def test_a_long_batch_is_processed_in_pieces(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_long_batch_is_processed_in_pieces(tmp_path: Path) -> None:
     shop.work()
     assert shop.counted("a") == 1020
     pieces = np.diff([20, *(through for _, through in shop.order)])
-    assert pieces.max() <= 1.2 * PIECE_MS
+    assert pieces.max() <= 1.2 * TUNING.piece_ms
 
 
 def test_a_slow_query_holds_an_answer_up_for_no_more_than_its_cycle(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_an_edge_is_short_of_cpu_while_a_due_query_is_late_and_no_longer(tmp_pat
     assert 0.0 < share < 1.0
     shop.now_s += 10
     assert shop.worker.take_short_share() == 0.0
-    shop.ingest(int(READ_EVERY_MS), 15_000)
-    while shop.worker.may_read.is_set():
-        shop.ingest(int(READ_EVERY_MS), 15_000)
+    shop.ingest(int(TUNING.read_every_ms), 15_000)
+    while shop.worker.pace.may_read.is_set():
+        shop.ingest(int(TUNING.read_every_ms), 15_000)
     shop.worker.take_short_share()
     shop.now_s += 1
     assert shop.worker.take_short_share() == 1.0, "the queues are full"
@@ -193,22 +193,22 @@ def test_sources_that_have_read_little_wait_while_batches_are_queued(tmp_path: P
     shop.learn()
     shop.busy_s = 1.0
     assert shop.ingest(10), "it is queued"
-    assert not shop.worker.may_read.is_set()
+    assert not shop.worker.pace.may_read.is_set()
     assert shop.worker.take_short_share() == 0.0, "waiting for a larger batch is no lack of CPU"
-    shop.now_s += READ_EVERY_MS / 1000
-    shop.ingest(int(1.2 * READ_EVERY_MS / 0.2))
-    assert shop.worker.may_read.is_set(), "large batches may follow each other"
+    shop.now_s += TUNING.read_every_ms / 1000
+    shop.ingest(int(1.2 * TUNING.read_every_ms / 0.2))
+    assert shop.worker.pace.may_read.is_set(), "large batches may follow each other"
     shop.ingest(10)
-    assert not shop.worker.may_read.is_set()
+    assert not shop.worker.pace.may_read.is_set()
     at_s = shop.now_s
-    shop.work(until=lambda: shop.worker.may_read.is_set())
-    assert READ_EVERY_MS <= 1000 * (shop.now_s - at_s) <= READ_EVERY_MS + 2 * PIECE_MS
+    shop.work(until=lambda: shop.worker.pace.may_read.is_set())
+    assert TUNING.read_every_ms <= 1000 * (shop.now_s - at_s) <= TUNING.read_every_ms + 2 * TUNING.piece_ms
     assert any(p.queue for p in shop.core.queries.values())
     shop.work()
     shop.ingest(10)
     at_s = shop.now_s
     shop.work()
-    assert shop.worker.may_read.is_set() and 1000 * (shop.now_s - at_s) < READ_EVERY_MS, "nothing is queued"
+    assert shop.worker.pace.may_read.is_set() and 1000 * (shop.now_s - at_s) < TUNING.read_every_ms, "nothing is queued"
 
 
 def test_sources_do_not_wait_for_a_clock_that_was_set_back(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_sources_do_not_wait_for_a_clock_that_was_set_back(tmp_path: Path) -> No
     shop.ingest(10)
     shop.now_s -= 3600.0
     shop.work(until=lambda: len(shop.order) >= 1)
-    assert shop.worker.may_read.is_set() and any(p.queue for p in shop.core.queries.values())
+    assert shop.worker.pace.may_read.is_set() and any(p.queue for p in shop.core.queries.values())
 
 
 def test_the_query_whose_window_has_ended_runs_first(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_queries_that_are_due_run_together_first_and_then_all_others(tmp_path: P
     others = [name for name, _ in shop.order[3:] if name != "slow"]
     assert sorted(others) == sorted(later), "each once"
     turns = np.diff(pauses)
-    assert turns[: FRAME_TURNS - 1].max() <= 2, "2 ms each while the frames are under way"
+    assert turns[: TUNING.frame_turns - 1].max() <= 2, "2 ms each while the frames are under way"
     assert turns.max() >= 40, "then all that are left in one turn"
     assert shop.counted("slow") == shop.counted("due0") == 120
 
@@ -307,11 +307,11 @@ def test_a_deleted_query_takes_its_queue_with_it_and_others_go_on(tmp_path: Path
 def test_sources_are_held_back_while_the_queues_are_full(tmp_path: Path) -> None:
     shop = Shop(tmp_path, "a", "b", cost_ms=5.0, limit_bytes=3000)
     shop.learn()
-    while shop.worker.has_room.is_set():
+    while shop.worker.pace.has_room.is_set():
         shop.ingest(50)
     assert 3000 < shop.core.queued_bytes <= 3000 + 50 * 16
     assert shop.core.pending_bytes > shop.core.queued_bytes  # the agent's memory limit has them too
-    shop.work(until=shop.worker.has_room.is_set)
+    shop.work(until=shop.worker.pace.has_room.is_set)
     shop.work()
     assert shop.counted("a") == shop.counted("b")
 
@@ -378,7 +378,7 @@ def wait_ms(shop: Shop, at_ms: int, rows: int = 10) -> int:
 
 def test_records_wait_for_each_other_until_a_window_is_about_to_end(tmp_path: Path) -> None:
     shop = Shop(tmp_path, "a", cost_ms=0.0)
-    longest, shortest = round(1000 * LONGEST_WAIT_S), round(1000 * COALESCE_S)
+    longest, shortest = round(1000 * TUNING.longest_wait_s), round(1000 * COALESCE_S)
     assert [wait_ms(shop, at_ms) for at_ms in (0, 40, 120, 300)] == [40, 80, 160, longest]
     assert [wait_ms(shop, at_ms) for at_ms in (9_000, 9_900, 9_990, 9_999)] == [longest, 100, shortest, shortest]
     assert [wait_ms(shop, at_ms) for at_ms in (10_000, 19_900)] == [longest, 100]
@@ -394,8 +394,8 @@ def test_batches_of_very_many_records_wait_less(tmp_path: Path) -> None:
     shop = Shop(tmp_path, "a", policy=OFF, cost_ms=0.0)
     for at_ms in range(4):
         wait_ms(shop, at_ms)
-    assert [wait_ms(shop, 10, MOST_WAITING) for _ in range(2)] == [250, 250]
-    assert [wait_ms(shop, 10, MOST_WAITING + 1) for _ in range(4)] == [125, 62, 31, 20]
+    assert [wait_ms(shop, 10, TUNING.most_waiting) for _ in range(2)] == [250, 250]
+    assert [wait_ms(shop, 10, TUNING.most_waiting + 1) for _ in range(4)] == [125, 62, 31, 20]
 
 
 def test_short_windows_let_records_wait_less(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_no_window_closes_later_because_records_wait(tmp_path: Path) -> None:
         now_ms = lambda: START_MS + round(1000 * shop.now_s)  # noqa: E731
         async for chunk in paced(source(), clock, now_ms=now_ms, sleep=sleep, interval_ms=wait):
             batches += 1
-            shop.worker.ingest(Ingested("s", "src", chunk.batch, now_ms()), shop.durable.ingest_payload)
+            shop.worker.ingest_payload(Ingested("s", "src", chunk.batch, now_ms()))
             for end in range(1_000, shop.core.watermark_ms("s") - START_MS + 1, 1_000):
                 closed_ms.setdefault(end, now_ms() - START_MS)
         return batches

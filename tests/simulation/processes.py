@@ -158,7 +158,9 @@ def observed_core(disk: Disk) -> type[EdgeCore]:
         def _rule(window: Any, pipeline: Any, time: int, watermark_ms: int) -> Rule:
             start = window.slice_start(time)
             too_late = window.last_window_end(start) + pipeline.spec.lateness_ms <= watermark_ms
-            return Rule(start < pipeline.since_ms, too_late, start + window.slice_ms <= watermark_ms, watermark_ms)
+            return Rule(
+                start < pipeline.store.since_ms, too_late, start + window.slice_ms <= watermark_ms, watermark_ms
+            )
 
     return ObservedCore
 

@@ -423,10 +423,10 @@ class World:
             if core.unacked and core.unacked[0].seq < noted:  # arrival reports never end
                 parts.append(f"{plan.name}: {len(core.unacked)} frames are not acknowledged")
             for ref, pipeline in core.queries.items():
-                if pipeline.unreported_drops:
+                if pipeline.store.losses.drops:
                     parts.append(f"{plan.name}: {ref.name} has not reported late records")
-                if pipeline.progress.through_ms < self._through_ms() - LONGEST_MS:
-                    parts.append(f"{plan.name}: {ref.name} is closed through {pipeline.progress.through_ms - EPOCH_MS}")
+                if pipeline.through_ms < self._through_ms() - LONGEST_MS:
+                    parts.append(f"{plan.name}: {ref.name} is closed through {pipeline.through_ms - EPOCH_MS}")
             live = {ref for ref, (_, q) in self.registered.items() if q.deleted_s is None}
             if core.queries.keys() | core.refused.keys() < {r for r in live if self._expects(r, plan.name)}:
                 parts.append(f"{plan.name} lacks queries")

@@ -19,7 +19,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from center.api.prometheus.series import ABSENT, Axis, Labels, Samples, Selection, SeriesReader, is_absent, selection
+from center.api.prometheus.series import (
+    ABSENT,
+    Axis,
+    Labels,
+    Samples,
+    SeriesReader,
+    SeriesSelection,
+    is_absent,
+    selection,
+)
 from edgewater.model.errors import EdgewaterError
 from edgewater.model.registered_query import RegisteredQuery
 
@@ -72,7 +81,7 @@ class Matchers:
         held = dict(labels)
         return all(_holds(operator, held.get(name, ""), value) for name, operator, value in self.each)
 
-    def of(self, query: RegisteredQuery) -> Selection | None:
+    def of(self, query: RegisteredQuery) -> SeriesSelection | None:
         equal = {name: value for name, operator, value in self.each if operator == "="}
         return selection(query, equal.pop("__name__", None), equal)
 

@@ -210,7 +210,7 @@ class SeriesReader:
             if cursor is None:
                 return
 
-    def series(self, query: RegisteredQuery, record: AnswerRecord, selection: Selection) -> dict[Labels, float]:
+    def series(self, query: RegisteredQuery, record: AnswerRecord, selection: SeriesSelection) -> dict[Labels, float]:
         """The samples of an answer. What cannot be evaluated is left out, with a warning."""
         late = tuple(record.quality["records"][name] for name in ("after_final", "rejected"))
         key = record.query, record.window_start_ms, record.revision, late, selection
@@ -236,7 +236,7 @@ class SeriesReader:
                 f"more than {MAX_CELLS} values; choose a shorter range, one measure, or groups by their labels"
             )
 
-    def _made(self, query: RegisteredQuery, record: AnswerRecord, selection: Selection) -> AnswerSamples:
+    def _made(self, query: RegisteredQuery, record: AnswerRecord, selection: SeriesSelection) -> AnswerSamples:
         merged = merged_data(record)
         rows = answer_rows(record, query.spec, selection.questions, merged=merged)
         evaluated = rows.length * len(rows.values)
@@ -264,7 +264,7 @@ class SeriesReader:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class SeriesSelection:
     """The part of a query's answers that is evaluated.
 
     Attributes:
@@ -277,19 +277,19 @@ class Selection:
     describes: bool = True
 
 
-ALL = Selection()
+ALL = SeriesSelection()
 
 
 class Wanted(Protocol):
     """The part of each query that a selector needs."""
 
-    def of(self, query: RegisteredQuery) -> Selection | None:
+    def of(self, query: RegisteredQuery) -> SeriesSelection | None:
         """The part of a query that has to be evaluated; None: nothing."""
 
     def selects(self, labels: Labels) -> bool: ...
 
 
-def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str]) -> Selection | None:
+def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str]) -> SeriesSelection | None:
     """The part of a query with the series of this name (None: any) and these labels; None: no part has them."""
     groups = tuple(
         (column, (labels[column],))
@@ -297,15 +297,15 @@ def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str
         if label == column and column in labels and labels[column] == label_value(labels[column])
     )
     if name is None:
-        return Selection(MeasureQuestions(groups=groups), describes=not groups)
+        return SeriesSelection(MeasureQuestions(groups=groups), describes=not groups)
     prefix, _, rest = name.partition(":")
     if prefix != query.ref.name:
         return None
     if rest in describing(query) or rest.startswith(f"{all_groups(query)}:"):
-        return Selection(measures=False)
+        return SeriesSelection(measures=False)
     known = [m.name for m in query.spec.measures]
     measures = tuple(m for m in known if rest in (m, f"{m}_lower", f"{m}_upper") or rest.startswith(f"{m}:"))
-    return Selection(MeasureQuestions(groups=groups, measures=measures), describes=False) if measures else None
+    return SeriesSelection(MeasureQuestions(groups=groups, measures=measures), describes=False) if measures else None
 
 
 def describing(query: RegisteredQuery) -> tuple[str, ...]:

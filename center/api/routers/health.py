@@ -10,6 +10,7 @@ from center.api.access import OPEN, READS_ALL
 from center.api.models import ComponentReadiness, Readiness
 from center.api.services import Center, Services
 from center.catalog import COMPONENTS, component_status
+from center.sinks import SinkStatus
 from edgewater.model.errors import EdgewaterError, StorageError
 from edgewater.model.registered_query import query_key
 from edgewater.runtime.health import metrics_response
@@ -30,8 +31,8 @@ async def livez() -> dict[str, bool]:
     responses={503: {"model": Readiness, "description": "Not ready; `missing` says why."}},
 )
 async def readyz(request: Request, center: Center) -> Response:
-    """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway. A query
-    that is set aside (`suspended`) makes the center not unready: the others are answered.
+    """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway. Queries
+    that are set aside (`set_aside`) and sinks that fail do not make the center unready: the others are answered.
 
     Where credentials are needed, reasons and addresses are for callers with the role reader on all queries.
     """
@@ -69,9 +70,10 @@ def missing_components(center: Services) -> list[str]:
 
 
 def _readiness(center: Services) -> Readiness:
-    missing = []
+    missing, sinks = [], list[SinkStatus]()
     try:
         center.results.last_answer_id()
+        sinks = center.sinks.statuses()
     except StorageError as exc:
         missing.append(f"results: {exc.message}")
     try:
@@ -93,10 +95,11 @@ def _readiness(center: Services) -> Readiness:
         if not status.ready:
             missing.append(f"{component}: {status.reason}")
     try:
-        suspended = [query_key(ref) for ref in center.catalog.quarantine.queries()]
+        set_aside = {query_key(ref): q.state for ref, q in center.catalog.quarantine.queries().items()}
     except StorageError as exc:
-        missing, suspended = [*missing, f"catalog: {exc.message}"], []
-    return Readiness(ready=not missing, missing=missing, components=components, suspended=suspended)
+        missing, set_aside = [*missing, f"catalog: {exc.message}"], {}
+    troubles = {sink.name: reason for sink in sinks if (reason := sink.trouble(now_ms))}
+    return Readiness(ready=not missing, missing=missing, components=components, set_aside=set_aside, sinks=troubles)
 
 
 @router.get("/metrics", dependencies=[READS_ALL], summary="Metrics in Prometheus' text format", response_class=Response)

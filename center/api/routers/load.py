@@ -24,7 +24,7 @@ def load(center: Center, caller: Caller) -> Load:
     oldest = catalog.frames.oldest({key: after for key, (after, through) in pending.items() if through > after})
     costs, delays, edges = catalog.budgets.processing_delays(), catalog.queries.delays(), catalog.edges.all()
     known = {e.edge: e for e in edges}
-    suspended = catalog.quarantine.queries()
+    set_aside = {ref: query.state for ref, query in catalog.quarantine.queries().items()}
     found = [
         QueryLoad.of(
             query,
@@ -33,7 +33,7 @@ def load(center: Center, caller: Caller) -> Load:
             cost_ms=costs.get(query.ref),
             edges=[known[e] for e in expected_edges(query.spec, edges) if e in known],
             delays=delays.get(query.ref, []),
-            suspended=query.ref in suspended,
+            set_aside=set_aside.get(query.ref),
             now_ms=now_ms,
         )
         for query in queries

@@ -1,4 +1,4 @@
-"""Frames that the job could not apply."""
+"""Frames and queries that the job has set aside."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from center.api.access import IN_TURN, READS_ALL
-from center.api.models import QuarantinedFrame, QuarantineList
+from center.api.models import QuarantinedFrame, QuarantineList, SetAsideQuery
 from center.api.openapi import problems
 from center.api.services import Center
 
@@ -17,10 +17,18 @@ MAX_POSITION = (1 << 63) - 1
 router = APIRouter(prefix="/v1/quarantine", tags=["alarms"])
 
 
-@router.get("", dependencies=[READS_ALL, IN_TURN], summary="Frames that could not be applied, the latest first")
+@router.get("", dependencies=[READS_ALL, IN_TURN], summary="Frames and queries that are set aside")
 def quarantine(center: Center) -> QuarantineList:
-    """Their windows state them as lost. Their bytes are kept: see `edgewater center quarantine --help`."""
-    return QuarantineList(frames=[QuarantinedFrame.of(frame) for frame in center.catalog.quarantine.frames()])
+    """The frames could not be applied: windows state them as lost, and their bytes are kept.
+
+    The queries are `paused` or `quarantined`: they get no answers, and their frames are kept. See `edgewater center
+    quarantine --help`.
+    """
+    quarantine = center.catalog.quarantine
+    return QuarantineList(
+        frames=[QuarantinedFrame.of(frame) for frame in quarantine.frames()],
+        queries=[SetAsideQuery.of(query) for query in quarantine.queries().values()],
+    )
 
 
 @router.get(

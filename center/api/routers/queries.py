@@ -262,8 +262,6 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
     heartbeats = center.components.heartbeats()
     components = (component_status(c, heartbeats, now_ms) for c in COMPONENTS if c != "api")
     merged = center.results.consumed().get(query.key, 0)
-    stuck = (a.message for a in center.catalog.alarms.latest(query=query.key) if a.kind == "query-stuck")
-    suspended = center.catalog.quarantine.queries().get(query.ref)
     wait = explain(
         query,
         center.catalog.edges.all(),
@@ -271,8 +269,7 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
         answered=latest is not None,
         withheld=latest is not None and bool(latest.quality["error"]["withheld"]),
         unmerged=max(0, center.catalog.frames.last_positions().get(query.key, 0) - merged),
-        stuck=next(stuck, ""),
-        suspended=suspended.reason if suspended is not None else "",
+        set_aside=center.catalog.quarantine.queries().get(query.ref),
         not_ready=[f"{c.component}: {c.reason if sees_all else 'not ready'}" for c in components if not c.ready],
         now_ms=now_ms,
     )

@@ -55,7 +55,7 @@ class SinkState(BaseModel):
     def of(cls, status: SinkStatus, center: Services) -> SinkState:
         now_ms = center.now_ms()
         given_at_ms = center.results.answered_at_after(status.position.answer_id)
-        has_process = bool(status.owner) and status.until_ms > now_ms
+        has_process = status.is_run(now_ms)
         state = "failing" if status.problem else "running" if has_process else "waiting"
         return cls(
             name=status.name,

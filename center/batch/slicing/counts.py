@@ -18,7 +18,7 @@ from center.batch.slicing.families import SliceEdges, WindowGrid
 from center.batch.slicing.kernels import Kernel
 from center.batch.slicing.merging import GridWindows, MergedSlices
 from center.batch.slicing.results import WindowResult
-from center.batch.slicing.rows import PendingRecords, Records, concatenated
+from center.batch.slicing.rows import PendingRecords, TimedRows, concatenated
 from center.batch.slicing.watermarks import NO_WATERMARK
 
 
@@ -28,7 +28,7 @@ class CountSlice:
 
     start: int
     end: int
-    rows: Records
+    rows: TimedRows
     state: Any
 
     def partial(self) -> MergedSlices:
@@ -52,7 +52,7 @@ class CountSlices:
         self.settled = 0  # records that have a rank
         self.repaired = 0  # slices whose borders moved without being built again
 
-    def add(self, rows: Records, watermark: int) -> int:
+    def add(self, rows: TimedRows, watermark: int) -> int:
         """Adds rows, in any order; they get ranks once the watermark has passed them.
 
         Returns:
@@ -76,7 +76,7 @@ class CountSlices:
             self._insert(rows.between(0, late))
         self._append(rows.between(late, len(rows)))
 
-    def _append(self, rows: Records) -> None:
+    def _append(self, rows: TimedRows) -> None:
         at = 0
         while at < len(rows):
             start, end = self._edges.cell(self.settled)
@@ -92,7 +92,7 @@ class CountSlices:
             at += len(piece)
             self.settled += len(piece)
 
-    def _open(self, start: int, end: int, rows: Records) -> None:
+    def _open(self, start: int, end: int, rows: TimedRows) -> None:
         covered = self._edges.needed_until(start) is not None
         self.slices.append(CountSlice(start, end, rows, self.kernel.built(rows) if covered else None))
         self._touch(start, new=True)
@@ -103,7 +103,7 @@ class CountSlices:
             if starts:
                 windows.touch(range(starts[0], starts[-1] + 1, grid.every), start, new=new)
 
-    def _insert(self, late: Records) -> None:
+    def _insert(self, late: TimedRows) -> None:
         """Inserts rows among those that have ranks, and moves the borders after them."""
         firsts = np.array([item.rows.times[0] for item in self.slices])
         from_slice = max(int(np.searchsorted(firsts, late.times[0], side="right")) - 1, 0)
@@ -133,7 +133,7 @@ class CountSlices:
                 self._touch(item.start, new=True)
         self._append(rows.at(now == len(moved)))
 
-    def _repaired(self, item: CountSlice, rows: Records, added: Records, removed: Records) -> Any:
+    def _repaired(self, item: CountSlice, rows: TimedRows, added: TimedRows, removed: TimedRows) -> Any:
         if item.state is None:
             return None
         if not len(removed) or (self.kernel.invertible and len(added) + len(removed) < len(rows)):

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
-from center.batch.slicing.rows import Records
+from center.batch.slicing.rows import TimedRows
 from edgewater.model.errors import InvalidQuery, InvalidRecord
 from edgewater.synopses import GroupedAggregate, Properties, SingleSample, SliceManager
 
@@ -49,22 +49,22 @@ class Kernel:
         elif str(_form(values)) != str(self._seen) and len(values):
             first = values[:1] if isinstance(values, np.ndarray) else values.slice(0, 1)
             probe = self.merged([self._probe])
-            self.add(probe, Records(first, np.zeros(1, np.int64), np.zeros(1, np.int64)))
+            self.add(probe, TimedRows(first, np.zeros(1, np.int64), np.zeros(1, np.int64)))
             self._probe, self._seen = probe, _form(values)
 
-    def add(self, state: Any, rows: Records) -> None:
+    def add(self, state: Any, rows: TimedRows) -> None:
         if isinstance(state, SingleSample):
             # Slices of one stream share a source: a record keeps its number in any of them.
             state.update(rows.values, times=rows.times, ids=rows.numbers)
         else:
             state.update(rows.values, times=rows.times)
 
-    def built(self, rows: Records) -> Any:
+    def built(self, rows: TimedRows) -> Any:
         state = self.make()
         self.add(state, rows)
         return state
 
-    def remove(self, state: Any, rows: Records) -> None:
+    def remove(self, state: Any, rows: TimedRows) -> None:
         state.decrement(rows.values)
 
     def merged(self, states: Sequence[Any]) -> Any:
@@ -91,7 +91,7 @@ class GroupedKernel(Kernel):
                 raise InvalidRecord("values", values.schema.names, f"a column {name!r} for the key")
         super().check(values)
 
-    def add(self, state: GroupedAggregate, rows: Records) -> None:
+    def add(self, state: GroupedAggregate, rows: TimedRows) -> None:
         batch = rows.values
         columns = {name: batch.column(name) if name in batch.schema.names else None for name in state.measures}
         keys = [batch.column(name) for name in state.key_names]

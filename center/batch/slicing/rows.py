@@ -1,4 +1,4 @@
-"""`Records`: values in any columnar form, with event times and arrival numbers."""
+"""`TimedRows`: values in any columnar form, with event times and arrival numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgewater.synopses import IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class TimedRows:
     """n records as columns.
 
     Attributes:
@@ -32,29 +32,29 @@ class Records:
     def __len__(self) -> int:
         return len(self.times)
 
-    def at(self, index: npt.NDArray[Any]) -> Records:
+    def at(self, index: npt.NDArray[Any]) -> TimedRows:
         """Selects rows by positions or by a mask."""
         if index.dtype == np.bool_:
             index = np.flatnonzero(index)
         values = self.values[index] if isinstance(self.values, np.ndarray) else self.values.take(pa.array(index))
-        return Records(values, self.times[index], self.numbers[index])
+        return TimedRows(values, self.times[index], self.numbers[index])
 
-    def between(self, start: int, end: int) -> Records:
+    def between(self, start: int, end: int) -> TimedRows:
         """Records [start, end), without a copy."""
         if start == 0 and end == len(self):
             return self
         arrow = isinstance(self.values, pa.Array | pa.RecordBatch)
         values = self.values.slice(start, end - start) if arrow else self.values[start:end]
-        return Records(values, self.times[start:end], self.numbers[start:end])
+        return TimedRows(values, self.times[start:end], self.numbers[start:end])
 
-    def in_order(self) -> Records:
+    def in_order(self) -> TimedRows:
         """Sorts by event time; ties keep their order of arrival."""
         if (self.times[1:] >= self.times[:-1]).all():
             return self
         return self.at(np.argsort(self.times, kind="stable"))
 
 
-def concatenated(parts: Sequence[Records]) -> Records:
+def concatenated(parts: Sequence[TimedRows]) -> TimedRows:
     """Concatenates parts whose values have one form."""
     if len(parts) == 1:
         return parts[0]
@@ -67,7 +67,7 @@ def concatenated(parts: Sequence[Records]) -> Records:
     else:
         tables = [pa.table({"values": v}) for v in values]
         joined = pa.concat_tables(tables, promote_options="permissive").combine_chunks().column(0).chunk(0)
-    return Records(joined, np.concatenate([p.times for p in parts]), np.concatenate([p.numbers for p in parts]))
+    return TimedRows(joined, np.concatenate([p.times for p in parts]), np.concatenate([p.numbers for p in parts]))
 
 
 def columnar(values: Any) -> Any:
@@ -84,7 +84,7 @@ def columnar(values: Any) -> Any:
     return values if isinstance(values, pa.Array) else pa.array(values)
 
 
-def rows_of(values: Any, times_ms: Any, first_number: int) -> Records:
+def rows_of(values: Any, times_ms: Any, first_number: int) -> TimedRows:
     """Converts and validates a batch. Raises InvalidRecord."""
     held = columnar(values)
     count = held.num_rows if isinstance(held, pa.RecordBatch) else len(held)
@@ -105,23 +105,23 @@ def rows_of(values: Any, times_ms: Any, first_number: int) -> Records:
         outside = times[times > MAX_TIME_MS]
     if len(outside):
         raise InvalidRecord("times_ms", int(outside[0]), accepted)
-    return Records(held, times.astype(np.int64), np.arange(first_number, first_number + count))
+    return TimedRows(held, times.astype(np.int64), np.arange(first_number, first_number + count))
 
 
 class PendingRecords:
     """Records that the watermark has not passed."""
 
     def __init__(self) -> None:
-        self.parts: list[Records] = []
+        self.parts: list[TimedRows] = []
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def add(self, rows: Records) -> None:
+    def add(self, rows: TimedRows) -> None:
         if len(rows):
             self.parts.append(rows)
 
-    def take(self, before_ms: int) -> Records | None:
+    def take(self, before_ms: int) -> TimedRows | None:
         """Removes and returns records with earlier event times, by (time, number); None: there are none."""
         if not self.parts:
             return None

@@ -16,7 +16,7 @@ from center.batch.slicing.counts import CountSlices
 from center.batch.slicing.families import MAX_TIME_MS, SlidingCount, WindowFamily, WindowGrid, grid_of
 from center.batch.slicing.kernels import kernel_of
 from center.batch.slicing.results import LateCounts, WindowResult
-from center.batch.slicing.rows import PendingRecords, Records, rows_of
+from center.batch.slicing.rows import PendingRecords, TimedRows, rows_of
 from center.batch.slicing.time_slices import TimeSlices
 from center.batch.slicing.watermarks import SiteWatermarks
 from edgewater.model.errors import InvalidQuery
@@ -130,7 +130,7 @@ class Slicer:
         late -= min(dropped.get(i, 0) for i in range(len(self.windows)))
         return LateCounts(len(rows), late, tuple(dropped.get(i, 0) for i in range(len(self.windows))))
 
-    def _add(self, rows: Records, watermark: int) -> dict[int, int]:
+    def _add(self, rows: TimedRows, watermark: int) -> dict[int, int]:
         """Adds rows; returns the number of dropped ones per family."""
         dropped = {}
         open_ends = watermark - self.lateness_ms

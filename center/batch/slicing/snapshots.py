@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from center.batch.slicing.counts import CountSlice, CountSlices
 from center.batch.slicing.merging import GridWindows
-from center.batch.slicing.rows import PendingRecords, Records
+from center.batch.slicing.rows import PendingRecords, TimedRows
 from center.batch.slicing.sessions import OpenRun
 from center.batch.slicing.time_slices import TimeSlice, TimeSlices
 from edgewater.model.errors import Conflict, StorageError
@@ -100,7 +100,7 @@ def _blob(data: bytes, blobs: list[bytes]) -> int:
     return len(blobs) - 1
 
 
-def _rows(rows: Records, blobs: list[bytes]) -> list[int | str]:
+def _rows(rows: TimedRows, blobs: list[bytes]) -> list[int | str]:
     form = "batch" if isinstance(rows.values, pa.RecordBatch) else "array"
     if isinstance(rows.values, np.ndarray):
         form = "numpy"
@@ -112,7 +112,7 @@ def _rows(rows: Records, blobs: list[bytes]) -> list[int | str]:
     return [form, _blob(sink.getvalue().to_pybytes(), blobs), _blob(numbers, blobs)]
 
 
-def _rows_from(state: list[Any], blobs: list[bytes]) -> Records:
+def _rows_from(state: list[Any], blobs: list[bytes]) -> TimedRows:
     form, at, numbers = state
     table = pa.ipc.open_stream(blobs[at]).read_all()
     batches = table.combine_chunks().to_batches()
@@ -121,7 +121,7 @@ def _rows_from(state: list[Any], blobs: list[bytes]) -> Records:
     if form == "numpy":
         values = values.to_numpy(zero_copy_only=False)
     times, order = np.frombuffer(blobs[numbers], "<i8").astype(np.int64).reshape(2, -1)
-    return Records(values, times, order)
+    return TimedRows(values, times, order)
 
 
 def _waiting(waiting: PendingRecords, blobs: list[bytes]) -> list[list[int | str]]:

@@ -23,7 +23,7 @@ from center.batch.slicing.families import SliceEdges, WindowGrid
 from center.batch.slicing.kernels import Kernel
 from center.batch.slicing.merging import GridWindows, MergedSlices
 from center.batch.slicing.results import WindowResult
-from center.batch.slicing.rows import Records
+from center.batch.slicing.rows import TimedRows
 from center.batch.slicing.sessions import SessionTracker
 from edgewater.model.windows import SessionWindow
 from edgewater.synopses import IntArray
@@ -75,7 +75,7 @@ class TimeSlices:
         self._gap = min((family.gap_ms for _, family in sessions), default=0)
         self.slices: list[TimeSlice] = []  # by event time of the first record
 
-    def add(self, rows: Records, watermark: int) -> dict[int, int]:
+    def add(self, rows: TimedRows, watermark: int) -> dict[int, int]:
         """Adds rows in event-time order.
 
         Returns:
@@ -119,7 +119,7 @@ class TimeSlices:
                     dropped[windows.index] += b - a
         return live[runs].tolist(), dropped
 
-    def _add_piece(self, rows: Records, start: int, end: int, live: int, watermark: int) -> None:
+    def _add_piece(self, rows: TimedRows, start: int, end: int, live: int, watermark: int) -> None:
         """Adds rows of one cell that are live for the same families."""
         first, last = int(rows.times[0]), int(rows.times[-1])
         open_ends = watermark - self._lateness

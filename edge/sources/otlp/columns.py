@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from edge.codecs import RecordSchema, extract_event_times
 from edge.records import Decoded, RejectionReason, Rejections
-from edge.sources.otlp.messages import Attributes, Records, any_value, refusing
+from edge.sources.otlp.messages import Attributes, OtlpRecords, any_value, refusing
 from edgewater.model.streams import type_name
 
 IntArray = npt.NDArray[np.int64]
@@ -96,7 +96,7 @@ class Rows:
     fields: ClassVar[Mapping[str, str]]
     """The fields besides attributes, with the types that a column of each may have, or `any`."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: OtlpRecords) -> None:
         self.records = records
         self.time_ns = self._times()
         self._owners: dict[str, Attributes] = {}
@@ -279,4 +279,4 @@ def _time_column(time_ns: IntArray, schema: RecordSchema, declared: pa.DataType 
     return pa.array(numbers, declared, mask=missing)
 
 
-ROWS: Mapping[str, Callable[[Records], Rows]] = {"logs": LogRows, "traces": SpanRows}
+ROWS: Mapping[str, Callable[[OtlpRecords], Rows]] = {"logs": LogRows, "traces": SpanRows}

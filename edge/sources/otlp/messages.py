@@ -99,7 +99,7 @@ class Budget:
 
 
 @dataclass(slots=True)
-class Records:
+class OtlpRecords:
     """The records of a request, by resource and scope.
 
     Attributes:
@@ -127,7 +127,7 @@ def refusing(read: Callable[[], T], accepted: str) -> T:
         raise InvalidRecord("body", "", accepted, f"{type(exc).__name__}: {exc}"[:200]) from exc
 
 
-def read_request(body: bytes, signal: str, budget: Budget) -> Records:
+def read_request(body: bytes, signal: str, budget: Budget) -> OtlpRecords:
     """Reads the protobuf encoding of an export request.
 
     Raises:
@@ -137,8 +137,8 @@ def read_request(body: bytes, signal: str, budget: Budget) -> Records:
     return refusing(lambda: _read(body, signal, budget), f"an OTLP request with {signal} in protobuf")
 
 
-def _read(body: bytes, signal: str, budget: Budget) -> Records:
-    records = Records(budget)
+def _read(body: bytes, signal: str, budget: Budget) -> OtlpRecords:
+    records = OtlpRecords(budget)
     read_group, read_scope = message_class("levels.Group").FromString, message_class("levels.Scope").FromString
     read_resource = message_class("resource.v1.Resource").FromString
     read_name = message_class("common.v1.InstrumentationScope").FromString

@@ -25,7 +25,7 @@ from edge.codecs import RecordSchema
 from edge.records import Decoded, RejectionReason
 from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
 from edge.sources.otlp.columns import IntArray, Prepared, Rows, Values, nanoseconds, prepare
-from edge.sources.otlp.messages import Budget, Records, message_class, refusing
+from edge.sources.otlp.messages import Budget, OtlpRecords, message_class, refusing
 from edgewater.model.streams import type_name
 
 BoolArray = npt.NDArray[np.bool_]
@@ -173,7 +173,7 @@ class MetricRows(Rows):
         "min": "float64", "max": "float64", "lower": "float64", "upper": "float64", "quantile": "float64",
     }  # fmt: skip
 
-    def __init__(self, records: Records, names: Sequence[str] | None, budget: Budget) -> None:
+    def __init__(self, records: OtlpRecords, names: Sequence[str] | None, budget: Budget) -> None:
         builder = _Builder(budget)
         chosen: dict[str, bool] = {}
         for metric, group in zip(records.messages, records.group_of.tolist(), strict=True):
@@ -183,7 +183,7 @@ class MetricRows(Rows):
             if chosen[name]:
                 refusing(lambda metric=metric, group=group: builder.add_metric(metric, group), "points of metrics")  # type: ignore[misc]
         self._build(builder)
-        super().__init__(Records(builder.budget, builder.points, records.resources, records.scopes))
+        super().__init__(OtlpRecords(builder.budget, builder.points, records.resources, records.scopes))
 
     def _build(self, builder: _Builder) -> None:
         self.metrics = builder.metrics

@@ -106,16 +106,31 @@ class Desk:
         delay_from: float = 0.0,
     ) -> None:
         """An edge ships `flights` per carrier of one slice, and (closed) says that this was all of it."""
-        self._positions[query.key] = self._positions.get(query.key, 0) + 1
-        position = self._positions[query.key]
         carriers = pa.array([c for c, n in flights.items() for _ in range(n)], pa.string())
         rows = len(carriers)
+        columns = {"distance": np.full(rows, 100), "dep_delay": np.arange(rows) + delay_from, "carrier": carriers}
+        self.ship(query, edge, start_ms, columns, closed=closed, withheld=withheld)
+
+    def ship(
+        self,
+        query: RegisteredQuery,
+        edge: str,
+        start_ms: int,
+        columns: Mapping[str, Any],
+        *,
+        closed: bool = True,
+        withheld: tuple[Withheld, ...] = (),
+    ) -> None:
+        """As `report`, with records as columns."""
+        self._positions[query.key] = self._positions.get(query.key, 0) + 1
+        position = self._positions[query.key]
         bound = query.spec.bind(COLUMNS)
         stacks = {b.measure.name: b.measure.stack(b.argument.type if b.argument else None) for b in bound.measures}
-        part = GroupedAggregate({"carrier": pa.string()}, stacks)
-        columns = {"distance": np.full(rows, 100), "dep_delay": np.arange(rows) + delay_from, "carrier": carriers}
+        part = GroupedAggregate(dict(zip(query.spec.group_by, bound.group_types, strict=True)), stacks)
+        rows = len(next(iter(columns.values())))
         read = {b.measure.name: b.measure.argument for b in bound.measures}
-        part.update([carriers], {k: pa.array(columns[c]) if c else None for k, c in read.items()}, rows)
+        keys = [pa.array(columns[name]) for name in query.spec.group_by]
+        part.update(keys, {k: pa.array(columns[c]) if c else None for k, c in read.items()}, rows)
         delta = MergedDelta(query.ref, start_ms, part.to_bytes())
         through = start_ms + HOUR if closed else start_ms
         close = SliceClose(start_ms, rows, 0, withheld)

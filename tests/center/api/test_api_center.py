@@ -239,7 +239,7 @@ def test_the_load_has_the_queries_by_slack_with_what_waits_what_it_costs_and_how
     late, early = desk.get("/v1/load").json()["queries"]
     assert late == {
         "query": "behind", "version": 1, "slack_ms": -4_300.0, "frames": 3, "late_ms": 4_000, "cost_ms": 300,
-        "suspended": False, "edges": [],
+        "set_aside": None, "edges": [],
     }  # fmt: skip
     # The clock of the test is at the beginning of an hour, and the first edge closes its window 1.5 s after its end.
     assert (early["slack_ms"], early["frames"], early["late_ms"]) == (HOUR + 1_500 - 250, 0, 0)

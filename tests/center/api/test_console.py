@@ -225,7 +225,7 @@ def test_edges_have_a_matrix_and_the_budget_its_shares(browser, served):
     with tab(browser, served) as t:
         t.open("/ui/edges?query=delay_quantiles")
         t.until("() => document.querySelectorAll('table.matrix a.cell').length >= 21")
-        assert t.page.locator("a.cell.s-w").count() == 1
+        t.until("() => document.querySelectorAll('a.cell.s-w').length === 1")
         t.page.locator("tr[data-edge=lga]", has_text="bad_time: 12").wait_for()
         t.open("/ui/budget/miles_by_carrier")
         t.shows("All edges together may withhold at most")

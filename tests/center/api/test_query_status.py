@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from center.catalog import ComponentHeartbeat
+from center.catalog import ComponentHeartbeat, SetAside
 from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
@@ -118,24 +118,27 @@ def test_frames_that_the_job_cannot_merge_are_named(desk):
     query = asked(desk, T0)
     desk.catalog.frames.index([frame(query.ref, 0, incarnation="jfk-1")])
     assert (status_of(desk)["state"], status_of(desk)["reason"]) == ("merging", "1 frames wait for the job")
-    desk.catalog.alarms.add("query-stuck", f"query {query.key}: no common schema", EdgeId(""), desk.now, query.key)
+    desk.catalog.quarantine.set_query_aside(query.ref, SetAside.PAUSED, "no common schema", desk.now)
     status = status_of(desk)
-    assert (status["state"], status["reason"]) == ("stuck", f"query {query.key}: no common schema")
+    assert (status["state"], status["reason"]) == ("paused", "no common schema")
+    assert desk.get("/v1/quarantine").json()["queries"][0]["state"] == "paused"
+    desk.catalog.quarantine.end_pauses([query.ref])
+    assert status_of(desk)["state"] == "merging"
 
 
 @pytest.mark.slow
 def test_a_query_that_is_set_aside_says_so_and_the_center_stays_ready(desk):
     query = asked(desk, T0)
     desk.catalog.quarantine.count_death(query.ref, desk.now)
-    desk.catalog.quarantine.add_query(query.ref, "the job died 2 times", desk.now)
+    desk.catalog.quarantine.set_query_aside(query.ref, SetAside.QUARANTINED, "the job died 2 times", desk.now)
     status = status_of(desk)
-    assert (status["state"], status["reason"]) == ("suspended", "the job died 2 times")
-    assert "edgewater center quarantine resume" in status["remedy"]
-    assert desk.get("/readyz").json()["suspended"] == [query.key]
+    assert (status["state"], status["reason"]) == ("quarantined", "the job died 2 times")
+    assert "edgewater center quarantine retry" in status["remedy"]
+    assert desk.get("/readyz").json()["set_aside"] == {query.key: "quarantined"}
     (alarm,) = desk.get(f"/v1/queries/{query.ref.name}").json()["alarms"]
-    assert (alarm["kind"], alarm["query"]) == ("query-suspended", query.key)
+    assert (alarm["kind"], alarm["query"]) == ("query-quarantined", query.key)
     desk.catalog.quarantine.retry_query(query.ref.name)
-    assert status_of(desk)["state"] != "suspended" and desk.get("/readyz").json()["suspended"] == []
+    assert status_of(desk)["state"] != "quarantined" and desk.get("/readyz").json()["set_aside"] == {}
 
 
 def test_a_window_that_has_not_ended_is_no_fault(desk):

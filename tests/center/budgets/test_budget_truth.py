@@ -111,8 +111,8 @@ class World:
         """The edge reports, with a load that is said to have moved, and hears what the allocator has for it."""
         self.now_ms += 1_000
         pipeline = self.cores[edge].queries[REF]
-        last = pipeline.schedule.last
-        report = BudgetReport(pipeline.schedule.version, last.shares, last.from_ms, 50.0, {"s": drift})
+        last = pipeline.store.schedule.last
+        report = BudgetReport(pipeline.store.schedule.version, last.shares, last.from_ms, 50.0, {"s": drift})
         assert self.allocator.handle(ShareReported(EdgeId(edge), report, self.now_ms)) == []
         self.allocator.handle(RebalanceEvent(self.now_ms, 1 << 50))
         if (grant := self.allocator.grants().get(EdgeId(edge))) is not None and self.rng.random() < 0.7:

@@ -49,7 +49,7 @@ def test_alarms_that_differ_in_a_number_take_a_bounded_number_of_rows_and_all_ar
 @pytest.mark.slow
 def test_hostile_edges_push_no_other_alarm_off_the_list(catalog: Catalog) -> None:
     catalog.alarms.add("input-lost", "a file was truncated", LGA, 1)
-    catalog.alarms.add("query-stuck", "query miles@1: odd", EdgeId(""), 2, "miles@1")
+    catalog.alarms.add("query-paused", "query miles@1: odd", EdgeId(""), 2, "miles@1")
     catalog.alarms.add("query-memory", "query miles@1: edge lga", LGA, 3, "miles@1")
     with write_transaction(catalog._engine) as connection:  # one, instead of 1,200
         for edge, kind, n in itertools.product(range(10), range(6), range(MAX_MESSAGES)):
@@ -59,9 +59,9 @@ def test_hostile_edges_push_no_other_alarm_off_the_list(catalog: Catalog) -> Non
     listed = catalog.alarms.latest()
     assert len(listed) == MAX_LISTED
     assert [a.message for a in listed if a.edge == LGA] == ["query miles@1: edge lga", "a file was truncated"]
-    assert [a.kind for a in listed if a.query == "miles@1"] == ["query-memory", "query-stuck"]
+    assert [a.kind for a in listed if a.query == "miles@1"] == ["query-memory", "query-paused"]
     assert [a.last_at_ms for a in listed] == sorted((a.last_at_ms for a in listed), reverse=True)
-    assert [a.kind for a in catalog.alarms.latest(query="miles@1")] == ["query-memory", "query-stuck"]
+    assert [a.kind for a in catalog.alarms.latest(query="miles@1")] == ["query-memory", "query-paused"]
     assert {a.query for a in catalog.alarms.latest(query="evil@1")} == {"evil@1"}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from center.ledger import Emission, Ledger, Phase, QueryDeleted, QueryRegistered
-from center.ledger.early_answers import EarlyAnswerLedger
+from center.ledger.early_answers import EarlyAnswerBook
 from center.ledger.quality import Quality
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import FloatArray
@@ -171,8 +171,8 @@ def test_a_query_inherits_the_delays_of_one_that_counts_the_same_records(
     loaded = Ledger()
     loaded.restore(ref, watched.ledger.snapshot(ref))
     watched.ledger.handle(QueryDeleted(ref))
-    ledger = loaded._queries[ref]
-    assert isinstance(ledger, EarlyAnswerLedger)
+    ledger = loaded.book(ref)
+    assert isinstance(ledger, EarlyAnswerBook)
     inherited = {edge: (slots, *clumps) for edge, (slots, _, *clumps) in ledger.estimator._inherited.items()}
     known = {edge: (d.slots, d.late, d.uneven) for edge, d in watched.estimator().delays().items()}
     assert inherited == (known if inherits else {})

@@ -87,7 +87,7 @@ class Run:
             first = machine is self.machines[0]
             machine.step(now_ms, first and OVERLOADED_MS[0] <= now_ms - BEGIN_MS < OVERLOADED_MS[1])
             if (now_ms - BEGIN_MS) % BEAT_MS == 0:
-                machine.beat(dict(self.world.ledger._queries[REF].needed_rates()))  # type: ignore[attr-defined]
+                machine.beat(dict(self.world.ledger.needed_rates()[REF]))  # type: ignore[attr-defined]
 
     def by_window(self) -> dict[int, list[Emission]]:
         """Returns the answers by start of the window, ms since the beginning."""

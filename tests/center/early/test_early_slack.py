@@ -42,7 +42,9 @@ class QueuedSite(Site):
 
         self.core._ingest = costly  # type: ignore[method-assign, assignment]
         self.worker = Worker(
-            SimpleNamespace(core=self.core, run=self.core.handle),  # type: ignore[arg-type]
+            SimpleNamespace(  # type: ignore[arg-type]
+                core=self.core, run=self.core.handle, ingest_payload=lambda event, *_: self.core.handle(event)
+            ),
             changed=lambda: None, busy_s=lambda _: 0.0, policy="klink", limit_bytes=1 << 24,
             now_ms=lambda: round(1000 * self.now_s), clock=lambda: self.used_s, pause=self.pause,
         )  # fmt: skip
@@ -56,7 +58,7 @@ class QueuedSite(Site):
     def ingest(self, event: Ingested) -> None:
         self.now_s = event.arrival_ms / 1000
         self.used_s = max(self.used_s, self.now_s - 0.001) if not self.core.queued_bytes else self.used_s
-        self.worker.ingest(event, self.core.handle)
+        self.worker.ingest_payload(event)
         self.loop.run_until_complete(self.work())
 
     async def work(self) -> None:
@@ -81,7 +83,7 @@ def run(*, samples: bool) -> tuple[World, QueuedSite]:
 
     def each(now_ms: int) -> None:
         if (now_ms - BEGIN_MS) % 1_000 == 0:
-            site.beat(dict(world.ledger._queries[REF].needed_rates()).get(EdgeId("e0"), 1.0))  # type: ignore[attr-defined]
+            site.beat(dict(world.ledger.needed_rates()[REF]).get(EdgeId("e0"), 1.0))  # type: ignore[attr-defined]
 
     world.run(SECONDS, each)
     site.task.cancel()

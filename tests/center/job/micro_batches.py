@@ -18,7 +18,7 @@ from center.job.microbatch import BatchProcessor
 from center.job.rows import ROW_SCHEMA
 from center.ledger import Ledger
 from center.results import ResultStore
-from center.storage.progress import NoProgress, Progress
+from center.storage.progress import DriverProgress, NoProgress
 from edgewater.synopses import plugins
 from edgewater.synopses.encoding import codec
 from tests.center.job.conftest import synopsis
@@ -93,7 +93,7 @@ class MicroBatches:
         *,
         keep_frames_ms: int = FOR_EVER_MS,
         limits: BatchLimits | None = None,
-        progress: Progress = NoProgress(),  # noqa: B008
+        progress: DriverProgress = NoProgress(),  # noqa: B008
     ) -> None:
         self.world, self._keep_frames_ms, self._limits, self._progress = world, keep_frames_ms, limits, progress
         self._open()

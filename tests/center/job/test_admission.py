@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.job.admission import FLOOR_MS, Admission, BatchLimits, LeastSlack, PendingFrame, PendingFrames, RoundRobin
+from center.job.admission import (
+    FLOOR_MS,
+    AdmissionPolicy,
+    BatchLimits,
+    LeastSlack,
+    PendingFrame,
+    PendingFrames,
+    RoundRobin,
+)
 
 MB = 1 << 20
 SECOND = 1_000
@@ -118,7 +126,7 @@ def test_positions_that_retention_has_dropped_are_passed() -> None:
     ),
 )
 def test_batches_stay_within_the_limits_and_reach_the_end(
-    policy: Callable[[], Admission], frames: dict[str, list[int]], limits: BatchLimits
+    policy: Callable[[], AdmissionPolicy], frames: dict[str, list[int]], limits: BatchLimits
 ) -> None:
     admission, last, start = policy(), last_of(frames), dict[str, int]()
     while any(last[key] > start.get(key, 0) for key in last):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from center.catalog import SetAside
 from center.job.ledger_writer import FOR_EVER_MS
-from center.ledger import Emission, QueryTooLarge
-from center.ledger import window_book as ledger_query
+from center.ledger import Emission, QueryTooLarge, answer_work
 from center.results import store, writes
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
@@ -35,9 +35,11 @@ def ship_windows(world: World, ref: QueryRef, windows: int, urls: list[str]) -> 
 
 
 def assert_only_evil_is_set_aside(world: World, job: MicroBatches, evil: QueryRef, why: str) -> None:
-    assert why in job.process.stuck["evil@1"] and list(job.process.stuck) == ["evil@1"]
+    assert job.process.set_aside == {"evil@1": SetAside.PAUSED}
+    paused = world.catalog.quarantine.queries()[evil]
+    assert (paused.state, why in paused.reason) == (SetAside.PAUSED, True)
     (alarm,) = world.catalog.alarms.latest(query="evil@1")
-    assert (alarm.kind, why in alarm.message) == ("query-stuck", True)
+    assert (alarm.kind, why in alarm.message) == ("query-paused", True)
     assert world.store.consumed().get("evil@1", 0) < world.positions_of(evil), "its frames are kept"
     assert world.catalog.quarantine.frames() == [], "no frame is to blame"
     for key in [key for key in world.truth if key[0] == evil]:
@@ -112,7 +114,7 @@ def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monk
     with monkeypatch.context() as patch:
         patch.setattr(writes, "MAX_ANSWER_CPU_S", -1.0)
         job.writer.advance()
-    assert job.ledger._suspended == {evil: FOR_EVER_MS}
+    assert job.ledger._paused_until_ms == {evil: FOR_EVER_MS}
     (alarm,) = world.catalog.alarms.latest(query="evil@1")
     assert alarm.kind == "query-failing" and "until the job starts again" in alarm.message
     ship_windows(world, honest, 1, ["/a"])
@@ -128,7 +130,7 @@ def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monk
 def test_many_large_windows_that_are_due_at_once_are_answered_in_several_steps(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_query, "BYTES_PER_WORK", 100)
+    monkeypatch.setattr(answer_work, "BYTES_PER_WORK", 100)
     large, small = world.register("large", "small")
     job = MicroBatches(world)
     for ref, urls in ((large, MANY), (small, ["/a"])):
@@ -148,4 +150,4 @@ def test_many_large_windows_that_are_due_at_once_are_answered_in_several_steps(
     assert max(step[small] for step in steps) == 20, "small ones at once"
     assert max(step[large] for step in steps) < 20
     job.restart()
-    assert all(job.ledger._queries[ref].answer_bytes is None for ref in (large, small))
+    assert all(job.ledger.book(ref).work.answer_bytes is None for ref in (large, small))

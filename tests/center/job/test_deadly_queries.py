@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import delete, insert
 
-from center.catalog import Catalog, quarantine, schema
+from center.catalog import Catalog, SetAside, quarantine, schema
 from center.job import examination
 from center.job.job import Job, JobConfig
 from center.results import schema as t
 from center.storage.database import write_transaction
-from center.storage.progress import Progress, Track, progress_path, read_progress
+from center.storage.progress import DriverProgress, Track, progress_path, read_progress
 from center.storage.query_partition import QueryPartition
 from edgewater.model.errors import NotFound
 from edgewater.wire import QueryRef
@@ -52,7 +52,7 @@ def drive(path: Path, catalog_url: str, results_url: str, now: int) -> None:
         disk = SimpleNamespace(
             catalog_url=catalog_url, results_url=results_url, log_dir=path / "log", catalog=catalog, clock=lambda: now
         )
-        MicroBatches(disk, progress=Progress(path / "progress")).run()
+        MicroBatches(disk, progress=DriverProgress(path / "progress")).run()
 
 
 def start(world: World) -> Job:
@@ -66,7 +66,7 @@ def start(world: World) -> Job:
 
 def die_of(world: World, key: str) -> Job:
     """A start of the job, after a driver that was killed while it worked on a query."""
-    dead = Progress(world.path / "progress")
+    dead = DriverProgress(world.path / "progress")
     dead.enter(Track.LEDGER, key)
     dead._release()
     return start(world)
@@ -98,15 +98,16 @@ def test_a_query_whose_answer_kills_the_driver_is_set_aside_and_the_others_go_on
     start(world)
     assert world.catalog.quarantine.queries() == {}, "once may be chance"
     job = die_of(world, "evil@1")
-    (suspended,) = world.catalog.quarantine.queries().values()
-    assert (suspended.query, suspended.deaths) == (evil, 2) and "ended by SIGSEGV" in suspended.reason
+    (set_aside,) = world.catalog.quarantine.queries().values()
+    assert (set_aside.query, set_aside.state, set_aside.deaths) == (evil, SetAside.QUARANTINED, 2)
+    assert "ended by SIGSEGV" in set_aside.reason
     (alarm,) = world.catalog.alarms.latest(query="evil@1")
-    assert alarm.kind == "query-suspended"
-    assert job.metrics.registry.get_sample_value("edgewater_job_suspended_queries") == 1
+    assert alarm.kind == "query-quarantined"
+    assert job.metrics.registry.get_sample_value("edgewater_job_set_aside_queries", {"state": "quarantined"}) == 1
     assert world.store.consumed() == {"evil@1": 1, "honest@1": 1}, "the trial was made with a copy"
 
     restarted = MicroBatches(world)
-    restarted.process.suspend("evil@1", suspended.reason)
+    restarted.process.leave_out("evil@1", SetAside.QUARANTINED)
     world.end(honest)
     restarted.run()
     world.truth.pop((evil, 0, "/a"))
@@ -118,14 +119,14 @@ def test_a_query_whose_answer_kills_the_driver_is_set_aside_and_the_others_go_on
 def test_a_query_that_is_tried_again_gets_all_its_frames(world: World) -> None:
     evil, honest = world.register("evil", "honest")
     job = MicroBatches(world)
-    job.process.suspend("evil@1", "odd")
+    job.process.leave_out("evil@1", SetAside.QUARANTINED)
     for ref in (evil, honest):
         world.ship_records(world.edges[0], ref, 0, ["/a"])
         world.end(ref)
     world.now += 10_000
     job.run()
     assert {ref for ref, *_ in world.answers()} == {honest}
-    job.process.resume("evil@1")
+    job.process.release("evil@1")
     job.restart()
     job.run()
     assert world.answers() == world.truth
@@ -147,12 +148,11 @@ def test_a_query_that_is_not_to_blame_is_set_aside_only_after_many_deaths(
     MicroBatches(world).run()
     assert world.answers() == world.truth, "no trial has changed anything"
     job = die_of(world, "a@1")
-    assert "lived" in world.catalog.quarantine.queries()[ref].reason and job.processor.stuck == {
-        "a@1": world.catalog.quarantine.queries()[ref].reason
-    }
+    assert "lived" in world.catalog.quarantine.queries()[ref].reason
+    assert job.processor.set_aside == {"a@1": SetAside.QUARANTINED}
     world.catalog.quarantine.retry_query("a")
-    assert job._resume_queries() and job.processor.stuck == {}
-    with pytest.raises(NotFound, match="query a is not set aside"):
+    assert job._release_queries() and job.processor.set_aside == {}
+    with pytest.raises(NotFound):
         world.catalog.quarantine.retry_query("a")
 
 
@@ -160,18 +160,18 @@ def test_deaths_that_are_far_apart_and_deleted_queries_count_for_nothing(world: 
     a, b = world.register("a", "b")
     assert [world.catalog.quarantine.count_death(a, at) for at in (0, 1000, quarantine.FORGET_MS + 2000)] == [1, 2, 1]
     world.catalog.quarantine.count_death(b, 0)
-    world.catalog.quarantine.add_query(b, "odd", 1)
+    world.catalog.quarantine.set_query_aside(b, SetAside.QUARANTINED, "odd", 1)
     world.catalog.queries.delete("b", 2)
     assert world.catalog.quarantine.queries() == {}
     die_of(world, "b@1")
     die_of(world, "gone@7")
     assert world.catalog.quarantine.queries() == {}
     with write_transaction(world.catalog._engine) as connection:
-        assert connection.execute(delete(schema.suspensions)).rowcount == 1
+        assert connection.execute(delete(schema.set_aside_queries)).rowcount == 1
 
 
 def test_what_a_dead_process_leaves_is_taken_once_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = DriverProgress(tmp_path)
     progress.enter(Track.LEDGER, "a@1")
     progress_path(tmp_path, 1 << 30).write_bytes(progress._path.read_bytes())
     living = (tmp_path / "1.progress").open("w+b")
@@ -187,7 +187,7 @@ def test_what_a_dead_process_leaves_is_taken_once_and_what_a_living_one_writes_i
 def test_what_a_dead_driver_leaves_is_taken_by_the_next_one_of_its_partition(tmp_path: Path) -> None:
     halves = QueryPartition.all(2)
     keys = [next(f"q{n}@1" for n in range(9) if f"q{n}@1" in half) for half in halves]
-    progress = Progress(tmp_path)
+    progress = DriverProgress(tmp_path)
     for number, key in enumerate(keys):
         progress.enter(Track.LEDGER, key)
         progress_path(tmp_path, (1 << 30) + number).write_bytes(progress._path.read_bytes())
@@ -200,12 +200,12 @@ def test_what_a_dead_driver_leaves_is_taken_by_the_next_one_of_its_partition(tmp
 
 
 def test_a_process_that_ends_as_it_should_leaves_nothing_and_a_torn_file_says_nothing(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = DriverProgress(tmp_path)
     progress.enter(Track.FUNCTIONS, "a@1")
     progress.close()
     assert list(tmp_path.iterdir()) == []
     progress_path(tmp_path, 1 << 30).write_bytes(b"torn")
-    again = Progress(tmp_path)
+    again = DriverProgress(tmp_path)
     again.enter(Track.LEDGER, "b@1")
     again._release()  # it dies, and its successor has the same process id, as in a container
-    assert Progress(tmp_path).take_left() == ["b@1"]
+    assert DriverProgress(tmp_path).take_left() == ["b@1"]

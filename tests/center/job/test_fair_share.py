@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from center.job.admission import BatchLimits
-from center.ledger import window_book as query
+from center.ledger import answer_work
 from edgewater.guard.frame_work import BYTES_PER_UNIT
 from edgewater.wire import FrameBody, Partial, SliceClose
 from tests.center.job.conftest import WINDOW_MS, World, synopsis
@@ -19,7 +19,7 @@ SLICES = 5 * PORTION // 2
 
 @pytest.fixture
 def job(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[MicroBatches]:
-    monkeypatch.setattr(query, "MAX_WORK", PORTION)
+    monkeypatch.setattr(answer_work, "MAX_WORK", PORTION)
     job = MicroBatches(world)
     yield job
     job.close()

@@ -14,10 +14,11 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying
 
+from center.catalog import SetAside
 from center.job import examination, microbatch
 from center.job.examination import Examiner, Trial
 from center.job.job import SUSPICIOUS, Job, JobConfig
-from center.ledger.window_book import QueryLedger
+from center.ledger.window_book import WindowBook
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
@@ -106,7 +107,7 @@ def test_a_partial_that_no_merge_takes_costs_itself(
     assert {at: n for at, n in answers.items() if at[0] == other} == dict(world.truth)
     assert (str(evil), "partial-refused") in losses(world, ref)
     assert "partial-refused" in {kind for kind, _ in alarms(world)}
-    assert not job.process.stuck and world.catalog.quarantine.frames() == []
+    assert not job.process.set_aside and world.catalog.quarantine.frames() == []
 
 
 MEASURES = {
@@ -160,7 +161,7 @@ def test_no_kind_of_synopsis_takes_more_than_its_own_partial_with_it(world: Worl
     merged = GroupedAggregate.from_bytes(record.synopsis)
     assert dict(zip(merged.rows()[0].to_pylist(), merged.query("n").value, strict=True)) == {"/a": 2, "/b": 2}
     assert losses(world, ref) == {(str(evil), "partial-refused")}
-    assert not job.process.stuck and world.catalog.quarantine.frames() == []
+    assert not job.process.set_aside and world.catalog.quarantine.frames() == []
 
 
 def nested_own(message: SynopsisMessage) -> None:
@@ -213,7 +214,7 @@ def test_partials_that_claim_more_records_than_can_be_counted_stop_nothing(world
     assert world.answers() == world.truth
 
 
-def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_stuck(world: World, job: MicroBatches) -> None:
+def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_paused(world: World, job: MicroBatches) -> None:
     (ref,) = world.register("a")
     evil, honest, _ = world.edges
     world.ship_records(honest, ref, 0, ["/a"])
@@ -226,7 +227,7 @@ def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_stuck(worl
     assert world.answers() == world.truth
     assert losses(world, ref) == {(str(evil), "partial-refused")}
     assert losses(world, ref, 1000) == set()
-    assert not job.process.stuck
+    assert not job.process.set_aside
     assert job.counted("skipped", kind="partial-refused") == 1
 
 
@@ -235,15 +236,15 @@ def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_stuck(worl
 
 def fault_of(monkeypatch: pytest.MonkeyPatch, evil: str, fault: Exception) -> None:
     """The ledger fails on frames of an edge that have closes: a fault that nobody has foreseen."""
-    report = QueryLedger.report
+    report = WindowBook.report
 
-    def faulty(self: QueryLedger, frames: Any, *rest: Any) -> Any:
+    def faulty(self: WindowBook, frames: Any, *rest: Any) -> Any:
         frames = list(frames)
         if any(f.edge == evil and f.closes for f in frames):
             raise fault
         return report(self, frames, *rest)
 
-    monkeypatch.setattr(QueryLedger, "report", faulty)
+    monkeypatch.setattr(WindowBook, "report", faulty)
 
 
 @pytest.mark.parametrize("fault", [ValueError("odd"), OverflowError("int too large")])
@@ -337,15 +338,15 @@ def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
     world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref, other = world.register("a", "b")
-    report = QueryLedger.report
+    report = WindowBook.report
 
-    def broken(self: QueryLedger, frames: Any, *rest: Any) -> Any:
+    def broken(self: WindowBook, frames: Any, *rest: Any) -> Any:
         frames = list(frames)
         if self.state.query.ref == ref and any(f.touched for f in frames):
             raise ValueError("the query's own state is broken")
         return report(self, frames, *rest)
 
-    monkeypatch.setattr(QueryLedger, "report", broken)
+    monkeypatch.setattr(WindowBook, "report", broken)
     for window in range(3):
         world.ship_window(ref, window)
         world.ship_window(other, window)
@@ -354,8 +355,8 @@ def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
         job.run()
     job.run()
     assert len(world.catalog.quarantine.frames()) <= microbatch.MAX_CULPRITS
-    assert list(job.process.stuck) == ["a@1"]
-    assert ("query-stuck", "") in alarms(world)
+    assert job.process.set_aside == {"a@1": SetAside.PAUSED}
+    assert ("query-paused", "") in alarms(world)
     assert {at: n for at, n in world.answers().items() if at[0] == other} == {
         at: n for at, n in world.truth.items() if at[0] == other
     }
@@ -392,14 +393,14 @@ def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
     world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref, other = world.register("a", "b")
-    emit_due = QueryLedger.emit_due
+    emit_due = WindowBook.emit_due
 
-    def broken(self: QueryLedger, now_ms: int) -> Any:
+    def broken(self: WindowBook, now_ms: int) -> Any:
         if self.state.query.ref == ref:
             raise ZeroDivisionError("the query's own state is broken")
         return emit_due(self, now_ms)
 
-    monkeypatch.setattr(QueryLedger, "emit_due", broken)
+    monkeypatch.setattr(WindowBook, "emit_due", broken)
     world.ship_window(other, 0)
     end(world, other)
     job.run()
@@ -410,7 +411,7 @@ def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
     times = sum(a.times for a in world.catalog.alarms.latest())
     job.writer.advance()
     assert sum(a.times for a in world.catalog.alarms.latest()) == times, "not again before its time"
-    monkeypatch.setattr(QueryLedger, "emit_due", emit_due)
+    monkeypatch.setattr(WindowBook, "emit_due", emit_due)
     world.now += 61_000
     world.ship_window(ref, 0)
     end(world, ref)
@@ -435,7 +436,7 @@ def test_a_frame_that_kills_processes_is_found_and_set_aside_before_it_is_read(
     world.ship_window(other, 0)
     config = JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock)
     job = Job(config)
-    job.quarantine_deadly_frames()
+    job.quarantine_killing_frames()
     (frame,) = world.catalog.quarantine.frames()
     assert (frame.key, frame.entry.position, frame.reason) == (
         "a@1", 2, "the process that read it was ended by SIGSEGV",

@@ -19,8 +19,9 @@ from center.ledger import (
     QueryRegistered,
     TimeAdvanced,
 )
+from center.ledger.answer_work import MAX_WORK
+from center.ledger.slices import MAX_SEALED_STATEMENTS
 from center.ledger.state import WindowState
-from center.ledger.window_book import MAX_SEALED_STATEMENTS, MAX_WORK
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.errors import NotFound, StorageError
 from edgewater.model.query import QuerySpec
@@ -611,12 +612,10 @@ def test_the_state_of_final_windows_is_dropped() -> None:
     center = Center("a")
     for minute in range(10_000):
         center.says("a", (minute + 1) * MINUTE, close(minute * MINUTE, 1))
-    query = center.ledger._queries[REF]
-    kinds = [kind for kind, _, _ in query.all_entries()]
+    kinds = [kind for kind, _, _ in json.loads(center.ledger.snapshot(REF))["entries"]]
     assert set(kinds) == {"sealed"}
     assert len(kinds) == MAX_SEALED_STATEMENTS
-    for heap in (query._awaiting_close, query._awaiting_final, query._awaiting_due, query._open_slices):
-        assert heap == []
+    assert center.ledger.book(REF).deadlines.entries == 0
 
 
 def test_an_edge_that_joins_late_and_closes_an_old_slice_twice_is_counted_once() -> None:

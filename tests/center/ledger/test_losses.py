@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from center.ledger import EdgesChanged, Emission, Phase
+from center.ledger.losses import MAX_LOSS_TEXT
 from center.ledger.state import MAX_LOSSES
 from center.ledger.time_windows import MAX_LACKING, MAX_UNANSWERED
-from center.ledger.window_book import MAX_LOSS_TEXT
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.streams import LIVE, Delivery
 from edgewater.wire import InputLoss
@@ -87,11 +87,11 @@ def test_losses_are_bounded_and_forgotten_once_no_window_can_lack_them() -> None
     center = Center("a")
     for n in range(3 * MAX_LOSSES):
         states_loss(center, "a", 0, lost(n * MINUTE, (n + 1) * MINUTE))
-    state = center.ledger._query(REF).state
+    state = center.ledger.book(REF).state
     assert len(state.losses["a"]) == MAX_LOSSES
     emissions = center.says("a", 200 * MINUTE, *(close(n * MINUTE, 1) for n in range(200)))
     assert [e.window_start_ms for e in emissions if e.quality.missing] == [n * MINUTE for n in range(3 * MAX_LOSSES)]
-    assert not center.ledger._query(REF).state.losses
+    assert not center.ledger.book(REF).state.losses
 
 
 def test_the_delivery_of_an_edge_that_does_not_count_exactly_once_is_stated() -> None:
@@ -114,9 +114,9 @@ def test_statements_of_losses_cost_little_however_many_there_are() -> None:
     for part in (spans[:2_048], spans[2_048:]):
         fact = replace(center.fact("a", 0), losses=tuple(lost(*span) for span in part))
         center.reports(fact, fact, now_ms=now_ms)
-    query = center.ledger._query(REF)
+    query = center.ledger.book(REF)
     assert len(query.state.losses["a"]) == MAX_LOSSES
-    assert 1_000 <= len(query._windows) <= MAX_UNANSWERED + MAX_LACKING
+    assert 1_000 <= len(query.windows) <= MAX_UNANSWERED + MAX_LACKING
 
 
 def test_what_a_frame_states_of_losses_costs_and_repeats_a_bounded_amount() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from center.ledger import AT_ONCE_MS, Emission
-from center.ledger.window_book import MAX_WORK
+from center.ledger.answer_work import MAX_WORK
 from edgewater.model.streams import EdgeId
 from edgewater.wire import InputLoss
 from tests.center.ledger.test_ledger import MINUTE, REF, Center, close, reload, told

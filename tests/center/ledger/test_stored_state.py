@@ -101,7 +101,7 @@ def test_a_frame_of_one_edge_among_many_writes_the_parts_of_that_edge() -> None:
     again = Ledger()
     again.restore(REF, rows.snapshot())
     assert again.snapshot(REF) == ledger.snapshot(REF)
-    assert len(again._queries[REF].state.through_ms) == 1_000
+    assert len(again.book(REF).state.through_ms) == 1_000
 
 
 def test_a_state_of_an_earlier_release_is_read_and_written_in_parts_with_the_next_change() -> None:
@@ -118,6 +118,6 @@ def test_a_state_of_an_earlier_release_is_read_and_written_in_parts_with_the_nex
     ledger.handle(FramesMerged((closing(150, 1),), 10_000))
     again = Ledger()
     again.restore(REF, rows.snapshot())
-    (mine,), (theirs,) = ((each._queries[REF],) for each in (again, ledger))
+    mine, theirs = again.book(REF), ledger.book(REF)
     assert mine.state == theirs.state
-    assert dict(mine._slices.items()) == dict(theirs._slices.items())
+    assert dict(mine.slices.open.items()) == dict(theirs.slices.open.items())

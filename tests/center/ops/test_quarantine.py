@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from center.catalog import quarantine
-from center.ledger.window_book import QueryLedger
+from center.catalog import SetAside, quarantine
+from center.ledger.window_book import WindowBook
 from center.results.writes import late_by_window
 from center.storage.frame_log import FrameLog
 from edgewater.__main__ import main
@@ -51,15 +51,15 @@ def command(world: World, *args: str) -> Any:
 
 def fail_on_seven(patch: pytest.MonkeyPatch) -> None:
     """The ledger cannot take a close of seven records."""
-    report = QueryLedger.report
+    report = WindowBook.report
 
-    def faulty(self: QueryLedger, summaries: Any, *rest: Any) -> Any:
+    def faulty(self: WindowBook, summaries: Any, *rest: Any) -> Any:
         summaries = list(summaries)
         if any(close.observed == 7 for f in summaries for close in f.closes):
             raise ValueError("odd")
         return report(self, summaries, *rest)
 
-    patch.setattr(QueryLedger, "report", faulty)
+    patch.setattr(WindowBook, "report", faulty)
 
 
 def poison(world: World, ref: QueryRef, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,25 +98,25 @@ def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(
 
     assert command(world, "drop", "a@1", "1") == {"query": "a@1", "position": 1}
     assert not (world.log_dir / listed["segment"]).exists()
-    assert command(world, "ls") == {"frames": []}
+    assert command(world, "ls") == {"frames": [], "queries": []}
     with pytest.raises(NotFound):
         world.catalog.quarantine.drop_frame("a@1", 1)
     (line,) = map(json.loads, Path(f"{world.log_dir}.audit").read_text().splitlines())
-    assert (line["action"], line["target"], line["outcome"]) == ("drop_quarantined", "/v1/quarantine/a@1/1", "done")
+    assert (line["action"], line["target"], line["outcome"]) == ("drop_frame", "/v1/quarantine/a@1/1", "done")
     assert line["principal"] == f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
 
 
-def test_queries_that_are_set_aside_are_listed_and_resumed(world: World) -> None:
+def test_queries_that_are_set_aside_are_listed_and_retried(world: World) -> None:
     (ref,) = world.register("a")
-    assert command(world, "queries") == {"queries": []}
+    assert command(world, "ls")["queries"] == []
     world.catalog.quarantine.count_death(ref, 5)
-    world.catalog.quarantine.add_query(ref, "the job died", 7)
-    (listed,) = command(world, "queries")["queries"]
-    assert (listed["query"], listed["reason"], listed["deaths"]) == ("a@1", "the job died", 1)
-    assert command(world, "resume", "a") == {"query": "a"}
+    world.catalog.quarantine.set_query_aside(ref, SetAside.QUARANTINED, "the job died", 7)
+    (listed,) = command(world, "ls")["queries"]
+    assert (listed["query"], listed["state"], listed["deaths"]) == ("a@1", "quarantined", 1)
+    assert command(world, "retry", "a") == {"query": "a"}
     assert world.catalog.quarantine.queries() == {}
     line = json.loads(Path(f"{world.log_dir}.audit").read_text())
-    assert (line["action"], line["target"], line["outcome"]) == ("resume_query", "/v1/queries/a", "done")
+    assert (line["action"], line["target"], line["outcome"]) == ("retry_query", "/v1/queries/a", "done")
 
 
 def test_a_frame_that_is_retried_counts_once_as_new_data(either: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_one_of_many_frames_is_found_by_halving_and_can_be_given_up(
     assert (listed["edge"], listed["position"]) == (str(world.edges[1]), 13)
     assert [a.kind for a in world.catalog.alarms.latest() if a.kind == "frame-quarantined"] == ["frame-quarantined"]
     command(world, "drop", "a@1", "13")
-    assert command(world, "ls") == {"frames": []}
+    assert command(world, "ls") == {"frames": [], "queries": []}
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ def test_a_retried_frame_that_fails_again_is_back(world: World, monkeypatch: pyt
     job = MicroBatches(world)
     job.run()
     assert [f.entry.position for f in world.catalog.quarantine.frames()] == [3]
-    assert not job.process.stuck
+    assert not job.process.set_aside
     job.close()
 
 

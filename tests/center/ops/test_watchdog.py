@@ -11,7 +11,7 @@ import pytest
 
 from center.ops.supervisor import ComponentCommand
 from center.ops.watchdog import HangWatch, waited_s
-from center.storage.progress import Progress, Track
+from center.storage.progress import DriverProgress, Track
 from tests.center.ops.test_supervisor import SLEEPER, python, run, supervise, until
 
 
@@ -20,7 +20,7 @@ class Watched:
 
     def __init__(self, path: Path) -> None:
         self.now_s, self.waits = 0.0, {1: 0.0}
-        self.progress = Progress(path)
+        self.progress = DriverProgress(path)
         self.watch = HangWatch(path, 60.0, monotonic=lambda: self.now_s, waits=lambda _: dict(self.waits))
 
     def pass_s(self, seconds: int, *steps: Track, waiting: float = 0.0) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from sqlalchemy.engine import make_url
 
-from center.sinks import Position, SinkContext, SinkRunner, SinkStore, read_definition
-from center.sinks.definitions import SinkDefinition
+from center.sinks import Position, SinkContext, SinkQuery, SinkRunner, SinkStore, read_definition, testing
+from center.sinks.definitions import SinkDefinition, read_definitions
 from edgewater.model.errors import InvalidConfig
+from edgewater.model.streams import EdgeId
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.postgres import PostgresServer
 
@@ -203,10 +206,71 @@ def test_a_restarted_server_costs_a_pause_and_no_row(
     pauses = [warehouse.runner.step() for _ in range(3)]
     assert pauses[0] < pauses[1] < pauses[2] and "PostgreSQL" in warehouse.runner.problem
     assert warehouse.store.status("warehouse").problem_since_ms > 0
+    desk.now += 60_000
+    warehouse.runner.step()
+    assert [alarm.kind for alarm in desk.catalog.alarms.latest()] == ["sink-failing"]
     postgres.start()
     warehouse.runner.step()
     warehouse.catch_up()
     assert warehouse.rows() == warehouse.truth() and not warehouse.store.status("warehouse").problem
+
+
+def test_a_sink_that_fails_is_an_alarm_and_readyz_names_it_to_those_who_may_read_all(
+    desk: Desk, warehouse: Warehouse, postgres: PostgresServer
+) -> None:
+    app = desk.app(token="x", principals={"reader": {"token": "r", "queries": ["flights"]}})
+
+    def readyz(token: str) -> dict[str, Any]:
+        reply = desk.get("/readyz", app=app, headers={"Authorization": f"Bearer {token}"})
+        return dict(reply.json()["sinks"])
+
+    warehouse.catch_up()
+    assert readyz("x") == {}
+    postgres.kill()
+    desk.connect("jfk")
+    desk.report(desk.register(), "jfk", T0, {"UA": 3})
+    warehouse.runner.step()
+    assert [a.kind for a in desk.catalog.alarms.latest()] == [], "a connection that was lost once"
+    warehouse.runner.step()
+    (alarm,) = desk.catalog.alarms.latest()
+    assert alarm.kind == "sink-failing" and "warehouse" in alarm.message and "PostgreSQL" in alarm.message
+    assert "PostgreSQL" in readyz("x")["warehouse"] and readyz("r") == {}
+    postgres.start()
+    warehouse.runner.step()
+    warehouse.catch_up()
+    assert readyz("x") == {}
+    warehouse.runner.stop()
+    assert "no process" in readyz("x")["warehouse"]
+    warehouse.store.pause("warehouse", True)
+    assert readyz("x") == {}
+
+
+def test_a_sink_that_is_deleted_while_it_runs_does_not_come_back(desk: Desk, warehouse: Warehouse) -> None:
+    warehouse.store.define("warehouse", {**warehouse.document, "url": {"env": "URL"}})
+    runner = SinkRunner(
+        warehouse.definition(), desk.catalog, desk.results, warehouse.store, owner="host:1",
+        now_ms=lambda: desk.now, is_stored=True,
+    )  # fmt: skip
+    runner.step()
+    assert warehouse.store.status("warehouse").owner == "host:1"
+    warehouse.store.remove("warehouse")
+    for _ in range(3):
+        desk.now += 60_000
+        assert runner.step() > 0
+    assert warehouse.store.statuses() == []
+
+
+def test_a_page_ends_where_its_data_are_large(desk: Desk) -> None:
+    desk.connect("jfk")
+    query = desk.register(lateness="9h")
+    for hour in (0, 1, 2):
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 3})
+    whole = desk.results.changes_after(0, 99).records
+    assert [r.answer_id for r in whole] == [1, 2, 3]
+    sizes = [len(r.synopsis or b"") for r in whole]
+    for most, ids in ((1, [1]), (sizes[0], [1]), (sizes[0] + 1, [1, 2]), (sum(sizes), [1, 2, 3]), (1 << 30, [1, 2, 3])):
+        assert [r.answer_id for r in desk.results.changes_after(0, 99, max_bytes=most).records] == ids
+    assert desk.results.changes_after(3, 99, max_bytes=1).records == []
 
 
 def test_odd_names_values_and_types_arrive(desk: Desk, warehouse: Warehouse) -> None:
@@ -229,6 +293,18 @@ def test_odd_names_values_and_types_arrive(desk: Desk, warehouse: Warehouse) -> 
     )]  # fmt: skip
     assert sum(name.startswith("mmmm") for name in columns) == 3 and all(len(name) <= 63 for name in columns)
     assert "q_0.99_upper" in columns
+
+
+def test_a_session_that_was_merged_into_another_leaves_nothing(warehouse: Warehouse) -> None:
+    sink = warehouse.definition().make(SinkContext("kit"))
+    sink.open([SinkQuery(testing.REF, testing.QUERY, testing.SCHEMA)])
+    sink.write([testing.answer(1, 0, {"a": 1}), testing.answer(2, HOUR, {"a": 2})], Position(2))
+    merged = replace(testing.answer(3, HOUR, {}, revision=2), window_end_ms=HOUR)
+    for _ in range(2):  # as after a kill
+        sink.write([merged, testing.answer(4, 0, {"a": 3}, revision=2)], Position(4))
+        assert warehouse.ask("SELECT extract(epoch FROM window_start)::int, n FROM kit") == [(0, 3)]
+        assert warehouse.ask("SELECT extract(epoch FROM window_start)::int FROM edgewater_windows") == [(0,)]
+    sink.close()
 
 
 def test_a_new_version_gets_a_table_and_the_view_has_both(desk: Desk, warehouse: Warehouse) -> None:
@@ -260,6 +336,7 @@ def test_a_table_that_was_altered_by_hand_is_named_and_its_repair_is_enough(desk
     warehouse.runner = warehouse.new_runner()
     assert warehouse.runner.step() > 0
     assert table in warehouse.runner.problem and "column n is of type text" in warehouse.runner.problem
+    warehouse.ask("DROP VIEW flights")
     warehouse.ask(f"ALTER TABLE {table} ALTER COLUMN n TYPE bigint USING n::bigint")
     warehouse.runner.step()
     warehouse.catch_up()
@@ -305,7 +382,141 @@ def test_answers_that_were_deleted_before_the_sink_had_them_are_a_stated_gap(des
     warehouse.runner = warehouse.new_runner()
     warehouse.catch_up()
     assert warehouse.store.status("warehouse").gap == (kept + 1, first)
+    (alarm,) = desk.catalog.alarms.latest()
+    assert alarm.kind == "sink-gap" and f"{kept + 1} to {first}" in alarm.message
     assert warehouse.store.lowest_answer() == first
+
+
+def test_a_table_keeps_its_types_when_no_edge_says_them_any_more(desk: Desk, warehouse: Warehouse) -> None:
+    query = desk.register(group_by=["distance"], measures={"n": "count()", "miles": "sum(distance)"})
+    desk.connect("jfk")
+    desk.ship(query, "jfk", T0, {"distance": pa.array([1 << 60, 100, 100])})
+    warehouse.catch_up()
+    desk.catalog.edges.retire(EdgeId("jfk"))
+    warehouse.runner.stop()
+    warehouse.runner = warehouse.new_runner()
+    desk.ship(query, "jfk", T0 + HOUR, {"distance": pa.array([7])})
+    warehouse.catch_up()
+    assert sorted(warehouse.ask("SELECT distance, n, miles, pg_typeof(miles)::text FROM flights")) == [
+        (7, 1, 7, "bigint"),
+        (100, 2, 200, "bigint"),
+        (1 << 60, 1, 1 << 60, "bigint"),
+    ]
+
+
+def test_a_column_without_values_gets_the_type_of_its_first_one(desk: Desk, warehouse: Warehouse) -> None:
+    """As it has other types if the edges are gone when the first answer comes."""
+    desk.connect("jfk")
+    query = desk.register()
+    warehouse.catch_up()
+    table = f"flights_v{query.ref.version}"
+    warehouse.ask("DROP VIEW flights")
+    warehouse.ask(
+        f"ALTER TABLE {table} ALTER COLUMN miles TYPE double precision, ALTER COLUMN carrier TYPE jsonb USING NULL"
+    )
+    warehouse.runner.stop()
+    warehouse.runner = warehouse.new_runner()
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    assert warehouse.ask("SELECT carrier, miles, pg_typeof(miles)::text FROM flights") == [("UA", 300, "bigint")]
+
+
+def test_names_of_queries_and_columns_that_the_sink_uses_itself_do_not_clash(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    measures = {"window_start": "count()", "version": "sum(distance)", "phase": "max(distance)"}
+    flights = desk.register(measures=measures)
+    twins = [f"flights_v{flights.ref.version}", f"flights_v{flights.ref.version}_", "edgewater_windows"]
+    twins.append("q_edgewater_windows")
+    queries = [flights, *(desk.register(name=name, measures=measures) for name in twins)]
+    for count, query in enumerate(queries, 1):
+        desk.report(query, "jfk", T0, {"UA": count})
+    warehouse.catch_up()
+    desk.report(flights, "jfk", T0 + HOUR, {"UA": 1})
+    warehouse.catch_up()
+    warehouse.store.replay("warehouse", 0)
+    warehouse.catch_up()
+    v = f"flights_v{flights.ref.version}"
+    views = ["flights", f"{v}_", f"{v}__", "q_edgewater_windows", "q_q_edgewater_windows"]
+    for count, (view, query) in enumerate(zip(views, queries, strict=True), 1):
+        rows = warehouse.ask(f"SELECT answer_window_start, window_start, version_, phase, version FROM {view}")
+        expected = [(datetime(2013, 1, 1, tzinfo=UTC), count, 100 * count, 100, query.ref.version)]
+        assert [row for row in sorted(rows) if row[0].hour == 0] == expected, view
+
+
+def test_lists_of_texts_with_nul_and_backslashes_arrive(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    query = desk.register(group_by=[], measures={"top": "top_k(carrier, 3)"})
+    desk.ship(query, "jfk", T0, {"carrier": pa.array(["a\0\0b", "a\0\0b", "c\\u0000", "c\\u0000", "c\\u0000"])})
+    warehouse.catch_up()
+    (top,) = warehouse.ask('SELECT "top.top" FROM flights')[0]
+    assert [item["item"] for item in top] == ["c\\u0000", "a\ufffd\ufffdb"]
+
+
+def test_a_query_that_is_registered_and_answered_between_two_looks_is_not_left_out(
+    desk: Desk, warehouse: Warehouse
+) -> None:
+    desk.connect("jfk")
+    desk.report(desk.register(), "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    newer = desk.register(name="newer")
+    desk.report(newer, "jfk", T0, {"AA": 2})
+    while warehouse.runner.step() == 0:  # the clock stands
+        pass
+    assert warehouse.rows("newer") == warehouse.truth("newer") and len(warehouse.rows("newer")) == 1
+
+
+def test_a_gap_is_stated_if_answers_are_deleted_just_before_they_are_read(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    query = desk.register(lateness="0s")
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    first = desk.results.last_answer_id() + 1
+    for hour in (1, 2):
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
+    last = desk.results.last_answer_id()
+    assert desk.results.trim(desk.now + 1) > 0
+    desk.report(query, "jfk", T0 + 3 * HOUR, {"UA": 1})
+    while warehouse.runner.step() == 0:  # the clock stands: no report before the page is read
+        pass
+    assert warehouse.store.status("warehouse").gap == (first, last)
+    kinds = [(a.kind, a.message) for a in desk.catalog.alarms.latest()]
+    assert [kind for kind, _ in kinds] == ["sink-gap"] and f"{first} to {last}" in kinds[0][1]
+
+
+def test_views_of_a_user_on_the_view_stay_when_a_version_is_added(desk: Desk, warehouse: Warehouse) -> None:
+    desk.connect("jfk")
+    query = desk.register()
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    warehouse.ask("CREATE VIEW of_user AS SELECT carrier, n FROM flights")
+    desk.catalog.queries.delete("flights", desk.now)
+    newer = desk.register(measures={"far": "max(distance)", "n": "count()"})
+    desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
+    warehouse.catch_up()
+    assert sorted(warehouse.ask("SELECT * FROM of_user")) == [("AA", 2), ("UA", 3)]
+
+
+def test_versions_whose_types_differ_have_the_wider_type_in_the_view_and_its_grants_stay(
+    desk: Desk, warehouse: Warehouse
+) -> None:
+    desk.connect("jfk")
+    query = desk.register()
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    role = f"reader_{warehouse.schema}"
+    warehouse.ask(f"CREATE ROLE {role}")
+    warehouse.ask(f"GRANT SELECT ON flights TO {role} WITH GRANT OPTION")
+    warehouse.ask("GRANT SELECT ON flights TO PUBLIC")
+    desk.catalog.queries.delete("flights", desk.now)
+    newer = desk.register(measures={"n": "count()", "miles": "mean(distance)"})
+    desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
+    warehouse.catch_up()
+    assert warehouse.ask("SELECT carrier, miles, pg_typeof(miles)::text FROM flights ORDER BY version") == [
+        ("UA", 300.0, "double precision"),
+        ("AA", 100.0, "double precision"),
+    ]
+    grants = warehouse.ask("SELECT relacl::text FROM pg_class WHERE oid = 'flights'::regclass")[0][0]
+    assert f"{role}=r*/" in grants and ("{=r/" in grants or ",=r/" in grants)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +524,10 @@ def test_answers_that_were_deleted_before_the_sink_had_them_are_a_stated_gap(des
     [
         ({"kind": "postgresql"}, "sinks.warehouse.kind"),
         ({"url": {"env": "NOT_SET_ANYWHERE"}}, "sinks.warehouse.url"),
-        ({"url": "mysql:host=x y"}, "url"),
+        ({"url": "mysql:host=top-secret y"}, "sinks.warehouse.url"),
+        ({"url": "postgres//user:top-secret@host/db"}, "sinks.warehouse.url"),
+        ({"url": "postgresql://user:p@top-secret@host/db"}, "sinks.warehouse.url"),
+        ({"url": "postgresql://user:top-secret/x@host/db"}, "sinks.warehouse.url"),
         ({"queries": []}, "sinks.warehouse.queries"),
         ({"scheme": "x"}, "sinks.warehouse.scheme"),
         ({"min_phase": "late"}, "sinks.warehouse.min_phase"),
@@ -322,7 +536,7 @@ def test_answers_that_were_deleted_before_the_sink_had_them_are_a_stated_gap(des
 def test_a_wrong_definition_is_refused_with_its_key_and_without_its_secret(changes: dict[str, Any], field: str) -> None:
     document = {"kind": "postgres", "url": "postgresql://user:top-secret@host/db", **changes}
     with pytest.raises(InvalidConfig) as refused:
-        read_definition("warehouse", document).make(SinkContext("warehouse"))
+        read_definitions({"warehouse": document})
     assert refused.value.field == field and "top-secret" not in refused.value.message
 
 

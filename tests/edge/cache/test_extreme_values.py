@@ -59,7 +59,7 @@ def test_every_policy_ranks_them(values: list[list[float]]) -> None:
             at_ms, given = 5_000 * step, values[min(step // 2, len(values) - 1)]
             keys = [(7 * step + i) % 12 for i in range(15)]
             ingest(core, at_ms, keys, [given[k % len(given)] for k in keys])
-            core.next_pull_ms(100.0, at_ms)
+            core.pulls.next_pull_ms(100.0, at_ms)
             core.handle(PullEvent(300, {"s": (at_ms + 5, at_ms + 40_000)}, 300.0, 5))
         core.handle(SourceEnded("s", "f"))
         while any(isinstance(e, FrameBuilt) for e in core.handle(PullEvent(2000, {"s": (20_500, 20_500)}, 300.0, 5))):
@@ -70,6 +70,6 @@ def test_the_largest_errors_come_first_whatever_their_unit() -> None:
     for unit in (1.0, 1e-200, 1e200, 1e300):
         core = core_of(measures={"s": "sum(x)"}, budget={"staleness": "2s"})
         ingest(core, 0, [0, 1, 2, 3], [unit, 3 * unit, -7 * unit, 5 * unit])
-        entries = core.queries[QUERY].slices[0].entries
+        entries = core.queries[QUERY].store.slices[0].entries
         errors = accumulated_errors(entries, GroupHistory(("s",)), np.arange(4))
         assert errors == pytest.approx([1 / 7, 3 / 7, 1.0, 5 / 7])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from edge.core import (
 )
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings
 from edge.durability import DurableCore
-from edge.durability.durable_core import _decode_plain, _encode
+from edge.durability.event_records import decode_event, encode_event
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.model.accuracy import MAX_GROUPS, report_schedule
 from edgewater.model.query import QuerySpec
@@ -58,7 +57,7 @@ def come(edge: EdgeCore, arrival_ms: int, *records: tuple[int, float | None]) ->
 
 
 def pull(edge: EdgeCore, now_ms: int, capacity: int = 1 << 16) -> FrameBody | None:
-    for effect in edge.handle(PullEvent(capacity, edge.drain_windows(1e9, now_ms))):
+    for effect in edge.handle(PullEvent(capacity, edge.pulls.drain_windows(1e9, now_ms))):
         if isinstance(effect, FrameBuilt):
             return effect.frame.unpack()
     return None
@@ -73,9 +72,9 @@ def test_all_arrivals_are_sent_at_a_windows_end_even_if_the_watermark_is_behind(
     edge = core()
     come(edge, 600, (100, 1.0), (550, 2.0))
     come(edge, 990, (900, 4.0), (700, 8.0))
-    assert edge.next_pull_ms(1e9, 700) == 700, "the end of a sub-stream is told"
+    assert edge.pulls.next_pull_ms(1e9, 700) == 700, "the end of a sub-stream is told"
     pull(edge, 700)
-    assert edge.next_pull_ms(1e9, 700) == 1_000
+    assert edge.pulls.next_pull_ms(1e9, 700) == 1_000
     body = pull(edge, 1_000)
     assert body is not None and body.arrivals is not None
     assert body.arrivals.through_ms == 1_000
@@ -92,12 +91,12 @@ def test_stragglers_are_reported_in_later_slots_and_each_record_once() -> None:
     come(edge, 990, (900, 4.0))
     bodies = [pull(edge, 1_000)]
     come(edge, 1_010, (950, 2.0), (980, 3.0))
-    now, due = 1_000, edge.next_pull_ms(1e9, 1_000)
+    now, due = 1_000, edge.pulls.next_pull_ms(1e9, 1_000)
     assert due is not None
     while due is not None and due < 1_600:
         now = max(now + 1, due)
         bodies.append(pull(edge, now))
-        due = edge.next_pull_ms(1e9, now)
+        due = edge.pulls.next_pull_ms(1e9, now)
     assert sum(s.events for body in bodies if body for s in told(body)) == 3
     points = [body.arrivals.through_ms for body in bodies if body and body.arrivals]
     assert points == sorted(set(points)) and points[0] == 1_000 and 1_500 in points
@@ -160,7 +159,7 @@ def test_a_stream_without_a_clock_is_refused() -> None:
 def test_report_slots_follow_a_replay_clock() -> None:
     edge = core(StreamClock(0, 0, 1_000.0))
     come(edge, 1, (900, 4.0))
-    assert edge.next_pull_ms(1e9, 1) is not None
+    assert edge.pulls.next_pull_ms(1e9, 1) is not None
     body = pull(edge, 1)
     assert body is not None and body.arrivals is not None and body.arrivals.through_ms == 1_000
 
@@ -269,7 +268,7 @@ def reports_of(edge: EdgeCore, bandwidth_bytes_s: float, begin_ms: int, end_ms: 
     bodies = []
     for now in range(begin_ms + 100, end_ms + 1, 100):
         come_grouped(edge, now - 5, *[(now - 10, float(i + now), f"k{i}", i) for i in range(40)])
-        event = PullEvent(1 << 16, edge.drain_windows(bandwidth_bytes_s, now), bandwidth_bytes_s)
+        event = PullEvent(1 << 16, edge.pulls.drain_windows(bandwidth_bytes_s, now), bandwidth_bytes_s)
         bodies += [e.frame.unpack() for e in edge.handle(event) if isinstance(e, FrameBuilt)]
     return [body for body in bodies if body.arrivals is not None]
 
@@ -351,7 +350,7 @@ def test_a_replay_gives_the_same_statistics_by_group_byte_for_byte(tmp_path: Pat
         for core in (whole, dying):
             event = Ingested("s", "f", batch, now)
             core.ingest_payload(event) if isinstance(core, DurableCore) else core.handle(event)
-            effects = core.handle(PullEvent(1 << 16, whole.drain_windows(1e9, now))) if step % 3 == 0 else []
+            effects = core.handle(PullEvent(1 << 16, whole.pulls.drain_windows(1e9, now))) if step % 3 == 0 else []
             frames.append([e.frame for e in effects if isinstance(e, FrameBuilt)])
         assert frames[0] == frames[1]
         if step % 7 == 0:
@@ -394,8 +393,7 @@ def test_each_part_of_a_split_report_has_the_sampling_reason() -> None:
 @pytest.mark.parametrize("reason", SamplingReason)
 def test_a_sampling_rate_is_read_from_the_journal_with_its_reason(reason: SamplingReason) -> None:
     event = SamplingSet(REF, 0.5, 3.0, reason)
-    record = _encode(event)
-    assert _decode_plain(record.kind, json.loads(record.payload)) == event
+    assert decode_event(encode_event(event)) == event
 
 
 def test_an_unknown_reason_is_read_as_none() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from edge.core import (
     StreamSpec,
 )
 from edge.core.budget_schedule import MAX_STEPS
-from edge.durability.durable_core import _decode_plain, _encode
+from edge.durability.event_records import decode_event, encode_event
 from edge.uplink import PathDelay
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
@@ -77,7 +76,7 @@ def test_a_share_applies_from_the_first_slice_that_is_not_closed() -> None:
     ingest(edge, 1_500, 60)
     assert withheld(pull(edge)) == {0: 60.0}
     edge.handle(BudgetSet(REF, {"s": 50.0}, 2))
-    assert edge.queries[REF].schedule.last.from_ms == 1_000
+    assert edge.queries[REF].store.schedule.last.from_ms == 1_000
     assert pull(edge) == [], "what is closed stays as it is"
     ingest(edge, 2_500, 1)
     assert withheld(pull(edge)) == {1_000: 0.0}, "60 is more than the new share"
@@ -98,7 +97,7 @@ def test_an_older_version_is_ignored() -> None:
     edge = core()
     edge.handle(BudgetSet(REF, {"s": 10.0}, 2))
     edge.handle(BudgetSet(REF, {"s": 100.0}, 1))
-    assert edge.queries[REF].shares == {"s": 10.0}
+    assert edge.queries[REF].store.shares == {"s": 10.0}
 
 
 def test_shares_survive_a_checkpoint_and_the_journal() -> None:
@@ -106,10 +105,9 @@ def test_shares_survive_a_checkpoint_and_the_journal() -> None:
     edge.handle(BudgetSet(REF, {"s": 100.0}, 1))
     edge.handle(BudgetSet(REF, {"s": 10.0}, 2, from_ms=7_000))
     again.restore(edge.to_state())
-    assert again.queries[REF].schedule == edge.queries[REF].schedule
+    assert again.queries[REF].store.schedule == edge.queries[REF].store.schedule
     event = BudgetSet(REF, {"s": 10.0}, 2, 7_000)
-    record = _encode(event)
-    assert _decode_plain(record.kind, json.loads(record.payload)) == event
+    assert decode_event(encode_event(event)) == event
 
 
 @given(
@@ -147,7 +145,7 @@ def test_the_drift_is_estimated_from_groups_near_the_share() -> None:
     for second, value in enumerate([60, 150, 10, 9_000, 60]):  # kept back, sent; too small, too large; still open
         ingest(edge, second * 1_000 + 500, value)
     pull(edge)
-    assert edge.queries[REF].drift["s"] == pytest.approx(100.0 * 2 / 1.5)
+    assert edge.queries[REF].shipper.drift["s"] == pytest.approx(100.0 * 2 / 1.5)
 
 
 def test_without_a_share_the_drift_is_the_total_change() -> None:
@@ -155,7 +153,7 @@ def test_without_a_share_the_drift_is_the_total_change() -> None:
     for second in range(4):
         ingest(edge, second * 1_000 + 500, -10)
     pull(edge)
-    assert edge.queries[REF].drift["s"] == 30.0
+    assert edge.queries[REF].shipper.drift["s"] == 30.0
 
 
 def test_rates_follow_the_load_slowly_and_need_a_whole_window() -> None:

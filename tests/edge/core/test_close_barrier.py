@@ -37,9 +37,11 @@ def come(edge: EdgeCore, arrival_ms: int, *times_ms: int) -> None:
 def pulls(edge: EdgeCore, now_ms: int) -> list[FrameBody]:
     """All bodies that are due now. A pull that is due must send something, or the caller would loop."""
     bodies = []
-    while (due := edge.next_pull_ms(1e9, now_ms)) is not None and due <= now_ms:
+    while (due := edge.pulls.next_pull_ms(1e9, now_ms)) is not None and due <= now_ms:
         built = [
-            e for e in edge.handle(PullEvent(1 << 16, edge.drain_windows(1e9, now_ms))) if isinstance(e, FrameBuilt)
+            e
+            for e in edge.handle(PullEvent(1 << 16, edge.pulls.drain_windows(1e9, now_ms)))
+            if isinstance(e, FrameBuilt)
         ]
         assert built, f"nothing leaves at {now_ms}"
         bodies += [e.frame.unpack() for e in built]
@@ -53,7 +55,7 @@ def test_no_pull_is_due_before_the_report_that_a_slice_waits_for() -> None:
     pulls(edge, hour)
     come(edge, hour + 200_000, hour - 40, hour + 199_000)
     pulls(edge, hour + 200_000)
-    due = edge.next_pull_ms(1e9, hour + 200_000)
+    due = edge.pulls.next_pull_ms(1e9, hour + 200_000)
     assert due == hour + 360_000, "the next end of a sub-stream"
     assert [c.slice_start_ms for body in pulls(edge, due) for c in body.closes] == [0]
 
@@ -67,7 +69,7 @@ def test_late_records_do_not_hold_back_later_slices(window: dict[str, str]) -> N
         late = max(now - int(rng.exponential(3_000)), 0)  # one in each step: one is unreported at each report slot
         come(edge, now, *sorted([late, *(now - rng.integers(1, 16, 5)).tolist()]))
         pulls(edge, now)
-        lags.append(now - edge.queries[REF].progress.through_ms)
+        lags.append(now - edge.queries[REF].through_ms)
     # A slice is closed 200 ms behind its end, or at one of the points behind that, 500 ms apart at most.
     assert max(lags[500:]) <= slice_ms + 200 + 1_000
 
@@ -77,7 +79,7 @@ def test_a_late_record_is_reported_before_its_window_is_final() -> None:
     come(edge, 900, *range(0, 900, 10))
     come(edge, 1_490, 1_250)
     pulls(edge, 1_500)
-    assert edge.queries[REF].progress.through_ms >= 1_000, "closed"
+    assert edge.queries[REF].through_ms >= 1_000, "closed"
     come(edge, 2_960, 2_760)
     pulls(edge, 3_000)
     come(edge, 3_210, 500, 3_210)  # the watermark is at 3,010: with it the first window would be final
@@ -87,7 +89,7 @@ def test_a_late_record_is_reported_before_its_window_is_final() -> None:
     told = [*before, *pulls(edge, 3_500)]
     first = next(i for i, b in enumerate(told) if any(c.slice_start_ms == 0 for c in b.closes))
     assert all(b.through_ms < 3_000 for b in told[:first])
-    assert edge.queries[REF].progress.through_ms >= 3_000
+    assert edge.queries[REF].through_ms >= 3_000
 
 
 def test_an_edge_whose_clock_was_ahead_continues_with_the_corrected_time() -> None:
@@ -103,4 +105,4 @@ def test_an_edge_whose_clock_was_ahead_continues_with_the_corrected_time() -> No
         bodies = pulls(each, ahead + 1_500)
         assert [b.arrivals.through_ms for b in bodies if b.arrivals is not None] == [1_500]
         assert [c.slice_start_ms for b in bodies for c in b.closes] == [0]
-        assert each.next_pull_ms(1e9, ahead + 1_500) == ahead + 2_000
+        assert each.pulls.next_pull_ms(1e9, ahead + 1_500) == ahead + 2_000

@@ -149,7 +149,7 @@ def test_an_ended_stream_closes_everything() -> None:
     bodies = pull_all(core)
     assert {c.slice_start_ms for n, b in bodies if n == "exact" for c in b.closes} == {0, 50_000}
     assert core.stream_ended("flights")
-    assert core.queries[EXACT_REF].slices == {}, "final slices are forgotten"
+    assert core.queries[EXACT_REF].store.slices == {}, "final slices are forgotten"
 
 
 def test_an_idle_stream_follows_its_clock() -> None:
@@ -229,7 +229,7 @@ def test_a_device_whose_clock_is_ahead_closes_no_window() -> None:
     ingest(core, ("UA", 1, 9_000_000), arrival_ms=20_000)
     assert core.streams["flights"].watermark_ms == 20_000
     assert core.handle(Configured((*QUERIES, LATER))) == [QueryAccepted(LATER[0])]
-    assert core.queries[LATER[0]].since_ms == 30_000, "and no query waits for its time to come"
+    assert core.queries[LATER[0]].store.since_ms == 30_000, "and no query waits for its time to come"
 
 
 def test_a_watermark_never_goes_back() -> None:
@@ -325,7 +325,7 @@ def test_open_slices_are_sent_early_only_if_draining_them_takes_long() -> None:
     rows = [(f"c{int(k)}", 100, 1_000) for k in rng.integers(0, 1000, 3000)]
     ingest(core, *rows, arrival_ms=1_001_000)
     assert merged(pull_all(core)) == {}
-    slow, fast = core.next_pull_ms(100_000.0, 1_001_000), core.next_pull_ms(1e9, 1_001_000)
+    slow, fast = core.pulls.next_pull_ms(100_000.0, 1_001_000), core.pulls.next_pull_ms(1e9, 1_001_000)
     assert fast is None, "a fast link waits until the slice has closed"
     assert slow is not None and 1_002_000 < slow < 1_007_000, "a slow link starts early, but not at once"
 
@@ -337,15 +337,15 @@ def test_an_empty_pull_is_repeated_later_while_queries_have_queued_records(queue
     if queued:
         core.handle(Ingested("flights", "a", batch(("UA", 100, 9_500)), 1_009_500, queued=True))
     pull_all(core, drain_windows={"flights": (9_500, 9_500)})
-    assert core.next_pull_ms(20_000.0, 1_009_500) == 1_009_500 + least_ms
+    assert core.pulls.next_pull_ms(20_000.0, 1_009_500) == 1_009_500 + least_ms
 
 
 def test_an_open_slice_that_the_clock_has_passed_waits_for_its_records() -> None:
     backfill = make_core(StreamSpec(COLUMNS, clock=StreamClock(0, 0, 1.0)), QUERIES[:1])
     ingest(backfill, ("UA", 1, 1_000))
     pull_all(backfill)
-    assert backfill.next_pull_ms(1.0, now_ms=60_000) is None
-    assert pull_all(backfill, drain_windows=backfill.drain_windows(1.0, 60_000)) == []
+    assert backfill.pulls.next_pull_ms(1.0, now_ms=60_000) is None
+    assert pull_all(backfill, drain_windows=backfill.pulls.drain_windows(1.0, 60_000)) == []
 
 
 def test_under_a_staleness_budget_a_slice_that_should_have_closed_is_sent() -> None:
@@ -353,9 +353,9 @@ def test_under_a_staleness_budget_a_slice_that_should_have_closed_is_sent() -> N
     core = make_core(StreamSpec(COLUMNS, clock=StreamClock(0, 0, 1.0)), ((EXACT_REF, stale),))
     ingest(core, ("UA", 1, 1_000))
     pull_all(core)
-    due = core.next_pull_ms(1e9, now_ms=60_000)
+    due = core.pulls.next_pull_ms(1e9, now_ms=60_000)
     assert due is not None and due <= 60_000
-    assert merged(pull_all(core, drain_windows=core.drain_windows(1e9, 60_000))) != {}
+    assert merged(pull_all(core, drain_windows=core.pulls.drain_windows(1e9, 60_000))) != {}
 
 
 @pytest.mark.parametrize("speed", [1.0, 1_000.0])

@@ -37,9 +37,9 @@ def test_a_loss_is_stated_once_by_each_query_from_where_its_windows_are_not_fina
     core = make_core()
     core.handle(Ingested("flights", "file", batch(("UA", 500, 1_000), ("UA", 500, 45_000)), 45_000))
     frames(core)
-    assert core.next_pull_ms(1e6, LOST_AT) != LOST_AT
+    assert core.pulls.next_pull_ms(1e6, LOST_AT) != LOST_AT
     core.handle(lost())
-    assert core.next_pull_ms(1e6, LOST_AT) == LOST_AT, "it does not wait for records"
+    assert core.pulls.next_pull_ms(1e6, LOST_AT) == LOST_AT, "it does not wait for records"
     stated = losses(frames(core))
     # Read up to 45 s, in slices of 10 s; with a lateness of 30 s a record at 10 s would still be counted.
     assert stated["exact"] == (InputLoss("file", "file-gone", 10_000, LOST_AT + 1),)
@@ -126,7 +126,7 @@ def push(core: EdgeCore, *parts: RejectedRecords, rows: Any = (), at_ms: int = 4
 def test_a_rejected_record_is_stated_by_each_query_with_its_slice() -> None:
     core = make_core(queries=QUERIES[:1])
     push(core, RejectedRecords("wrong-type", 3, 12_000, 15_000, is_timed=True), rows=[("UA", 500, 1_000)])
-    assert core.next_pull_ms(1e6, 45_000) is not None
+    assert core.pulls.next_pull_ms(1e6, 45_000) is not None
     push(core, rows=[("UA", 500, 44_000)])
     assert rejected(core) == [(10_000, 20_000, 3)]
     assert core.streams["flights"].rejected == {"file": {"wrong-type": 3}}

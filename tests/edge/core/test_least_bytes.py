@@ -97,10 +97,10 @@ class Edge:
     def send(self, now_ms: int) -> None:
         while self.free_ms <= now_ms:
             plain_bytes_s = self.bandwidth / self.packing.fraction
-            due = self.core.next_pull_ms(plain_bytes_s, now_ms, 5)
+            due = self.core.pulls.next_pull_ms(plain_bytes_s, now_ms, 5)
             if due is None or due > now_ms:
                 return
-            pull = PullEvent(8 << 10, self.core.drain_windows(plain_bytes_s, now_ms), plain_bytes_s, 5)
+            pull = PullEvent(8 << 10, self.core.pulls.drain_windows(plain_bytes_s, now_ms), plain_bytes_s, 5)
             frames = [e.frame for e in self.core.handle(pull) if isinstance(e, FrameBuilt)]
             if not frames:
                 return
@@ -209,13 +209,13 @@ def test_the_moment_of_an_early_send_is_known_ahead() -> None:
     for step in range(40):
         edge.core.handle(Ingested("s", "file", records(0, step), 100 * step + 99))
     edge.send(4_000)  # its progress
-    now, due, waits = 4_000, edge.core.next_pull_ms(1_500.0, 4_000, 5), 0
+    now, due, waits = 4_000, edge.core.pulls.next_pull_ms(1_500.0, 4_000, 5), 0
     while due is not None and due > now:
         now, waits = due, waits + 1
         edge.core.handle(TickEvent(now))
-        due = edge.core.next_pull_ms(1_500.0, now, 5)
+        due = edge.core.pulls.next_pull_ms(1_500.0, now, 5)
     assert due is not None and now < WINDOW_MS and 0 < waits < 30
-    pull = PullEvent(8 << 10, edge.core.drain_windows(1_500.0, now), 1_500.0, 5)
+    pull = PullEvent(8 << 10, edge.core.pulls.drain_windows(1_500.0, now), 1_500.0, 5)
     assert any(isinstance(e, FrameBuilt) for e in edge.core.handle(pull))
 
 
@@ -226,7 +226,7 @@ def test_the_state_of_a_combined_query_is_restored() -> None:
     again = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, idle_ms=0)})
     again.restore(state)
     assert again.to_state() == state
-    assert again.queries[REF].history.needed == edge.core.queries[REF].history.needed > 0
+    assert again.queries[REF].shipper.history.needed == edge.core.queries[REF].shipper.history.needed > 0
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_without_a_staleness_a_narrow_link_is_used_late_and_few_entries_are_sent
         assert missing.max() <= share
         needed = np.count_nonzero(truth[window] > share)
         assert edge.received(window)[1] < (1.7 if budget is None else 1.4) * needed
-        alone_ms = 1000.0 * needed * edge.core.queries[REF].progress.entry_bytes / edge.bandwidth
+        alone_ms = 1000.0 * needed * edge.core.queries[REF].shipper.entry_bytes / edge.bandwidth
         late_ms = edge.arrived_ms[window * WINDOW_MS] - (window + 1) * WINDOW_MS
         assert late_ms < max(0.5 * alone_ms, 300.0), "at least half would be late if all were sent after the close"
 
@@ -259,7 +259,7 @@ def closed_core(*queries: QuerySpec) -> EdgeCore:
 
 
 def frame_bytes(core: EdgeCore, bandwidth: float) -> int:
-    pull = PullEvent(256, core.drain_windows(bandwidth, WINDOW_MS), bandwidth)
+    pull = PullEvent(256, core.pulls.drain_windows(bandwidth, WINDOW_MS), bandwidth)
     (built,) = (e for e in core.handle(pull) if isinstance(e, FrameBuilt))
     return sum(len(p.synopsis) for p in built.frame.unpack().partials)
 
@@ -291,9 +291,9 @@ def test_on_an_unknown_link_early_sends_are_planned_with_what_it_has_shown(spec:
     for groups, is_due in ((2_000, True), (5, False)):
         core = open_core(spec, groups)
         core.handle(BudgetSet(REF, {"v": 0.5}, 1))
-        assert (core.next_pull_ms(assumed, now_ms) or WINDOW_MS) > now_ms
-        assert (core.next_pull_ms(assumed, now_ms, least_bytes_s=shown) == now_ms) is is_due
-        pull = PullEvent(4 << 10, core.drain_windows(assumed, now_ms), assumed, least_bytes_s=shown)
+        assert (core.pulls.next_pull_ms(assumed, now_ms) or WINDOW_MS) > now_ms
+        assert (core.pulls.next_pull_ms(assumed, now_ms, least_bytes_s=shown) == now_ms) is is_due
+        pull = PullEvent(4 << 10, core.pulls.drain_windows(assumed, now_ms), assumed, least_bytes_s=shown)
         assert bool(core.handle(pull)) is is_due
 
 
@@ -303,6 +303,6 @@ def test_a_staleness_budget_never_plans_with_what_an_unknown_link_carries_at_lea
     for least in (0.0, 1_000.0):
         core = open_core(spec, 2_000)
         core.handle(TickEvent(WINDOW_MS))
-        pull = PullEvent(4 << 10, core.drain_windows(1e6, WINDOW_MS), 1e6, least_bytes_s=least)
+        pull = PullEvent(4 << 10, core.pulls.drain_windows(1e6, WINDOW_MS), 1e6, least_bytes_s=least)
         frames.append([e.frame for e in core.handle(pull) if isinstance(e, FrameBuilt)])
     assert frames[0] == frames[1] != []

@@ -104,7 +104,7 @@ def test_windows_that_follow_are_complete_again() -> None:
             ingest(core, 500 * i, 500, hour * HOUR_MS + i)
     bodies = pull_all(core)
     assert losses(bodies) == {"hostile": [lost(HOUR_MS, 2 * HOUR_MS)]}
-    assert not core.queries[HOSTILE].full.suspended & {2 * HOUR_MS}
+    assert not core.queries[HOSTILE].store.full.suspended & {2 * HOUR_MS}
 
 
 def test_a_window_that_began_beside_a_full_one_resumes_when_that_is_gone() -> None:
@@ -113,10 +113,10 @@ def test_a_window_that_began_beside_a_full_one_resumes_when_that_is_gone() -> No
     for i in range(5):
         ingest(core, 1000 * i, 1000, HOUR_MS - 5 + i)
     ingest(core, 0, 10, HOUR_MS + 1)  # counted; beside the full window it is suspended too
-    assert core.queries[HOSTILE].full.suspended == {0, HOUR_MS}
+    assert core.queries[HOSTILE].store.full.suspended == {0, HOUR_MS}
     assert ingest(core, 10, 10, HOUR_MS + 2) == {"query-memory": 10}
     ingest(core, 20, 1, HOUR_MS + 60_001)  # closes the first hour
-    assert not core.queries[HOSTILE].full.suspended
+    assert not core.queries[HOSTILE].store.full.suspended
     assert ingest(core, 21, 10, HOUR_MS + 60_002) == {}
     ingest(core, 0, 1, 3 * HOUR_MS)
     assert losses(pull_all(core)) == {"hostile": [lost(0, 2 * HOUR_MS)]}
@@ -169,7 +169,7 @@ def test_withheld_groups_of_closed_windows_are_dropped_last_and_late_records_sta
         pull_all(core)
         assert ingest(core, 0, 200, 1000 * second) == {}
         assert core.held_memory()[HOSTILE].nbytes <= LIMITS.query_bytes
-    assert core.queries[HOSTILE].full.floor_ms > 1000
+    assert core.queries[HOSTILE].store.full.floor_ms > 1000
     assert losses(pull_all(core)) == {}, "what is withheld is reported; nothing is lost"
     assert ingest(core, 0, 5, 500) == {"query-memory": 5}
     assert losses(pull_all(core)) == {"hostile": [lost(0, 1000)]}
@@ -200,8 +200,8 @@ def test_finished_slices_are_counted_and_the_oldest_are_given_up_for_a_stated_lo
         assert at(core, [10 * batch], limits) == {}
         assert core.held_memory()[HOSTILE].nbytes <= limits.query_bytes
         pull_all(core)
-    floor_ms = pipeline.full.floor_ms
-    assert 300 < floor_ms <= 980 and len(pipeline.finished.starts()) < 70
+    floor_ms = pipeline.store.full.floor_ms
+    assert 300 < floor_ms <= 980 and len(pipeline.store.finished.starts()) < 70
     assert losses(pull_all(core)) == {}, "to forget a slice loses nothing as long as nothing comes for it"
     assert at(core, [5, 5, 7, floor_ms - 1, 980, 995]) == {"query-memory": 4}
     bodies = pull_all(core)

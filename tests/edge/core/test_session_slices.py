@@ -72,7 +72,9 @@ def test_a_late_record_extends_the_event_times_of_a_completely_sent_slice() -> N
     core = make_core()
     reads(core, 500, 2000)
     ships(core)
-    assert core.queries[REF].slices.keys() == {2000} and core.queries[REF].finished.recent == {0: (1, 0, 500, 500)}
+    assert core.queries[REF].store.slices.keys() == {2000} and core.queries[REF].store.finished.recent == {
+        0: (1, 0, 500, 500)
+    }
     again = EdgeCore({"events": STREAM})
     again.restore(core.to_state())
     for held in (core, again):
@@ -90,13 +92,13 @@ def test_a_slice_is_kept_until_no_session_over_it_can_be_revised() -> None:
     reads(core, 6000)
     assert reads(core, 100) == [Dropped(REF, "too-late", 1)]
     ships(core)
-    assert core.queries[REF].finished.recent.keys() == {5000}
+    assert core.queries[REF].store.finished.recent.keys() == {5000}
 
 
 def test_a_query_that_needs_order_follows_the_watermark() -> None:
     core = make_core(window={"tumbling": "1s"})
     pipeline = core.queries[REF]
-    assert pipeline.late_record_policy is LateRecordPolicy.MERGED
-    pipeline.late_record_policy = LateRecordPolicy.DROPPED
+    assert pipeline.intake.late_record_policy is LateRecordPolicy.MERGED
+    pipeline.intake.late_record_policy = LateRecordPolicy.DROPPED
     reads(core, 500, 1100)
     assert reads(core, 600, 1200) == [Dropped(REF, "out-of-order", 1)]

@@ -66,7 +66,7 @@ class World:
         return self.data[source].slice(at, end["row"] - at)
 
     def row(self, source: str) -> int:
-        return int(self.edge.positions.get(source, {"row": 0})["row"])
+        return int(self.edge.state.positions.get(source, {"row": 0})["row"])
 
     def ingest(self, source: str, rows: int) -> None:
         at = self.row(source)
@@ -81,7 +81,7 @@ class World:
 
     def backfill(self, query: QueryRef, source: str, rows: int) -> None:
         """Reads some rows of a backfill, or ends it."""
-        limits = self.edge.backfills.get(query, {}).get(source)
+        limits = self.edge.state.backfills.get(query, {}).get(source)
         if limits is None:
             return
         assert limits.until is not None
@@ -125,7 +125,7 @@ class World:
         self.configure()
         for query, _ in self.queries:
             for source in "ab":
-                while source in self.edge.backfills.get(query, {}):
+                while source in self.edge.state.backfills.get(query, {}):
                     self.backfill(query, source, 50)
                     self.pull()
                     self.ship()
@@ -220,7 +220,7 @@ def test_records_of_a_source_that_cannot_be_read_again_are_stated(tmp_path: Path
     world.ingest("a", 50)
     world.ingest("b", 50)
     world.configure()
-    assert set(world.edge.backfills[query[0]]) == {"a"}
+    assert set(world.edge.state.backfills[query[0]]) == {"a"}
     world.finish()
     losses = world.losses(query[0])
     assert {loss.source for loss in losses} == {"b"}
@@ -234,9 +234,9 @@ def test_a_backfill_ends_with_a_source_that_is_no_longer_configured(tmp_path: Pa
     world.configure()
     world.backfill(query[0], "a", 20)
     world.edge.handle(SourcesOpened((("flights", "b"),), ("b",)))
-    assert set(world.edge.backfills[query[0]]) == {"b"}
+    assert set(world.edge.state.backfills[query[0]]) == {"b"}
     world.backfill(query[0], "b", 50)
     world.backfill(query[0], "b", 50)
-    assert not world.edge.backfills
+    assert not world.edge.state.backfills
     pipeline = world.edge.core.queries[query[0]]
-    assert sum(loss.records or 0 for loss in pipeline.losses if loss.source == "a") == 30
+    assert sum(loss.records or 0 for loss in pipeline.store.losses.unsent if loss.source == "a") == 30

@@ -50,7 +50,7 @@ class Edge:
         return DATA.slice(at, end["row"] - at)
 
     def ingest(self, rows: int) -> None:
-        at = self.durable.positions.get("file", {"row": 0})["row"]
+        at = self.durable.state.positions.get("file", {"row": 0})["row"]
         event = Ingested("flights", "file", DATA.slice(at, rows), (1 << 40) + at)
         self.durable.ingest_range(event, {"row": at}, {"row": at + rows})
 

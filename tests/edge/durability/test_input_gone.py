@@ -86,7 +86,7 @@ def test_windows_that_were_shipped_before_the_crash_do_not_lack_what_is_gone(tmp
         world.ingest(40)
         world.pull(1 << 20)
         world.ship()
-    through = world.edge.core.queries[next(iter(world.edge.core.queries))].progress.through_ms
+    through = world.edge.core.queries[next(iter(world.edge.core.queries))].through_ms
     recovered = forgetful(range(300))(tmp_path, DATA, center)
     assert recovered.edge.core.streams["flights"].records == 200, "the records keep their numbers"
     recovered.finish()
@@ -102,7 +102,7 @@ def test_nothing_is_lost_if_nothing_was_left_to_send(tmp_path: Path) -> None:
     recovered = forgetful(range(300))(tmp_path, DATA, center)
     recovered.finish()
     assert check(center) == []
-    assert recovered.edge.losses == {"flights/file-gone": 8}, "the operator sees it"
+    assert recovered.edge.state.losses == {"flights/file-gone": 8}, "the operator sees it"
 
 
 def test_counters_of_shipped_records_are_kept_without_the_records(tmp_path: Path) -> None:

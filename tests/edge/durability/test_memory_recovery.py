@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge.core import MemoryLimits
-from edge.durability import durable_core
+from edge.durability import edge_state
 from edgewater.wire import InputLoss
 from tests.edge.durability.test_recovery import script
 from tests.edge.recovery_world import BUDGETED, EXACT, QUERIES, SHARE, Center, World, flights, truth
@@ -59,11 +59,11 @@ def test_a_recovery_gives_the_identical_state_under_other_limits_too(tmp_path: P
     world = World(tmp_path, DATA, Center(), memory=LIMITS["one-query"])
     script(world, 29)
     world.edge.sync()
-    assert world.edge.losses == {"flights/query-memory": world.edge.losses["flights/query-memory"]}
-    assert world.edge.core.queries[QUERIES[0][0]].full.floor_ms > 0, "late records of finished slices are refused"
+    assert world.edge.state.losses == {"flights/query-memory": world.edge.state.losses["flights/query-memory"]}
+    assert world.edge.core.queries[QUERIES[0][0]].store.full.floor_ms > 0, "late records of finished slices are refused"
     again = World(tmp_path, DATA, Center())
     assert again.edge.core.to_state() == world.edge.core.to_state()
-    assert again.edge.losses == world.edge.losses and again.edge.drops == world.edge.drops
+    assert again.edge.state.losses == world.edge.state.losses and again.edge.state.drops == world.edge.state.drops
 
 
 def test_limits_that_were_lowered_hold_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +71,6 @@ def test_limits_that_were_lowered_hold_from_the_start(tmp_path: Path, monkeypatc
     world = World(tmp_path, DATA, Center())
     script(world, 5)
     world.edge.sync()
-    monkeypatch.setattr(durable_core.log, "error", lambda *_: None)
+    monkeypatch.setattr(edge_state.log, "error", lambda *_: None)
     again = World(tmp_path, DATA, Center(), memory=MemoryLimits(100, 200))
     assert sum(held.nbytes for held in again.edge.core.held_memory().values()) <= 200

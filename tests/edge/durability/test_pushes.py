@@ -66,7 +66,7 @@ def push(core: DurableCore, number: int) -> None:
 
 
 def known(core: DurableCore) -> list[int]:
-    return [n for n in range(4) if core.pushes.records_of(push_id(n), AT_MS) is not None]
+    return [n for n in range(4) if core.state.pushes.records_of(push_id(n), AT_MS) is not None]
 
 
 @pytest.mark.parametrize("crash", ["before the checkpoint", "after it", "with a damaged checkpoint"])
@@ -89,7 +89,7 @@ def test_a_crash_forgets_exactly_the_batches_that_it_has_not_counted(tmp_path: P
         newest.write_bytes(newest.read_bytes()[:-1])
     again = opened(tmp_path)
     assert (known(again), again.core.streams["events"].records) == ([0, 1, 2], 3)
-    assert again.pushes.to_bytes() == opened(tmp_path).pushes.to_bytes(), "a replay is deterministic"
+    assert again.state.pushes.to_bytes() == opened(tmp_path).state.pushes.to_bytes(), "a replay is deterministic"
     again.close()
 
 
@@ -99,7 +99,7 @@ def test_a_crash_leaves_the_last_point_of_a_series_and_its_increment_or_neither(
         """Ingests the increment of a total; returns the increment."""
         point = (np.array([n], np.int64) for n in (150, 200 + total, total))
         given = Totals([b"s" * 16], *point, np.array([True]))
-        result = core.series_of("events:otlp").increments(given, 0, 10)
+        result = core.state.series_of("events:otlp").increments(given, 0, 10)
         batch = pa.RecordBatch.from_pydict({"x": result.bits[:1], TIME_COLUMN: pa.array([AT_MS], pa.int64())})
         core.ingest_payload(Ingested("events", "events:otlp", batch, AT_MS), series=result.update)
         return int(result.bits[0])
@@ -107,7 +107,7 @@ def test_a_crash_leaves_the_last_point_of_a_series_and_its_increment_or_neither(
     core = opened(tmp_path)
     core.handle(Configured(()))
     core.handle(SourcesOpened((("events", "events:otlp"),)))
-    core.series["events:otlp"] = SeriesMemory(100)
+    core.state.series["events:otlp"] = SeriesMemory(100)
     assert count(5) == 5
     core.checkpoint()
     assert count(7) == 2

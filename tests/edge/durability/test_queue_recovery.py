@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core import Configured, Event, Ran
-from edge.durability import durable_core, journal
-from edge.durability.durable_core import PAYLOAD, RAN, RANGE
-from edge.durability.journal import Record
+from edge.core import Configured
+from edge.durability import journal
+from edge.durability.event_records import PAYLOAD, RANGE
 from edge.records import InputGone, Position
 from tests.edge.recovery_world import BOTH, BUDGETED, EXACT, QUERIES, SHARE, Center, World, flights, truth
 from tests.examples import examples
@@ -133,26 +131,6 @@ def test_recovery_restores_the_identical_queues(tmp_path: Path) -> None:
     assert {ref: p.queue for ref, p in again.edge.core.queries.items()} == queues
 
 
-def test_runs_that_an_earlier_release_journaled_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One query a run, in a record of another kind."""
-
-    def as_before(event: Event) -> Record:
-        if not isinstance(event, Ran):
-            return encode(event)
-        (ref,) = event.queries
-        return Record(RAN, json.dumps({"query": [ref.name, ref.version], "through": event.through}).encode())
-
-    encode = durable_core._encode
-    with monkeypatch.context() as earlier:
-        earlier.setattr(durable_core, "_encode", as_before)
-        world = World(tmp_path, DATA, Center())
-        world.configure()
-        for step in SCRIPT[:8]:
-            act(world, step)
-        world.edge.sync()
-    assert World(tmp_path, DATA, Center()).edge.core.to_state() == world.edge.core.to_state()
-
-
 def test_a_deleted_query_takes_its_queue_with_it(tmp_path: Path) -> None:
     world = World(tmp_path, DATA, Center())
     world.configure()
@@ -183,7 +161,7 @@ def test_a_queued_batch_that_cannot_be_read_again_is_stated_as_lost(tmp_path: Pa
     again = Gone(tmp_path, DATA, Center())
     queues = [again.edge.core.queries[ref].queue for ref, _ in QUERIES]
     assert [(q.first.first, q.records) for q in queues] == [(50, 30), (50, 50)]
-    assert again.edge.losses["flights/file-gone"] == 1
+    assert again.edge.state.losses["flights/file-gone"] == 1
 
 
 def test_an_edge_that_keeps_up_writes_the_journal_that_it_always_wrote(tmp_path: Path) -> None:
@@ -212,7 +190,7 @@ def test_batches_that_are_processed_as_one_give_what_each_would_have_given(tmp_p
         world.finish()
         closes = [(f.query, c.slice_start_ms, c.observed, c.late) for f in center.frames.values()
                   for c in f.unpack().closes]  # fmt: skip
-        return dict(center.answers("exact")), world.edge.drops, sorted(closes, key=str)
+        return dict(center.answers("exact")), world.edge.state.drops, sorted(closes, key=str)
 
     now, later = run("now", queued=False), run("later", queued=True)
     assert now == later

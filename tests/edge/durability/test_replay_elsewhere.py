@@ -28,8 +28,7 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
-from edge.durability import DurableCore
-from edge.durability import durable_core as durable
+from edge.durability import DurableCore, recovery
 from edge.records import Position
 from edgewater.model import expressions
 from edgewater.model.errors import StorageError
@@ -275,7 +274,7 @@ class KindWorld(World):
             now_ms = int(np.max(records.column(TIME_COLUMN).to_numpy())) + 150
             self.edge.ingest_range(Ingested("flights", "file", records, now_ms), {"row": start}, {"row": end})
             for _ in range(4):
-                drain_windows = self.edge.core.drain_windows(500.0, now_ms)
+                drain_windows = self.edge.core.pulls.drain_windows(500.0, now_ms)
                 self.edge.handle(PullEvent(90, drain_windows, 500.0, 20))
         self.edge.handle(Acked(2 * self.edge.core.next_seq // 3))
         return self.edge.core.next_seq - 1
@@ -343,8 +342,8 @@ def test_values_with_another_last_bit_change_no_recorded_frame_and_are_logged(
     world, built = begun(tmp_path)
     assert len(built) > 2
     monkeypatch.setitem(expressions._NUMERIC_FUNCTIONS, exp.Ln, another_logarithm)
-    here = durable.platform_id()
-    monkeypatch.setattr(durable, "platform_id", lambda: here + 1)
+    here = recovery.platform_id()
+    monkeypatch.setattr(recovery, "platform_id", lambda: here + 1)
     again = LogWorld(tmp_path, DATA, world.center)
     assert list(again.edge.core.unacked) == built[1:]
     assert again.edge.diverged and set(again.edge.diverged) <= {f.seq for f in built}
@@ -379,8 +378,8 @@ def test_a_replay_with_other_group_numbers_removes_the_sent_groups(
 ) -> None:
     """Another platform's arithmetic may let another record through, and then another group comes first."""
     world, built = begun(tmp_path)
-    here = durable.platform_id()
-    monkeypatch.setattr(durable, "platform_id", lambda: here + 1)
+    here = recovery.platform_id()
+    monkeypatch.setattr(recovery, "platform_id", lambda: here + 1)
     again = ThinnedWorld(tmp_path, DATA, world.center)
     assert list(again.edge.core.unacked) == built[1:] and again.edge.diverged
     again.finish()

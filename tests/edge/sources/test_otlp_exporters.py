@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from edge.durability import journal
-from edge.durability.durable_core import PAYLOAD, _read_payload
+from edge.durability.event_records import PAYLOAD, read_payload
 from edge.process import now_ms
 from tests.certificates import make_certificates
 from tests.edge.agent_process import AgentProcess
@@ -141,10 +141,10 @@ def test_metrics_and_spans_of_the_sdk_are_records_and_a_counter_counts_its_incre
     agent.until(lambda: agent.records() >= 3)
     agent.kill()
     with agent.state() as recovered:
-        assert len(recovered.durable.series["events:otlp:metrics"]) == 1
+        assert len(recovered.durable.state.series["events:otlp:metrics"]) == 1
     found = []
     for path in sorted((agent.directory / "state").glob("journal-*.log")):
-        payloads = [_read_payload(r.payload)[0] for r in journal.scan(path.read_bytes()).records if r.kind == PAYLOAD]
+        payloads = [read_payload(r.payload)[0] for r in journal.scan(path.read_bytes()).records if r.kind == PAYLOAD]
         found += [(p.source, p.batch.column("x").to_pylist()) for p in payloads if p.batch.num_rows]
     assert [x for source, values in found if source.endswith("metrics") for x in values if x] == [3, 4]
     assert [len(values) for source, values in found if source.endswith("traces")] == [1]

@@ -51,7 +51,7 @@ class Edge:
     @property
     def shares(self) -> dict[str, float]:
         pipeline = self.durable.core.queries.get(REF)
-        return dict(pipeline.shares) if pipeline is not None else {}
+        return dict(pipeline.store.shares) if pipeline is not None else {}
 
 
 @asynccontextmanager
@@ -90,7 +90,7 @@ def word(catalog: Catalog, name: str) -> Grant:
 async def test_a_take_that_is_cancelled_just_as_something_changes_ends(tmp_path: Path, turns: int) -> None:
     durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
     outbox = UplinkOutbox("jfk", {}, durable, JournalGroupCommit(durable), lambda: 1_000)
-    durable.core.next_pull_ms = lambda *_: 2_000  # type: ignore[method-assign]
+    durable.core.pulls.next_pull_ms = lambda *_: 2_000  # type: ignore[method-assign]
     task = asyncio.create_task(outbox.take(1 << 16))
     await asyncio.sleep(0)
     outbox.changed.set()
@@ -108,11 +108,11 @@ async def test_a_budget_moves_from_one_edge_to_two_by_confirmations(tmp_path: Pa
         catalog.queries.register(spec(error={"s": 100}), 1)
         await until(lambda: jfk.shares == {"s": 100.0})
         jfk.ingest(500, 1_500, 2_500)
-        await until(lambda: jfk.durable.core.queries[REF].progress.through_ms >= 2_500)
+        await until(lambda: jfk.durable.core.queries[REF].through_ms >= 2_500)
         async with edge(tmp_path, port, "lga") as lga:
             await until(lambda: lga.shares == {"s": 50.0})
             assert jfk.shares == {"s": 50.0}
-            assert lga.durable.core.queries[REF].schedule.last.from_ms == 2_000, "jfk closed two slices under 100"
+            assert lga.durable.core.queries[REF].store.schedule.last.from_ms == 2_000, "jfk closed two slices under 100"
 
 
 @on_a_loop

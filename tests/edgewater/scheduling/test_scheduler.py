@@ -12,10 +12,10 @@ from edgewater.model.errors import Conflict, InvalidConfig, InvalidRecord, NotFo
 from edgewater.scheduling import (
     POLICIES,
     LeastSlack,
-    MemoryLimits,
     Operator,
     QueryProfile,
-    QueryState,
+    QueueLimits,
+    ScheduledQuery,
     Scheduler,
     Turn,
     make_policy,
@@ -161,7 +161,7 @@ def test_everything_that_is_queued_is_processed_once_and_in_order(
     policy: str, events: list[tuple[int, int, bool, float]], capped: bool
 ) -> None:
     """Whatever the clock does: no item is lost, overtaken or processed twice, and memory stays under its cap."""
-    memory = MemoryLimits(40_000, 100) if capped else None
+    memory = QueueLimits(40_000, 100) if capped else None
     scheduler = Scheduler(make_policy(policy), memory=memory, cycle_ms=5)
     states = [scheduler.add(profile(f"q{i}", 100 * (i + 1)), 0) for i in range(6)]
     queued: dict[str, list[int]] = {state.profile.name: [] for state in states}
@@ -200,7 +200,7 @@ def test_everything_that_is_queued_is_processed_once_and_in_order(
     assert all(state.records == state.queued_ms == 0 and not state.sweeps for state in states)
 
 
-def busy(scheduler: Scheduler, state: QueryState, cost_ms: float) -> Callable[[float], None]:
+def busy(scheduler: Scheduler, state: ScheduledQuery, cost_ms: float) -> Callable[[float], None]:
     def offer(now_ms: float) -> None:
         if not state.queue:
             scheduler.offer(state, cost_ms / COST_MS, now_ms)
@@ -265,7 +265,7 @@ def test_after_a_jump_of_the_clock_everybody_is_served(jump_ms: float) -> None:
 
 
 def test_a_queue_at_its_cap_refuses_records_and_takes_watermarks() -> None:
-    scheduler = klink(memory=MemoryLimits(1_000, 100))
+    scheduler = klink(memory=QueueLimits(1_000, 100))
     state = scheduler.add(profile("q"), 0)
     assert scheduler.offer(state, 10, 1)
     assert not scheduler.offer(state, 1, 1), "its source keeps it"
@@ -281,7 +281,7 @@ def test_room_under_the_cap_goes_to_the_least_slack_and_without_management_to_th
                                 (("far", 60_000), ("due", 900), ("overdue", 800), ("swept", 700)))  # fmt: skip
     orders = {}
     for manages in (True, False):
-        scheduler = klink(memory=MemoryLimits(100_000, 100), manage_memory=manages)
+        scheduler = klink(memory=QueueLimits(100_000, 100), manage_memory=manages)
         states = [scheduler.add(each, 0) for each in (far, due, overdue, swept)]
         scheduler.offer(states[3], 10, 1)
         assert scheduler.watermark(states[3], 700, 750)
@@ -292,7 +292,7 @@ def test_room_under_the_cap_goes_to_the_least_slack_and_without_management_to_th
 
 
 def test_as_in_the_thesis_memory_management_runs_the_largest_reduction_and_then_the_least_slack() -> None:
-    scheduler = klink(memory=MemoryLimits(100_000, 100, 0.5, 0.1, reduction_first=True), cycle_ms=1)
+    scheduler = klink(memory=QueueLimits(100_000, 100, 0.5, 0.1, reduction_first=True), cycle_ms=1)
     soon = scheduler.add(QueryProfile("soon", [Operator(COST_MS * 100, 0.0)], 100), 0)
     cheap = scheduler.add(QueryProfile("cheap", [Operator(COST_MS, 0.0)], 1e6), 0)
     alike = scheduler.add(QueryProfile("alike", [Operator(COST_MS, 0.0)], 1e5), 0)
@@ -304,7 +304,7 @@ def test_as_in_the_thesis_memory_management_runs_the_largest_reduction_and_then_
 
 
 def test_a_managed_turn_runs_a_filter_and_leaves_the_join_for_later() -> None:
-    scheduler = klink(memory=MemoryLimits(20_000, 100, 0.5, 0.1, reduction_first=True))
+    scheduler = klink(memory=QueueLimits(20_000, 100, 0.5, 0.1, reduction_first=True))
     join = QueryProfile("join", [Operator(COST_MS, 0.25), Operator(COST_MS, 0.0, stores=True)], 1_000)
     state = scheduler.add(join, 0)
     scheduler.offer(state, 60, 1)
@@ -319,7 +319,7 @@ def test_a_managed_turn_runs_a_filter_and_leaves_the_join_for_later() -> None:
 
 
 def test_a_query_that_is_deleted_while_it_is_queued_never_runs() -> None:
-    scheduler = klink(memory=MemoryLimits(100_000, 100))
+    scheduler = klink(memory=QueueLimits(100_000, 100))
     gone, stays = scheduler.add(profile("gone", 10), 0), scheduler.add(profile("stays"), 0)
     for state in (gone, stays):
         scheduler.offer(state, 10, 1)
@@ -383,8 +383,8 @@ def test_a_name_is_taken_once() -> None:
         (lambda: profile("q", float("inf")), "period_ms"),
         (lambda: profile("q", offset_ms=float("nan")), "offset_ms"),
         (lambda: profile("q", inputs=0), "inputs"),
-        (lambda: MemoryLimits(10, 100), "cap_bytes"),
-        (lambda: MemoryLimits(1_000, 100, threshold=0.5, release=0.6), "threshold"),
+        (lambda: QueueLimits(10, 100), "cap_bytes"),
+        (lambda: QueueLimits(1_000, 100, threshold=0.5, release=0.6), "threshold"),
     ],
 )
 def test_nonsense_is_refused_by_its_name(make: Callable[[], object], field: str) -> None:

@@ -1,12 +1,12 @@
-"""The worker: decides which query processes its queued records, and how many, by measured times.
+"""`Worker`: decides which query processes its queued records, and how many, by measured times.
 
 An edge that keeps up has no queues: each batch is processed by all queries at once, in the order of arrival. A batch is
-queued when it would hold the event loop for longer than `BLOCK_MS`, or when several queries share a source that has not
-been idle for a cycle: the edge is short of CPU then, and the order decides whose answer is late. The queries that are
-due process it first, and the loop ships their frames; then all others process it together, which costs what it costs
-without queues. A query that takes longer than a piece runs alone, as `edgewater.scheduling` decides, and the loop
-serves heartbeats, pushes and the link after each of its pieces. What the worker decides is journaled (`Ran`), so that
-recovery repeats it without measuring anything.
+queued when it would hold the event loop for longer than `Tuning.block_ms`. It is also queued when several queries share
+a source that has not been idle for a cycle: the edge is short of CPU then, and the order decides whose answer is late.
+The queries that are due process it first, and the loop ships their frames. Then all others process it together, which
+costs what it costs without queues. A query that takes longer than a piece runs alone. `edgewater.scheduling` decides,
+and the loop serves heartbeats, pushes and the link after each of its pieces. What the worker decides is journaled
+(`Ran`), so that recovery repeats it without measuring anything.
 
 Meanwhile the source waits, so batches become as large as without queues. A source that is behind by more than it reads
 at once has no use for an order: all queries process such a batch at once, as without queues.
@@ -14,7 +14,7 @@ at once has no use for an order: all queries process such a batch at once, as wi
 A source that keeps up waits between two reads: each batch costs each query a fixed time, and journal and link another
 (`Worker.wait_s`). It waits the shorter, the closer its watermark is to the end of a window, so no answer is later.
 
-Sources are held back only when the queues have reached their limit; from `MemoryLimits.threshold` on, the query that
+Sources are held back only when the queues have reached their limit; from `QueueLimits.threshold` on, the query that
 is furthest behind runs, since a batch takes memory until the last query has processed it.
 """
 
@@ -22,56 +22,24 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from edge.core import Ingested, Ran
 from edge.durability import DurableCore
-from edge.records import COALESCE_S
+from edge.records import COALESCE_S, Position, PushId
+from edge.series import SeriesUpdate
 from edge.uplink.ports import QueryDelay
+from edge.worker.costs import QueryCosts
+from edge.worker.reading import ReadPace
+from edge.worker.shortage import CpuShortage
+from edge.worker.tuning import TUNING, Tuning
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.model.windows import SlidingWindow
-from edgewater.scheduling import MemoryLimits, Operator, QueryProfile, QueryState, Scheduler, Turn, make_policy
+from edgewater.scheduling import Operator, QueryProfile, QueueLimits, ScheduledQuery, Scheduler, Turn, make_policy
 from edgewater.wire import QueryRef
 
-BLOCK_MS = 50.0
-"""A batch that takes longer is queued."""
-BUSY_MS = 120.0
-"""A source that has not been idle for longer has more input than the edge keeps up with."""
-TOGETHER_MS = 500.0
-"""Queries process their queues together if they are expected to take no longer: the event loop waits for them."""
-PIECE_MS, MAX_PIECE_MS = 50.0, 75.0
-"""The estimated time of a piece of a batch, and of the last one at most. A record cannot be divided, and what queries
-share of a whole batch is computed anew for each piece."""
-FOLD_S = 1.0
-"""Measurements are added to the cost estimates after this time, or when the queries are scheduled."""
-FRAME_TURN_MS = 2.0
-"""The same as `TOGETHER_MS` for the queries that are not due, for the first `FRAME_TURNS` after windows have ended: a
-frame takes so many turns of the event loop until it is durable."""
-FRAME_TURNS = 6
-WAKE_MS = 250.0
-"""While no window ends, the link is told of changes after this time. It examines every query for what is to be sent,
-which takes as long as thousands of records."""
-READ_AHEAD_MS = 1000.0
-"""Sources read on while less work is queued. With more, what they read would come in more and smaller batches, each of
-which costs every query a fixed time."""
-READ_EVERY_MS = 500.0
-"""While batches are queued, a source that has read less work than this waits, at most so long: all queries then process
-one batch after the other, as large as without queues, and share what they compute of it."""
-LONGEST_WAIT_S, WAIT_SHARE = 0.25, 0.1
-"""Records wait at most so long to be processed together, and at most this share of the shortest window."""
-MOST_WAITING = 4_096
-"""Of more records in a batch, its fixed cost is small: the source then waits half as long."""
-FIRST_ROWS = 64
-"""Records of the first piece of a query of which nothing has been measured."""
-FIRST_BATCH_ROWS = 8_192
-"""Until something has been measured, a batch of so many records is not queued: pieces that grow from the smallest cost
-more than they measure."""
-MAX_LAPS = 10_000
-"""Measurements that are kept until then."""
 OFF = "off"
 """The setting with which no batch is ever queued."""
 QUEUE_SHARE = 4
@@ -79,7 +47,7 @@ QUEUE_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class QueryLoad:
+class QueryBacklog:
     """How a query stands on this edge.
 
     Attributes:
@@ -110,11 +78,10 @@ class Worker:
         now_ms: the wall clock.
         clock: CPU time of the event loop's thread, in seconds: other processes on the machine change no cost.
         pause: lets the loop do other work.
+        tuning: the times and sizes by which it decides.
 
     Attributes:
-        has_room: set while the queues are below their limit.
-        may_read: set while sources may read on: there is room, little work is queued, and the last batch was not a
-            small one just now.
+        pace: when sources may read on.
     """
 
     def __init__(
@@ -129,104 +96,82 @@ class Worker:
         clock: Callable[[], float],
         answer_delay_ms: Callable[[QueryRef], float] = lambda _: 0.0,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        tuning: Tuning = TUNING,
     ) -> None:
         self._durable, self._core = durable, durable.core
         self._changed, self._busy_s, self._now_ms, self._clock, self._pause = changed, busy_s, now_ms, clock, pause
-        self._answer_delay_ms = answer_delay_ms
-        self._is_on = policy != OFF
-        self._limit_bytes = limit_bytes
-        limits = MemoryLimits(max(limit_bytes, 1), record_bytes=1.0, shared=True)
+        self._is_on, self._tuning = policy != OFF, tuning
+        limits = QueueLimits(max(limit_bytes, 1), record_bytes=1.0, shared=True)
         self._scheduler = Scheduler(make_policy(policy if self._is_on else "fcfs"), memory=limits)
-        self._states: dict[QueryRef, QueryState] = {}
+        self._states: dict[QueryRef, ScheduledQuery] = {}
         self._refs: dict[str, QueryRef] = {}
-        self._laps: deque[tuple[QueryRef | None, int, float]] = deque(maxlen=2 * MAX_LAPS)
         self._configurations = -1
-        self._cost_ms: dict[str, float] = {}  # per record, of all queries of a stream
-        self._costed: set[QueryRef] = set()
+        self._costs = QueryCosts(self._core, self._states, clock, answer_delay_ms, tuning)
+        self.pace = ReadPace(limit_bytes, tuning)
+        self._shortage = CpuShortage(now_ms())
         self._piece_rows: dict[QueryRef, float] = {}
-        self._folded_s = clock()
         self._next_end_ms: dict[str, float] = {}
-        self._watched_ms = self._asked_ms = now_ms()
-        self._short_ms, self._is_short = 0.0, False
         self._queued = 0
         self._told_ms = -math.inf
         self._has_swept, self._frame_turns = False, 0
         self._was_full_read = False
-        self._longest_wait_s: dict[str, float] = {}  # by stream, so that batches have at most `MOST_WAITING` records
-        self._read_ms, self._read_little, self._is_full = 0, False, False
         self._work = asyncio.Event()
-        self.has_room = asyncio.Event()
-        self.has_room.set()
-        self.may_read = asyncio.Event()
-        self.may_read.set()
-        self._core.cost_meter = self
         self._follow_queries()
         for ref, pipeline in self._core.queries.items():
             for batch in pipeline.queue.batches:
                 self._offer(self._states[ref], batch.end - max(batch.first, pipeline.queue.done), batch.end)
         self._update_memory()
 
-    # Costs
-
-    def begin(self) -> None:
-        self._laps.append((None, 0, self._clock()))
-
-    def end(self, query: QueryRef, records: int) -> None:
-        self._laps.append((query, records, self._clock()))
-
-    def _fold(self) -> None:
-        """Adds the measurements to the estimates."""
-        self._folded_s = self._clock()
-        measured = _measured(self._laps)
-        self._laps.clear()
-        for ref, (count, spent_ms) in measured.items():
-            state = self._states.get(ref)
-            if state is None or not count:
-                continue
-            if ref not in self._costed:
-                self._costed.add(ref)
-                state.costs.assume(0, spent_ms / count)
-            else:
-                state.costs.observe(0, count, 0, spent_ms)
-        for ref, state in self._states.items():
-            state.costs.report_downstream(self._answer_delay_ms(ref))
-        self._cost_ms = {
-            name: sum(self._states[p.ref].costs.remaining_ms[0] for p in self._core.queries_of(name))
-            for name in self._core.streams
-        }
-
     # Input
 
-    def ingest(self, event: Ingested, append: Callable[[Ingested], object], *, is_full_read: bool = False) -> bool:
-        """Passes a batch to the core by `append`, to be processed at once or queued.
+    def ingest_range(
+        self, event: Ingested, start: Position | None, end: Position, *, is_full_read: bool = False
+    ) -> bool:
+        """Ingests a batch as `DurableCore.ingest_range`, to be processed at once or queued.
 
         Args:
             is_full_read: as `Chunk.is_full_read`.
 
         Returns: whether it was queued. No query has more to send then; `changed` is called when one has run.
         """
+        event = self._placed(event, is_full_read=is_full_read)
+        self._durable.ingest_range(event, start, end)
+        return self._ingested(event)
+
+    def ingest_payload(
+        self,
+        event: Ingested,
+        push: PushId | None = None,
+        end: Position | None = None,
+        series: SeriesUpdate | None = None,
+        *,
+        is_full_read: bool = False,
+    ) -> bool:
+        """Ingests a batch as `DurableCore.ingest_payload`; otherwise as `ingest_range`."""
+        event = self._placed(event, is_full_read=is_full_read)
+        self._durable.ingest_payload(event, push, end, series)
+        return self._ingested(event)
+
+    def _placed(self, event: Ingested, *, is_full_read: bool) -> Ingested:
+        """Returns the event of a batch that is processed at once, or queued."""
         self._follow_queries()
-        if self._clock() - self._folded_s >= FOLD_S or len(self._laps) >= MAX_LAPS or not self._costed:
-            self._fold()
+        if self._costs.is_due:
+            self._costs.fold()
         queued = bool(event.batch.num_rows) and self._is_on and self._defers(event, is_full_read or self._was_full_read)
         self._was_full_read = is_full_read
-        self._limit_wait(event)
-        append(replace(event, queued=True) if queued else event)
-        if queued or self._queued:
+        self.pace.count(event.stream, event.batch.num_rows)
+        return replace(event, queued=True) if queued else event
+
+    def _ingested(self, event: Ingested) -> bool:
+        if event.queued or self._queued:
             end = self._core.streams[event.stream].records
             for pipeline in self._core.queries_of(event.stream):
                 if pipeline.queue:
                     self._offer(self._states[pipeline.ref], event.batch.num_rows, end)
-            self._read_ms = self._now_ms()
-            self._read_little = event.batch.num_rows * self._cost_ms.get(event.stream, 0.0) < READ_EVERY_MS
+            self.pace.read(event.batch.num_rows * self._costs.stream_ms(event.stream), self._now_ms())
             self._update_memory()
         self.advance(event.stream)
-        return queued
-
-    def _limit_wait(self, event: Ingested) -> None:
-        longest_s, rows = self._longest_wait_s.get(event.stream, COALESCE_S), event.batch.num_rows
-        factor = 0.5 if rows > MOST_WAITING else 2.0 if 2 * rows < MOST_WAITING else 1.0
-        self._longest_wait_s[event.stream] = min(max(factor * longest_s, COALESCE_S), LONGEST_WAIT_S)
+        return event.queued
 
     def wait_s(self, stream: str, source: str) -> float:
         """Returns how long the next records of a source may wait, to be processed together (`CoalesceTime`).
@@ -241,26 +186,24 @@ class Worker:
             return COALESCE_S
         watermark_ms = state.source_watermark_ms(source)
         wall_ms = clock.to_wall_ms(watermark_ms) if MIN_TIME_MS < watermark_ms < MAX_TIME_MS else -math.inf
-        longest_s = self._longest_wait_s.get(stream, COALESCE_S)
-        for profile in [self._states[pipeline.ref].profile for pipeline in queries]:
-            left_ms = profile.next_end_ms(wall_ms) - wall_ms if math.isfinite(wall_ms) else math.inf
-            longest_s = min(longest_s, WAIT_SHARE * profile.period_ms / 1000, left_ms / 1000)
-        return max(longest_s, COALESCE_S)
+        profiles = [self._states[pipeline.ref].profile for pipeline in queries]
+        return self.pace.wait_s(stream, profiles, float(wall_ms))
 
     def _defers(self, event: Ingested, is_full_read: bool) -> bool:
         if self._queued:
             return True  # otherwise queries without a queue would run before those with less slack
-        if not self._costed and event.batch.num_rows <= FIRST_BATCH_ROWS:
+        tuning = self._tuning
+        if not self._costs.is_any_known and event.batch.num_rows <= tuning.first_batch_rows:
             return False
         queries = self._core.queries_of(event.stream)
-        work_ms = event.batch.num_rows * self._cost_ms.get(event.stream, 0.0)
-        if is_full_read and len(queries) > 1 and work_ms < TOGETHER_MS:
+        work_ms = event.batch.num_rows * self._costs.stream_ms(event.stream)
+        if is_full_read and len(queries) > 1 and work_ms < tuning.together_ms:
             return False  # its source is behind by more than a batch: every answer waits for input, whatever the order
-        if work_ms > BLOCK_MS:
+        if work_ms > tuning.block_ms:
             return True
-        return len(queries) > 1 and 1000.0 * self._busy_s(event.source) > BUSY_MS
+        return len(queries) > 1 and 1000.0 * self._busy_s(event.source) > tuning.busy_ms
 
-    def _offer(self, state: QueryState, records: int, end: int) -> None:
+    def _offer(self, state: ScheduledQuery, records: int, end: int) -> None:
         if self._scheduler.offer(state, records, self._now_ms(), payload=end):
             self._queued += 1
             self._work.set()
@@ -310,50 +253,51 @@ class Worker:
             self._has_swept |= query.swept > swept
             if query.queue:
                 await self._release()
-        if self._clock() - self._folded_s >= FOLD_S or ref not in self._costed:
-            self._fold()
+        if self._costs.is_old or not self._costs.is_known(ref):
+            self._costs.fold()
         self._scheduler.ran(turn, spent_ms, self._now_ms())
         await self._release()
 
-    def _together(self, first: QueryState) -> list[QueryState]:
+    def _together(self, first: ScheduledQuery) -> list[ScheduledQuery]:
         """Returns the queries that process their queues with `first` before the event loop runs again.
 
         They are due if it is. One that takes longer than a piece, or of which nothing has been measured, runs alone.
         """
-        room_ms = FRAME_TURN_MS if self._frame_turns and not first.sweeps else TOGETHER_MS
-        stream, found = self._stream_of(first), list[QueryState]()
+        is_first = self._frame_turns and not first.sweeps
+        room_ms = self._tuning.frame_turn_ms if is_first else self._tuning.together_ms
+        stream, chosen = self._stream_of(first), list[ScheduledQuery]()
         for state in [first, *(each for each in self._scheduler.waiting() if each is not first)]:
             if (
                 bool(state.sweeps) == bool(first.sweeps)
-                and state.queued_ms <= MAX_PIECE_MS
-                and self._refs[state.profile.name] in self._costed
+                and state.queued_ms <= self._tuning.max_piece_ms
+                and self._costs.is_known(self._refs[state.profile.name])
                 and (state is first or (state.debt_ms <= 0 and self._stream_of(state) == stream))
             ):
                 room_ms -= state.queued_ms
-                if room_ms < 0 and found:
+                if room_ms < 0 and chosen:
                     break
-                found.append(state)
+                chosen.append(state)
             elif state is first:
                 break
-        return found
+        return chosen
 
-    def _stream_of(self, state: QueryState) -> str:
+    def _stream_of(self, state: ScheduledQuery) -> str:
         return self._core.queries[self._refs[state.profile.name]].spec.stream
 
-    def _run_together(self, states: Sequence[QueryState]) -> None:
+    def _run_together(self, states: Sequence[ScheduledQuery]) -> None:
         refs = tuple(self._refs[state.profile.name] for state in states)
-        if self._clock() - self._folded_s >= FOLD_S:
-            self._fold()
-        known = len(self._laps)
+        if self._costs.is_old:
+            self._costs.fold()
+        laps = self._costs.laps
         self._durable.run(Ran(refs, self._core.streams[self._core.queries[refs[0]].spec.stream].records))
-        spent = _measured(islice(self._laps, known, None))
+        spent_ms = self._costs.spent_ms_since(laps)
         now_ms = self._now_ms()
         for ref, state in zip(refs, states, strict=True):
             self._has_swept |= bool(state.sweeps)
             while state.queue:
                 self._scheduler.complete(state, state.queue[0])
                 self._queued -= 1
-            self._scheduler.ran(Turn(state, 1, 0.0), spent.get(ref, (0.0, 0.0))[1], now_ms)
+            self._scheduler.ran(Turn(state, 1, 0.0), spent_ms.get(ref, 0.0), now_ms)
 
     async def _release(self) -> None:
         """Lets the event loop run, and tells the link if a query may have more to send."""
@@ -362,9 +306,9 @@ class Worker:
         self._watch_slack()
         self._frame_turns = max(self._frame_turns - 1, 0)
         if self._has_frames():
-            self._frame_turns, self._has_swept = FRAME_TURNS, False
+            self._frame_turns, self._has_swept = self._tuning.frame_turns, False
             self._told_ms = -math.inf
-        if not self._queued or not 0 <= now_ms - self._told_ms < WAKE_MS:
+        if not self._queued or not 0 <= now_ms - self._told_ms < self._tuning.wake_ms:
             self._told_ms = now_ms
             self._changed()
         await self._pause(0)
@@ -374,10 +318,10 @@ class Worker:
         """Whether all queries that were due have run: one pull builds the frames of all their windows."""
         return self._has_swept and not any(state.sweeps for state in self._states.values())
 
-    def _run_piece(self, ref: QueryRef, query: QueryState) -> None:
-        """Processes records at the head of the queue, as many as are expected to take `PIECE_MS`, at least one."""
-        cost_ms = query.costs.remaining_ms[0]
-        rows = self._piece_rows.get(ref) or (PIECE_MS / cost_ms if cost_ms > 0 else FIRST_ROWS)
+    def _run_piece(self, ref: QueryRef, query: ScheduledQuery) -> None:
+        """Processes records at the head of the queue: as many as take `Tuning.piece_ms`, at least one."""
+        cost_ms, piece_ms = query.costs.remaining_ms[0], self._tuning.piece_ms
+        rows = self._piece_rows.get(ref) or (piece_ms / cost_ms if cost_ms > 0 else self._tuning.first_rows)
         room = offered = max(int(rows), 1)
         through: int | None = None
         while query.queue:
@@ -400,22 +344,13 @@ class Worker:
             # The next piece by this one's time, and not by the cost per record: a small piece takes longer per record,
             # so the pieces would become smaller and smaller.
             processed, took_ms = offered - room, 1000.0 * (self._clock() - began_s)
-            fitting = processed * PIECE_MS / took_ms if took_ms > 0 else math.inf
+            fitting = processed * piece_ms / took_ms if took_ms > 0 else math.inf
             self._piece_rows[ref] = min(max(fitting, rows / 8), max(2 * processed, rows))
 
     def _update_memory(self) -> None:
         used = self._core.queued_bytes if self._queued else 0
         self._scheduler.memory.used = float(used)
-        if used <= self._limit_bytes:
-            self.has_room.set()
-        else:
-            self.has_room.clear()
-        self._is_full = used > self._limit_bytes or self._queued_ms() > READ_AHEAD_MS
-        waits = self._read_little and 0 <= self._now_ms() - self._read_ms < READ_EVERY_MS
-        if self._is_full or (self._queued and waits):
-            self.may_read.clear()
-        else:
-            self.may_read.set()
+        self.pace.update(used, self._queued_ms(), self._now_ms(), is_queued=bool(self._queued))
 
     def _queued_ms(self) -> float:
         return sum(state.queued_ms for state in self._states.values()) if self._queued else 0.0
@@ -431,7 +366,7 @@ class Worker:
             name = self._states.pop(ref).profile.name
             self._queued -= len(self._scheduler.remove(name))
             del self._refs[name]
-            self._costed.discard(ref)
+            self._costs.forget(ref)
             self._piece_rows.pop(ref, None)
         for ref in [ref for ref in queries if ref not in self._states]:
             spec = queries[ref].spec
@@ -439,7 +374,7 @@ class Worker:
             state = self._states[ref] = self._scheduler.add(_profile(ref, spec, clock), now_ms)
             self._refs[state.profile.name] = ref
         self._next_end_ms.clear()
-        self._fold()
+        self._costs.fold()
         self._update_memory()
 
     # Figures
@@ -448,65 +383,49 @@ class Worker:
         """Returns what the center is told of each query."""
         self._follow_queries()
         now_ms = self._now_ms()
-        found = {}
+        delays = {}
         for ref, state in self._states.items():
             history, late_ms = state.inputs[0].history, now_ms - state.sweeps[0][1] if state.sweeps else 0.0
             latest_ms = history.interval.latest_ms if history.interval is not None else 0.0
-            delays = history.mean_delay_ms, latest_ms, state.queued_ms, late_ms
-            found[ref] = QueryDelay(*(max(value, 0.0) for value in delays))
-        return found
+            times = history.mean_delay_ms, latest_ms, state.queued_ms, late_ms
+            delays[ref] = QueryDelay(*(max(value, 0.0) for value in times))
+        return delays
 
     def _watch_slack(self) -> None:
         """Counts the time since the last call if the edge was short of CPU, and examines whether it is now."""
-        now_ms = self._now_ms()
-        self._short_ms += max(now_ms - self._watched_ms, 0) if self._is_short else 0
-        self._watched_ms = now_ms
-        self._is_short = bool(self._queued) and (
-            self._is_full
-            or any(q.sweeps and q.sweeps[0][1] - now_ms - q.queued_ms < -BUSY_MS for q in self._states.values())
+        now_ms, busy_ms = self._now_ms(), self._tuning.busy_ms
+        is_short = bool(self._queued) and (
+            self.pace.is_full
+            or any(q.sweeps and q.sweeps[0][1] - now_ms - q.queued_ms < -busy_ms for q in self._states.values())
         )
+        self._shortage.watch(now_ms, is_short=is_short)
 
     def take_short_share(self) -> float:
         """Returns the part of the time since the last call, 0 to 1, in which the edge was short of CPU.
 
         It is while the queues are full, and while a query is due and its slack at this edge is below
-        -`BUSY_MS`. The center lowers sampling rates by it, as by the busy share of a source, which does not have
+        -`Tuning.busy_ms`. The center lowers sampling rates by it, as by the busy share of a source, which does not have
         the time that a source waits for the queues.
         """
         self._watch_slack()
-        now_ms = self._watched_ms
-        share = self._short_ms / (now_ms - self._asked_ms) if now_ms > self._asked_ms else float(self._is_short)
-        self._asked_ms, self._short_ms = now_ms, 0.0
-        return min(share, 1.0)
+        return self._shortage.take_share()
 
-    def loads(self) -> dict[QueryRef, QueryLoad]:
+    def loads(self) -> dict[QueryRef, QueryBacklog]:
         """Returns how each query stands now."""
         self._follow_queries()
-        self._fold()
+        self._costs.fold()
         now_ms = self._now_ms()
         return {
-            ref: QueryLoad(
+            ref: QueryBacklog(
                 pipeline.queue.records,
                 pipeline.queue.nbytes,
-                1000.0 * self._states[ref].costs.remaining_ms[0] if ref in self._costed else None,
+                1000.0 * self._states[ref].costs.remaining_ms[0] if self._costs.is_known(ref) else None,
                 self._states[ref].slack_ms(now_ms) if pipeline.queue else None,
                 max(now_ms - self._states[ref].sweeps[0][1], 0.0) if self._states[ref].sweeps else 0.0,
                 self._states[ref].overruns,
             )
             for ref, pipeline in self._core.queries.items()
         }
-
-
-def _measured(laps: Iterable[tuple[QueryRef | None, int, float]]) -> dict[QueryRef, tuple[int, float]]:
-    """Returns how many records each query has processed, and the time in ms that it took."""
-    measured: dict[QueryRef, tuple[int, float]] = {}
-    began_s = 0.0
-    for ref, records, at_s in laps:
-        if ref is not None:
-            count, spent_ms = measured.get(ref, (0, 0.0))
-            measured[ref] = count + records, spent_ms + 1000.0 * (at_s - began_s)
-        began_s = at_s
-    return measured
 
 
 def _profile(ref: QueryRef, spec: QuerySpec, clock: StreamClock) -> QueryProfile:

@@ -1,0 +1,160 @@
+"""`Deadlines`: when the next decision about each window of a query is due.
+
+A window waits until all edges have closed it, until it is final, until its staleness budget ends, or, if it has changed
+since its newest answer, until it may be refined. Windows are in heaps by start, and a frontier that advances takes
+those that it has passed. So a batch costs what it touches and closes, however many windows are open. Heap entries are
+hints: the table of windows decides, and the heaps can be rebuilt from it.
+
+The rules assume that windows ordered by start are ordered by end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from heapq import heapify, heappop, heappush, nsmallest
+
+from center.ledger.quality import Phase
+from center.ledger.state import StateTable, WindowState
+
+
+class Deadlines:
+    """The deadlines of the windows of one query.
+
+    Args:
+        windows: the windows that are not final, by start.
+        closes_at: by start of a window, the event time up to which all edges must have closed it.
+        due_at: by start of a window, the wall time at which it is answered at the latest; None: no such time.
+
+    Attributes:
+        refine_at_ms: wall time at which the first of the changed windows may be answered; None: none waits.
+    """
+
+    def __init__(
+        self,
+        windows: StateTable[WindowState],
+        closes_at: Callable[[int], int],
+        due_at: Callable[[int], int] | None,
+    ) -> None:
+        self._windows, self._closes_at, self._due_at = windows, closes_at, due_at
+        states = list(windows.items())
+        self._awaiting_close = [start for start, w in states if w.phase is Phase.EARLY or w.lacks_edges]
+        self._awaiting_final = [start for start, _ in states]
+        self._awaiting_due = [start for start, w in states if not w.is_answered and due_at is not None]
+        for heap in (self._awaiting_close, self._awaiting_final, self._awaiting_due):
+            heapify(heap)
+        self._outdated = {start for start, w in states if w.outdated}
+        self.refine_at_ms: int | None = None
+        self.update_refinement()
+
+    @property
+    def entries(self) -> int:
+        """Number of entries in all heaps."""
+        return len(self._awaiting_close) + len(self._awaiting_final) + len(self._awaiting_due)
+
+    def add(self, start_ms: int) -> None:
+        """Adds a new window."""
+        heappush(self._awaiting_close, start_ms)
+        heappush(self._awaiting_final, start_ms)
+        if self._due_at is not None:
+            heappush(self._awaiting_due, start_ms)
+
+    def await_close(self, start_ms: int) -> None:
+        """Lets a window that was complete wait for edges again."""
+        heappush(self._awaiting_close, start_ms)
+
+    def take_final(self, through_ms: int, reached_ms: int, most: int) -> tuple[set[int], int]:
+        """Takes the windows that become final, the earliest first.
+
+        Args:
+            through_ms: event time up to which windows are final so far.
+            reached_ms: event time up to which they may become final.
+            most: number of windows to take at most.
+
+        Returns:
+            The windows, and the event time up to which windows are final after their answers.
+        """
+        final, passed = max(through_ms, reached_ms), set[int]()
+        while self._awaiting_final and (end := self._closes_at(self._awaiting_final[0])) <= final:
+            if self._awaiting_final[0] not in self._windows or self._awaiting_final[0] in passed:
+                heappop(self._awaiting_final)
+            elif len(passed) < most:
+                passed.add(heappop(self._awaiting_final))
+            else:
+                final = max(through_ms, end - 1)
+                break
+        return passed, final
+
+    def take_closed(self, closed_ms: int, most: int) -> set[int]:
+        """Takes windows with data or an answer that all edges have closed, the earliest first."""
+        passed = set[int]()
+        while self._awaiting_close and self._closes_at(self._awaiting_close[0]) <= closed_ms:
+            if self._awaiting_close[0] not in self._windows:
+                heappop(self._awaiting_close)
+            elif len(passed) < most:
+                passed.add(heappop(self._awaiting_close))
+            else:
+                break
+        return passed
+
+    def take_due(self, now_ms: int, most: int) -> set[int]:
+        """Takes windows without an answer that are due, the earliest first."""
+        due = set[int]()
+        while len(due) < most and self._awaiting_due and self._is_due(self._awaiting_due[0], now_ms):
+            start = heappop(self._awaiting_due)
+            if self._is_unanswered(start):
+                due.add(start)
+        return due
+
+    def next_due(self) -> int | None:
+        """Returns the start of the first window without an answer that has a time at which it is due."""
+        while self._awaiting_due and not self._is_unanswered(self._awaiting_due[0]):
+            heappop(self._awaiting_due)
+        return self._awaiting_due[0] if self._awaiting_due else None
+
+    def take_refined(self, changed: set[int], most: int, now_ms: int) -> set[int]:
+        """Takes changed windows that may be answered now, the earliest first, and marks the others as outdated.
+
+        Args:
+            changed: windows that have changed now; those that wait from before are taken too.
+        """
+        windows = self._windows
+        waiting = {start for start in self._outdated if (w := windows.get(start)) is not None and w.outdated}
+        ready = (s for s in waiting | changed if (w := windows.get(s)) is not None and w.may_be_refined(now_ms))
+        now = set(nsmallest(max(0, most), ready))
+        self._outdated = (waiting | changed) - now
+        for start in (changed - now - waiting) | (waiting & now):
+            if (state := windows.get(start)) is not None:
+                windows.put(start, replace(state, outdated=start not in now))
+        return now
+
+    def without_wait(self, starts: set[int]) -> set[int]:
+        """Lets the next event answer windows, however new their last answers are; returns the windows."""
+        for start in starts:
+            if (state := self._windows.get(start)) is not None and state.refine_from_ms:
+                self._windows.put(start, replace(state, refine_from_ms=0))
+        return starts
+
+    def update_refinement(self) -> None:
+        """Sets `refine_at_ms`, after answers have been given."""
+        states = (self._windows.get(start) for start in self._outdated)
+        self.refine_at_ms = min((w.refine_from_ms for w in states if w is not None and w.outdated), default=None)
+
+    def has_passed(self, now_ms: int, closed_ms: int, final_ms: int) -> bool:
+        """Whether windows are left that could be answered now.
+
+        Args:
+            closed_ms, final_ms: event times up to which windows are closed, and may be final.
+        """
+        return bool(
+            (self.refine_at_ms is not None and self.refine_at_ms <= now_ms)
+            or (self._awaiting_final and self._closes_at(self._awaiting_final[0]) <= final_ms)
+            or (self._awaiting_close and self._closes_at(self._awaiting_close[0]) <= closed_ms)
+        )
+
+    def _is_due(self, start_ms: int, now_ms: int) -> bool:
+        return self._due_at is not None and self._due_at(start_ms) <= now_ms
+
+    def _is_unanswered(self, start_ms: int) -> bool:
+        state = self._windows.get(start_ms)
+        return state is not None and not state.is_answered

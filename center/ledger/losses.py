@@ -1,0 +1,132 @@
+"""`Losses`: what is known to be missing of a query's windows, and how it becomes known.
+
+A window lacks records of an edge that has not closed it, has a gap in it, has lost input or its state, or has left.
+A span is the event time [from, to), ms, that an edge must have closed for a window to have all its records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from center.ledger.events import FrameSummary
+from center.ledger.state import QueryState
+from edgewater.model.edge_records import EdgeRecord
+from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
+from edgewater.wire import DroppedRecords, InputLoss, LossReason
+
+LEAVING_MS = 10_000
+"""Wall time from an edge's last heartbeat within which it has learned that it is retired, and accepts no more."""
+MAX_AHEAD_MS = 60_000
+"""Wall time by which an edge's clock may be ahead of the center's."""
+MAX_LOSS_TEXT = 500
+"""Characters of a loss's source and reason: the answer to every window that may lack records repeats them."""
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What the edges of a query lack, according to the query's state."""
+
+    state: QueryState
+
+    def missing_edges(self, span: Span) -> tuple[EdgeId, ...]:
+        """Returns the expected edges of which a window lacks records: they have not closed it, or lack records
+        themselves."""
+        through, end = self.state.through_ms, span[1]
+        return tuple(
+            edge
+            for edge in self.state.expected
+            if through.get(edge, MIN_TIME_MS) < end or self._edge_lacks_records(edge, span)
+        )
+
+    def concern(self, span: Span) -> bool:
+        """Whether an expected edge does not have all records of a window, so that the window cannot become complete."""
+        state = self.state
+        if not state.gaps and not state.losses and not state.lost_states:
+            return False
+        return any(self._edge_lacks_records(edge, span) for edge in state.expected)
+
+    def edges_without_state(self, span: Span) -> tuple[EdgeId, ...]:
+        """Returns the expected edges that lost their state when a window had begun and was not final."""
+        return tuple(edge for edge in self.state.expected if self._has_lost_state(edge, span))
+
+    def edges_that_left(self, span: Span) -> tuple[EdgeId, ...]:
+        """Returns the edges that left when a window had begun, without having closed it."""
+        state, (begin, end) = self.state, span
+        expected = frozenset(state.expected) if state.left else ()
+        left = (e for e, until in sorted(state.left.items()) if begin <= until and e not in expected)
+        return tuple(EdgeId(e) for e in left if state.through_ms.get(e, MIN_TIME_MS) < end)
+
+    def inputs(self, span: Span) -> tuple[tuple[EdgeId, InputLoss], ...]:
+        """Returns the stated losses of expected edges that a window may lack."""
+        by_edge = ((e, loss) for e in self.state.expected for loss in self.state.losses.get(e, ()))
+        return tuple((edge, loss) for edge, loss in by_edge if loss.overlaps(*span))
+
+    def _edge_lacks_records(self, edge: EdgeId, span: Span) -> bool:
+        """Whether the edge has a gap in the span, may have lost input of it, or has lost its state."""
+        begin, end = span
+        gap_from, gap_to = self.state.gaps.get(edge, (MIN_TIME_MS, MIN_TIME_MS))
+        has_lost_input = any(loss.overlaps(begin, end) for loss in self.state.losses.get(edge, ()))
+        return has_lost_input or max(begin, gap_from) < min(end, gap_to) or self._has_lost_state(edge, span)
+
+    def _has_lost_state(self, edge: EdgeId, span: Span) -> bool:
+        _, until = self.state.lost_states.get(edge, (0, MIN_TIME_MS - 1))
+        return span[0] <= until
+
+
+def bounded_loss(loss: InputLoss, frame: FrameSummary, clock: StreamClock) -> InputLoss:
+    """Returns a loss that a frame states, with short texts, and with an end if the frame is damaged.
+
+    A damaged frame has no records that are newer than the frame, except for records ahead of the clock.
+    """
+    loss = replace(loss, source=loss.source[:MAX_LOSS_TEXT], reason=loss.reason[:MAX_LOSS_TEXT])
+    if loss.reason != LossReason.FRAME_DAMAGED:
+        return loss
+    return replace(loss, to_ms=clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS))
+
+
+def loss_of_rejected(rejected: DroppedRecords, slice_ms: int) -> InputLoss:
+    """Returns rejected records as a loss of input, which selects the windows that lack them."""
+    start_ms = rejected.slice_start_ms
+    until_ms = start_ms + slice_ms if rejected.until_ms is None else rejected.until_ms
+    from_ms = None if start_ms == MIN_TIME_MS else start_ms
+    return InputLoss("", rejected.reason.label, from_ms, None if until_ms == MAX_TIME_MS else until_ms)
+
+
+def edges_leaving(state: QueryState, edges: Sequence[EdgeRecord], expected: Collection[EdgeId]) -> dict[str, int]:
+    """Returns the edges that are no longer expected, each with an event time up to which it may have accepted records.
+
+    Args:
+        expected: the edges that are expected from now on.
+    """
+    clock = state.running_clock
+    before = frozenset(state.expected)
+    gone = (e for e in edges if e.edge in before and e.edge not in expected)
+    return {e.edge: clock.to_event_ms(_by_own_clock(e, e.seen_before_ms + LEAVING_MS)) for e in gone}
+
+
+def lost_states(
+    state: QueryState, edges: Sequence[EdgeRecord], clock: StreamClock | None
+) -> Mapping[str, tuple[int, int]]:
+    """Returns `QueryState.lost_states` with the losses that the list of edges states.
+
+    Args:
+        clock: the stream's clock from now on. A replay begins anew with the new state, so the event time is also taken
+            from the clock that was in use before.
+    """
+    lost = dict(state.lost_states)
+    clocks = [c for c in (state.clock, clock) if c is not None] or [LIVE]
+    for edge in edges:
+        at_ms = edge.state_lost_at_ms
+        is_news = at_ms is not None and at_ms != lost.get(edge.edge, (None, 0))[0]
+        if at_ms is not None and is_news and edge.stream(state.query.spec.stream):
+            until = max(c.to_event_ms(_by_own_clock(edge, at_ms)) for c in clocks)
+            lost[edge.edge] = at_ms, max(until, lost.get(edge.edge, (0, MIN_TIME_MS))[1])
+    return lost
+
+
+def _by_own_clock(edge: EdgeRecord, wall_ms: int) -> int:
+    """Returns the edge's wall time at a wall time of the center, where the edge's clock is ahead."""
+    return wall_ms + max(0, round(edge.clock_offset_ms))

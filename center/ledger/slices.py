@@ -1,0 +1,224 @@
+"""`ReportedSlices`: what edges have reported of the slices of one query, and what they reported too late.
+
+A slice has the edges' closes until all windows over it are final. Then it is *sealed*: only the numbers of its records
+remain, to detect records that arrive after the final answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+
+from center.ledger.events import FrameSummary, LateSlice
+from center.ledger.state import EdgeIncarnation, QueryState, SealedSlice, SliceState, StateTable
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
+from edgewater.wire import REJECTIONS, SliceClose
+
+AFTER_FINAL = "after-final"
+"""Why records are in no answer to a window: the center received them when it had given the final one."""
+MAX_SEALED_STATEMENTS = 4096
+"""Counts (slice, edge) that remain of final windows, to detect records that arrive after them."""
+
+
+@dataclass(slots=True)
+class FrameReports:
+    """What frames of one query report.
+
+    Attributes:
+        through_ms, gaps, reach, lost_states: as in `QueryState`, after the frames.
+        touched: slices that the frames have partials of.
+        closes: by slice and edge incarnation, the close with the most records.
+        outdated: (slice, edge incarnation) with values that came after the close.
+    """
+
+    through_ms: dict[str, int]
+    gaps: dict[str, tuple[int, int]]
+    reach: dict[str, tuple[str, int]]
+    lost_states: dict[str, tuple[int, int]]
+    touched: set[int] = field(default_factory=set)
+    closes: dict[int, dict[EdgeIncarnation, SliceClose]] = field(default_factory=dict)
+    outdated: set[tuple[int, EdgeIncarnation]] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, frames: Iterable[FrameSummary], state: QueryState) -> FrameReports:
+        """Returns the reports of frames, which ascend by position, in addition to a state."""
+        result = cls(dict(state.through_ms), dict(state.gaps), dict(state.reach), dict(state.lost_states))
+        for frame in frames:
+            result._add_progress(frame, state.final_through_ms)
+            result._add_closes(frame)
+        return result
+
+    def _add_progress(self, frame: FrameSummary, final_through_ms: int) -> None:
+        closed = self.through_ms.get(frame.edge, MIN_TIME_MS)
+        if frame.since_ms is not None and frame.since_ms != self.gaps.get(frame.edge, (0, None))[1]:
+            # The edge joined or lost its state: it does not have the records between its last close and then.
+            gap_from, gap_to = self.gaps.get(frame.edge, (closed, MIN_TIME_MS))
+            is_open = gap_to > final_through_ms  # windows that are not final lack the earlier records
+            self.gaps[frame.edge] = min(gap_from, closed) if is_open else closed, frame.since_ms
+        self.through_ms[frame.edge] = max(closed, frame.through_ms)
+        incarnation, furthest = self.reach.get(frame.edge, (frame.incarnation, MIN_TIME_MS))
+        if frame.incarnation != incarnation:
+            # What the lost incarnation has added ahead of the clock may be counted again.
+            at_ms, until = self.lost_states.get(frame.edge, (0, MIN_TIME_MS))
+            self.lost_states[frame.edge] = at_ms, max(until, furthest)
+        added = (*frame.touched, *(c.slice_start_ms for c in frame.closes if c.observed))
+        self.reach[frame.edge] = frame.incarnation, max((furthest, *added))
+
+    def _add_closes(self, frame: FrameSummary) -> None:
+        self.touched.update(frame.touched)
+        origin = frame.edge, frame.incarnation
+        self.outdated.update((start, origin) for start in frame.touched)
+        for close in frame.closes:
+            closes = self.closes.setdefault(close.slice_start_ms, {})
+            self.outdated.discard((close.slice_start_ms, origin))
+            if origin not in closes or close.observed >= closes[origin].observed:
+                closes[origin] = close
+
+
+class ReportedSlices:
+    """The slices of one query that have data or closes, and the late records of a transaction.
+
+    Attributes:
+        open: slices that belong to a window that is not final.
+        sealed: slices of final windows.
+        late: numbers of records, since `begin`, that answers to some windows lack.
+    """
+
+    def __init__(self, spec: QuerySpec) -> None:
+        self._spec = spec
+        self.open: StateTable[SliceState] = StateTable()
+        self.sealed: StateTable[SealedSlice] = StateTable()
+        self.late: dict[LateSlice, int] = {}
+        self._open_starts: list[int] = []
+        self._sealed_statements = 0
+
+    def rebuild(self) -> None:
+        """Called when the tables have been filled."""
+        self._open_starts = list(self.open)
+        heapify(self._open_starts)
+        self._sealed_statements = sum(len(s.observed) for _, s in self.sealed.items())
+
+    def begin(self) -> None:
+        """Begins a transaction."""
+        self.late = {}
+        self.open.begin()
+        self.sealed.begin()
+
+    def states(self, starts: Iterable[int]) -> list[SliceState]:
+        """Returns the states of those of the slices that have any."""
+        return [state for start in starts if (state := self.open.get(start)) is not None]
+
+    def has_data(self, start_ms: int) -> bool:
+        """Whether an edge has reported records of a slice that is not sealed."""
+        state = self.open.get(start_ms)
+        return state is not None and state.has_data
+
+    def edges_with_records(self, start_ms: int) -> set[str]:
+        """Returns the edges whose closes of the slice count records."""
+        state = self.open.get(start_ms)
+        return {edge for (edge, _), close in state.closes.items() if close.observed} if state else set()
+
+    def late_counts(self) -> tuple[int, int]:
+        """Returns the numbers of records in `late` that came too late, and that sources rejected."""
+        rejected = sum(records for place, records in self.late.items() if place.reason in REJECTIONS)
+        return sum(self.late.values()) - rejected, rejected
+
+    def add_dropped(self, frames: Iterable[FrameSummary]) -> None:
+        """Counts the records that edges accepted and did not count, and records that sources rejected."""
+        for frame in frames:
+            for drop in frame.dropped:
+                self._add_late(
+                    frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records, drop.until_ms
+                )
+
+    def apply(self, reports: FrameReports, sealed_before_ms: int, lost_through: Callable[[int], int]) -> list[int]:
+        """Applies closes and partials.
+
+        Args:
+            sealed_before_ms: slices that start before it belong to final windows only.
+            lost_through: by slice, the event time up to which the windows over it are final.
+
+        Returns:
+            The slices, not sealed, that changed; ascending.
+        """
+        self._forget_rests(reports)
+        changed = []
+        for start in sorted(reports.touched | reports.closes.keys()):
+            closes = reports.closes.get(start, {})
+            self._count_after_final(start, closes, lost_through(start))
+            if start < sealed_before_ms:
+                self._update_sealed(start, {o: c.observed for o, c in closes.items()})
+            elif self._update_open(start, closes, start in reports.touched):
+                changed.append(start)
+        return changed
+
+    def seal_before(self, before_ms: int) -> None:
+        """Seals the slices that start before an event time."""
+        while self._open_starts and self._open_starts[0] < before_ms:
+            start = heappop(self._open_starts)
+            state = self.open.drop(start)
+            if state is not None:
+                self._update_sealed(start, {o: c.observed for o, c in state.closes.items()})
+
+    def _add_late(
+        self, edge: EdgeId, start_ms: int, through_ms: int, reason: str, records: int, until_ms: int | None = None
+    ) -> None:
+        end_ms = start_ms + self._spec.window.slice_ms if start_ms > MIN_TIME_MS else MIN_TIME_MS
+        end_ms = end_ms if until_ms is None else until_ms
+        late = LateSlice(edge, start_ms, end_ms, through_ms, reason)
+        self.late[late] = self.late.get(late, 0) + records
+
+    def _forget_rests(self, reports: FrameReports) -> None:
+        """Adds closes without rests of slices of which their edge has sent values since, such as late records in
+        several frames. A part of the rest is no longer withheld, so the rest is unknown until the edge closes the
+        slice again."""
+        for start, origin in sorted(reports.outdated):
+            state, closes = self.open.get(start), reports.closes.setdefault(start, {})
+            close = closes.get(origin) or (state.closes.get(origin) if state is not None else None)
+            if close is not None and close.withheld:
+                closes[origin] = replace(close, withheld=tuple(replace(w, rest=None) for w in close.withheld))
+
+    def _count_after_final(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], through_ms: int) -> None:
+        """Counts the records that closes add to a slice of which some window is final."""
+        if through_ms == MIN_TIME_MS:
+            return
+        state, sealed = self.open.get(start_ms), self.sealed.get(start_ms)
+        known = {o: c.observed for o, c in state.closes.items()} if state else dict(sealed.observed) if sealed else {}
+        for origin, close in closes.items():
+            if close.observed > known.get(origin, 0):
+                records = close.observed - known.get(origin, 0)
+                self._add_late(EdgeId(origin[0]), start_ms, through_ms, AFTER_FINAL, records)
+
+    def _update_open(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], touched: bool) -> bool:
+        before = self.open.get(start_ms)
+        known = before.closes if before else {}
+        # A close with no records and nothing withheld carries no news: it needs no new answer.
+        nothing = SliceClose(start_ms, 0, 0)
+        # Counters never decrease: a frame that is applied again, after quarantine, may have an older close.
+        news = {o: c for o, c in closes.items() if c != (last := known.get(o, nothing)) and c.observed >= last.observed}
+        if not news and not touched:
+            return False
+        if before is None:
+            heappush(self._open_starts, start_ms)
+        if news or before is None or not before.has_data:
+            had_data = touched or (before is not None and before.has_data)
+            self.open.put(start_ms, SliceState.of({**known, **news}, had_data, self._spec))
+        return True
+
+    def _update_sealed(self, start_ms: int, observed: Mapping[EdgeIncarnation, int]) -> None:
+        before = self.sealed.get(start_ms)
+        known = before.observed if before else {}
+        news = {o: n for o, n in observed.items() if n > known.get(o, 0)}
+        if not news:
+            return
+        if before is not None:
+            self.sealed.drop(start_ms)  # it becomes the slice that changed last
+        self.sealed.put(start_ms, SealedSlice({**known, **news}))
+        self._sealed_statements += len(news.keys() - known.keys())
+        # An edge that joins late closes old slices again within its lateness. So those go that have not changed for
+        # longest, not those with the earliest start.
+        while self._sealed_statements > MAX_SEALED_STATEMENTS and len(self.sealed) > 1:
+            oldest = self.sealed.drop(next(iter(self.sealed)))
+            self._sealed_statements -= len(oldest.observed) if oldest else 0

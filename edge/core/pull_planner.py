@@ -1,0 +1,227 @@
+"""`PullPlanner`: when the next pull is due, and under which conditions it is made from each query.
+
+A pull is made at once for closed slices. Entries of open slices leave if their gain is large enough
+(`edge/cache/send_ranking.py`), once sending all pending values would take noticeable time. After a pull that sent
+nothing the next one is delayed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from edge.core.events import PullEvent
+from edge.core.least_bytes import MIN_DRAIN_MS
+from edge.core.query_pipeline import QueryPipeline
+from edge.core.shipper import NO_DRAIN_WINDOW, PullConditions
+from edge.core.slices import LinkEstimate
+from edge.core.streams import StreamState
+from edgewater.model.streams import MIN_TIME_MS
+from edgewater.wire import QueryRef
+
+NO_DELAYS: Mapping[QueryRef, int] = MappingProxyType({})
+MAX_FRAME_BYTES = 256 << 10
+"""The approximate maximum size of the partials of one frame, before compression."""
+BACKLOG_FRAME_BYTES, BACKLOG_FRAME_S = 16 << 10, 1.0
+"""A frame of closed slices may have so many bytes before compression, if the link carries them in so many seconds."""
+DRAIN_SAFETY = 2.0
+"""A drain window is so many times as long as sending takes, because values change meanwhile."""
+EMPTY_PULL_WAIT_FRACTION = 0.02
+"""After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
+EMPTY_PULL_WAIT_MIN_MS = 20
+QUEUED_PULL_WAIT_MS = 250
+"""The least wait while queries have queued records: a pull looks for early sends in all open slices, which with 60
+queries takes as long as thousands of records."""
+REPORT_DROPS_MS = 1_000
+"""Wall time after which records that came too late are reported, if no other frame has taken the report with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """The link in wall time. The attributes are as in `PullEvent`."""
+
+    bandwidth_bytes_s: float
+    path_delay_ms: int
+    processing_ms: Mapping[QueryRef, int]
+    least_bytes_s: float
+
+    def estimate(self, pipeline: QueryPipeline) -> LinkEstimate:
+        """Returns the link of a query in the stream's event time, in which slices end."""
+        clock = pipeline.stream.spec.clock
+        speed = clock.speed if clock is not None else 1.0
+        delay_ms = self.path_delay_ms + self.processing_ms.get(pipeline.ref, 0)
+        is_lower_bound = self.least_bytes_s > 0.0 and pipeline.shipper.sends_at_need
+        rate = self.least_bytes_s if is_lower_bound else self.bandwidth_bytes_s
+        return LinkEstimate(rate / 1000.0 / speed, delay_ms * speed, speed, is_lower_bound)
+
+
+class PullPlanner:
+    """Plans the pulls of one edge.
+
+    Nothing here is part of the core's state: it only determines when the next pull is made.
+
+    Args:
+        streams, queries: the core's own mappings, which it changes.
+    """
+
+    def __init__(self, streams: Mapping[str, StreamState], queries: Mapping[QueryRef, QueryPipeline]) -> None:
+        self._streams, self._queries = streams, queries
+        self._not_before_ms: dict[str, int] = {}  # event time per stream
+
+    def _queries_of(self, stream: str) -> list[QueryPipeline]:
+        return [p for p in self._queries.values() if p.spec.stream == stream]
+
+    # When
+
+    def next_pull_ms(
+        self,
+        bandwidth_bytes_s: float,
+        now_ms: int,
+        path_delay_ms: int = 0,
+        processing_ms: Mapping[QueryRef, int] = NO_DELAYS,
+        least_bytes_s: float = 0.0,
+    ) -> int | None:
+        """Returns the wall time at which the next `PullEvent` is due; None: nothing to send.
+
+        The arguments are as in the event.
+        """
+        link = MeasuredLink(bandwidth_bytes_s, path_delay_ms, processing_ms, least_bytes_s)
+        dues: list[int] = []
+        for name in self._streams:
+            queries = self._queries_of(name)
+            if any(has_closed(p) for p in queries):
+                return now_ms
+            drops = [p.store.losses.drops.since_ms for p in queries]
+            dues += [since_ms + REPORT_DROPS_MS for since_ms in drops if since_ms is not None]
+            planned = (
+                self._next_report_ms(name, now_ms),
+                self._early_due_ms(name, link, now_ms),
+                self._drain_due_ms(name, link, now_ms),
+            )
+            dues += [due_ms for due_ms in planned if due_ms is not None]
+        return min(dues, default=None)
+
+    def _drain_due_ms(self, stream: str, link: MeasuredLink, now_ms: int) -> int | None:
+        """Returns the wall time of the next pull from open slices under staleness budgets; None: there are none."""
+        drain_ms, first_end = self._drain(stream, link.bandwidth_bytes_s, now_ms)
+        clock = self._streams[stream].spec.clock
+        if first_end is None or clock is None:
+            return None
+        end = clock.to_wall_ms(first_end)
+        return min(max(now_ms, self._rested_ms(stream)), end) if drain_ms else end
+
+    def _rested_ms(self, stream: str) -> int:
+        """Returns the wall time before which no pull follows one that sent nothing."""
+        clock = self._streams[stream].spec.clock
+        assert clock is not None
+        return clock.to_wall_ms(self._not_before_ms.get(stream, MIN_TIME_MS))
+
+    def _next_report_ms(self, stream: str, now_ms: int) -> int | None:
+        """Returns the wall time of the next arrival report of a query with an accuracy; None: there is none."""
+        clock, dues = self._streams[stream].spec.clock, list[int]()
+        for pipeline in self._queries_of(stream):
+            monitor = pipeline.monitor
+            if monitor is None or clock is None:
+                continue
+            offset = monitor.sampling.clock_offset_ms
+            if pipeline.queue and not monitor.due(pipeline.arrivals_before_ms - offset):
+                continue  # it will be due once the query has run
+            due_ms = monitor.next_due_ms(clock.to_event_ms(now_ms) - offset) + offset
+            wall_ms = max(clock.to_wall_ms(due_ms), now_ms)
+            dues.append(wall_ms + (clock.to_event_ms(wall_ms) < due_ms))  # a fast clock's rounding
+        return min(dues, default=None)
+
+    def _early_due_ms(self, stream: str, link: MeasuredLink, now_ms: int) -> int | None:
+        """Returns the wall time at which entries of open slices have to be sent; None: never."""
+        clock = self._streams[stream].spec.clock
+        if clock is None:
+            return None
+        event_ms = clock.to_event_ms(now_ms)
+        dues = [p.shipper.early_due_ms(p.watermark_ms, event_ms, link.estimate(p)) for p in self._queries_of(stream)]
+        earliest = min((due for due in dues if due is not None), default=None)
+        if earliest is None:
+            return None
+        return max(clock.to_wall_ms(math.ceil(earliest)), self._rested_ms(stream), now_ms)
+
+    def defer(self, event: PullEvent) -> None:
+        """Delays the next pull, after one that sent nothing."""
+        least_ms = QUEUED_PULL_WAIT_MS if any(p.queue for p in self._queries.values()) else EMPTY_PULL_WAIT_MIN_MS
+        for stream, (after_ms, _) in event.drain_windows.items():
+            ends = [p.spec.window.slice_start(after_ms) + p.spec.window.slice_ms for p in self._queries_of(stream)]
+            left_ms = max(min(ends, default=after_ms) - after_ms, 0)
+            self._not_before_ms[stream] = after_ms + max(int(EMPTY_PULL_WAIT_FRACTION * left_ms), least_ms)
+
+    # Under which conditions
+
+    def drain_windows(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, tuple[int, int]]:
+        """Returns `PullEvent.drain_windows` for a pull at `now_ms`.
+
+        A drain window lasts twice as long as sending all pending values of the stream's open slices would take. Its
+        share of a slice's remaining time is the pressure under which the slice's entries are selected.
+        """
+        result = {}
+        for name, stream in self._streams.items():
+            if stream.spec.clock is not None:
+                drain_ms, _ = self._drain(name, bandwidth_bytes_s, now_ms)
+                clock = stream.spec.clock
+                result[name] = (clock.to_event_ms(now_ms), clock.to_event_ms(now_ms + drain_ms))
+        return result
+
+    def _drain(self, stream: str, bandwidth_bytes_s: float, now_ms: int) -> tuple[int, int | None]:
+        """Returns the length of the stream's drain window in ms, and the first end of its open slices; None: none has
+        entries to send."""
+        if self._streams[stream].spec.clock is None:
+            return 0, None
+        open_slices = [p.shipper.open_bytes(p.watermark_ms) for p in self._queries_of(stream)]
+        size = sum(size for size, _ in open_slices)
+        first_end = min((end for _, end in open_slices if end is not None), default=None)
+        drain_ms = int(DRAIN_SAFETY * 1000 * size / max(bandwidth_bytes_s, 1.0))
+        return (drain_ms if drain_ms >= MIN_DRAIN_MS else 0), first_end
+
+    def conditions(self, pipeline: QueryPipeline, event: PullEvent, room_bytes: int) -> PullConditions:
+        """Returns the conditions of a pull from one query.
+
+        Args:
+            room_bytes: what earlier frames of the same pull have left of its capacity.
+        """
+        stream = pipeline.spec.stream
+        link = MeasuredLink(event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms, event.least_bytes_s)
+        return PullConditions(
+            min(max(room_bytes, self._backlog_frame_bytes(pipeline, event)), MAX_FRAME_BYTES),
+            pipeline.watermark_ms,
+            event.drain_windows.get(stream, NO_DRAIN_WINDOW),
+            link.estimate(pipeline),
+            stream in event.unread or bool(pipeline.queue),
+            _drops_are_due(pipeline, event),
+            pipeline.arrivals_before_ms,
+        )
+
+    def _backlog_frame_bytes(self, pipeline: QueryPipeline, event: PullEvent) -> int:
+        """Returns the size of a frame of slices that have closed: their entries are final, so a large frame has nothing
+        that a later one would update, and its entries compress better. 0: as the link says.
+
+        Another query with a deadline must not wait for a large frame. Under a staleness budget alone, the most
+        valuable entries go first, and the last ones may be too late.
+        """
+        others = (p for p in self._queries.values() if p is not pipeline)
+        if pipeline.shipper.is_staleness_bound or any(p.spec.staleness_budget is not None for p in others):
+            return 0
+        most = min(int(BACKLOG_FRAME_S * event.bandwidth_bytes_s), BACKLOG_FRAME_BYTES)
+        return min(most, pipeline.shipper.closed_bytes(pipeline.watermark_ms))
+
+
+def has_closed(pipeline: QueryPipeline) -> bool:
+    """Returns whether a query has closed slices to send or to report, or losses of input to state."""
+    watermark_ms = pipeline.watermark_ms
+    return pipeline.shipper.has_unreported_closes(watermark_ms) or pipeline.shipper.closed_bytes(watermark_ms) > 0
+
+
+def _drops_are_due(pipeline: QueryPipeline, event: PullEvent) -> bool:
+    """Whether the first record that came too late was long enough ago; always in a stream without a clock."""
+    due_ms, stream = pipeline.store.losses.drops.since_ms, pipeline.spec.stream
+    clock = pipeline.stream.spec.clock
+    if due_ms is None or clock is None or stream not in event.drain_windows:
+        return True
+    return clock.to_wall_ms(event.drain_windows[stream][0]) >= due_ms + REPORT_DROPS_MS

@@ -1,0 +1,425 @@
+"""`Shipper`: selects what of one query's slices leaves at a pull, and builds the bodies of frames.
+
+Closed slices leave first, the oldest first: their entries are sent, and a `SliceClose` reports what was counted and
+what is withheld. Entries of open slices leave early if they could not leave in time after the close.
+
+The center merges session windows from the first and last event times of the slices of all edges. So for a query with
+session windows each frame with records of a slice has a `SliceClose` of it, even if it is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edge.cache import EMPTY_SELECTION, GroupHistory, Selection, SliceEntries, max_entries_per_frame
+from edge.core.arrival_reports import ArrivalMonitor, close_barrier_ms, is_unreported
+from edge.core.drift import estimate_drift
+from edge.core.least_bytes import LEAST_EARLY_GROUPS, EarlySends, SlicePeriod, early_sends, quanta_of
+from edge.core.selection import (
+    PullContext,
+    PullResult,
+    RecordedPull,
+    late_groups,
+    limit_to_capacity,
+    remaining_slots,
+    select_groups,
+)
+from edge.core.slice_store import SliceStore
+from edge.core.slices import INITIAL_ENTRY_BYTES, UNKNOWN_LINK, LinkEstimate, Slice
+from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
+from edgewater.guard.partial_check import group_bytes, max_groups
+from edgewater.model.query import StalenessBudget
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.windows import SessionWindow
+from edgewater.synopses import GroupedAggregate, IntArray
+from edgewater.synopses.encoding.state import State
+from edgewater.wire import Arrivals, FrameBody, Partial, SliceClose
+
+NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
+ENTRY_BYTES_RATE, FEW_ENTRIES = 0.3, 32
+"""Weight of the newest partial in the estimated size of entries; half of it for so many entries."""
+
+Encode = Callable[[GroupedAggregate], bytes]
+"""Serialises a partial."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullConditions:
+    """The conditions of a pull from one query.
+
+    Attributes:
+        capacity_bytes: approximate size of the body before compression. At least one entry is sent, so that a small
+            capacity delays but never blocks. The body's work is bounded too (`FULL_FRAME_WORK`).
+        watermark_ms: the watermark that the query sees.
+        drain_window_ms: as in `PullEvent.drain_windows`. Slices that end after now may be sent from early; under a
+            staleness budget also slices that should have closed.
+        link: the measured link, for staleness budgets.
+        unread: whether the stream may have unread input.
+        report_drops: a frame is built even if it states nothing but dropped records.
+        arrivals_before_ms: event time by the stream's clock; records that arrived later have not been processed.
+    """
+
+    capacity_bytes: int
+    watermark_ms: int
+    drain_window_ms: tuple[int, int] = NO_DRAIN_WINDOW
+    link: LinkEstimate = UNKNOWN_LINK
+    unread: bool = False
+    report_drops: bool = False
+    arrivals_before_ms: int = MAX_TIME_MS
+
+    @property
+    def now_ms(self) -> int:
+        """Event time of the pull; the minimum time in a stream without a clock."""
+        return self.drain_window_ms[0]
+
+
+@dataclass(slots=True)
+class FrameDraft:
+    """The body of a frame while it is built.
+
+    Attributes:
+        room_bytes: what is left of the capacity.
+        through_ms: event time up to which slices are closed with this frame.
+        work: what the frame makes the center do.
+        closes: the reports of slices, also of open slices of session windows.
+        closed: the starts of the slices that the frame closes.
+    """
+
+    room_bytes: int
+    through_ms: int
+    work: FrameWork
+    arrivals: Arrivals | None = None
+    partials: list[Partial] = field(default_factory=list)
+    closes: list[SliceClose] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)
+
+    def add(self, partial: Partial) -> None:
+        """Adds a partial of a slice."""
+        self.partials.append(partial)
+        self.room_bytes -= len(partial.synopsis)
+        self.work.units += self.work.of_partial(len(partial.synopsis))
+
+    def close(self, report: SliceClose) -> None:
+        """Adds the report of a slice that was sent completely."""
+        self.closes.append(report)
+        self.closed.append(report.slice_start_ms)
+        self.work.add_slice(report.slice_start_ms, self.work.of_close(len(report.withheld)))
+
+
+class Shipper:
+    """Builds the frames of one query.
+
+    Args:
+        monitor: the arrival statistics of a query with early answers; None: it has none.
+        encode: serialises a partial. The simulator replaces it where bytes are not measured.
+
+    Attributes:
+        history: the history of groups over closed slices.
+        drift: per measure, the sum of `estimate_drift` since this process began.
+        entry_bytes: the estimated size of one entry in a frame, before compression.
+    """
+
+    def __init__(self, store: SliceStore, monitor: ArrivalMonitor | None, encode: Encode) -> None:
+        self._store, self._monitor, self._encode = store, monitor, encode
+        self._spec = store.spec
+        self.history = GroupHistory(store.bounded_measures)
+        self.drift: dict[str, float] = {}
+        self.entry_bytes = INITIAL_ENTRY_BYTES
+        self._max_groups = max_groups(group_bytes(store.bound))
+        budget = self._spec.error_budget
+        self._has_relative_limit = budget is not None and bool(budget.relative)
+        self._has_session_windows = isinstance(self._spec.window, SessionWindow)
+        self.is_staleness_bound = isinstance(self._spec.budget, StalenessBudget)
+        self.sends_at_need = monitor is None and not self.is_staleness_bound
+        waits = self._spec.cache.eviction == "gain"
+        self._picks = self.sends_at_need and not self._spec.saves_bytes and waits
+
+    # What is left to send
+
+    def closed_bytes(self, watermark_ms: int) -> int:
+        """Returns the estimated bytes of closed slices that are still to be sent."""
+        through = self._close_barrier_ms(watermark_ms)
+        return sum(size for end, size in self._pending_bytes() if end <= through)
+
+    def open_bytes(self, watermark_ms: int) -> tuple[int, int | None]:
+        """Returns, under a staleness budget, the estimated bytes of open slices, and the first end of these slices."""
+        if not self.is_staleness_bound:
+            return 0, None  # it sends at its report times, or what `early_sends` demands
+        sizes = [(end, size) for end, size in self._pending_bytes() if end > watermark_ms and size]
+        return sum(size for _, size in sizes), min((end for end, _ in sizes), default=None)
+
+    def _pending_bytes(self) -> Iterator[tuple[int, int]]:
+        """Yields the end of each slice and the estimated bytes that it has to send."""
+        for start, slice_ in self._store.slices.items():
+            if self._is_unreported(slice_) or (slice_.close_reported and self._has_deadline(start, slice_)):
+                continue  # entries omitted under a staleness budget are not sent
+            pending = slice_.count_pending(self._store.limits(start), 1.0)
+            yield self._store.end(start), int(pending * self.entry_bytes)
+
+    def early_due_ms(self, watermark_ms: int, now_ms: int, link: LinkEstimate) -> float | None:
+        """Returns the event time from which entries of an open slice cannot wait for its close; None: all can."""
+        if not self.sends_at_need:
+            return None
+        open_ = [
+            (start, slice_) for start, slice_ in self._store.slices.items() if self._store.end(start) > watermark_ms
+        ]
+        early = [self._early_sends(start, slice_, watermark_ms, now_ms, link) for start, slice_ in open_]
+        return min((e.from_ms for e in early if e is not None), default=None)
+
+    def _early_sends(
+        self, start: int, slice_: Slice, watermark_ms: int, now_ms: int, link: LinkEstimate
+    ) -> EarlySends | None:
+        if not self.sends_at_need:
+            return None
+        period = SlicePeriod(start, self._store.end(start), now_ms, watermark_ms)
+        limits = self._store.limits(start)
+        return early_sends(slice_, self._spec, self.history, limits, period, link, self.entry_bytes)
+
+    def has_unreported_closes(self, watermark_ms: int) -> bool:
+        """Returns whether the watermark has closed slices that have not been reported, or input was lost."""
+        through = self._close_barrier_ms(watermark_ms)
+        return (
+            bool(self._store.losses.unsent)
+            or self._passed_slice_end(through)
+            or any(
+                not slice_.close_reported and self._store.end(start) <= through and not self._is_unreported(slice_)
+                for start, slice_ in self._store.slices.items()
+            )
+        )
+
+    def _is_unreported(self, slice_: Slice) -> bool:
+        return self._monitor is not None and is_unreported(slice_, self._monitor.reported_before_ms)
+
+    def _close_barrier_ms(self, watermark_ms: int) -> int:
+        """Returns the event time up to which slices may be closed."""
+        if self._monitor is None:
+            return watermark_ms
+        reported_before_ms, store = self._monitor.reported_before_ms, self._store
+        return close_barrier_ms(store.slices, self._spec, reported_before_ms, watermark_ms, store.through_ms)
+
+    def _passed_slice_end(self, through_ms: int) -> bool:
+        """Returns whether a slice has ended since the last reported progress."""
+        slice_start = self._spec.window.slice_start
+        return through_ms > MIN_TIME_MS and slice_start(through_ms) > slice_start(self._store.through_ms)
+
+    # Pulls
+
+    def pull(self, at: PullConditions, recorded: RecordedPull | None = None) -> PullResult | None:
+        """Builds the body of the most urgent frame: closed slices first, oldest first; None: nothing to send.
+
+        Args:
+            recorded: in a replay, the recorded outcome: the same groups are sent again, with the values of this state.
+        """
+        store = self._store
+        if self._monitor is not None:
+            self._monitor.choose_detail(at.link.bytes_per_ms)
+        # The report of arrivals may open the barrier, so it comes first.
+        arrivals, partials = self._take_due_arrivals(at, recorded)
+        draft = FrameDraft(
+            at.capacity_bytes, self._close_barrier_ms(at.watermark_ms), FrameWork.of(self._spec), arrivals
+        )
+        for partial in partials:
+            draft.add(partial)
+        draft.room_bytes = at.capacity_bytes
+        for start in sorted(store.slices):
+            if recorded is None and draft.work.units >= FULL_FRAME_WORK:
+                draft.through_ms = min(draft.through_ms, store.end(start) - 1)
+                break
+            if not self._add_slice(draft, start, store.slices[start], at, recorded):
+                break
+        if recorded is not None:
+            if recorded.result is None:
+                return None
+            self._replay_rest(recorded, draft)
+            draft.through_ms = recorded.result.body.through_ms
+        through = max(draft.through_ms, store.through_ms)
+        if recorded is None and not self._is_worth_sending(draft, through, report_drops=at.report_drops):
+            return None
+        return self._finished(draft, through, at.watermark_ms, recorded)
+
+    def _add_slice(
+        self, draft: FrameDraft, start: int, slice_: Slice, at: PullConditions, recorded: RecordedPull | None
+    ) -> bool:
+        """Adds the selected groups of a slice, and its close; returns whether younger slices may be added."""
+        end = self._store.end(start)
+        is_closed = end <= at.watermark_ms
+        early = None if is_closed else self._early_sends(start, slice_, at.watermark_ms, at.now_ms, at.link)
+        if not is_closed and (draft.closed or not self._may_send_early(end, at.drain_window_ms, early)):
+            return True  # a frame that closes a slice is sent at once, not filled with early sends
+        if is_closed and (end > draft.through_ms or self._is_unreported(slice_)):
+            return True
+        slice_.forget_unchanged(self._store.limits(start))
+        selection = self._select(start, slice_, draft.room_bytes, is_closed, at, early)
+        selection = limit_to_capacity(slice_, selection, at.capacity_bytes, self.entry_bytes)
+        if recorded is not None:
+            selection = recorded.replace_selection(start, slice_, selection)
+        if len(selection.groups):
+            draft.add(self._partial(start, slice_, selection.groups, recorded))
+            if self._has_session_windows and not (is_closed and selection.drained):
+                draft.closes.append(self._slice_close(start, slice_))
+        if not is_closed:
+            return True
+        if not selection.drained:
+            draft.through_ms = min(draft.through_ms, end - 1)
+            return False
+        if not slice_.close_reported:
+            draft.close(self._close(start, slice_))
+        return True
+
+    def _is_worth_sending(self, draft: FrameDraft, through_ms: int, *, report_drops: bool) -> bool:
+        losses = self._store.losses
+        return bool(
+            draft.partials
+            or draft.closes
+            or draft.arrivals is not None
+            or losses.unsent
+            or self._passed_slice_end(through_ms)
+            or (report_drops and losses.drops)
+        )
+
+    def _finished(
+        self, draft: FrameDraft, through_ms: int, watermark_ms: int, recorded: RecordedPull | None
+    ) -> PullResult:
+        """Returns the body of the frame, and advances the store to its state after the frame."""
+        store, has_monitor = self._store, self._monitor is not None
+        stated = recorded.result.body.losses if recorded is not None and recorded.result is not None else None
+        losses = store.losses.take(store.through_ms, through_ms, monitored=has_monitor, recorded=stated)
+        store.through_ms = through_ms
+        store.drop_final(watermark_ms)
+        since = None if store.since_ms == MIN_TIME_MS else store.since_ms
+        dropped, partials = store.losses.drops.take(), tuple(draft.partials)
+        body = FrameBody(through_ms, partials, tuple(draft.closes), since, draft.arrivals, losses, dropped)
+        return PullResult(body, tuple(draft.closed))
+
+    def _close(self, start: int, slice_: Slice) -> SliceClose:
+        """Closes a slice that has been sent completely; returns its report."""
+        report, store = self._slice_close(start, slice_), self._store
+        self._record_drift(start, slice_.entries)
+        slice_.close_reported = True
+        if not store.bounded_measures or not len(slice_.entries):
+            store.finish(start, store.slices.pop(start).counters)
+        return report
+
+    def _slice_close(self, start: int, slice_: Slice) -> SliceClose:
+        extent = (slice_.first_ms, slice_.last_ms) if self._has_session_windows else (None, None)
+        withheld = slice_.entries.withheld(shares=self._has_relative_limit)
+        return SliceClose(start, slice_.observed, slice_.late, withheld, *extent)
+
+    def _replay_rest(self, recorded: RecordedPull, draft: FrameDraft) -> None:
+        """Applies the recorded sends and closes that the replay did not reach because its values differ or are lost."""
+        slices = self._store.slices
+        for start in [s for s in recorded.partials if s in slices]:
+            slice_ = slices[start]
+            groups = recorded.replace_selection(start, slice_, EMPTY_SELECTION).groups
+            draft.add(self._partial(start, slice_, groups, recorded))
+        for start in recorded.closed:
+            if start not in draft.closed and start in slices:
+                draft.closes.append(self._close(start, slices[start]))
+        for close in recorded.result.body.closes if recorded.result is not None else ():
+            self._store.restore_counters(close)
+
+    def _take_due_arrivals(
+        self, at: PullConditions, recorded: RecordedPull | None
+    ) -> tuple[Arrivals | None, list[Partial]]:
+        """Takes, for a query with early answers, the due arrival report and all pending values of ended slices."""
+        now_ms, monitor = min(at.now_ms, at.arrivals_before_ms), self._monitor
+        if monitor is None or now_ms == MIN_TIME_MS:
+            return None, []
+        now_ms -= monitor.sampling.clock_offset_ms
+        count = None if recorded is None else recorded.substreams
+        arrivals = monitor.take(now_ms, at.capacity_bytes, unread=at.unread, count=count)
+        if arrivals is None:
+            return None, []
+        partials, store = [], self._store
+        for start in sorted(s for s in store.slices if at.watermark_ms < store.end(s) <= now_ms):
+            slice_ = store.slices[start]
+            groups = np.flatnonzero(slice_.entries.has_pending)
+            if recorded is not None:
+                groups = recorded.replace_selection(start, slice_, Selection(groups, True)).groups
+            if len(groups):
+                partials.append(self._partial(start, slice_, groups, recorded))
+        return arrivals, partials
+
+    # Selection of groups
+
+    def _select(
+        self, start: int, slice_: Slice, room: int, is_closed: bool, at: PullConditions, early: EarlySends | None
+    ) -> Selection:
+        """Selects the groups of a slice to send now, of about `room` bytes; at least one if there is any room."""
+        entry_bytes, end = self.entry_bytes, self._store.end(start)
+        count = min(max(1, int(room / entry_bytes)), self._max_groups) if room > 0 else 0
+        # Omitted values have to be reported as withheld, which is possible only for bounded measures.
+        slots, late = None, 0
+        if self._store.bounded_measures and self._has_deadline(start, slice_):
+            slots = remaining_slots(self._spec, end, at.now_ms, at.link, entry_bytes)
+            late = self._late_groups(start, at.now_ms, at.link) if is_closed and not slice_.learned else 0
+        if not is_closed and self._spec.cache.eviction == "gain":
+            rate = at.link.bytes_per_ms / entry_bytes
+            # Every byte delays a deadline or costs a byte of a budget, so these frames are made as small as possible.
+            large = self._spec.saves_bytes or self.is_staleness_bound
+            most = max_entries_per_frame(end - at.now_ms, rate, large=large)
+            count = min(count, max(most, early.in_one_frame) if early is not None else most)
+        if early is not None:
+            count = min(count, early.entries, early.fitting)
+        least = LEAST_EARLY_GROUPS if self._picks else 0
+        context = PullContext(start, end, is_closed, at.now_ms, count, late, least)
+        return select_groups(slice_, self._spec, self.history, self._store.limits(start), context, slots)
+
+    def _has_deadline(self, start: int, slice_: Slice) -> bool:
+        """Whether a staleness budget limits what is sent of a slice.
+
+        A slice whose first records arrived after the deadline, such as a slice of a backfill, is sent completely: it
+        delays no answer that a reader waits for. The deadline is compared at the stream's speed 1, which is
+        exact for live streams.
+        """
+        budget = self._spec.budget
+        if not isinstance(budget, StalenessBudget):
+            return False
+        return slice_.first_arrival_ms <= self._store.end(start) + budget.staleness_ms
+
+    def _late_groups(self, start: int, now_ms: int, link: LinkEstimate) -> int:
+        """Returns how many groups of a slice may be sent after its deadline. Newer ended slices come first."""
+        newer = sum(
+            len(slice_.entries)
+            for other, slice_ in self._store.slices.items()
+            if other > start and self._store.end(other) <= now_ms and not slice_.close_reported
+        )
+        return max(late_groups(self._spec, link, self.entry_bytes) - newer, 0)
+
+    def _may_send_early(self, end: int, drain_window_ms: tuple[int, int], early: EarlySends | None) -> bool:
+        after, through = drain_window_ms
+        if self.is_staleness_bound:
+            return through > after or end <= after
+        return early is not None and early.from_ms <= after
+
+    def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
+        """Returns the pending values of these groups, and removes them from the slice."""
+        groups = slice_.entries.in_key_order(groups)
+        self._record_drift(start, slice_.entries, groups)
+        slice_.discount_pending(self._store.limits(start), groups)
+        sent = recorded.partials.pop(start) if recorded is not None else None
+        quanta = quanta_of(self._spec, self._store.slice_shares(start), slice_.entries.pending.measures)
+        data = self._encode(slice_.entries.send(groups, sent, quanta))
+        # The estimate follows the actual size of entries, so that frames are about as large as the capacity. Partials
+        # of few entries are mostly header.
+        weight = ENTRY_BYTES_RATE * len(groups) / (len(groups) + FEW_ENTRIES)
+        self.entry_bytes += weight * (len(data) / len(groups) - self.entry_bytes)
+        return Partial(start, data)
+
+    def _record_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:
+        """Adds the drift of groups that are sent, or (None) of all groups that a closed slice withholds."""
+        for measure, share in self._store.slice_shares(start).items():
+            error = entries.accumulated_error(measure, groups)
+            amount = estimate_drift(error if groups is not None else error[entries.has_pending], share)
+            self.drift[measure] = self.drift.get(measure, 0.0) + amount
+
+    def to_state(self) -> State:
+        return State({"entry_bytes": self.entry_bytes}, {}, {"history": self.history.to_state()})
+
+    def restore(self, state: State) -> None:
+        """Restores what `to_state` returned."""
+        self.entry_bytes = state.numbers["entry_bytes"]
+        self.history = GroupHistory.from_state(state.components["history"])

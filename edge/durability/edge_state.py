@@ -1,0 +1,220 @@
+"""`EdgeState`: everything that a checkpoint of an edge has, the core and what is counted beside it.
+
+It is a function of the checkpoint and the journal. `DurableCore` applies events to it as they happen, and `Recovery` as
+they are read back.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edge.core import (
+    BackfillEnded,
+    Configured,
+    Dropped,
+    EdgeCore,
+    Effect,
+    Event,
+    FunctionFailed,
+    Ingested,
+    InputLost,
+    MemoryAction,
+    MemoryLimited,
+    SourcesOpened,
+)
+from edge.durability.pushes import CountedPushes
+from edge.records import Position, PushId
+from edge.series import SeriesMemory, SeriesUpdate
+from edgewater.synopses.encoding.state import State
+from edgewater.wire import LossReason, QueryRef
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT = "edge-checkpoint"
+_SERIES = "series:"
+"""Begins the names of the parts of a checkpoint with the series of a source."""
+MAX_RUNS = 64
+"""The newest processes on a state that are remembered. A center whose catalog is older than all of them treats the
+state as a copy."""
+_LIMITED = {
+    MemoryAction.SUSPEND: "its open windows take no more records",
+    MemoryAction.DISCARD: "what its open windows have not sent is dropped",
+    MemoryAction.FORGET: "the older half of its closed windows takes no more late records",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillRange:
+    """What the backfill of a query has to read of a source.
+
+    Attributes:
+        until: the source's position when the query was registered; None: it had none.
+        position: after the last record that was read; None: none was.
+    """
+
+    until: Position | None
+    position: Position | None = None
+
+
+class EdgeState:
+    """The core, the positions of its sources, and counters.
+
+    Args:
+        core: an empty core.
+        now_ms: wall time at which the process began.
+
+    Attributes:
+        positions: by source, the position after the last ingested record.
+        pushes: the pushed batches that were counted lately.
+        series: by source, the last points of the cumulative series that its records were computed from.
+        backfills: by query and source, what has to be read.
+        drops: numbers of records that were not counted in a query, by reason.
+        function_failures: numbers of failed calls of user-defined functions, by function.
+        losses: numbers of stated losses of input, by "stream/reason".
+        runs: numbers of the processes that have run on this state, the newest last.
+        is_damaged: recovery may have lost records, since the center has been told how many there are.
+    """
+
+    def __init__(self, core: EdgeCore, now_ms: int = 0) -> None:
+        self.core = core
+        self._now_ms = now_ms
+        self.positions: dict[str, Position] = {}
+        self.pushes = CountedPushes()
+        self.series: dict[str, SeriesMemory] = {}
+        self.backfills: dict[QueryRef, dict[str, BackfillRange]] = {}
+        self.drops: dict[str, int] = {}
+        self.function_failures: dict[str, int] = {}
+        self.losses: dict[str, int] = {}
+        self.runs: list[int] = []
+        self.is_damaged = False
+        self._logged: set[tuple[str, str]] = set()
+
+    @property
+    def records(self) -> dict[str, int]:
+        """The number of ingested records, by stream."""
+        return {name: stream.records for name, stream in self.core.streams.items()}
+
+    def apply(self, event: Event) -> list[Effect]:
+        """Applies an event to the core, and counts its effects."""
+        effects = self.core.handle(event)
+        if isinstance(event, Configured | SourcesOpened | BackfillEnded):
+            self._update_backfills()
+        if isinstance(event, InputLost):
+            kind = f"{event.stream}/{event.reason}"
+            self.losses[kind] = self.losses.get(kind, 0) + 1
+        if isinstance(event, MemoryLimited):
+            self._count_limited(event)
+        for effect in effects:
+            if isinstance(effect, Dropped):
+                self.drops[effect.reason] = self.drops.get(effect.reason, 0) + effect.count
+            elif isinstance(effect, FunctionFailed):
+                self._count_failures(effect)
+        return effects
+
+    def _update_backfills(self) -> None:
+        """Adds the backfills that have begun, which read up to the current positions, and removes those that ended."""
+        running = {ref: p.backfill.unread for ref, p in self.core.queries.items() if p.backfill is not None}
+        self.backfills = {
+            ref: {s: self.backfills.get(ref, {}).get(s) or BackfillRange(self.positions.get(s)) for s in sources}
+            for ref, sources in running.items()
+        }
+
+    def set_backfill_position(self, query: QueryRef, source: str, position: Position) -> None:
+        """Notes up to where the backfill of a query has read a source."""
+        ranges = self.backfills.get(query, {})
+        if source in ranges:
+            ranges[source] = replace(ranges[source], position=position)
+
+    def note_payload(
+        self, event: Ingested, push: PushId | None, end: Position | None, series: SeriesUpdate | None
+    ) -> None:
+        """Notes what a batch of a source that is not replayable changes beside the core.
+
+        The arguments are as in `DurableCore.ingest_payload`.
+        """
+        if end is not None:
+            self.positions[event.source] = end
+        if push is not None:
+            self.pushes.add(push, event.arrival_ms, event.batch.num_rows)
+        if series is not None:
+            self.series.setdefault(event.source, SeriesMemory(series.since_ns)).apply(series)
+
+    def series_of(self, source: str) -> SeriesMemory:
+        """Returns the cumulative series of a source. A source without any begins with this process."""
+        memory = self.series.get(source)
+        return memory if memory is not None else SeriesMemory(self._now_ms * 1_000_000)
+
+    def add_run(self, number: int) -> None:
+        """Notes that a process runs on this state from now on."""
+        self.runs = [*self.runs, number][-MAX_RUNS:]
+
+    def _count_limited(self, event: MemoryLimited) -> None:
+        """Counts how often a query was stopped. The first time is logged: it may happen in every window."""
+        pipeline = self.core.queries.get(event.query)
+        if pipeline is None or event.action is MemoryAction.RESUME:
+            return
+        kind, logged = f"{pipeline.spec.stream}/{LossReason.QUERY_MEMORY}", (event.query.name, event.action)
+        self.losses[kind] = self.losses.get(kind, 0) + 1
+        if logged not in self._logged:
+            self._logged.add(logged)
+            log.error(
+                "query %s: %s: its windows take more memory than limits.max_query_bytes, or than is left beside other "
+                "queries; windows that lack records say so. Use a shorter window, fewer groups or an approximate "
+                "function, or raise limits.max_query_bytes and limits.max_pending_bytes",
+                event.query.name,
+                _LIMITED[event.action],
+            )
+
+    def _count_failures(self, effect: FunctionFailed) -> None:
+        """Counts failed calls. Each reason of a function is logged once, because it may fail in every batch."""
+        name, failed = effect.function, self.function_failures
+        failed[name] = failed.get(name, 0) + effect.calls
+        if (name, effect.reason) not in self._logged:
+            self._logged.add((name, effect.reason))
+            log.error("function %s failed in query %s, its values are null: %s", name, effect.query.name, effect.detail)
+
+    def to_checkpoint(self) -> bytes:
+        """Serialises the whole state."""
+        numbers = {
+            "positions": self.positions,
+            "backfills": [
+                [ref.name, ref.version, source, r.until, r.position]
+                for ref, ranges in self.backfills.items()
+                for source, r in ranges.items()
+            ],
+            "drops": self.drops,
+            "function_failures": self.function_failures,
+            "losses": self.losses,
+            "runs": self.runs,
+            "is_damaged": self.is_damaged,
+        }
+        series = {_SERIES + source: memory.to_bytes() for source, memory in self.series.items()}
+        parts = {"core": self.core.to_state(), "pushes": self.pushes.to_bytes(), **series}
+        return State(numbers, parts).pack(CHECKPOINT)
+
+    def restore(self, checkpoint: State) -> None:
+        """Restores what `to_checkpoint` has written. The core must be empty."""
+        numbers: dict[str, Any] = checkpoint.numbers
+        self.positions, self.drops = numbers["positions"], numbers["drops"]
+        self.function_failures, self.losses = numbers["function_failures"], numbers["losses"]
+        self.runs, self.is_damaged = numbers["runs"], numbers["is_damaged"]
+        for *ref, source, until, position in numbers["backfills"]:
+            self.backfills.setdefault(QueryRef(*ref), {})[source] = BackfillRange(until, position)
+        self.pushes = CountedPushes.from_bytes(checkpoint.arrays["pushes"])
+        self.series = {
+            name.removeprefix(_SERIES): SeriesMemory.from_bytes(data)
+            for name, data in checkpoint.arrays.items()
+            if name.startswith(_SERIES)
+        }
+        self.core.restore(checkpoint.arrays["core"])
+
+    def begun_anew(self, core: EdgeCore) -> EdgeState:
+        """Returns the state of a new incarnation, which has no records and reads on from the same positions.
+
+        Pushes stay known: a batch that is stated as lost is better than one that counts in both incarnations.
+        """
+        result = EdgeState(core, self._now_ms)
+        result.positions, result.pushes, result.series = self.positions, self.pushes, self.series
+        return result

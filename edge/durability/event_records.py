@@ -1,0 +1,244 @@
+"""The records of the journal: how each event of the core is written and read.
+
+An event is JSON, except a batch whose records the journal keeps, and a pull, which has the frames that it built.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple
+from functools import cache
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+from numpy.lib.introspect import opt_func_info
+
+from edge.core import (
+    Acked,
+    BackfillEnded,
+    BackfillIngested,
+    BudgetSet,
+    Configured,
+    Event,
+    FrameBuilt,
+    Ingested,
+    InputLost,
+    MemoryAction,
+    MemoryLimited,
+    PullEvent,
+    PullReplayed,
+    Ran,
+    SamplingSet,
+    SourceEnded,
+    SourcesOpened,
+    TickEvent,
+    batch_from_bytes,
+    batch_to_bytes,
+)
+from edge.durability.journal import Record
+from edge.records import Position, PushId, RejectedRecords
+from edge.series import SeriesUpdate
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN
+from edgewater.runtime.state_release import RELEASE
+from edgewater.wire import Frame, QueryRef, SamplingReason
+from edgewater.wire import uplink_pb2 as pb
+
+# Kinds of journal records. Numbers are never reused.
+CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
+BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, RUN = range(12, 17)
+KIND_NAMES = {
+    CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
+    SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
+    LOST: "lost", BACKFILL: "backfill", BACKFILL_ENDED: "backfill-ended", MEMORY_LIMITED: "memory-limited",
+    RAN: "ran", RUN: "run",
+}  # fmt: skip
+
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for each record
+
+
+@cache
+def platform_id() -> int:
+    """Returns a hash of everything on which the last bit of a value may depend: releases, the C library, and the
+    processor features that NumPy and Arrow use."""
+    releases = RELEASE, np.__version__, pa.__version__, platform.python_version()
+    machine = platform.machine(), platform.libc_ver(), pa.runtime_info().simd_level, opt_func_info()
+    return int(google_crc32c.value(repr((releases, machine)).encode()))
+
+
+def _time_range(batch: pa.RecordBatch) -> tuple[int | None, int | None]:
+    """Returns the first and the last event time of a batch, None without rows."""
+    if not batch.num_rows:
+        return None, None
+    times = batch.column(TIME_COLUMN).to_numpy()
+    return int(times.min()), int(times.max())
+
+
+def _json(kind: int, document: Mapping[str, Any]) -> Record:
+    return Record(kind, _encode_json(document).encode())
+
+
+def run_record(number: int) -> Record:
+    """Encodes that a process with this number runs on the state from now on."""
+    return _json(RUN, {"number": number})
+
+
+def read_run(record: Record) -> int:
+    """Returns the number of the process."""
+    return int(json.loads(record.payload)["number"])
+
+
+def encode_event(event: Event) -> Record:
+    match event:
+        case Configured(queries):
+            return _json(CONFIGURED, {"queries": [[r.name, r.version, s.to_mapping()] for r, s in queries]})
+        case SourcesOpened():
+            return _json(SOURCES_OPENED, asdict(event))
+        case BackfillEnded(ref, source):
+            return _json(BACKFILL_ENDED, {"query": [ref.name, ref.version], "source": source})
+        case SourceEnded(stream, source):
+            return _json(SOURCE_ENDED, {"stream": stream, "source": source})
+        case TickEvent(now_ms, unread, empty_ms):
+            return _json(TICK, {"now_ms": now_ms, "unread": unread, "empty_ms": dict(empty_ms)})
+        case Acked(through):
+            return _json(ACKED, {"through": through})
+        case BudgetSet(ref, shares, version, from_ms):
+            budget = {"shares": dict(shares), "version": version, "from_ms": from_ms}
+            return _json(BUDGET, {"query": [ref.name, ref.version], **budget})
+        case SamplingSet(ref, rate, offset, reason):
+            sampling = {"rate": rate, "clock_offset_ms": offset, "reason": int(reason)}
+            return _json(SAMPLING, {"query": [ref.name, ref.version], **sampling})
+        case InputLost():
+            return _json(LOST, asdict(event))
+        case Ran(queries, through):
+            return _json(RAN, {"queries": [[r.name, r.version] for r in queries], "through": through})
+        case MemoryLimited(ref, action):
+            return _json(MEMORY_LIMITED, {"query": [ref.name, ref.version], "action": action})
+        case PullEvent() | PullReplayed():
+            raise TypeError("a pull is journaled with the frame that it built")
+        case Ingested() | BackfillIngested():
+            raise TypeError("a batch is journaled by range_record, payload_record or backfill_record")
+
+
+def decode_event(record: Record) -> Event:
+    """Reads what `encode_event` has written.
+
+    Raises:
+        KeyError: this release does not know the kind of the record.
+    """
+    fields = json.loads(record.payload)
+    readers: dict[int, Callable[[], Event]] = {
+        CONFIGURED: lambda: Configured(
+            tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in fields["queries"])
+        ),
+        SOURCES_OPENED: lambda: SourcesOpened(
+            tuple((s, n) for s, n in fields["sources"]),
+            tuple(fields["replayable"]),
+            fields["max_state_bytes"],
+            fields["columns"],
+        ),
+        BACKFILL_ENDED: lambda: BackfillEnded(QueryRef(*fields["query"]), fields["source"]),
+        SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
+        LOST: lambda: InputLost(**fields),
+        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"]), fields["empty_ms"]),
+        ACKED: lambda: Acked(fields["through"]),
+        BUDGET: lambda: BudgetSet(QueryRef(*fields["query"]), fields["shares"], fields["version"], fields["from_ms"]),
+        SAMPLING: lambda: SamplingSet(
+            QueryRef(*fields["query"]),
+            fields["rate"],
+            fields["clock_offset_ms"],
+            SamplingReason.from_number(fields["reason"]),
+        ),
+        RAN: lambda: Ran(tuple(QueryRef(*ref) for ref in fields["queries"]), fields["through"]),
+        MEMORY_LIMITED: lambda: MemoryLimited(QueryRef(*fields["query"]), MemoryAction(fields["action"])),
+    }
+    return readers[record.kind]()
+
+
+def range_record(event: Ingested, start: Position | None, end: Position) -> Record:
+    head = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
+    # For the statement of a loss, should the range not be there any more when it is needed.
+    content = {"rows": event.batch.num_rows, "times": _time_range(event.batch)}
+    return _json(RANGE, {**head, **content, "start": start, "end": end, **_queued(event), **_rejected(event)})
+
+
+def _queued(event: Ingested) -> dict[str, bool]:
+    return {"queued": True} if event.queued else {}
+
+
+def _rejected(event: Ingested | BackfillIngested) -> dict[str, list[Any]]:
+    """Returns the rejected records as JSON. They stand in the record of the batch, so that they are counted with it."""
+    return {"rejected": [astuple(each) for each in event.rejected]} if event.rejected else {}
+
+
+def read_rejected(head: Mapping[str, Any]) -> tuple[RejectedRecords, ...]:
+    return tuple(RejectedRecords(*each) for each in head.get("rejected", ()))
+
+
+def backfill_record(event: BackfillIngested, start: Position | None, end: Position, keep: bool) -> Record:
+    """Encodes a range of a backfill: a line of JSON, and the records if the journal keeps them."""
+    head = {"query": [event.query.name, event.query.version], "source": event.source, "arrival_ms": event.arrival_ms}
+    rows = event.batch.num_rows
+    line = _json(BACKFILL, {**head, "rows": rows, "start": start, "end": end, **_rejected(event)})
+    if not keep:
+        return line
+    return Record(BACKFILL, b"\n".join((line.payload, batch_to_bytes(event.batch, "zstd"))))
+
+
+def payload_record(event: Ingested, push: PushId | None, end: Position | None, series: SeriesUpdate | None) -> Record:
+    """Encodes a batch: the length of the head in 4 bytes, the head in JSON, the series, and the records."""
+    fields = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
+    identity = {} if push is None else {"push": push.to_hex()}
+    position = {} if end is None else {"end": end}
+    totals = b"" if series is None else series.to_bytes()
+    length = {"series": len(totals)} if totals else {}
+    head = json.dumps({**fields, **_queued(event), **_rejected(event), **identity, **position, **length}).encode()
+    return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + totals + batch_to_bytes(event.batch, "zstd"))
+
+
+def read_payload(payload: bytes) -> tuple[Ingested, PushId | None, Position | None, SeriesUpdate | None]:
+    length = int.from_bytes(payload[:4], "little")
+    head = json.loads(payload[4 : 4 + length])
+    begin = 4 + length + head.get("series", 0)
+    series = SeriesUpdate.from_bytes(payload[4 + length : begin]) if "series" in head else None
+    batch = batch_from_bytes(payload[begin:])
+    queued = head.get("queued", False)
+    event = Ingested(head["stream"], head["source"], batch, head["arrival_ms"], queued, read_rejected(head))
+    return event, PushId.from_hex(head["push"]) if "push" in head else None, head.get("end"), series
+
+
+def pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
+    """Encodes a pull: a line of JSON, followed by the frames in their wire format if any were built."""
+    head: dict[str, Any] = {
+        "capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows), "unread": pull.unread,
+        "bandwidth_bytes_s": pull.bandwidth_bytes_s, "path_delay_ms": pull.path_delay_ms, "max_frames": pull.max_frames,
+        "least_bytes_s": pull.least_bytes_s,
+        "processing_ms": [(ref.name, ref.version, ms) for ref, ms in pull.processing_ms.items()],
+    }  # fmt: skip
+    frames = [b.frame.to_wire().SerializeToString() for b in built]
+    if frames:
+        parts = [(len(frame), b.closed) for frame, b in zip(frames, built, strict=True)]
+        head |= {"frames": parts, "platform": platform_id()}
+    return Record(PULL, b"\n".join((_json(PULL, head).payload, b"".join(frames))))
+
+
+def read_pull(record: Record) -> tuple[PullReplayed, int]:
+    """Returns the pull, and the `platform_id` with which its frames were built; 0: it built none."""
+    text, _, data = record.payload.partition(b"\n")
+    fields = json.loads(text)
+    drain_windows = {s: (now_ms, drained_ms) for s, (now_ms, drained_ms) in fields["drain_windows"].items()}
+    link = fields["bandwidth_bytes_s"], fields["path_delay_ms"], tuple(fields["unread"])
+    processing_ms = {QueryRef(name, version): ms for name, version, ms in fields["processing_ms"]}
+    limits = fields["max_frames"], processing_ms, fields["least_bytes_s"]
+    pull = PullEvent(fields["capacity"], drain_windows, *link, *limits)
+    parts = fields.get("frames", ())
+    built, at = list[FrameBuilt](), 0
+    for length, closed in parts:
+        frame = Frame.from_wire(pb.Frame.FromString(data[at : at + length]))
+        built.append(FrameBuilt(frame, tuple(closed)))
+        at += length
+    return PullReplayed(pull, tuple(built)), fields.get("platform", 0)

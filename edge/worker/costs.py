@@ -1,0 +1,117 @@
+"""`QueryCosts`: what each query costs per record, measured while queries run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+
+from edge.core import EdgeCore
+from edge.worker.tuning import Tuning
+from edgewater.scheduling import ScheduledQuery
+from edgewater.wire import QueryRef
+
+Lap = tuple[QueryRef | None, int, float]
+"""A query that has processed so many records at a time in s; without a query: a row of queries begins."""
+
+
+class QueryCosts:
+    """Measures the queries of one core, as its `CostMeter`, and folds the measurements into cost estimates.
+
+    Args:
+        scheduled: the queries as the scheduler sees them; the worker changes it.
+        clock: CPU time in seconds.
+        answer_delay_ms: returns how long a query's frames take to an answer, which its slack lacks; 0: unknown.
+    """
+
+    def __init__(
+        self,
+        core: EdgeCore,
+        scheduled: Mapping[QueryRef, ScheduledQuery],
+        clock: Callable[[], float],
+        answer_delay_ms: Callable[[QueryRef], float],
+        tuning: Tuning,
+    ) -> None:
+        self._core, self._scheduled, self._clock, self._answer_delay_ms = core, scheduled, clock, answer_delay_ms
+        self._tuning = tuning
+        self._laps: deque[Lap] = deque(maxlen=2 * tuning.max_laps)
+        self._known: set[QueryRef] = set()
+        self._stream_ms: dict[str, float] = {}
+        self._folded_s = clock()
+        core.cost_meter = self
+
+    def begin(self) -> None:
+        """As `CostMeter.begin`."""
+        self._laps.append((None, 0, self._clock()))
+
+    def end(self, query: QueryRef, records: int) -> None:
+        """As `CostMeter.end`."""
+        self._laps.append((query, records, self._clock()))
+
+    @property
+    def laps(self) -> int:
+        """The number of measurements that are not folded."""
+        return len(self._laps)
+
+    def spent_ms_since(self, laps: int) -> dict[QueryRef, float]:
+        """Returns the time by query of the measurements after the first `laps`."""
+        return {ref: spent_ms for ref, (_, spent_ms) in _measured(islice(self._laps, laps, None)).items()}
+
+    def is_known(self, query: QueryRef) -> bool:
+        """Whether a cost of the query has been measured."""
+        return query in self._known
+
+    @property
+    def is_any_known(self) -> bool:
+        return bool(self._known)
+
+    def stream_ms(self, stream: str) -> float:
+        """Returns what a record of a stream costs all its queries; 0: unknown."""
+        return self._stream_ms.get(stream, 0.0)
+
+    def forget(self, query: QueryRef) -> None:
+        """Forgets a query that was deleted."""
+        self._known.discard(query)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the last fold was longer ago than `Tuning.fold_s`."""
+        return self._clock() - self._folded_s >= self._tuning.fold_s
+
+    @property
+    def is_due(self) -> bool:
+        """Whether measurements should be folded before a batch is taken."""
+        return self.is_old or len(self._laps) >= self._tuning.max_laps or not self._known
+
+    def fold(self) -> None:
+        """Adds the measurements to the estimates."""
+        self._folded_s = self._clock()
+        measured = _measured(self._laps)
+        self._laps.clear()
+        for ref, (count, spent_ms) in measured.items():
+            query = self._scheduled.get(ref)
+            if query is None or not count:
+                continue
+            if ref not in self._known:
+                self._known.add(ref)
+                query.costs.assume(0, spent_ms / count)
+            else:
+                query.costs.observe(0, count, 0, spent_ms)
+        for ref, query in self._scheduled.items():
+            query.costs.report_downstream(self._answer_delay_ms(ref))
+        self._stream_ms = {
+            name: sum(self._scheduled[p.ref].costs.remaining_ms[0] for p in self._core.queries_of(name))
+            for name in self._core.streams
+        }
+
+
+def _measured(laps: Iterable[Lap]) -> dict[QueryRef, tuple[int, float]]:
+    """Returns how many records each query has processed, and the time in ms that it took."""
+    measured: dict[QueryRef, tuple[int, float]] = {}
+    began_s = 0.0
+    for ref, records, at_s in laps:
+        if ref is not None:
+            count, spent_ms = measured.get(ref, (0, 0.0))
+            measured[ref] = count + records, spent_ms + 1000.0 * (at_s - began_s)
+        began_s = at_s
+    return measured

@@ -1,0 +1,93 @@
+"""Answers in an SQLite file: an example of a sink that a package provides.
+
+The table `answers` has a row per window and group of each query, with the measures as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from center.sinks import Position, SinkAnswer, SinkContext, SinkQuery
+from edgewater.model.errors import StorageError
+from edgewater.runtime.configuration import Section
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS positions (
+    sink TEXT PRIMARY KEY, answer_id INTEGER NOT NULL, late INTEGER NOT NULL, epoch INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS answers (query TEXT, version INTEGER, start_ms INTEGER, revision INTEGER, row TEXT);
+CREATE INDEX IF NOT EXISTS answers_of_a_window ON answers (query, version, start_ms);
+"""
+
+
+class SqliteConfig(Section):
+    """The keys of a sink of the kind `sqlite`."""
+
+    path: str = Field(min_length=1)
+    """The file. It is created if it is missing."""
+
+
+class SqliteSink:
+    """Writes answers to one file."""
+
+    def __init__(self, options: SqliteConfig, context: SinkContext) -> None:
+        self._path, self._context = options.path, context
+        self._database: sqlite3.Connection | None = None
+
+    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+        """See `center.sinks.base.Sink`."""
+        if self._database is None:
+            self._database = sqlite3.connect(self._path, timeout=10)
+            self._database.executescript(TABLES)
+        rows = self._database.execute("SELECT answer_id, late FROM positions WHERE sink = ?", [self._context.name])
+        found = rows.fetchone()
+        return None if found is None else Position(*found)
+
+    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+        """See `center.sinks.base.Sink`."""
+        assert self._database is not None, "open comes first"
+        with self._database as transaction:  # commits at the end; undoes all of it if an exception is raised
+            changed = transaction.execute(
+                "INSERT INTO positions VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET answer_id = excluded.answer_id,"
+                " late = excluded.late, epoch = excluded.epoch WHERE positions.epoch <= excluded.epoch",
+                [self._context.name, *position, self._context.epoch],
+            )
+            if changed.rowcount == 0:
+                raise StorageError(f"another process writes to {self._path}")
+            for answer in answers:
+                self._replace(transaction, answer)
+
+    def close(self) -> None:
+        """See `center.sinks.base.Sink`."""
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    def _replace(self, transaction: sqlite3.Connection, answer: SinkAnswer) -> None:
+        window = [answer.query.name, answer.query.version, answer.window_start_ms]
+        of_window = "query = ? AND version = ? AND start_ms = ?"
+        newer = transaction.execute(
+            f"SELECT 1 FROM answers WHERE {of_window} AND revision > ?", [*window, answer.revision]
+        )
+        if newer.fetchone() is None:
+            transaction.execute(f"DELETE FROM answers WHERE {of_window}", window)
+            rows = [[*window, answer.revision, json.dumps(row, default=str)] for row in answer.rows.to_pylist()]
+            transaction.executemany("INSERT INTO answers VALUES (?, ?, ?, ?, ?)", rows)
+
+
+class Sqlite:
+    """The kind `sqlite`."""
+
+    name = "sqlite"
+    config = SqliteConfig
+
+    def sink(self, options: SqliteConfig, context: SinkContext) -> SqliteSink:
+        """See `center.sinks.base.SinkKind`."""
+        return SqliteSink(options, context)
+
+
+KIND = Sqlite()

@@ -1,0 +1,106 @@
+"""A real center whose sink and whose warehouse are killed: the tables equal what REST answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+from sim.demo import data
+from sim.demo.run import Demo
+from tests.center.postgres import PostgresServer, find_binaries, serving
+from tests.e2e.test_disturbances import DAY_MS, DAYS, FIRST_MS, Scenario, kill_part
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+WITHIN_S = 120.0
+
+
+@pytest.fixture
+def warehouse() -> Iterator[PostgresServer]:
+    if (binaries := find_binaries()) is None:
+        pytest.skip("PostgreSQL 15 or newer is not installed")
+    with serving(binaries) as server:
+        yield server
+
+
+def sinks(system: Demo, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "edgewater", "sinks", *arguments, "--url", system.url, "--json"]
+    reply = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert reply.returncode == 0, reply.stderr
+    return dict(json.loads(reply.stdout))
+
+
+def until(condition: Any) -> None:
+    deadline_s = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
+def of_rest(system: Demo, query: str, measures: tuple[str, ...]) -> set[tuple[Any, ...]]:
+    """A row per window and group, with each measure's interval."""
+    return {
+        (
+            datetime.fromisoformat(answer["window"]["start"]).astimezone(UTC), answer["revision"], answer["phase"],
+            answer["quality"]["completeness"]["ratio"], *row.get("group", {}).values(),
+            *(row[m][part] for m in measures for part in ("estimate", "lower", "upper")),
+        )
+        for answer in system.answers(query)
+        for row in answer["data"]
+    }  # fmt: skip
+
+
+def of_table(url: str, query: str, groups: tuple[str, ...], measures: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    columns = ["window_start", "revision", "phase", "completeness", *groups]
+    columns += [f"{m}{part}" for m in measures for part in ("", "_lower", "_upper")]
+    with psycopg.connect(url, options="-c timezone=UTC") as connection:
+        return connection.execute(f"SELECT {', '.join(columns)} FROM reach.{query}").fetchall()  # type: ignore[arg-type]
+
+
+def test_a_warehouse_equals_the_answers_whatever_is_killed(
+    system: Demo, warehouse: PostgresServer, tmp_path: Path
+) -> None:
+    table = data.load()
+    flights = table.slice(0, sum(at < FIRST_MS + DAYS * DAY_MS for at in table[data.TIME].to_pylist()))
+    url = make_url(warehouse.new_database()).set(drivername="postgresql", query={}).render_as_string(False)
+    secret = tmp_path / "url"
+    secret.write_text(url)
+    document = {"kind": "postgres", "url": {"file": str(secret)}, "schema": "reach"}
+    file = tmp_path / "warehouse.yaml"
+    file.write_text(json.dumps(document))
+    sinks(system, "put", "warehouse", "--file", str(file))
+    try:
+        scenario = Scenario(system, flights, "reach")
+        scenario.start()
+        pid = system.directory / "state" / "center" / "pids" / "sink.pid"
+        for day in (5, 10, 15, 25):
+            scenario.wait_for_day(day)
+            until(pid.exists)  # the supervisor waits before it starts it again
+            kill_part(system, "sink")
+        scenario.wait_for_day(28)
+        warehouse.kill()
+        until(lambda: sinks(system, "show", "warehouse")["state"] == "failing")
+        assert "PostgreSQL" in sinks(system, "show", "warehouse")["problem"]
+        warehouse.start()
+        kill_part(system, "job")
+        scenario.check()
+        until(lambda: sinks(system, "show", "warehouse")["behind_answers"] == 0)
+        for query, groups, measures in (
+            ("exact_reach", ("carrier", "dest"), ("flights", "miles", "longest")),
+            ("sliding_reach", (), ("late",)),
+        ):
+            rows, truth = of_table(url, query, groups, measures), of_rest(system, query, measures)
+            assert len(rows) == len(truth) and set(rows) == truth and len(truth) >= DAYS
+        shown = sinks(system, "show", "warehouse")
+        assert (shown["state"], shown["gap"], shown["problem"]) == ("running", None, None)
+    finally:
+        sinks(system, "rm", "warehouse")
