@@ -91,13 +91,12 @@ def hostile_bodies() -> Iterator[FrameBody]:
 def _round(payloads: list[bytes]) -> Iterator[FrameBody]:
     start = now_ms() // WINDOW_MS * WINDOW_MS
     for payload in payloads:
-        yield FrameBody(start, (Partial(start, 0, payload),), (SliceClose(start, 1, 0),))
-        yield FrameBody(start, (Partial(start, (1 << 32) - 1, payload),))
+        yield FrameBody(start, (Partial(start, payload),), (SliceClose(start, 1, 0),))
     honest = payloads[-1]
-    yield FrameBody(start, tuple(Partial(start - i * WINDOW_MS, 0, honest) for i in range(2_000)))
+    yield FrameBody(start, tuple(Partial(start - i * WINDOW_MS, honest) for i in range(2_000)))
     yield FrameBody(start, (), tuple(SliceClose(start - i * WINDOW_MS, 0, 0) for i in range(20_000)))
-    yield FrameBody(1 << 60, (Partial(1 << 60, 0, honest),))
-    yield FrameBody(-(1 << 60), (Partial(-(1 << 60), 0, honest),))
+    yield FrameBody(1 << 60, (Partial(1 << 60, honest),))
+    yield FrameBody(-(1 << 60), (Partial(-(1 << 60), honest),))
 
 
 @dataclass

@@ -113,7 +113,7 @@ class CenterFixture:
         query = self.catalog.queries.register(spec, 0)[0]
         self.results.tick(ledger, [EdgesChanged(tuple(self.catalog.edges.all())), QueryRegistered(query)], 0)
         fact = FrameSummary(query.ref, 1, EdgeId("e"), HOUR, (SliceClose(0, self.records, 0),), (0,), 500, 0, "e1")
-        delta = MergedDelta(query.ref, 0, 0, _aggregate(spec, self.records).to_bytes())
+        delta = MergedDelta(query.ref, 0, _aggregate(spec, self.records).to_bytes())
         self.results.apply(ledger, [delta], [fact], {query.key: 1}, 0)
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ def partial(query: QuerySpec, groups: int = 1) -> bytes:
 def partials(measures: Mapping[str, str], count: int, every_ms: int, groups: int = 1) -> Callable[..., FrameBody]:
     def body(query: QuerySpec) -> FrameBody:
         data = partial(query, groups)
-        return FrameBody(0, tuple(Partial(NOW_MS - every_ms * i, 0, data) for i in range(1, count + 1)))
+        return FrameBody(0, tuple(Partial(NOW_MS - every_ms * i, data) for i in range(1, count + 1)))
 
     return body
 
@@ -146,9 +146,10 @@ class Center:
         began_s = time.process_time()
         checked = FrameCheck(self.query, COLUMNS).check(frame, NOW_MS)
         check_s = time.process_time() - began_s
-        (location,) = self.log.append([StoredFrame(self.edge, "i", checked.frame)])
+        (location,) = self.log.append([StoredFrame(self.ref, self.edge, "i", self._seq, checked.partials)])
         size = frame.wire_bytes, NOW_MS, location, frame.raw_bytes, checked.work
-        self.catalog.frames.index([UnindexedFrame(self.ref, self.edge, "i", self._seq, frame.crc32c, *size)])
+        row = UnindexedFrame(self.ref, self.edge, "i", self._seq, frame.crc32c, *size, facts=checked.facts)
+        self.catalog.frames.index([row])
         self._seq += 1
         return frame, checked, check_s
 
@@ -193,7 +194,7 @@ def answers_cost(kind: str, directory: Path) -> dict[str, Any]:
     first = NOW_MS - (slices + 1) * 1_000
     data = partial(center.query, groups)
     for i in range(slices):
-        center.send(FrameBody(first, (Partial(first + i * 1_000, 0, data),)))
+        center.send(FrameBody(first, (Partial(first + i * 1_000, data),)))
     center.run()
     starts = [first + i * 1_000 for i in range(slices)]
     center.send(FrameBody(NOW_MS, (), tuple(SliceClose(start, groups, 0) for start in starts)))

@@ -70,7 +70,7 @@ class SyntheticEdge:
         """Queues a frame that closes one window of a query; returns its seq."""
         body = FrameBody(
             slice_start_ms + WINDOW_MS,
-            tuple(Partial(slice_start_ms, 0, data) for data in synopses),
+            tuple(Partial(slice_start_ms, data) for data in synopses),
             (SliceClose(slice_start_ms, len(synopses), 0),),
         )
         return self.put_body(query, body)

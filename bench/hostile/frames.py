@@ -34,7 +34,7 @@ def honest_frames() -> list[bytes]:
     withheld = Withheld("m", 1.5, 0.0, 2, 7.0, rest=Rest(3, (3.0,)))
     bodies = [
         FrameBody(0),
-        FrameBody(1 << 41, (Partial(1_700_000_000_000, 0, rng.bytes(200)), Partial(1_700_000_010_000, 1, bytes(9999)))),
+        FrameBody(1 << 41, (Partial(1_700_000_000_000, rng.bytes(200)), Partial(1_700_000_010_000, bytes(9999)))),
         FrameBody(
             7, (), (SliceClose(0, 5, 1, (withheld, withheld)), SliceClose(10, 0, 0, (), 3, 9)), -5,
             Arrivals(9, (b"abc", rng.bytes(30))), (InputLoss("s", "file-gone", 1, 2, 3), InputLoss("s", "r")),

@@ -75,7 +75,7 @@ class Job:
         fact = FrameSummary(
             self.query.ref, self._position, EdgeId("e"), start_ms + HOUR, (close,), (start_ms,), 500, now_ms(), "e-1"
         )
-        delta = MergedDelta(self.query.ref, start_ms, 0, part.to_bytes())
+        delta = MergedDelta(self.query.ref, start_ms, part.to_bytes())
         self.results.apply(self.ledger, [delta], [fact], {self.query.key: self._position}, now_ms())
         self.given[self.results.last_answer_id()] = time.time()  # noqa: TID251  # compared between processes
 

@@ -107,7 +107,7 @@ def application() -> tuple[FastAPI, Catalog, asyncio.AbstractEventLoop]:
     numbers |= {"carrier": keys, None: None}
     part.update([keys], {b.measure.name: numbers[b.measure.argument] for b in bound}, 3)
     fact = FrameSummary(query.ref, 1, EdgeId("e"), T0 + HOUR, (SliceClose(T0, 3, 0, ()),), (T0,), 9, T0 + HOUR, "e-1")
-    results.apply(ledger, [MergedDelta(query.ref, T0, 0, part.to_bytes())], [fact], {query.key: 1}, T0 + HOUR)
+    results.apply(ledger, [MergedDelta(query.ref, T0, part.to_bytes())], [fact], {query.key: 1}, T0 + HOUR)
     components = ComponentRegistry(f"sqlite:///{path}/catalog.db")
     for component in COMPONENTS:  # so that /readyz is 200
         components.record(ComponentHeartbeat(component, "host:1", "127.0.0.1:1", 0, T0 + HOUR, ""))

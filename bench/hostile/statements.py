@@ -34,6 +34,7 @@ from edgewater.wire import (
     Rest,
     SliceClose,
     Withheld,
+    body_from_wire,
 )
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import encode_body
@@ -98,7 +99,8 @@ def run_body(data: bytes) -> None:
     except DecodeError:
         return
     frame = Frame(1, QueryRef("q", 1), plain, google_crc32c.value(plain), Encoding.PLAIN, len(plain))
-    kept = FrameCheck(SPEC).check(frame, NOW_MS + 60_000).frame.unpack()
+    facts = FrameCheck(SPEC).check(frame, NOW_MS + 60_000).facts
+    kept = body_from_wire(pb.FrameBody.FromString(facts))
     closes = [OVER, *kept.closes]
     for order in (closes, closes[::-1]):
         totals = Totals.of_closes(order, SPEC)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from bench.first_light.synthetic_edge import spec, synopsis
 from center.catalog import Catalog, UnindexedFrame
 from center.job.frame_source import FrameReader, SourceOptions
+from center.storage.frame_facts import split_body
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
@@ -58,13 +59,14 @@ def _measure(directory: Path, queries: int, windows: int) -> dict[str, Any]:
         if window == 1:  # the first one warms up
             used_s.clear()
         start_ms, seq = window * STEP_MS, window * queries
-        closed = FrameBody(start_ms + STEP_MS, (Partial(start_ms, 0, partial),), (SliceClose(start_ms, 1, 0),))
+        closed = FrameBody(start_ms + STEP_MS, (Partial(start_ms, partial),), (SliceClose(start_ms, 1, 0),))
         frames = [Frame.pack(seq + n, ref, closed) for n, ref in enumerate(refs)]
-        stored = [StoredFrame(EDGE, "i", frame) for frame in frames]
+        partials, facts = split_body(closed)
+        stored = [StoredFrame(f.query, EDGE, "i", f.seq, partials) for f in frames]
         with mock.patch.object(os, "fsync", wraps=os.fsync) as fsync, timed("log"):
             located = log.append(stored)
         rows = [
-            UnindexedFrame(f.query, EDGE, "i", f.seq, f.crc32c, f.wire_bytes, start_ms, at, f.raw_bytes, 4)
+            UnindexedFrame(f.query, EDGE, "i", f.seq, f.crc32c, f.wire_bytes, start_ms, at, f.raw_bytes, 4, facts=facts)
             for f, at in zip(frames, located, strict=True)
         ]
         with timed("index"):

@@ -176,7 +176,7 @@ def _ship(edges: RawEdges, active: int, seconds: int) -> list[float]:
 
     def frame(second: int, ref: QueryRef) -> pb.Frame:
         start_ms = last_ms - (seconds - second) * WINDOW_MS
-        body = FrameBody(start_ms + WINDOW_MS, (Partial(start_ms, 0, payload),), (SliceClose(start_ms, 1, 0),))
+        body = FrameBody(start_ms + WINDOW_MS, (Partial(start_ms, payload),), (SliceClose(start_ms, 1, 0),))
         return Frame.pack(1, ref, body).to_wire()
 
     frames = {(s, name): frame(s, ref) for s in range(seconds) for name, ref in edges.refs.items()}

@@ -28,6 +28,7 @@ from center.job.microbatch import BatchProcessor
 from center.job.rows import ROW_SCHEMA
 from center.ledger import Ledger
 from center.results import ResultStore
+from center.storage.frame_facts import split_body
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.guard.frame_work import FrameWork
 from edgewater.model.edge_records import StreamRecord
@@ -113,22 +114,24 @@ class Center:
             # A frame of the next window may come before the one that closes this.
             through_ms = start_ms + STEP_MS if closes else self._through_ms.get((send.query, send.edge), BEGIN_MS)
             self._through_ms[send.query, send.edge] = through_ms
-            body = FrameBody(through_ms, (Partial(start_ms, 0, self._partial),), closes)
+            body = FrameBody(through_ms, (Partial(start_ms, self._partial),), closes)
             frame = Frame.pack(self._seqs[edge], ref, body)
             self._seqs[edge] += 1
             self._positions[ref] += 1
             if closes:
                 self._closing[ref][self._positions[ref]] = send.at_ms
-            stored.append(StoredFrame(edge, "i", frame))
+            partials, facts = split_body(body)
+            stored.append(StoredFrame(ref, edge, "i", frame.seq, partials))
             work = FrameWork.of(spec)
             work.add_slice(start_ms, work.of_partial(len(self._partial)) + work.of_close(0) * len(closes))
-            rows.append((ref, edge, frame, work.units, through_ms, int(send.at_ms)))
+            rows.append((ref, edge, frame, facts, work.units, through_ms, int(send.at_ms)))
         locations = self._log.append(stored)
         self._catalog.frames.index([
             UnindexedFrame(
-                ref, edge, "i", f.seq, f.crc32c, f.wire_bytes, at_ms, location, f.raw_bytes, units, through_ms
+                ref, edge, "i", f.seq, f.crc32c, f.wire_bytes, at_ms, location, f.raw_bytes, units, through_ms,
+                facts=facts,
             )
-            for (ref, edge, f, units, through_ms, at_ms), location in zip(rows, locations, strict=True)
+            for (ref, edge, f, facts, units, through_ms, at_ms), location in zip(rows, locations, strict=True)
         ])  # fmt: skip
 
     def batch(self) -> list[float]:

@@ -38,6 +38,7 @@ from sqlalchemy import (
 from center.catalog import schema as t
 from center.catalog.transactions import Transactions
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows
+from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry, FrameLocation
 from center.storage.segment_files import COMMITS
 from edgewater.model.registered_query import query_from_key, query_key
@@ -45,6 +46,11 @@ from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 _RANGE = {"name": Identifier(63), "version": BigInteger(), "after": BigInteger(), "through": BigInteger()}
+_ENTRY = tuple(c for c in t.frames.c if c.name != "facts")
+_FACTS = tuple(
+    t.frames.c[name]
+    for name in ("name", "version", "position", "edge", "incarnation", "wire_bytes", "received_at_ms", "facts")
+)
 _CHUNK = 200
 """Identities per SELECT: below the least number of bound parameters that a database takes."""
 
@@ -83,6 +89,7 @@ class UnindexedFrame:
         through_ms: event time up to which its edge has answered the query with it.
         refused: its edge does not contribute to its query.
         run: the process of the edge that has sent it. Only frames of the process that sent the last Hello are indexed.
+        facts: what it states beside its partials (`center.storage.frame_facts`).
     """
 
     query: QueryRef
@@ -98,6 +105,7 @@ class UnindexedFrame:
     through_ms: int = 0
     refused: bool = False
     run: int = 0
+    facts: bytes = field(default=b"", repr=False)
 
 
 @dataclass(slots=True)
@@ -197,9 +205,29 @@ class FrameIndex:
         keys = {query_from_key(key): key for key in ranges}
         asked = [(ref.name, ref.version, *ranges[key]) for ref, key in keys.items()]
         with self._transactions.read() as connection:
-            for row in _in_ranges(connection, asked, t.frames.c):
+            for row in _in_ranges(connection, asked, _ENTRY):
                 entries[keys[QueryRef(row.name, row.version)]].append(entry_of(row))
         return entries
+
+    def facts(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[int, FrameFacts]]:
+        """The facts of the frames in ranges of positions, by query key and position.
+
+        Args:
+            ranges: by query key, after and through of each range.
+        """
+        facts: dict[str, dict[int, FrameFacts]] = {key: {} for key in ranges}
+        refs = {key: query_from_key(key) for key in ranges}
+        asked = [
+            (refs[key].name, refs[key].version, after, through)
+            for key, spans in ranges.items()
+            for after, through in spans
+        ]
+        with self._transactions.read() as connection:
+            for row in _in_ranges(connection, asked, _FACTS):
+                facts[f"{row.name}@{row.version}"][row.position] = FrameFacts(
+                    row.position, EdgeId(row.edge), row.incarnation, row.wire_bytes, row.received_at_ms, row.facts
+                )
+        return facts
 
     def lagging_queries(self, before_ms: int) -> frozenset[QueryRef]:
         """The queries with an indexed frame that arrived before this time, in ms."""
@@ -390,6 +418,7 @@ def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
         "plain_bytes": max(frame.plain_bytes, frame.wire_bytes),
         "work": frame.work,
         "through_ms": frame.through_ms,
+        "facts": frame.facts,
     }
 
 
@@ -442,7 +471,7 @@ def _range_statement(count: int, columns: tuple[ColumnElement[Any], ...]) -> Sel
 
 
 def entry_of(row: Row[Any]) -> FrameEntry:
-    """The entry of a row with the columns of the table ``frames``."""
+    """The entry of a row with the columns of the table ``frames``, but for the facts."""
     return FrameEntry(
         query=QueryRef(row.name, row.version),
         position=row.position,

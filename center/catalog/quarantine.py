@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, delete, insert, select, update
+from sqlalchemy import Connection, Table, and_, delete, insert, literal, select, update
 
 from center.catalog import schema as t
 from center.catalog.alarms import add_alarm
 from center.catalog.frame_index import drop_segments, entry_of, without_frames
 from center.catalog.transactions import Transactions
+from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry
 from edgewater.model.errors import Conflict, NotFound
 from edgewater.model.registered_query import query_key
@@ -35,9 +36,10 @@ FORGET_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedFrame:
-    """A frame that was set aside, with the reason and the wall time."""
+    """A frame that was set aside, with its facts, the reason and the wall time."""
 
     entry: FrameEntry
+    facts: FrameFacts
     reason: str
     quarantined_at_ms: int
 
@@ -89,14 +91,16 @@ class Quarantine:
             segment of `entry` if it is an unneeded copy.
         """
         key = query_key(entry.query)
-        values = asdict(entry)
+        values, frames = asdict(entry), t.frames
+        indexed = _is_of(frames, entry.query) & (frames.c.position == entry.position)
+        facts = select(frames.c.facts).where(indexed).scalar_subquery()
         row = {**values.pop("query"), **values, "reason": reason[:MAX_REASON], "quarantined_at_ms": now_ms}
         c = t.quarantine.c
         of_edge = _is_of(t.quarantine, entry.query) & (c.edge == entry.edge)
         with self._transactions.locked() as connection:
             if connection.execute(select(t.quarantine).where(_is_frame(entry.query, entry.position))).first():
                 return without_frames(connection, [entry.segment])
-            connection.execute(insert(t.quarantine).values(**row))
+            connection.execute(insert(t.quarantine).values(**row, facts=facts))
             listed = connection.execute(select(c.position).where(of_edge).order_by(c.position.desc())).scalars().all()
             unused = [_drop(connection, key, position) for position in listed[MAX_PER_EDGE:]]
             message = f"query {key}, frame {entry.position} (seq {entry.seq} of {entry.incarnation}): {reason}"
@@ -143,10 +147,11 @@ class Quarantine:
             last = connection.execute(select(queries.c.last_position).where(live).with_for_update()).scalar()
             if last is None:
                 raise Conflict(f"query {key} is deleted: nothing can be applied to it; drop the frame")
-            values = asdict(entry) | {"position": last + 1}
+            columns = {c.name: t.quarantine.c[c.name] for c in t.frames.c} | {"position": literal(last + 1)}
+            moved = select(*columns.values()).where(_is_frame(entry.query, position))
             same = and_(frames.edge == entry.edge, frames.incarnation == entry.incarnation, frames.seq == entry.seq)
             connection.execute(delete(t.frames).where(same))
-            connection.execute(insert(t.frames).values(**values.pop("query"), **values))
+            connection.execute(insert(t.frames).from_select(list(columns), moved))
             connection.execute(update(queries).where(live).values(last_position=last + 1))
             connection.execute(delete(t.quarantine).where(_is_frame(entry.query, position)))
         return int(last) + 1
@@ -249,4 +254,6 @@ def _is_frame(ref: QueryRef, position: int) -> Any:
 
 
 def _frame(row: Any) -> QuarantinedFrame:
-    return QuarantinedFrame(entry_of(row), row.reason, row.quarantined_at_ms)
+    entry = entry_of(row)
+    facts = FrameFacts(entry.position, entry.edge, entry.incarnation, entry.wire_bytes, entry.received_at_ms, row.facts)
+    return QuarantinedFrame(entry, facts, row.reason, row.quarantined_at_ms)

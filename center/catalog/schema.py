@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, Table, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    UniqueConstraint,
+)
 from sqlalchemy.types import JSON
 
 from center.storage.database import FreeText, Identifier
@@ -129,8 +140,11 @@ frames = Table(
     Column("plain_bytes", BigInteger, nullable=False, server_default="0"),
     Column("work", BigInteger, nullable=False, server_default="0"),
     Column("through_ms", BigInteger, nullable=False, server_default="0"),
+    Column("facts", LargeBinary, nullable=False),
     UniqueConstraint("edge", "incarnation", "seq", name="frame_identity"),
 )
+"""``facts``: what a frame states beside its partials (`center.storage.frame_facts`). It is the last column, so SQLite
+reads the others without it."""
 Index("frames_by_segment", frames.c.segment)
 
 quarantine = Table(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from center.early.evaluation import BatchEvaluation
-from center.early.observed_arrivals import Delays, ObservedArrivals, to_base64
+from center.early.observed_arrivals import Delays, ObservedArrivals, from_base64, to_base64
 from center.early.past_answers import PastAnswers
 from center.early.window_prediction import GroupPrediction, Prediction, combine_groups
 from edgewater.arrivals import ReportSchedule
@@ -52,11 +52,11 @@ class EarlyAnswerEstimator:
     # Input
 
     def apply(self, change: Change) -> None:
-        """Applies a change and appends it to `log`. No other method modifies the logged state."""
+        """Applies a change and appends it to `log`. Only `add_report` modifies the logged state too, as this does."""
         kind, *arguments = change
         handlers: dict[str, Callable[..., Any]] = {
             "expect": self.observed.expect,
-            "report": self.observed.add_report,
+            "report": self._add_report,
             "advance": self._advance,
             "wait": self.answers.wait,
             "answered": self._add_answer,
@@ -86,8 +86,10 @@ class EarlyAnswerEstimator:
         Raises:
             SynopsisError: the statistics cannot be read; nothing is changed.
         """
-        encoded, resumed = to_base64(substreams), self.observed.resumes(edge, through_ms)
-        self.apply(["report", edge, through_ms, encoded, int(reason), unread, resumed])
+        states = list(substreams)
+        facts = int(reason), unread, self.observed.resumes(edge, through_ms)
+        self.observed.add_report(edge, through_ms, states, *facts)
+        self.log.append(["report", edge, through_ms, to_base64(states), *facts])
 
     def inherit(self, delays: Mapping[str, Delays]) -> None:
         """Takes over the delays of another query that counts the same records of the same edges in the same slots.
@@ -247,6 +249,9 @@ class EarlyAnswerEstimator:
     def _advance(self, target: int, reporting: Sequence[str]) -> None:
         if self.observed.advance(target, reporting):
             self.answers.clear()
+
+    def _add_report(self, edge: str, through_ms: int, substreams: Sequence[str], *facts: Any) -> None:
+        self.observed.add_report(edge, through_ms, from_base64(substreams), *facts)
 
     def _add_answer(self, start_ms: int, early: bool, *values: Any) -> None:
         prediction, observed = Prediction.from_list(values), self.observed

@@ -305,12 +305,11 @@ class ObservedArrivals:
         self.inherited = dict(delays)
 
     def add_report(
-        self, edge: str, through_ms: int, substreams: Sequence[str], reason: int, unread: bool, resumed: bool = False
+        self, edge: str, through_ms: int, substreams: Sequence[bytes], reason: int, unread: bool, resumed: bool = False
     ) -> None:
         """Adds an edge's report; a report of an edge that is not expected is checked and ignored.
 
         Args:
-            substreams: as base64.
             resumed: `resumes`.
         """
         report = EdgeReport(self._schedule.slot_at(through_ms), self._decode(substreams), unread)
@@ -419,9 +418,9 @@ class ObservedArrivals:
                     self.groups.undeclare()
                 self.exceeding[name] = self.exceeding.get(name, 0) + count
 
-    def _decode(self, substreams: Sequence[str]) -> list[SubstreamStatistics | GroupedSubstream]:
+    def _decode(self, substreams: Iterable[bytes]) -> list[SubstreamStatistics | GroupedSubstream]:
         kind = SubstreamStatistics if self._accuracy.scope is None else GroupedSubstream
-        return [kind.from_state(base64.b64decode(s), self._schedule.grid) for s in substreams]
+        return [kind.from_state(s, self._schedule.grid) for s in substreams]
 
     def _stop_counting(self, slot: int) -> None:
         """Drops the counts of events born before a slot."""
@@ -491,7 +490,7 @@ class ObservedArrivals:
         self.exceeding = dict(state.get("exceeding", {}))  # before delays could be declared: none
         self.inherited = dict(state.get("inherited", {}))
         for name, (reports, *rest) in state["edges"]:
-            decoded = [EdgeReport(slot, self._decode(each), unread) for slot, each, unread in reports]
+            decoded = [EdgeReport(slot, self._decode(from_base64(each)), unread) for slot, each, unread in reports]
             self._edges[name] = _Edge(decoded, *rest)
         self.groups.restore(state["groups"])
         self._reasons.restore(state["reasons"])
@@ -547,3 +546,8 @@ def next_report_slot(
 def to_base64(states: Iterable[bytes]) -> list[str]:
     """Returns bytes as texts, for JSON."""
     return [base64.b64encode(state).decode() for state in states]
+
+
+def from_base64(texts: Iterable[str]) -> list[bytes]:
+    """Reads what `to_base64` returns."""
+    return [base64.b64decode(text) for text in texts]

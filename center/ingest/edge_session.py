@@ -373,13 +373,16 @@ class GatewaySession:
             self._count_in_flight(frame, -1)
             self._group_commit.release(size)
             return
-        stored = StoredFrame(self.edge, self.hello.incarnation, checked.frame)
+        stored = StoredFrame(frame.query, self.edge, self.hello.incarnation, frame.seq, checked.partials)
         redelivered = frame.seq <= self._durable
         received = ReceivedFrame(
-            stored, frame.crc32c, size, received_at_ms, redelivered, checked.work, checked.through_ms, self,
-            self.hello.state.run,
+            stored, checked.facts, frame.crc32c, frame.wire_bytes, size, received_at_ms, redelivered, checked.work,
+            checked.through_ms, self, self.hello.state.run,
         )  # fmt: skip
-        self._group_commit.submit(received, partial(self._on_indexed, frame, received_at_ms, checked))
+        # The partials are copies: the body need not stay in memory until they are durable.
+        sent = replace(frame, body=b"", shipped_bytes=frame.wire_bytes)
+        indexed = partial(self._on_indexed, sent, received_at_ms, checked.reason, checked.message)
+        self._group_commit.submit(received, indexed)
 
     def _count_in_flight(self, frame: Frame, sign: int) -> None:
         self._in_flight += sign
@@ -389,7 +392,7 @@ class GatewaySession:
             self._indexed.set()
 
     def _on_indexed(
-        self, frame: Frame, received_at_ms: int, checked: CheckedFrame, outcome: IndexOutcome | Exception
+        self, frame: Frame, received_at_ms: int, refused: str | None, why: str, outcome: IndexOutcome | Exception
     ) -> None:
         self._count_in_flight(frame, -1)
         who = f"edge {self.edge}, incarnation {self.hello.incarnation}, frame {frame.seq}"
@@ -404,9 +407,9 @@ class GatewaySession:
         else:
             if outcome is IndexOutcome.REFUSED:
                 self._refuse(frame, NOT_EXPECTED, _not_expected(self.edge, frame.query))
-            elif outcome is IndexOutcome.NEW and checked.reason is not None:
+            elif outcome is IndexOutcome.NEW and refused is not None:
                 query = f"query {frame.query.name}@{frame.query.version}"
-                self._refuse(frame, checked.reason, f"edge {self.edge}: {query}: {checked.message}")
+                self._refuse(frame, refused, f"edge {self.edge}: {query}: {why}")
             self._acked = frame.seq if self._acked is None else max(self._acked, frame.seq)
             self.outgoing.put_ack(self._acked, received_at_ms)
 

@@ -1,8 +1,8 @@
 """The check of a frame before it is acknowledged, against what its query expects. Pure.
 
-What cannot be right costs itself: a partial or a close is taken out of the frame, which states the loss of its slice
-instead. A body that cannot be read is replaced by the statement that it is lost. So the job reads only what has been
-checked, and answers say what they lack.
+A frame's body is parsed here, and nowhere else at the center. What cannot be right costs itself: a partial or a close
+is refused, and the frame states the loss of its slice instead. A body that cannot be read is replaced by the statement
+that it is lost. So the job reads only what has been checked, and answers say what they lack.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from center.ingest.validation import bounded_text
 from center.ledger.events import FRAMES, refusal
+from center.storage.frame_facts import split_body, split_message
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.guard.frame_work import FIELDS_PER_UNIT, MAX_FRAME_WORK, STATEMENTS_PER_UNIT, FrameWork
 from edgewater.guard.partial_check import PartialCheck
@@ -29,9 +30,9 @@ from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.timestamps import EARLIEST_MS
 from edgewater.model.windows import SlicedWindow
 from edgewater.synopses.rests import FUNCTIONS, MAX_PARTS
-from edgewater.wire import Encoding, Frame, FrameBody, InputLoss, LossReason, body_from_wire
+from edgewater.wire import Frame, FrameBody, InputLoss, LossReason, Partial
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import MAX_SHARD, loss_from_wire, parse_body
+from edgewater.wire.frames import loss_from_wire, parse_body
 
 MAX_STATEMENTS = 4_096
 """Counts of dropped records of a frame, and sub-streams: of each."""
@@ -53,21 +54,30 @@ TooOpen = Callable[[int, list[int]], Collection[int]]
 
 @dataclass(frozen=True, slots=True)
 class CheckedFrame:
-    """A frame as it is kept.
+    """What the center keeps of a frame.
 
     Attributes:
+        partials: the partials that were not refused.
+        facts: what the frame states beside them (`center.storage.frame_facts`), with the losses of what was refused.
         reason, message: what was refused of it; None: nothing.
         work: the job's work with it (`FrameWork`).
         checking: the work of its check, in the same units.
         through_ms: event time up to which its edge has answered the query with it.
     """
 
-    frame: Frame
+    partials: tuple[Partial, ...] = field(repr=False)
+    facts: bytes = field(repr=False)
     reason: str | None = None
     message: str = ""
     work: int = 0
     through_ms: int = MIN_TIME_MS
     checking: int = 0
+
+    @classmethod
+    def lost(cls, reason: str | None = None, message: str = "") -> Self:
+        """Returns what is kept of a frame whose body cannot be used: the statement that it is lost."""
+        body = FrameBody(MIN_TIME_MS, losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),))
+        return cls(*split_body(body), reason, message)
 
 
 @dataclass(slots=True)
@@ -131,17 +141,15 @@ class FrameCheck:
         try:
             body, fields = parse_body(plain)
         except (DecodeError, ValueError) as exc:
-            lost = FrameBody(MIN_TIME_MS, losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),))
-            why = f"the body cannot be read: {exc}"[:_SHOWN]
-            return CheckedFrame(_instead_of(frame, lost), LossReason.FRAME_DAMAGED, why)
+            return CheckedFrame.lost(LossReason.FRAME_DAMAGED, f"the body cannot be read: {exc}"[:_SHOWN])
         work, checking = FrameWork.of(self._spec), _checking(body, fields)
         faults = self._take_out(body, latest_ms, work, too_open)
-        if not faults.count:
-            stored = frame.compressed() if frame.encoding is Encoding.PLAIN else frame
-            return CheckedFrame(stored, work=work.units, through_ms=body.through_ms, checking=checking)
-        kept = _instead_of(frame, body_from_wire(body))
-        more = f", and {faults.count - 1} more" if faults.count > 1 else ""
-        return CheckedFrame(kept, faults.reason, faults.first + more, work.units, body.through_ms, checking)
+        reason, message = None, ""
+        if faults.count:
+            reason = faults.reason
+            message = faults.first + (f", and {faults.count - 1} more" if faults.count > 1 else "")
+        through_ms = body.through_ms
+        return CheckedFrame(*split_message(body), reason, message, work.units, through_ms, checking)
 
     def _take_out(self, body: pb.FrameBody, latest_ms: int, work: FrameWork, too_open: TooOpen | None) -> _Faults:
         """Removes invalid parts from a body, and adds the losses that this causes. Adds up the work of the others."""
@@ -206,8 +214,6 @@ class FrameCheck:
         return wrong, refused
 
     def _fault_of_partial(self, partial: pb.Partial) -> str:
-        if partial.shard > MAX_SHARD:
-            return f"shard {partial.shard}; expected at most {MAX_SHARD}"
         try:
             self._partials.check(partial.synopsis)
         except Exception as exc:  # bytes from outside may find any fault of the decoders
@@ -318,11 +324,6 @@ class FrameCheck:
             if loss.records > MAX_COUNT:
                 loss.ClearField("records")
             loss.source, loss.reason = bounded_text(loss.source, MAX_SOURCE), bounded_text(loss.reason)
-
-
-def _instead_of(frame: Frame, body: FrameBody) -> Frame:
-    """Returns the frame with another body. Its shipped bytes stay: the link has carried the original body."""
-    return replace(Frame.pack(frame.seq, frame.query, body), shipped_bytes=frame.wire_bytes)
 
 
 def _checking(body: pb.FrameBody, fields: int) -> int:

@@ -88,7 +88,7 @@ class FrameValidator:
         stream = None if spec is None else _stream(plan, hello, spec.stream)
         if spec is None or stream is None:
             frame.plain_body()
-            return CheckedFrame(frame)  # it is discarded or refused
+            return CheckedFrame.lost()  # the group commit discards or refuses it
         # The types are those that the stream has at all edges: an edge that came first, or lies, must not set them.
         columns = plan.columns.get(spec.stream, {})
         if plan.is_retired(hello.edge) or hello.edge not in plan.edges:

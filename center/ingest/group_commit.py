@@ -42,16 +42,19 @@ class ReceivedFrame:
     """A frame submitted by a session.
 
     Attributes:
-        crc32c: of the frame as it was delivered; that of `stored` differs if parts were refused.
+        stored: the frame's identity, and its partials that were not refused.
+        facts, work, through_ms: as in `CheckedFrame`.
+        crc32c: of the body as it was delivered.
         size: what it counts against the bound of pending frames, bytes.
         redelivered: the center has acknowledged this seq before, so it need not be written again.
-        work, through_ms: as in `CheckedFrame`.
         run: as in `UnindexedFrame`.
         session: its session. Once a frame of a session is not acknowledged, later ones are not either.
     """
 
     stored: StoredFrame
+    facts: bytes
     crc32c: int
+    wire_bytes: int
     size: int
     received_at_ms: int
     redelivered: bool
@@ -59,10 +62,6 @@ class ReceivedFrame:
     through_ms: int
     session: object
     run: int = 0
-
-    @property
-    def wire_bytes(self) -> int:
-        return self.stored.frame.wire_bytes
 
 
 OnOutcome = Callable[[IndexOutcome | Exception], None]
@@ -212,11 +211,11 @@ class GroupCommit:
         """Writes the frames that must be kept, durably; returns each one's location, or None, and which are refused."""
         fresh = [i for i, received in enumerate(batch) if not received.redelivered]
         plan = self.plan  # one value, whatever the event loop sets meanwhile
-        admitted = {i: plan.admission(batch[i].stored.edge, batch[i].stored.frame.query) for i in fresh}
+        admitted = {i: plan.admission(batch[i].stored.edge, batch[i].stored.query) for i in fresh}
         if any(a is not FrameAdmission.KEPT for a in admitted.values()):
             # An edge that built a frame knows its query, and its Hello is in the catalog, so the plan read now decides.
             plan = self._read_plan(plan)
-            admitted = {i: plan.admission(batch[i].stored.edge, batch[i].stored.frame.query) for i in fresh}
+            admitted = {i: plan.admission(batch[i].stored.edge, batch[i].stored.query) for i in fresh}
         kept = [i for i in fresh if admitted[i] is FrameAdmission.KEPT]
         located: list[FrameLocation | None] = [None] * len(batch)
         if kept:
@@ -233,7 +232,7 @@ class GroupCommit:
         located: dict[int, FrameLocation] = {}
         try:
             for lags in (False, True):
-                part = [i for i in kept if (batch[i].stored.frame.query in self._lagging) is lags]
+                part = [i for i in kept if (batch[i].stored.query in self._lagging) is lags]
                 if part:
                     located |= zip(part, self._log.append([batch[i].stored for i in part]), strict=True)
         except OSError:
@@ -248,10 +247,10 @@ class GroupCommit:
         return self._catalog.frames.index(
             [
                 UnindexedFrame(
-                    query=a.stored.frame.query,
+                    query=a.stored.query,
                     edge=a.stored.edge,
                     incarnation=a.stored.incarnation,
-                    seq=a.stored.frame.seq,
+                    seq=a.stored.seq,
                     crc32c=a.crc32c,
                     wire_bytes=a.wire_bytes,
                     received_at_ms=a.received_at_ms,
@@ -261,6 +260,7 @@ class GroupCommit:
                     through_ms=a.through_ms,
                     refused=is_refused,
                     run=a.run,
+                    facts=a.facts,
                 )
                 for a, location, is_refused in zip(batch, located, refused, strict=True)
             ]

@@ -22,7 +22,7 @@ from center.job.admission import BatchLimits
 from center.job.frame_source import read_frames
 from center.job.merge import merge_rows
 from center.job.microbatch import to_micro_batch
-from center.job.rows import FRAME_KINDS, FrameRow, RowKind, control_body, from_table, to_batch
+from center.job.rows import FrameRow, RowKind, from_table, to_batch
 from center.ledger import EdgesChanged, Ledger
 from center.results import ResultStore
 from center.storage.frame_log import FrameEntry, FrameLog
@@ -54,7 +54,6 @@ class PartialTrial:
     """
 
     slice_start_ms: int
-    shard: int
     size: int
     records: int | None = None
     groups: int | None = None
@@ -69,12 +68,10 @@ class Trial:
     Attributes:
         death: how the process ended; empty: it lives.
         problem: why the frame cannot be read; empty: it can.
-        header: what it says beside its partials.
     """
 
     death: str = ""
     problem: str = ""
-    header: Mapping[str, int | None] = field(default_factory=dict)
     partials: tuple[PartialTrial, ...] = field(default=())
 
 
@@ -257,22 +254,10 @@ def _serve(pipe: Connection, log_dir: str) -> None:
 def _try(log: FrameLog, log_dir: Path, entry: FrameEntry) -> Trial:
     rows = list(read_frames(log, log_dir, [(query_key(entry.query), entry)]))
     partials = tuple(_try_partial(row) for row in rows if row.kind is RowKind.PARTIAL)
-    merged = from_table(to_batch(merge_rows(rows)))
+    from_table(to_batch(merge_rows(rows)))
     death = next((p.problem for p in partials if p.problem.startswith(MemoryError.__name__)), "")
-    (row,) = (row for row in merged if row.kind in FRAME_KINDS)
-    if row.kind is not RowKind.CONTROL:
-        return Trial(death, row.payload.decode(errors="replace"), {}, partials)
-    body = control_body(row.payload)
-    header = {
-        "through_ms": body.through_ms,
-        "since_ms": body.since_ms,
-        "closes": len(body.closes),
-        "closed_records": sum(close.observed for close in body.closes),
-        "substreams": len(body.arrivals.substreams) if body.arrivals else 0,
-        "losses": len(body.losses),
-        "dropped_records": sum(drop.records for drop in body.dropped),
-    }
-    return Trial(death, "", header, partials)
+    damage = next((row.payload.decode(errors="replace") for row in rows if row.kind is RowKind.DAMAGED), "")
+    return Trial(death, damage, partials)
 
 
 def _try_query(log: FrameLog, log_dir: Path, asked: QueryTrial) -> Trial:
@@ -291,7 +276,8 @@ def _try_query(log: FrameLog, log_dir: Path, asked: QueryTrial) -> Trial:
         rows = list(read_frames(log, log_dir, entries, listed))
         ledger = Ledger()
         events = (EdgesChanged(tuple(catalog.edges.all())),)
-        batch = to_micro_batch(merge_rows(rows))
+        facts = catalog.frames.facts({asked.key: [(after, after + asked.frames)]})
+        batch = to_micro_batch(merge_rows(rows), facts)
         steps: tuple[Callable[[], object], ...] = (
             lambda: store.tick(ledger, events, asked.now_ms),
             lambda: store.apply(ledger, batch.deltas, batch.summaries, batch.through, asked.now_ms),
@@ -307,7 +293,7 @@ def _try_query(log: FrameLog, log_dir: Path, asked: QueryTrial) -> Trial:
 
 
 def _try_partial(row: FrameRow) -> PartialTrial:
-    at = (row.slice_start_ms, row.shard, len(row.payload))
+    at = (row.slice_start_ms, len(row.payload))
     try:
         aggregate = GroupedAggregate.from_bytes(row.payload)
         GroupedAggregate.merge_bytes([row.payload, row.payload])

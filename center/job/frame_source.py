@@ -35,12 +35,20 @@ from center.job.admission import AdmissionPolicy, BatchLimits, LeastSlack, Pendi
 from center.job.coalescing import MANY_FRAMES, MANY_QUERIES, BatchCoalescer
 from center.job.frame_retention import FrameRetention
 from center.job.merge import merge_rows
-from center.job.rows import ROW_DDL, FrameRow, RowKind, row_of_damage, rows_of_frame, to_batch
+from center.job.rows import (
+    ROW_DDL,
+    FrameRow,
+    RowKind,
+    row_of_damage,
+    row_of_partial,
+    rows_of_positions,
+    to_batch,
+)
 from center.spark.workers import settle
 from center.storage.frame_log import FrameEntry, FrameLocation, FrameLog, decode_fetched
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.guard.frame_work import BYTES_PER_UNIT
-from edgewater.model.errors import CorruptFrame, StorageError
+from edgewater.model.errors import StorageError
 from edgewater.model.windows import window_ends
 from edgewater.runtime.clock import now_ms
 
@@ -346,7 +354,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return [FramePartition(part, quarantined) for part in divide(frames, self._options.parallelism)]
 
     def read(self, partition: FramePartition) -> Iterator[pa.RecordBatch]:
-        """Yields one batch: the rows of the frames, with merged partials (`merge_rows`)."""
+        """Yields one batch: the merged partials of the frames (`merge_rows`), and which positions were read."""
         settle()
         log, log_dir = FrameLog(self._options.log_dir), Path(self._options.log_dir)
         merged = merge_rows(read_frames(log, log_dir, partition.frames, partition.quarantined))
@@ -394,9 +402,10 @@ def read_frames(
     frames: Sequence[tuple[str, FrameEntry]],
     quarantined: Mapping[tuple[str, int], str] = MappingProxyType({}),
 ) -> Iterator[FrameRow]:
-    """The rows of frames, each with its query's key; a damaged frame has one DAMAGED row.
+    """Yields the rows of frames: the positions that were read, a row per partial, and a DAMAGED row per damaged frame.
 
     Args:
+        frames: each with its query's key, ordered by position within a query.
         quarantined: why frames were set aside, by key and position: they are not read, and have one QUARANTINED row.
 
     Raises:
@@ -405,31 +414,27 @@ def read_frames(
     read = [(key, entry) for key, entry in frames if (key, entry.position) not in quarantined]
     locations = [FrameLocation(entry.segment, entry.offset, entry.length) for _, entry in read]
     fetched = iter(log.fetch(locations))
+    yield from rows_of_positions((key, entry.position) for key, entry in frames)
     for key, entry in frames:
         if (key, entry.position) in quarantined:
-            yield row_of_damage(key, entry, quarantined[key, entry.position], RowKind.QUARANTINED)
+            yield row_of_damage(key, entry.position, quarantined[key, entry.position], RowKind.QUARANTINED)
         else:
             yield from _rows(log_dir, key, entry, next(fetched))
 
 
 def _rows(log_dir: Path, key: str, entry: FrameEntry, record: bytes | OSError) -> list[FrameRow]:
-    """The rows of one frame."""
+    """The rows of one frame's partials, or the row of its damage."""
+    position = entry.position
     try:
         stored = decode_fetched(FrameLocation(entry.segment, entry.offset, entry.length), record)
-        # Not by the checksum: the index has that of the frame as it was delivered, before the gateway's check.
-        identity = (stored.edge, stored.incarnation, stored.frame.seq)
-        if identity != (entry.edge, entry.incarnation, entry.seq):
+        identity = (stored.query, stored.edge, stored.incarnation, stored.seq)
+        if identity != (entry.query, entry.edge, entry.incarnation, entry.seq):
             raise StorageError(f"the log holds frame {identity}, the index says {entry}")
     except StorageError as exc:
         if isinstance(exc.__cause__, OSError) and not _is_lost(exc.__cause__, log_dir):
             raise
-        return [row_of_damage(key, entry, str(exc))]
-    except CorruptFrame as exc:
-        return [row_of_damage(key, entry, str(exc))]
-    try:
-        return rows_of_frame(key, entry, stored.frame.unpack())
-    except Exception as exc:  # bytes from outside may find any fault of the decoders
-        return [row_of_damage(key, entry, f"{type(exc).__name__}: {exc}")]
+        return [row_of_damage(key, position, str(exc))]
+    return [row_of_partial(key, position, p.slice_start_ms, p.synopsis) for p in stored.partials]
 
 
 def _is_lost(error: OSError, log_dir: Path) -> bool:

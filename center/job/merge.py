@@ -1,4 +1,4 @@
-"""Merges the rows of a micro-batch, on the executors. Pure."""
+"""Merges the partials that a task has read, on the executors. Pure."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from edgewater.synopses import GroupedAggregate, merge_what_fits
 
 
 def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
-    """Merges partials to one per (query, slice, shard); rows of other kinds are returned unchanged, first."""
+    """Merges partials to one per (query, slice); rows of other kinds are returned unchanged, first."""
     result: list[FrameRow] = []
-    partials: defaultdict[tuple[str, int, int], list[FrameRow]] = defaultdict(list)
+    partials: defaultdict[tuple[str, int], list[FrameRow]] = defaultdict(list)
     for row in rows:
         if row.kind is RowKind.PARTIAL:
-            partials[row.query, row.slice_start_ms, row.shard].append(row)
+            partials[row.query, row.slice_start_ms].append(row)
         else:
             result.append(row)
     for same_key in partials.values():
-        result += merge_key(same_key)
+        result += _merge_key(same_key)
     return result
 
 
-def merge_key(partials: list[FrameRow]) -> list[FrameRow]:
+def _merge_key(partials: list[FrameRow]) -> list[FrameRow]:
     """Merges the partials of one key.
 
-    Whatever a partial raises costs only that partial: bytes from outside may find any fault of the decoders. Those that
-    merge with each other, but not with the rest, remain apart: the store knows which of them fit the query. One that
-    cannot be read has a REFUSED row.
+    An exception of a partial costs only that partial: bytes from outside may trigger any fault of the decoders.
+    Partials that merge with each other, but not with the rest, remain apart: the store knows which partials fit the
+    query. A partial that cannot be read becomes a REFUSED row.
     """
     try:
         return [_merged(partials, GroupedAggregate.merge_bytes([p.payload for p in partials]))]
@@ -50,7 +50,7 @@ def _merge_what_fits(partials: list[FrameRow]) -> list[FrameRow]:
 
 
 def _merged(partials: list[FrameRow], payload: bytes) -> FrameRow:
-    return replace(partials[0], payload=payload, partials=sum(p.partials for p in partials))
+    return replace(partials[0], payload=payload, partials=len(partials))
 
 
 def _refused(partial: FrameRow, exc: Exception) -> FrameRow:

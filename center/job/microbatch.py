@@ -3,12 +3,15 @@
 Spark may run a batch again, in whole or in part, after any crash. Only the result store knows which frames have been
 applied: the source does not read them again, and the store ignores a batch that it has applied.
 
-Measured with PySpark 4.3 on two busy cores, 20 frames/s of a 3.3 KB partial over 10 queries, seconds
-per batch from DataFrame to driver: reading alone 0.08, `mapInArrow` 0.12–0.15, `groupBy().applyInArrow`
-0.26–0.38 (a shuffle, and a Python call per key). So each task merges the rows that it has read (`FrameReader.read`),
-and the few keys that are in two tasks (`frame_source.divide` keeps them few) are merged once more here. A `mapInArrow`
-after the source needs a second Python worker in every task: under load 10, alternating batches with and without it
-took 188 and 114 ms at the median, 311 and 180 at the 95th percentile.
+Tasks return merged partials and the positions that they have read. The driver reads what frames state beside their
+partials from the frame index, by these positions.
+
+Measured with PySpark 4.3 on two busy cores, 20 frames/s of a 3.3 KB partial over 10 queries, seconds per batch from
+DataFrame to driver: reading alone 0.08, `mapInArrow` 0.12–0.15, `groupBy().applyInArrow` 0.26–0.38 (a shuffle, and a
+Python call per key). So each task merges the rows that it has read (`FrameReader.read`). The few keys that are in two
+tasks (`frame_source.divide` keeps them few) become two deltas. A `mapInArrow` after the source needs a second Python
+worker in every task: under load 10, alternating batches with and without it took 188 and 114 ms at the median, 311 and
+180 at the 95th percentile.
 """
 
 from __future__ import annotations
@@ -28,12 +31,20 @@ from center.catalog import Catalog, SetAside
 from center.early import RATES_EVERY_MS, rates_differ
 from center.job.frame_source import read_frames
 from center.job.ledger_writer import FOR_EVER_MS, LedgerWriter
-from center.job.merge import merge_key, merge_rows
+from center.job.merge import merge_rows
 from center.job.metrics import JobMetrics
 from center.job.processing_delay import ProcessingDelays
-from center.job.rows import FRAME_KINDS, MAX_REASON_BYTES, FrameRow, RowKind, control_body, from_table, row_of_damage
+from center.job.rows import (
+    MAX_REASON_BYTES,
+    FrameRow,
+    RowKind,
+    from_table,
+    row_of_damage,
+    rows_of_positions,
+)
 from center.ledger import FRAMES, Emission, FrameSummary, QueryTooLarge, state_refusal
 from center.results import MergedDelta
+from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry, FrameLog
 from edgewater.model.errors import Conflict, EdgewaterError, NotFound, StorageError, named
 from edgewater.model.registered_query import query_from_key, query_key
@@ -135,54 +146,76 @@ class ReadBatch:
     merged_ms: int
 
 
-def to_micro_batch(rows: Iterable[FrameRow]) -> MicroBatch:
-    """Groups merged rows for the store, and merges the keys that came from two tasks. Pure."""
-    partials: defaultdict[tuple[str, int, int], list[FrameRow]] = defaultdict(list)
-    summaries: list[FrameSummary] = []
+Facts = Mapping[str, Mapping[int, FrameFacts]]
+"""By query key and position."""
+
+
+def to_micro_batch(rows: Iterable[FrameRow], facts: Facts) -> MicroBatch:
+    """Groups merged rows, and the facts of their frames, for the store. Pure.
+
+    Raises:
+        StorageError: facts of a position that was read are missing. Another driver has applied the frame meanwhile.
+    """
+    deltas: list[MergedDelta] = []
     skipped: list[FrameRow] = []
-    through: dict[str, int] = {}
+    read: list[FrameRow] = []
     for row in rows:
         if row.kind is RowKind.PARTIAL:
-            partials[row.query, row.slice_start_ms, row.shard].append(row)
-            continue
-        if row.kind is RowKind.CONTROL:
-            summaries.append(_summary(row))
+            position = row.position if row.partials == 1 else None
+            deltas.append(MergedDelta(query_from_key(row.query), row.slice_start_ms, row.payload, position))
+        elif row.kind is RowKind.READ:
+            read.append(row)
         else:
             skipped.append(row)
-        if row.kind in FRAME_KINDS:
-            through[row.query] = max(row.position, through.get(row.query, 0))
-    deltas: list[MergedDelta] = []
-    for same_key in partials.values():
-        for row in same_key if len(same_key) == 1 else merge_key(same_key):
-            if row.kind is RowKind.PARTIAL:
-                position = row.position if row.partials == 1 else None
-                ref = query_from_key(row.query)
-                deltas.append(MergedDelta(ref, row.slice_start_ms, row.shard, row.payload, position))
-            else:
-                skipped.append(row)
+    unusable = {(row.query, row.position) for row in skipped if row.kind is not RowKind.REFUSED}
+    summaries: list[FrameSummary] = []
+    through: dict[str, int] = {}
+    for row in sorted(read, key=lambda row: (row.query, row.position)):
+        ref, of_query = query_from_key(row.query), facts.get(row.query, {})
+        through[row.query] = max(row.last, through.get(row.query, 0))
+        for position in range(row.position, row.last + 1):
+            if position not in of_query:
+                raise StorageError(f"query {row.query}: the frame at {position} is no longer in the index")
+            summary = _summary_of_loss if (row.query, position) in unusable else _summary
+            summaries.append(summary(ref, of_query[position]))
     for row in skipped:
         if row.kind is RowKind.REFUSED:
-            position = row.position if row.partials == 1 else None
-            state_refusal(summaries, query_from_key(row.query), row.slice_start_ms, position)
-        else:
-            summaries.append(_summary_of_loss(row))
-    summaries.sort(key=lambda summary: (summary.query.name, summary.query.version, summary.position))
+            state_refusal(summaries, query_from_key(row.query), row.slice_start_ms, row.position)
     return MicroBatch(tuple(deltas), tuple(summaries), through, tuple(skipped))
 
 
-def _summary_of_loss(row: FrameRow) -> FrameSummary:
+def _summary_of_loss(query: QueryRef, facts: FrameFacts) -> FrameSummary:
     """States that a frame cannot be used as lost input of its edge, so that no answer counts it as complete."""
     return FrameSummary(
-        query=query_from_key(row.query),
-        position=row.position,
-        edge=EdgeId(row.edge),
+        query=query,
+        position=facts.position,
+        edge=facts.edge,
         through_ms=MIN_TIME_MS,
         closes=(),
         touched=(),
-        wire_bytes=row.wire_bytes,
-        received_at_ms=row.received_at_ms,
-        incarnation=row.incarnation,
+        wire_bytes=facts.wire_bytes,
+        received_at_ms=facts.received_at_ms,
+        incarnation=facts.incarnation,
         losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),),
+    )
+
+
+def _summary(query: QueryRef, facts: FrameFacts) -> FrameSummary:
+    body = facts.body()
+    return FrameSummary(
+        query=query,
+        position=facts.position,
+        edge=facts.edge,
+        through_ms=body.through_ms,
+        closes=body.closes,
+        touched=tuple(p.slice_start_ms for p in body.partials),
+        wire_bytes=facts.wire_bytes,
+        received_at_ms=facts.received_at_ms,
+        incarnation=facts.incarnation,
+        since_ms=body.since_ms,
+        arrivals=body.arrivals,
+        losses=body.losses,
+        dropped=body.dropped,
     )
 
 
@@ -194,41 +227,29 @@ def unapplied(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> list[Fra
     """
     rows, through = list(rows), dict[str, int]()
     for row in rows:
-        through[row.query] = max(row.position, through.get(row.query, 0))
+        through[row.query] = max(row.last, through.get(row.query, 0))
     return [row for row in rows if through[row.query] > consumed.get(row.query, 0)]
 
 
-def gaps(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """By query key, the first and last position without a row between the consumed and the last read position."""
-    read: defaultdict[str, set[int]] = defaultdict(set)
+def positions_read(rows: Iterable[FrameRow]) -> dict[str, list[tuple[int, int]]]:
+    """By query key, the ranges of positions that were read, each (after, through), ascending."""
+    spans: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
-        if row.kind in FRAME_KINDS:
-            read[row.query].add(row.position)
-    found = {}
-    for key, positions in read.items():
-        missing = set(range(consumed.get(key, 0) + 1, max(positions) + 1)) - positions
-        if missing:
-            found[key] = (min(missing), max(missing))
-    return found
+        if row.kind is RowKind.READ:
+            spans[row.query].append((row.position - 1, row.last))
+    return {key: sorted(each) for key, each in spans.items()}
 
 
-def _summary(row: FrameRow) -> FrameSummary:
-    body = control_body(row.payload)
-    return FrameSummary(
-        query=query_from_key(row.query),
-        position=row.position,
-        edge=EdgeId(row.edge),
-        through_ms=body.through_ms,
-        closes=body.closes,
-        touched=tuple(sorted({p.slice_start_ms for p in body.partials})),
-        wire_bytes=row.wire_bytes,
-        received_at_ms=row.received_at_ms,
-        incarnation=row.incarnation,
-        since_ms=body.since_ms,
-        arrivals=body.arrivals,
-        losses=body.losses,
-        dropped=body.dropped,
-    )
+def gaps(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> dict[str, list[tuple[int, int]]]:
+    """By query key, the ranges (first, last) between the consumed and the last read position that were not read."""
+    result: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for key, spans in positions_read(rows).items():
+        at = consumed.get(key, 0)
+        for after, through in spans:
+            if after > at:
+                result[key].append((at + 1, after))
+            at = max(at, through)
+    return dict(result)
 
 
 class BatchProcessor:
@@ -331,7 +352,7 @@ class BatchProcessor:
         consumed = self._writer.consumed()
         rows = [row for row in unapplied(from_table(batch.table), consumed) if row.query not in self._set_aside]
         self._check_gaps(gaps(rows, consumed))
-        applied = self._apply_isolated(rows, consumed)
+        applied = self._apply_isolated(rows, self._catalog.frames.facts(positions_read(rows)), consumed)
         summaries = [summary for part in applied for summary in part.summaries]
         emissions = [emission for part in applied for emission in part.emissions]
         now_ms = self._now_ms()
@@ -376,21 +397,21 @@ class BatchProcessor:
             except StorageError as exc:  # the batch has been applied; the rates matter only to overloaded edges
                 log.warning("the sampling rates of %s are not stored: %s", ref.name, exc)
 
-    def _apply(self, rows: Iterable[FrameRow]) -> Applied:
-        batch = to_micro_batch(rows)
-        self._raise_alarms(batch.skipped)
+    def _apply(self, rows: Iterable[FrameRow], facts: Facts) -> Applied:
+        batch = to_micro_batch(rows, facts)
+        self._raise_alarms(batch.skipped, facts)
         self._report_losses(batch.summaries)
         emissions = self._writer.apply(batch.deltas, batch.summaries, batch.through) if batch.through else []
         return Applied(batch.summaries, emissions)
 
-    def _apply_isolated(self, rows: Sequence[FrameRow], consumed: Mapping[str, int]) -> list[Applied]:
+    def _apply_isolated(self, rows: Sequence[FrameRow], facts: Facts, consumed: Mapping[str, int]) -> list[Applied]:
         """Applies all queries together; if that fails, each alone, and of one that fails alone each frame that can be.
 
         Raises:
             Exception: the failure is not the frames' (`is_fault_of_frames`).
         """
         try:
-            return [self._apply(rows)]
+            return [self._apply(rows, facts)]
         except Exception as exc:
             if not is_fault_of_frames(exc):
                 raise
@@ -402,7 +423,7 @@ class BatchProcessor:
         applied = []
         for key, mine in by_query.items():
             try:
-                applied.append(self._apply(mine))
+                applied.append(self._apply(mine, facts))
             except Exception as exc:
                 if not is_fault_of_frames(exc):
                     raise
@@ -412,7 +433,7 @@ class BatchProcessor:
             if isinstance(failure, NotFound | QueryTooLarge):
                 self._pause(key, failure)
                 continue
-            through = max(row.position for row in by_query[key])
+            through = max(row.last for row in by_query[key])
             applied += self._isolate(key, self._catalog.frames.entries(key, consumed.get(key, 0), through))
         return applied
 
@@ -427,11 +448,12 @@ class BatchProcessor:
         parts = deque(_halves(entries))
         failures = 0
         quarantined = self._catalog.quarantine.frame_reasons()
+        facts = self._catalog.frames.facts({key: [(entries[0].position - 1, entries[-1].position)]} if entries else {})
         while parts and key not in self._set_aside:
             part = parts.popleft()
             rows = list(read_frames(self._log, self._log_dir, [(key, entry) for entry in part], quarantined))
             try:
-                applied.append(self._apply(merge_rows(rows)))
+                applied.append(self._apply(merge_rows(rows), facts))
                 self._culprits.pop(key, None)
             except Exception as exc:
                 if not is_fault_of_frames(exc):
@@ -440,12 +462,12 @@ class BatchProcessor:
                 if len(part) > 1:
                     parts.extendleft(reversed(_halves(part)))
                 else:
-                    applied += self._quarantine(key, part[0], exc)
+                    applied += self._quarantine(key, part[0], facts, exc)
             if parts and failures >= MAX_FAILED_ATTEMPTS:
                 raise BatchFailed(f"query {key}: frames up to {part[-1].position} are applied or in quarantine")
         return applied
 
-    def _quarantine(self, key: str, entry: FrameEntry, exc: Exception) -> list[Applied]:
+    def _quarantine(self, key: str, entry: FrameEntry, facts: Facts, exc: Exception) -> list[Applied]:
         """Sets a frame aside that has failed alone, and applies it as a stated loss of its edge."""
         culprits = self._culprits.setdefault(key, [])
         culprits.append(entry.edge)
@@ -455,8 +477,9 @@ class BatchProcessor:
             return []
         reason = named(exc)
         self.quarantine(entry, reason)
+        damage = row_of_damage(key, entry.position, reason, RowKind.QUARANTINED)
         try:
-            applied = self._apply([row_of_damage(key, entry, reason, RowKind.QUARANTINED)])
+            applied = self._apply([*rows_of_positions([(key, entry.position)]), damage], facts)
         except Exception as failure:
             # Not even its loss can be stated: the fault is the query's state, or the store's.
             self._remove([self._catalog.quarantine.drop_frame(key, entry.position)])
@@ -508,13 +531,13 @@ class BatchProcessor:
         for state in SetAside:
             self._metrics.set_aside.labels(state).set(states.count(state))
 
-    def _check_gaps(self, missing: Mapping[str, tuple[int, int]]) -> None:
+    def _check_gaps(self, missing: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Handles frames that were not read although later ones were; they must not be skipped if they exist.
 
         Raises:
             StorageError: the index has them; the stream must restart at the consumed positions.
         """
-        for key, (first, last) in missing.items():
+        for key, first, last in ((key, *span) for key, spans in missing.items() for span in spans):
             where = f"query {key}: frames {first} to {last}"
             if self._catalog.frames.entries(key, first - 1, last):
                 raise StorageError(f"{where} were not read before later ones")
@@ -547,7 +570,7 @@ class BatchProcessor:
                 self._metrics.losses.labels(loss.reason if loss.reason in REASONS else "other").inc()
         self._add_alarms(stated)
 
-    def _raise_alarms(self, skipped: Iterable[FrameRow]) -> None:
+    def _raise_alarms(self, skipped: Iterable[FrameRow], facts: Facts) -> None:
         """Counts skipped rows and adds alarms, before the batch is applied: after a crash twice rather than never."""
         raised: list[_Alarm] = []
         for row in skipped:
@@ -559,7 +582,7 @@ class BatchProcessor:
                 what += f", slice {row.slice_start_ms}"
             message = f"{what}: {row.payload.decode(errors='replace')}"
             self._metrics.skipped.labels(kind).inc()
-            raised.append(_Alarm(kind, EdgeId(row.edge), row.query, message))
+            raised.append(_Alarm(kind, facts[row.query][row.position].edge, row.query, message))
         self._add_alarms(raised)
 
     def _add_alarms(self, raised: Iterable[_Alarm]) -> None:

@@ -1,31 +1,25 @@
-"""The rows of a frame in Spark.
+"""The rows of a micro-batch in Spark: merged partials, and the positions that a task has read.
 
-A frame becomes one row per partial and one control row: its body without the synopses. So the ledger's facts come from
-the same pass over the data as the partials. Every position that was read has a row; without it a damaged frame could
-not be distinguished from a gap.
+Facts of frames are no rows: the driver reads them from the frame index by position (`center.storage.frame_facts`).
+Every position that was read is in a READ row. So a frame that cannot be read differs from a gap.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import pyarrow as pa
-
-from center.storage.frame_log import FrameEntry
-from edgewater.model.errors import CorruptFrame
-from edgewater.wire import FrameBody, Partial, body_from_wire, body_to_wire
-from edgewater.wire.frames import MAX_SHARD
-from edgewater.wire.uplink_pb2 import FrameBody as FrameBodyMessage
 
 MAX_REASON_BYTES = 2_000
 
 
 class RowKind(IntEnum):
     PARTIAL = 0
-    """`payload` is the synopsis of (query, slice_start_ms, shard)."""
-    CONTROL = 1
-    """`payload` is the frame's body, its partials without their synopses."""
+    """`payload` is the synopsis of (query, slice_start_ms)."""
+    READ = 1
+    """The task has read all frames from `position` through `last`."""
     DAMAGED = 2
     """The frame at this position cannot be read; `payload` is the reason (UTF-8)."""
     REFUSED = 3
@@ -34,30 +28,19 @@ class RowKind(IntEnum):
     """The frame at this position was set aside, as it could not be applied; `payload` is the reason (UTF-8)."""
 
 
-FRAME_KINDS = (RowKind.CONTROL, RowKind.DAMAGED, RowKind.QUARANTINED)
-"""Each position that was read has one row of one of these kinds."""
-
-
 ROW_SCHEMA: pa.Schema = pa.schema(
     [
         ("query", pa.string()),
         ("position", pa.int64()),
+        ("last", pa.int64()),
         ("kind", pa.int32()),
-        ("edge", pa.string()),
-        ("incarnation", pa.string()),
         ("slice_start_ms", pa.int64()),
-        ("shard", pa.int32()),
-        ("payload", pa.binary()),
-        ("wire_bytes", pa.int64()),
-        ("received_at_ms", pa.int64()),
         ("partials", pa.int32()),
+        ("payload", pa.binary()),
     ]
 )
 
-ROW_DDL = (
-    "query string, position bigint, kind int, edge string, incarnation string, slice_start_ms bigint, shard int, "
-    "payload binary, wire_bytes bigint, received_at_ms bigint, partials int"
-)
+ROW_DDL = "query string, position bigint, last bigint, kind int, slice_start_ms bigint, partials int, payload binary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,49 +48,42 @@ class FrameRow:
     """One row. The fields are the columns of `ROW_SCHEMA`; none is ever null.
 
     Attributes:
-        partials: the number of partials that were merged in it. Of several, the other fields are those of one of them.
+        last: the last position of a READ row; in other rows it is `position`.
+        partials: the number of partials that were merged in it. Of several, `position` is the position of one of them.
     """
 
     query: str
     position: int
+    last: int
     kind: RowKind
-    edge: str
-    incarnation: str
-    slice_start_ms: int
-    shard: int
-    payload: bytes = field(repr=False)
-    wire_bytes: int = 0
-    received_at_ms: int = 0
+    slice_start_ms: int = 0
     partials: int = 1
+    payload: bytes = field(default=b"", repr=False)
 
 
-def rows_of_frame(key: str, entry: FrameEntry, body: FrameBody) -> list[FrameRow]:
-    """The rows of a readable frame, the control row first.
+def row_of_partial(key: str, position: int, slice_start_ms: int, synopsis: bytes) -> FrameRow:
+    """Returns the row of a partial that was not merged yet."""
+    return FrameRow(key, position, position, RowKind.PARTIAL, slice_start_ms, payload=synopsis)
 
-    Raises:
-        CorruptFrame: a partial has a shard that no query has.
+
+def row_of_damage(key: str, position: int, reason: str, kind: RowKind = RowKind.DAMAGED) -> FrameRow:
+    """Returns the row of a frame that cannot be read, or that was set aside."""
+    return FrameRow(key, position, position, kind, payload=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES])
+
+
+def rows_of_positions(frames: Iterable[tuple[str, int]]) -> list[FrameRow]:
+    """Returns a READ row for each run of successive positions.
+
+    Args:
+        frames: query key and position of each frame, ordered by position within a query.
     """
-    for p in body.partials:
-        if p.shard > MAX_SHARD:
-            raise CorruptFrame(f"the partial of slice {p.slice_start_ms} has shard {p.shard}; at most {MAX_SHARD}")
-    stubs = tuple(Partial(p.slice_start_ms, p.shard, b"") for p in body.partials)
-    control = body_to_wire(replace(body, partials=stubs)).SerializeToString()
-    origin = (str(entry.edge), entry.incarnation)
-    partials = [
-        FrameRow(key, entry.position, RowKind.PARTIAL, *origin, p.slice_start_ms, p.shard, p.synopsis)
-        for p in body.partials
-    ]
-    return [_entry_row(key, entry, RowKind.CONTROL, control), *partials]
-
-
-def row_of_damage(key: str, entry: FrameEntry, reason: str, kind: RowKind = RowKind.DAMAGED) -> FrameRow:
-    """The row of a frame that cannot be read, or that was set aside."""
-    return _entry_row(key, entry, kind, reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES])
-
-
-def control_body(payload: bytes) -> FrameBody:
-    """Decodes the body in a control row; its partials have slice and shard, but no synopsis."""
-    return body_from_wire(FrameBodyMessage.FromString(payload))
+    runs: list[tuple[str, int, int]] = []
+    for key, position in frames:
+        if runs and runs[-1][0] == key and runs[-1][2] + 1 == position:
+            runs[-1] = key, runs[-1][1], position
+        else:
+            runs.append((key, position, position))
+    return [FrameRow(key, first, last, RowKind.READ) for key, first, last in runs]
 
 
 def to_batch(rows: list[FrameRow]) -> pa.RecordBatch:
@@ -121,10 +97,6 @@ def to_batch(rows: list[FrameRow]) -> pa.RecordBatch:
 def from_table(table: pa.Table | pa.RecordBatch) -> list[FrameRow]:
     columns = [table.column(name).to_pylist() for name in ROW_SCHEMA.names]
     return [
-        FrameRow(query, position, RowKind(kind), *rest) for query, position, kind, *rest in zip(*columns, strict=True)
+        FrameRow(query, position, last, RowKind(kind), *rest)
+        for query, position, last, kind, *rest in zip(*columns, strict=True)
     ]
-
-
-def _entry_row(key: str, entry: FrameEntry, kind: RowKind, payload: bytes) -> FrameRow:
-    origin = (str(entry.edge), entry.incarnation)
-    return FrameRow(key, entry.position, kind, *origin, 0, 0, payload, entry.wire_bytes, entry.received_at_ms)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 import center.job.frame_source  # noqa: F401  (loaded by readers: loaded after `settle`, every collection would scan it)
 from center.job.merge import merge_rows
-from center.job.rows import ROW_DDL, FrameRow, RowKind, to_batch
+from center.job.rows import ROW_DDL, row_of_partial, to_batch
 from center.spark.workers import settle
 from edgewater.synopses import CountStack, GroupedAggregate
 
@@ -31,7 +31,7 @@ class MergeTask:
             pass
         aggregate = GroupedAggregate({"key": pa.string()}, {"n": CountStack()})
         aggregate.update([pa.array(["a", "b"])], {"n": None}, 2)
-        rows = [FrameRow("", n, RowKind.PARTIAL, "", "", 0, 0, aggregate.to_bytes(), 0, 0) for n in range(1, PARTIALS)]
+        rows = [row_of_partial("", n, 0, aggregate.to_bytes()) for n in range(1, PARTIALS)]
         settle()
         yield to_batch(merge_rows(rows))
 

@@ -18,6 +18,7 @@ from center.catalog import Catalog, QuarantinedFrame
 from center.config import CenterConfig
 from center.job.examination import Examiner
 from center.results import ResultStore
+from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameLog
 from edgewater.model.errors import Conflict, EdgewaterError, InvalidConfig
 from edgewater.model.registered_query import query_key
@@ -78,7 +79,7 @@ class Quarantine:
         contents: dict[str, Any]
         try:
             with Examiner(self._log_dir) as examiner:
-                contents = asdict(examiner.try_frame(frame.entry))
+                contents = asdict(examiner.try_frame(frame.entry)) | {"header": _header(frame.facts)}
         except EdgewaterError as exc:
             contents = {"problem": exc.message}
         return _mapping(frame) | {"contents": contents}
@@ -116,6 +117,20 @@ class Quarantine:
             if segment is not None:
                 FrameLog(self._log_dir).remove(segment)
                 self._catalog.frames.forget_segments([segment])
+
+
+def _header(facts: FrameFacts) -> dict[str, int | None]:
+    """What a frame states beside its partials."""
+    body = facts.body()
+    return {
+        "through_ms": body.through_ms,
+        "since_ms": body.since_ms,
+        "closes": len(body.closes),
+        "closed_records": sum(close.observed for close in body.closes),
+        "substreams": len(body.arrivals.substreams) if body.arrivals else 0,
+        "losses": len(body.losses),
+        "dropped_records": sum(drop.records for drop in body.dropped),
+    }
 
 
 def _user() -> str:

@@ -64,11 +64,10 @@ deltas = Table(
     Column("id", _Id, primary_key=True, autoincrement=True),
     Column("query", _Query, nullable=False),
     Column("slice_start_ms", BigInteger, nullable=False),
-    Column("shard", Integer, nullable=False),
     Column("synopsis", LargeBinary, nullable=False),
 )
 """Merged partials per batch: a slice is the merge of its rows."""
-Index("deltas_by_slice", deltas.c.query, deltas.c.slice_start_ms, deltas.c.shard)
+Index("deltas_by_slice", deltas.c.query, deltas.c.slice_start_ms)
 
 shapes = Table(
     "shapes",

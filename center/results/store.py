@@ -85,7 +85,7 @@ class _Term:
 
 @dataclass(frozen=True, slots=True)
 class MergedDelta:
-    """The merged partial of one (query, slice, shard) in a batch.
+    """The merged partial of one (query, slice) in a batch.
 
     Attributes:
         position: the frame of its only partial; None: it has partials of several.
@@ -93,12 +93,11 @@ class MergedDelta:
 
     query: QueryRef
     slice_start_ms: int
-    shard: int
     synopsis: bytes = field(repr=False)
     position: int | None = None
 
     def to_row(self) -> Delta:
-        return Delta(query_key(self.query), self.slice_start_ms, self.shard, self.synopsis)
+        return Delta(query_key(self.query), self.slice_start_ms, self.synopsis)
 
 
 class ResultStore(AnswerReader):

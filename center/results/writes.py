@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -50,7 +51,7 @@ from edgewater.wire import QueryRef
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MAX_SIDE_BY_SIDE = 8
-"""Deltas of one (query, slice, shard) that are kept before they are merged into one."""
+"""Deltas of one (query, slice) that are kept before they are merged into one."""
 MAX_TRIMMED_WINDOWS = 200
 """Final windows, or answers of one deleted query, that one transaction drops; the job waits meanwhile."""
 MAX_ANSWER_BYTES = 64 << 20
@@ -65,6 +66,7 @@ READ_BYTES = 16 << 20
 """Bytes of stored deltas that are read at once, for many windows."""
 _CHUNK = 200
 """Rows, or values, that one statement names: below the least number of bound parameters that a database takes."""
+_SLICE_START = attrgetter("slice_start_ms")
 _Span = tuple[int, str, int, int]
 """A window's number, its query, and its slices: the first one, and the first one behind."""
 _SPAN = {"n": Integer(), "query": Identifier(96), "begin_ms": BigInteger(), "end_ms": BigInteger()}
@@ -74,12 +76,11 @@ _SPAN = {"n": Integer(), "query": Identifier(96), "begin_ms": BigInteger(), "end
 class Delta:
     query: str
     slice_start_ms: int
-    shard: int
     synopsis: bytes = field(repr=False)
 
     @property
-    def place(self) -> tuple[str, int, int]:
-        return self.query, self.slice_start_ms, self.shard
+    def place(self) -> tuple[str, int]:
+        return self.query, self.slice_start_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +139,15 @@ def _shape_of(partial: bytes) -> str:
 
 def _fold(connection: Connection, slices: Sequence[tuple[str, int]], on_query: Callable[[QueryRef], None]) -> None:
     c = t.deltas.c
-    crowded = select(c.query, c.slice_start_ms, c.shard).where(tuple_(c.query, c.slice_start_ms).in_(slices))
-    crowded = crowded.group_by(c.query, c.slice_start_ms, c.shard).having(func.count() > MAX_SIDE_BY_SIDE)
-    for key, start, shard in connection.execute(crowded).all():
+    crowded = select(c.query, c.slice_start_ms).where(tuple_(c.query, c.slice_start_ms).in_(slices))
+    crowded = crowded.group_by(c.query, c.slice_start_ms).having(func.count() > MAX_SIDE_BY_SIDE)
+    for key, start in connection.execute(crowded).all():
         on_query(query_from_key(key))
-        here = (c.query == key) & (c.slice_start_ms == start) & (c.shard == shard)
-        rows = connection.execute(select(c.query, c.slice_start_ms, c.shard, c.synopsis).where(here).order_by(c.id))
+        here = (c.query == key) & (c.slice_start_ms == start)
+        rows = connection.execute(select(c.query, c.slice_start_ms, c.synopsis).where(here).order_by(c.id))
         folded, _ = _merged([Delta(*row) for row in rows])
         connection.execute(delete(t.deltas).where(here))
-        connection.execute(insert(t.deltas).values(query=key, slice_start_ms=start, shard=shard, synopsis=folded))
+        connection.execute(insert(t.deltas).values(query=key, slice_start_ms=start, synopsis=folded))
 
 
 def write_ledger(connection: Connection, changes: Iterable[QueryChanges]) -> None:
@@ -375,7 +376,7 @@ def _deltas_of(
     """The deltas of each emission's window, stored ones and `spent`, of several windows by one statement; only their
     size if it is more than `max_bytes`."""
     unstored: defaultdict[str, list[Delta]] = defaultdict(list)
-    for delta in sorted(spent, key=_place):
+    for delta in sorted(spent, key=_SLICE_START):
         unstored[delta.query].append(delta)
     for begin in range(0, len(emissions), MAX_GIVEN):
         chunk = emissions[begin : begin + MAX_GIVEN]
@@ -394,17 +395,13 @@ def _deltas_of(
                     found[n].append(Delta(*row))
                 for n, deltas in new.items():
                     # In the order in which they would be read if they were stored: floats depend on it.
-                    found[n] = sorted([*found[n], *deltas], key=_place)
+                    found[n] = sorted([*found[n], *deltas], key=_SLICE_START)
             yield from (held[n] if held[n] > max_bytes else found.pop(n) for n, *_ in part)
-
-
-def _place(delta: Delta) -> tuple[int, int]:
-    return delta.slice_start_ms, delta.shard
 
 
 def _within(deltas: Sequence[Delta], from_ms: int, to_ms: int) -> list[Delta]:
     """Those of deltas, by slice, in [from_ms, to_ms)."""
-    begin, end = (bisect_left(deltas, at, key=lambda d: d.slice_start_ms) for at in (from_ms, to_ms))
+    begin, end = (bisect_left(deltas, at, key=_SLICE_START) for at in (from_ms, to_ms))
     return list(deltas[begin:end])
 
 
@@ -435,8 +432,8 @@ def _span_statements(count: int) -> tuple[Select[Any], Select[Any]]:
     c, asked = t.deltas.c, given(_SPAN, count)
     within = and_(c.query == asked.c.query, c.slice_start_ms >= asked.c.begin_ms, c.slice_start_ms < asked.c.end_ms)
     sizes = select(asked.c.n, func.sum(func.length(c.synopsis))).join_from(asked, t.deltas, within)
-    rows = select(asked.c.n, c.query, c.slice_start_ms, c.shard, c.synopsis).join_from(asked, t.deltas, within)
-    return sizes.group_by(asked.c.n), rows.order_by(c.slice_start_ms, c.shard, c.id)
+    rows = select(asked.c.n, c.query, c.slice_start_ms, c.synopsis).join_from(asked, t.deltas, within)
+    return sizes.group_by(asked.c.n), rows.order_by(c.slice_start_ms, c.id)
 
 
 def _bounded(spans: Sequence[_Span], held: Mapping[int, int]) -> Iterator[list[_Span]]:
@@ -456,13 +453,12 @@ def _bounded(spans: Sequence[_Span], held: Mapping[int, int]) -> Iterator[list[_
 def _merged(found: Sequence[Delta]) -> tuple[bytes | None, int]:
     """The merge of a query's deltas (None: there are none), and their bytes. Raises DeltasRefused, QueryFailed.
 
-    A task has decoded each delta before (`merge_rows`), so that of a single one only the checksum and the structure are
-    checked.
+    A task has decoded each delta before (`merge_rows`), so of a single one only the checksum is verified.
     """
     size = sum(len(d.synopsis) for d in found)
     try:
         if len(found) == 1:
-            codec.unseal(found[0].synopsis)
+            codec.require_intact(found[0].synopsis)
             return found[0].synopsis, size
         return GroupedAggregate.merge_bytes([d.synopsis for d in found]) if found else None, size
     except MemoryError as exc:  # it says nothing about a single one of them
@@ -476,9 +472,9 @@ def _merged(found: Sequence[Delta]) -> tuple[bytes | None, int]:
 
 
 def drop_deltas(connection: Connection, like: Delta, *, exactly: bool) -> int:
-    """Drops the stored deltas of a slice and shard, or only those with the same bytes; returns their number."""
+    """Drops the stored deltas of a slice, or only those with the same bytes; returns their number."""
     c = t.deltas.c
-    place = (c.query == like.query) & (c.slice_start_ms == like.slice_start_ms) & (c.shard == like.shard)
+    place = (c.query == like.query) & (c.slice_start_ms == like.slice_start_ms)
     return connection.execute(
         delete(t.deltas).where(place & (c.synopsis == like.synopsis) if exactly else place)
     ).rowcount

@@ -408,7 +408,7 @@ class Shipper:
         # of few entries are mostly header.
         weight = ENTRY_BYTES_RATE * len(groups) / (len(groups) + FEW_ENTRIES)
         self.entry_bytes += weight * (len(data) / len(groups) - self.entry_bytes)
-        return Partial(start, 0, data)
+        return Partial(start, data)
 
     def _record_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:
         """Adds the drift of groups that are sent, or (None) of all groups that a closed slice withholds."""

@@ -44,7 +44,7 @@ from edgewater.synopses.missing_records import has_bounds
 KEYS = {
     "name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
     "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
-    "shards": False, "since": False, "seed": False,
+    "since": False, "seed": False,
 }  # fmt: skip
 """The keys of a query, and whether each is required."""
 MAX_MEASURES = 32
@@ -152,7 +152,6 @@ class QuerySpec:
         computed: the SQL expressions of those columns of `group_by` that are not columns of the stream, by name.
         lateness_ms: event time after a window's end during which the window may be revised.
         edges: the expected edges, sorted; None: every edge that has the stream.
-        shards: number of partitions of a slice by hash of the group; reserved, without effect in this release.
         seed: seed of the hashes and random choices of its synopses and samples, 0 to 2^64 - 1; None: the default, which
             is public. A center draws one when it registers the query.
         since_ms: event time from which records count that edges have read before the registration and can read again;
@@ -170,7 +169,6 @@ class QuerySpec:
     cache: CacheSpec = field(default_factory=CacheSpec)
     lateness_ms: int = DEFAULT_LATENESS_MS
     edges: tuple[str, ...] | None = None
-    shards: int = field(default=1)
     since_ms: int | None = None
     computed: tuple[tuple[str, str], ...] = ()
 
@@ -212,9 +210,6 @@ class QuerySpec:
             where = condition.sql()
         lateness = q.get("lateness")
         _check_names(measures, group_by)
-        shards = q.get("shards", 1)
-        if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 256:
-            raise InvalidQuery("shards", shards, "a whole number from 1 to 256")
         window = algebra.require_sliced(Window.from_mapping(q["window"], ACCEPTED_IN_QUERIES))
         accuracy = Accuracy.from_mapping(q.get("accuracy"), measures, window, group_by)
         spec = cls(
@@ -229,7 +224,6 @@ class QuerySpec:
             cache=CacheSpec.from_mapping(q.get("cache")),
             lateness_ms=DEFAULT_LATENESS_MS if lateness is None else duration_ms(lateness, "lateness", InvalidQuery),
             edges=_edges(q.get("edges")),
-            shards=shards,
             since_ms=_since(q.get("since"), accuracy),
             computed=computed,
         )
@@ -316,8 +310,6 @@ class QuerySpec:
             result["lateness"] = format_duration(self.lateness_ms)
         if self.edges is not None:
             result["edges"] = list(self.edges)
-        if self.shards != 1:
-            result["shards"] = self.shards
         if self.since_ms is not None:
             result["since"] = BEGINNING if self.since_ms == MIN_TIME_MS else rfc3339(self.since_ms)
         if seed and self.seed is not None:

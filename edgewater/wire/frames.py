@@ -18,8 +18,6 @@ from edgewater.wire import uplink_pb2 as pb
 
 MAX_BODY_BYTES = 64 << 20
 """Bytes of a frame's body before compression that a reader accepts."""
-MAX_SHARD = (1 << 31) - 1
-"""The greatest number of a partial's shard that a reader accepts."""
 
 _ZSTD_MIN_BLOCK, _ZSTD_MAX_BLOCK = 4, 128 << 10
 """A block of zstd takes at least 4 bytes, and is at most 128 KiB when it is decompressed (RFC 8878, 3.1.1.2)."""
@@ -120,10 +118,9 @@ class Withheld:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The serialised synopsis of one (query, slice, shard); the frame names the query."""
+    """The serialised synopsis of one (query, slice); the frame names the query."""
 
     slice_start_ms: int
-    shard: int
     synopsis: bytes
 
 
@@ -462,9 +459,7 @@ def parse_body(plain: bytes) -> tuple[pb.FrameBody, int]:
 
 def body_to_wire(body: FrameBody) -> pb.FrameBody:
     return pb.FrameBody(
-        partials=[
-            pb.Partial(slice_start_ms=p.slice_start_ms, shard=p.shard, synopsis=p.synopsis) for p in body.partials
-        ],
+        partials=[pb.Partial(slice_start_ms=p.slice_start_ms, synopsis=p.synopsis) for p in body.partials],
         closes=[close_to_wire(c) for c in body.closes],
         through_ms=body.through_ms,
         since_ms=body.since_ms,
@@ -488,7 +483,7 @@ def body_to_wire(body: FrameBody) -> pb.FrameBody:
 def body_from_wire(message: pb.FrameBody) -> FrameBody:
     return FrameBody(
         message.through_ms,
-        tuple(Partial(p.slice_start_ms, p.shard, p.synopsis) for p in message.partials),
+        tuple(Partial(p.slice_start_ms, p.synopsis) for p in message.partials),
         tuple(close_from_wire(c) for c in message.closes),
         message.since_ms if message.HasField("since_ms") else None,
         arrivals_from_wire(message.arrivals) if message.HasField("arrivals") else None,

@@ -720,22 +720,19 @@ class Partial(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SLICE_START_MS_FIELD_NUMBER: _builtins.int
-    SHARD_FIELD_NUMBER: _builtins.int
     SYNOPSIS_FIELD_NUMBER: _builtins.int
     slice_start_ms: _builtins.int
-    shard: _builtins.int
     synopsis: _builtins.bytes
     """A Synopsis with its magic and checksum."""
     def __init__(
         self,
         *,
         slice_start_ms: _builtins.int = ...,
-        shard: _builtins.int = ...,
         synopsis: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard", "slice_start_ms", b"slice_start_ms", "synopsis", b"synopsis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["slice_start_ms", b"slice_start_ms", "synopsis", b"synopsis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -107,10 +107,10 @@ def _from_file(path: Path, flags: QueryFlags) -> QuerySpec:
     window = query.window
     if flags.window is not None:
         window = TumblingWindow(duration_ms(flags.window, "--window", InvalidConfig, minimum_ms=1))
-    # The simulation has no late records, no missing edges and one shard, and no early answers.
+    # The simulation has no late records, no missing edges and no early answers.
     return replace(
         query, measures=(evaluated, *[m for m in measures if m.name != evaluated.name]), window=window,
-        lateness_ms=0, edges=None, shards=1, accuracy=None,
+        lateness_ms=0, edges=None, accuracy=None,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -21,9 +22,10 @@ from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.merge import merge_rows
 from center.job.metrics import JobMetrics
 from center.job.microbatch import to_micro_batch
-from center.job.rows import FrameRow, row_of_damage, rows_of_frame
+from center.job.rows import FrameRow, row_of_damage, rows_of_positions
 from center.ledger import Ledger
 from center.results import ResultStore
+from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
@@ -34,6 +36,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import LIVE, Constant, EdgeId
 from edgewater.wire import Frame, FrameBody, QueryRef
+from tests.center.kept_frames import facts_of_frame, kept_body, rows_of_frame
 
 MINUTE = 60_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
@@ -174,6 +177,7 @@ class Site:
             frames += built
         self.durable.sync()
         rows: list[FrameRow] = []
+        facts: defaultdict[str, dict[int, FrameFacts]] = defaultdict(dict)
         positions = self.center.writer.consumed()
         for frame in frames:
             key = query_key(frame.query)
@@ -186,9 +190,12 @@ class Site:
             if body is not None:  # what the gateway keeps of it
                 check = FrameCheck(self.center.catalog.queries.get(frame.query.name).spec, COLUMNS)
                 latest_ms = self.center.now_ms + CLOCK_LEAD_MS
-                body = check.check(Frame.pack(frame.seq, frame.query, body), latest_ms).frame.unpack()
-            rows += [row_of_damage(key, entry, "torn")] if body is None else rows_of_frame(key, entry, body)
-        batch = to_micro_batch(merge_rows(rows))
+                body = kept_body(check.check(Frame.pack(frame.seq, frame.query, body), latest_ms))
+                rows += rows_of_frame(entry, body)
+            else:
+                rows += [*rows_of_positions([(key, entry.position)]), row_of_damage(key, entry.position, "torn")]
+            facts[key][entry.position] = facts_of_frame(entry, body or FrameBody(0))
+        batch = to_micro_batch(merge_rows(rows), facts)
         if batch.through:
             self.center.writer.apply(batch.deltas, batch.summaries, batch.through)
         if frames:

@@ -45,7 +45,7 @@ def spec(name: str = "miles", **changes: object) -> QuerySpec:
 
 
 def frame(seq: int, query: QueryRef = MILES, content: bytes = b"synopsis") -> Frame:
-    return Frame.pack(seq, query, FrameBody(1_000 + seq, (Partial(0, 0, synopsis(content)),)))
+    return Frame.pack(seq, query, FrameBody(1_000 + seq, (Partial(0, synopsis(content)),)))
 
 
 @functools.cache
@@ -106,7 +106,7 @@ class WatchedLog(FrameLog):
 
     def append(self, frames: Sequence[StoredFrame]) -> list[FrameLocation]:
         locations = super().append(frames)
-        self.durable += [(f.edge, f.frame.seq) for f in frames]
+        self.durable += [(f.edge, f.seq) for f in frames]
         return locations
 
 

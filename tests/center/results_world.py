@@ -65,7 +65,7 @@ class Job:
             self.observed[edge, start] = self.observed.get((edge, start), 0) + 1
         closes = tuple(SliceClose(s, self.observed[edge, s], 0) for s in starts)
         fact = FrameSummary(self.ref, self.position, EdgeId(edge), through_ms, closes, tuple(starts), 100, 0)
-        return fact, [MergedDelta(self.ref, s, 0, partial(v)) for s, v in starts.items()]
+        return fact, [MergedDelta(self.ref, s, partial(v)) for s, v in starts.items()]
 
     def batch(self, *frames: tuple[FrameSummary, list[MergedDelta]], now_ms: int = 0) -> list[Emission]:
         facts = [fact for fact, _ in frames]
@@ -73,7 +73,7 @@ class Job:
         for _, deltas in frames:
             for delta in deltas:
                 parts.setdefault(delta.slice_start_ms, []).append(delta.synopsis)
-        merged = [MergedDelta(self.ref, start, 0, GroupedAggregate.merge_bytes(p)) for start, p in parts.items()]
+        merged = [MergedDelta(self.ref, start, GroupedAggregate.merge_bytes(p)) for start, p in parts.items()]
         return self.store.apply(
             self.ledger, merged, facts, {f"{self.ref.name}@{self.ref.version}": facts[-1].position}, now_ms
         )

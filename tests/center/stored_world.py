@@ -42,7 +42,7 @@ class Stored(World):
         for frame in frames:
             for partial in frame.unpack().partials:
                 parts.setdefault(partial.slice_start_ms, []).append(partial.synopsis)
-        return [MergedDelta(REF, start, 0, GroupedAggregate.merge_bytes(each)) for start, each in sorted(parts.items())]
+        return [MergedDelta(REF, start, GroupedAggregate.merge_bytes(each)) for start, each in sorted(parts.items())]
 
     def crash(self, path: Path) -> None:
         """Restarts the job from its result store."""

@@ -29,7 +29,6 @@ QUERY_KEYS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] =
          "registration."),
         ("edges", "list of edges", "every edge that has the stream", "The edges that a window waits for."),
         ("seed", "0 to 2^64 − 1, or `\"0x…\"`", "drawn at the registration", "Seed of the hashes and samples."),
-        ("shards", "whole number, 1 to 256", "`1`", "Is reserved, and has no effect."),
     )),
     ("window", "Exactly one of `tumbling`, `sliding` and `session`.", (
         ("tumbling", "duration", "–", "Length of windows that do not overlap."),

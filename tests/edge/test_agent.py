@@ -27,6 +27,7 @@ from edgewater.model.errors import InvalidConfig, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import FrameBody
+from tests.center.kept_frames import stored_body
 from tests.certificates import make_certificates
 from tests.edge.core.test_core import merged
 
@@ -83,8 +84,7 @@ class Center:
         result = []
         for key, last in self.catalog.frames.last_positions().items():
             for entry in self.catalog.frames.entries(key, 0, last):
-                stored = self.log.read(entry.segment, entry.offset, entry.length)
-                result.append((entry.query.name, stored.frame.unpack()))
+                result.append((entry.query.name, stored_body(self.catalog, self.log, entry)))
         return result
 
     def ended(self) -> bool:

@@ -97,20 +97,25 @@ def seal(message: SynopsisMessage) -> bytes:
 
 def unseal(data: bytes, max_messages: int = 1 << 20) -> SynopsisMessage:
     """Reads the bytes that `seal` wrote. Raises CorruptSynopsis for any others, and for more nested messages."""
-    if len(data) < _HEADER.size or len(data) > MAX_BYTES:
-        raise CorruptSynopsis(f"{len(data)} bytes cannot be a synopsis (at least {_HEADER.size})")
-    magic, checksum = _HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise CorruptSynopsis(f"foreign bytes: they begin with {data[:4]!r}, a synopsis with {MAGIC!r}")
+    require_intact(data)
     body = data[_HEADER.size :]
-    actual = google_crc32c.value(body)
-    if actual != checksum:
-        raise CorruptSynopsis(f"damaged bytes: CRC32C is {actual:#010x}, the header says {checksum:#010x}")
     try:
         check_nesting(body, _SYNOPSIS, _BYTES_PER_MESSAGE, MAX_DEPTH + 2, max_messages)
         return SynopsisMessage.FromString(body)
     except (DecodeError, ValueError) as exc:
         raise CorruptSynopsis(f"the checksum holds but the body is no Synopsis message: {exc}") from exc
+
+
+def require_intact(data: bytes) -> None:
+    """Raises CorruptSynopsis for bytes that `seal` did not write, by their length, magic and checksum."""
+    if len(data) < _HEADER.size or len(data) > MAX_BYTES:
+        raise CorruptSynopsis(f"{len(data)} bytes cannot be a synopsis (at least {_HEADER.size})")
+    magic, checksum = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptSynopsis(f"foreign bytes: they begin with {data[:4]!r}, a synopsis with {MAGIC!r}")
+    actual = google_crc32c.value(data[_HEADER.size :])
+    if actual != checksum:
+        raise CorruptSynopsis(f"damaged bytes: CRC32C is {actual:#010x}, the header says {checksum:#010x}")
 
 
 def header(

@@ -131,7 +131,7 @@ class Desk:
         read = {b.measure.name: b.measure.argument for b in bound.measures}
         keys = [pa.array(columns[name]) for name in query.spec.group_by]
         part.update(keys, {k: pa.array(columns[c]) if c else None for k, c in read.items()}, rows)
-        delta = MergedDelta(query.ref, start_ms, 0, part.to_bytes())
+        delta = MergedDelta(query.ref, start_ms, part.to_bytes())
         through = start_ms + HOUR if closed else start_ms
         close = SliceClose(start_ms, rows, 0, withheld)
         fact = FrameSummary(

@@ -26,7 +26,7 @@ def ship(desk, query, position, *times_s, before=()):
         inside = [t for t in times if start <= t < start + MINUTE]
         part = GroupedAggregate({}, {"n": measure.function.make((), None)})
         part.update([], {"n": None}, len(inside))
-        deltas.append(MergedDelta(query.ref, start, 0, part.to_bytes()))
+        deltas.append(MergedDelta(query.ref, start, part.to_bytes()))
         inside += [T0 + 1000 * second for second in before if start <= T0 + 1000 * second < start + MINUTE]
         closes.append(SliceClose(start, len(inside), 0, (), min(inside), max(inside)))
     touched = tuple(c.slice_start_ms for c in closes)

@@ -101,7 +101,7 @@ class World:
             self.position += 1
             touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
             fact = FrameSummary(REF, self.position, EdgeId(edge), body.through_ms, body.closes, touched, 1, 0, "i")
-            deltas = [MergedDelta(REF, p.slice_start_ms, p.shard, p.synopsis) for p in body.partials]
+            deltas = [MergedDelta(REF, p.slice_start_ms, p.synopsis) for p in body.partials]
             self.store.apply(self.ledger, deltas, [fact], {"q@1": self.position}, self.now_ms)
         for record in self.store.answers_after(self.checked, 1_000):
             self.checked += 1

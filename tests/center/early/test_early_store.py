@@ -10,7 +10,6 @@ import pytest
 
 from center.job.metrics import JobMetrics
 from center.job.microbatch import to_micro_batch
-from center.job.rows import RowKind, rows_of_frame
 from center.ledger import Phase
 from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
 from center.storage.frame_log import FrameEntry
@@ -18,6 +17,7 @@ from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import Arrivals, FrameBody, Partial
 from tests.center.accuracy_world import BEGIN_MS, REF, spec
+from tests.center.kept_frames import facts_of_frame, rows_of_frame
 from tests.center.stored_world import KEY, Stored, stored
 
 pytestmark = pytest.mark.slow
@@ -179,10 +179,8 @@ def test_the_jobs_metrics_say_what_intervals_and_waits_have_been(world: Stored) 
     assert share is not None and 0 <= share < 0.3
 
 
-def test_arrivals_pass_through_spark_with_the_frames_control_row() -> None:
-    body = FrameBody(7, (Partial(0, 0, b"synopsis"),), arrivals=Arrivals(5, (b"a", b"bc")))
+def test_arrivals_reach_the_driver_with_the_facts_of_the_frame() -> None:
+    body = FrameBody(7, (Partial(0, b"synopsis"),), arrivals=Arrivals(5, (b"a", b"bc")))
     entry = FrameEntry(REF, 1, EdgeId("e"), "i", 1, 0, "segment", 0, 9, 9, BEGIN_MS)
-    control, partial = rows_of_frame(KEY, entry, body)
-    assert (control.kind, partial.payload) == (RowKind.CONTROL, b"synopsis")
-    batch = to_micro_batch([control])
+    batch = to_micro_batch(rows_of_frame(entry, body), {KEY: {1: facts_of_frame(entry, body)}})
     assert [s.arrivals for s in batch.summaries] == [body.arrivals]

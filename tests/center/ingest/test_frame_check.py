@@ -41,6 +41,7 @@ from edgewater.wire import (
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import MAX_MESSAGES
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, on_a_loop, spec, synopsis
+from tests.center.kept_frames import kept_body, stored_body
 
 NOW_MS = 10_000_000
 INF, NAN = float("inf"), float("nan")
@@ -50,7 +51,7 @@ IMPOSSIBLE = (
     Withheld("miles", 0, 0, 1, 5.0),
     Withheld("farthest", 0, 0, 1, NAN),
 )
-HONEST = Partial(60_000, 0, synopsis(b"ua"))
+HONEST = Partial(60_000, synopsis(b"ua"))
 CLOSE = SliceClose(60_000, 5, 1)
 BODY = FrameBody(120_000, (HONEST,), (CLOSE,), losses=(InputLoss("file", "restart", 1, NOW_MS + 1),))
 LOST = InputLoss("frames", "partial-refused", 60_000, 60_001)
@@ -75,7 +76,7 @@ def test_what_an_edge_ships_is_kept_byte_for_byte() -> None:
     ):
         frame = Frame.pack(3, MILES, body)
         result = FrameCheck(spec()).check(frame, NOW_MS)
-        assert result == CheckedFrame(frame, work=result.work, through_ms=body.through_ms, checking=result.checking)
+        assert (kept_body(result), result.reason, result.through_ms) == (body, None, body.through_ms)
         assert result.checking <= result.work, "an honest frame is charged the job's work"
 
 
@@ -148,8 +149,8 @@ def test_an_edge_of_a_query_without_a_budget_has_no_rest() -> None:
 WITHHELD = Withheld("miles", 1.0, 0.0, 1)
 FARTHEST = Withheld("farthest", 1.0, 0.0, 1)
 LARGE: dict[str, tuple[dict[str, str], Callable[[int], Partial | SliceClose], int]] = {
-    "partials": ({"tumbling": "60s"}, lambda n: Partial(60_000 * n, 0, HONEST.synopsis), 900),
-    "shards": ({"tumbling": "60s"}, lambda n: Partial(60_000 * (n // 100), n % 100, HONEST.synopsis), 900),
+    "partials": ({"tumbling": "60s"}, lambda n: Partial(60_000 * n, HONEST.synopsis), 900),
+    "partials of one slice": ({"tumbling": "60s"}, lambda n: Partial(60_000 * (n // 100), HONEST.synopsis), 900),
     "closes": ({"tumbling": "60s"}, lambda n: SliceClose(60_000 * n, 1, 0), 6_000),
     "withheld": ({"tumbling": "60s"}, lambda n: SliceClose(60_000 * n, 1, 0, (WITHHELD, FARTHEST)), 4_000),
     "windows": ({"sliding": "50000s", "every": "100s"}, lambda n: SliceClose(50_000_000 * n, 1, 0), 200),
@@ -170,7 +171,7 @@ def test_a_frame_is_cut_to_the_work_for_which_all_queries_may_wait(kind: str, mo
         tuple(c for c in parts if isinstance(c, SliceClose)),
     )
     result = checked(body, spec(window=window), 1 << 41)
-    kept = result.frame.unpack()
+    kept = kept_body(result)
     assert result.reason == "partial-refused" and f"at most {most} in a frame" in result.message
     assert most * 0.8 < result.work <= most
     slices = [p.slice_start_ms for p in (*kept.partials, *kept.closes)]
@@ -182,21 +183,20 @@ def test_a_frame_is_cut_to_the_work_for_which_all_queries_may_wait(kind: str, mo
 
 def test_a_slice_that_is_too_much_work_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_check, "MAX_FRAME_WORK", 100)
-    shards = tuple(Partial(60_000, n, HONEST.synopsis) for n in range(20))
-    before, after = Partial(0, 0, HONEST.synopsis), Partial(120_000, 0, HONEST.synopsis)
-    kept = checked(FrameBody(0, (*shards, after, before))).frame.unpack()
+    crowded = (Partial(60_000, HONEST.synopsis),) * 20
+    before, after = Partial(0, HONEST.synopsis), Partial(120_000, HONEST.synopsis)
+    kept = kept_body(checked(FrameBody(0, (*crowded, after, before))))
     assert kept == FrameBody(0, (after, before), losses=(LOST,))
 
 
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (Partial(60_000, 1 << 31, HONEST.synopsis), "shard 2147483648"),
-        (Partial(60_000, 0, b"synopsis"), "corrupt-synopsis"),
-        (Partial(60_000, 0, altered(lambda m: setattr(m, "records", (1 << 64) - 1))), "records: 18446744073709551615"),
-        (Partial(60_000, 0, altered(lambda m: setattr(m, "parameters", "[" * 100_000))), "parameters"),
-        (Partial(60_000, 0, altered(lambda m: setattr(m.parts[0], "seed", 9))), "measures.miles"),
-        (Partial(60_000, 0, GroupedAggregate({}, {}).to_bytes()), "expected 2 arrays"),
+        (Partial(60_000, b"synopsis"), "corrupt-synopsis"),
+        (Partial(60_000, altered(lambda m: setattr(m, "records", (1 << 64) - 1))), "records: 18446744073709551615"),
+        (Partial(60_000, altered(lambda m: setattr(m, "parameters", "[" * 100_000))), "parameters"),
+        (Partial(60_000, altered(lambda m: setattr(m.parts[0], "seed", 9))), "measures.miles"),
+        (Partial(60_000, GroupedAggregate({}, {}).to_bytes()), "expected 2 arrays"),
         (SliceClose(60_000, 3, 4), "3 records observed, 4 late"),
         (SliceClose(60_000, MAX_COUNT + 1, 0), "records observed"),
         (SliceClose(60_000, 3, 0, first_ms=60_000, last_ms=59_999), "last_ms 59999"),
@@ -209,7 +209,7 @@ def test_a_slice_that_is_too_much_work_costs_no_other(monkeypatch: pytest.Monkey
 def test_a_partial_or_a_close_that_cannot_be_right_is_a_stated_loss_and_the_rest_counts(
     bad: Partial | SliceClose, why: str
 ) -> None:
-    other = Partial(120_000, 0, HONEST.synopsis)
+    other = Partial(120_000, HONEST.synopsis)
     body = (
         FrameBody(180_000, (bad, other), (CLOSE,))
         if isinstance(bad, Partial)
@@ -218,7 +218,7 @@ def test_a_partial_or_a_close_that_cannot_be_right_is_a_stated_loss_and_the_rest
     result = checked(body)
     assert result.reason == "partial-refused"
     assert "slice 60000: " in result.message and why in result.message and len(result.message) < 600
-    kept = result.frame.unpack()
+    kept = kept_body(result)
     assert kept.partials == (other,)
     assert kept.closes == tuple(c for c in body.closes if c is not bad)
     assert (kept.through_ms, kept.losses) == (180_000, (LOST,))
@@ -226,10 +226,10 @@ def test_a_partial_or_a_close_that_cannot_be_right_is_a_stated_loss_and_the_rest
 
 @pytest.mark.parametrize("start_ms", [NOW_MS // 60_000 * 60_000 + 60_000, 2_082_758_400_000, -(1 << 62), 60_001])
 def test_a_slice_that_the_query_cannot_have_yet_is_refused_and_opens_no_window(start_ms: int) -> None:
-    body = FrameBody(120_000, (Partial(start_ms, 0, HONEST.synopsis), HONEST), (SliceClose(start_ms, 1, 0), CLOSE))
+    body = FrameBody(120_000, (Partial(start_ms, HONEST.synopsis), HONEST), (SliceClose(start_ms, 1, 0), CLOSE))
     result = checked(body)
     assert f"slice {start_ms}: is " in result.message and ", and 1 more" in result.message
-    kept = result.frame.unpack()
+    kept = kept_body(result)
     assert (kept.partials, kept.closes) == ((HONEST,), (CLOSE,))
     assert all(loss.from_ms is not None and loss.from_ms <= NOW_MS for loss in kept.losses)
 
@@ -238,7 +238,7 @@ def test_statements_are_bounded_by_the_clock() -> None:
     ahead = InputLoss("file", "restart", NOW_MS + 1, NOW_MS + 2)
     dropped = DroppedRecords(NOW_MS + 60_000, DropReason.TOO_LATE, 1)
     body = FrameBody(NOW_MS + 1, losses=(ahead, InputLoss("f\0", "x", None, 1 << 61)), dropped=(dropped,))
-    kept = checked(body).frame.unpack()
+    kept = kept_body(checked(body))
     assert kept == FrameBody(NOW_MS, losses=(InputLoss("f�", "x", None, NOW_MS + 1),))
 
 
@@ -249,7 +249,7 @@ def test_a_body_that_cannot_be_read_is_stated_as_lost() -> None:
         frame = Frame(3, MILES, plain, Frame.pack(3, MILES, BODY).crc32c, Encoding.PLAIN, len(plain))
         result = FrameCheck(spec()).check(dataclasses_with_checksum(frame), NOW_MS)
         assert result.reason == "frame-damaged"
-        assert result.frame.unpack() == FrameBody(MIN_TIME_MS, losses=(InputLoss("frames", "frame-damaged"),))
+        assert kept_body(result) == FrameBody(MIN_TIME_MS, losses=(InputLoss("frames", "frame-damaged"),))
 
 
 def dataclasses_with_checksum(frame: Frame) -> Frame:
@@ -263,10 +263,10 @@ def dataclasses_with_checksum(frame: Frame) -> Frame:
 def test_more_losses_than_an_edge_has_are_united() -> None:
     """The ledger looks at its windows for each of them."""
     stated = tuple(InputLoss("file", "restart", n * 1_000, n * 1_000 + 1) for n in range(9_000))
-    kept = checked(FrameBody(NOW_MS, losses=stated)).frame.unpack().losses
+    kept = kept_body(checked(FrameBody(NOW_MS, losses=stated))).losses
     assert kept == (*stated[:MAX_LOSSES], InputLoss("file", "restart", MAX_LOSSES * 1_000, 8_999_001))
-    refused = tuple(Partial(60_000 * n, 0, b"x") for n in range(MAX_LOSSES + 5))
-    kept = checked(FrameBody(0, refused), latest_ms=1 << 40).frame.unpack().losses
+    refused = tuple(Partial(60_000 * n, b"x") for n in range(MAX_LOSSES + 5))
+    kept = kept_body(checked(FrameBody(0, refused), latest_ms=1 << 40)).losses
     assert kept == (InputLoss("frames", "partial-refused", 0, 60_000 * (MAX_LOSSES + 4) + 1),)
 
 
@@ -275,7 +275,7 @@ def test_arrivals_that_cannot_be_read_are_stated_as_lost() -> None:
     arrivals = Arrivals(NOW_MS, (b"\1" * 40,))
     kept = checked(FrameBody(120_000, arrivals=arrivals), early)
     assert "arrivals: corrupt-synopsis" in kept.message
-    assert kept.frame.unpack() == FrameBody(120_000, losses=(InputLoss("frames", "frame-damaged"),))
+    assert kept_body(kept) == FrameBody(120_000, losses=(InputLoss("frames", "frame-damaged"),))
     assert "not answered early" in checked(FrameBody(120_000, arrivals=arrivals)).message
 
 
@@ -299,7 +299,7 @@ def test_arrivals_that_the_estimates_of_no_query_can_use_are_stated_as_lost(sums
     body = FrameBody(0, arrivals=Arrivals(NOW_MS, (statistics.to_state(),)))
     kept = check.check(Frame.pack(3, MILES, body), NOW_MS)
     assert said in kept.message and (kept.reason is None) == (not said)
-    assert (kept.frame.unpack().arrivals is None) == bool(said)
+    assert (kept_body(kept).arrivals is None) == bool(said)
 
 
 def test_arrivals_open_windows_as_records_do() -> None:
@@ -317,14 +317,14 @@ def test_arrivals_open_windows_as_records_do() -> None:
 
     assert send(0, range(0, 10_000, 1_000)).reason is None
     many = send(1, range(100_000, 200_000, 1_000))
-    assert many.reason == OPEN_WINDOWS and many.frame.unpack().arrivals is None
+    assert many.reason == OPEN_WINDOWS and kept_body(many).arrivals is None
     assert send(2, range(100_000, 105_000, 1_000), through_ms=200_000).reason is None, "of slices that it closes"
     assert held.count <= 20 + 2
 
 
 @on_a_loop
 async def test_a_bad_partial_is_an_alarm_before_the_ack_and_the_honest_one_beside_it_is_stored(tmp_path: Path) -> None:
-    body = FrameBody(120_000, (Partial(0, 0, b"poison"), HONEST), (CLOSE,))
+    body = FrameBody(120_000, (Partial(0, b"poison"), HONEST), (CLOSE,))
     sent = Frame.pack(0, MILES, body)
     async with center(tmp_path) as c:
         c.clock[0] = NOW_MS
@@ -336,7 +336,7 @@ async def test_a_bad_partial_is_an_alarm_before_the_ack_and_the_honest_one_besid
             assert (refused.reason, refused.seq, refused.frames) == ("partial-refused", 0, 1)
             await edge.acked(0)
         (entry,) = c.catalog.frames.entries("miles@1", 0, 9)
-        kept = c.log.read(entry.segment, entry.offset, entry.length).frame.unpack()
+        kept = stored_body(c.catalog, c.log, entry)
         assert (kept.partials, kept.closes) == ((HONEST,), (CLOSE,))
         assert kept.losses == (InputLoss("frames", "partial-refused", 0, 1),)
         assert (entry.crc32c, entry.plain_bytes) == (sent.crc32c, max(sent.raw_bytes, sent.wire_bytes))
@@ -381,14 +381,14 @@ async def test_an_edge_that_comes_first_does_not_set_the_types_of_a_query(tmp_pa
         c.catalog.queries.register(spec(), 1)
         await honest.hello()
         await evil.hello("lga", streams=[pb.Stream(name="flights")])
-        await evil.send(Frame.pack(0, MILES, FrameBody(0, (Partial(0, 0, numbers.to_bytes()),))))
+        await evil.send(Frame.pack(0, MILES, FrameBody(0, (Partial(0, numbers.to_bytes()),))))
         refused = (await evil.until("refused")).refused
         assert refused.reason == "partial-refused" and "keys of type int64; expected string" in refused.message
         await evil.acked(0)
         await honest.send(Frame.pack(0, MILES, BODY))
         await honest.acked(0)
         stored = [c.log.read(e.segment, e.offset, e.length) for e in c.catalog.frames.entries("miles@1", 0, 9)]
-        assert [len(s.frame.unpack().partials) for s in stored] == [0, 1]
+        assert [len(s.partials) for s in stored] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -406,5 +406,5 @@ def test_a_statement_about_rejected_records_that_cannot_be_right_is_left_out(
     stated: DroppedRecords, is_kept: bool
 ) -> None:
     honest = DroppedRecords(60_000, DropReason.TOO_LATE, 1)
-    kept = checked(FrameBody(120_000, (HONEST,), (CLOSE,), dropped=(stated, honest))).frame.unpack()
+    kept = kept_body(checked(FrameBody(120_000, (HONEST,), (CLOSE,), dropped=(stated, honest))))
     assert (kept.partials, kept.dropped) == ((HONEST,), (stated, honest) if is_kept else (honest,))

@@ -9,11 +9,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from center.storage.frame_log import FrameLog, StoredFrame
+from center.storage.frame_log import FrameLog
 from edgewater.model.streams import EdgeId
 from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, on_a_loop, spec
+from tests.center.kept_frames import stored_frame
 
 
 @on_a_loop
@@ -31,7 +32,7 @@ async def test_a_frame_is_acknowledged_once_it_is_durable_and_indexed_and_not_be
         await edge.acked(0)
         assert c.entries() == [("jfk", 0)]
         (entry,) = c.catalog.frames.entries("miles@1", 0, 1)
-        assert c.log.read(entry.segment, entry.offset, entry.length) == StoredFrame(JFK, "i1", frame(0))
+        assert c.log.read(entry.segment, entry.offset, entry.length) == stored_frame(frame(0))
         assert entry.received_at_ms == c.clock[0]
 
 
@@ -145,7 +146,7 @@ async def test_segments_that_nobody_will_ever_read_are_removed_at_the_start(tmp_
         assert queries_on_disk(c.log) == ["ended@1", "miles@1", "miles@1"]
         assert list((tmp_path / "log").rglob("*.part")) == []
         for entry in (*c.catalog.frames.entries("ended@1", 0, 9), *c.catalog.frames.entries("miles@1", 0, 9)):
-            assert c.log.read(entry.segment, entry.offset, entry.length).frame.seq == entry.seq
+            assert c.log.read(entry.segment, entry.offset, entry.length).seq == entry.seq
 
 
 def queries_on_disk(log: FrameLog) -> list[str]:
@@ -437,7 +438,7 @@ async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_p
         assert b.entries() == [("jfk", n) for n in range(30)]
         assert [e.position for e in a.catalog.frames.entries("miles@1", 0, 99)] == list(range(1, 31))
         for entry in a.catalog.frames.entries("miles@1", 0, 99):
-            assert a.log.read(entry.segment, entry.offset, entry.length).frame == frame(entry.seq)
+            assert a.log.read(entry.segment, entry.offset, entry.length) == stored_frame(frame(entry.seq))
         kinds = [c.gateway.metrics.frames.labels("new")._value.get() for c in (a, b)]
         assert sum(kinds) == 30
 

@@ -21,6 +21,7 @@ from edgewater.runtime.health import health_routes
 from edgewater.wire import Encoding, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import JFK, MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, tokens
+from tests.center.kept_frames import stored_frame
 
 
 @on_a_loop
@@ -209,7 +210,7 @@ async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where
         await edge.acked(2)
         assert c.entries() == [("jfk", n) for n in range(3)]
         for entry in c.catalog.frames.entries("miles@1", 0, 9):
-            assert c.log.read(entry.segment, entry.offset, entry.length).frame.seq == entry.seq
+            assert c.log.read(entry.segment, entry.offset, entry.length).seq == entry.seq
         assert c.gateway.readiness() == []
 
 
@@ -229,7 +230,7 @@ async def test_a_center_killed_between_log_and_index_takes_the_frame_again_and_c
         await edge.send(frame(0))
         await edge.acked(0)
         (entry,) = c.catalog.frames.entries("miles@1", 0, 9)
-        assert c.log.read(entry.segment, entry.offset, entry.length).frame == frame(0)
+        assert c.log.read(entry.segment, entry.offset, entry.length) == stored_frame(frame(0))
 
 
 @on_a_loop

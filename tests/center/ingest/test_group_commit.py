@@ -14,10 +14,11 @@ from center.catalog import Catalog
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.group_commit import COMMIT_EVERY_S, GroupCommit, ReceivedFrame
 from center.ingest.metrics import GatewayMetrics
-from center.storage.frame_log import FrameLog, StoredFrame
+from center.storage.frame_log import FrameLog
 from edgewater.model.registered_query import query_key
 from edgewater.wire import Frame, FrameBody
-from tests.center.catalog_world import JFK, hello, spec
+from tests.center.catalog_world import hello, spec
+from tests.center.kept_frames import stored_frame
 from tests.simulation.virtual import VirtualLoop
 
 TOOK_S = 0.002
@@ -59,8 +60,9 @@ def test_the_load_sets_how_many_frames_a_commit_has_and_a_frame_after_a_pause_is
     async def submit(seq: int) -> None:
         frame, came_s = Frame.pack(seq, query, FrameBody(seq + 1)), loop.time()
         await commits.reserve(frame.wire_bytes)
-        stored = StoredFrame(JFK, "i1", frame)
-        received = ReceivedFrame(stored, frame.crc32c, frame.wire_bytes, 1_000, False, 0, 0, loop)
+        stored = stored_frame(frame)
+        size = frame.wire_bytes
+        received = ReceivedFrame(stored, b"", frame.crc32c, size, size, 1_000, False, 0, 0, loop)
         commits.submit(received, lambda _outcome: waited_s.append(loop.time() - came_s))
 
     try:

@@ -277,7 +277,7 @@ async def test_the_event_loop_checks_small_frames_until_one_is_refused(
         c.catalog.queries.register(spec(), 1)
         await edge.hello()
         await edge.until("queries")
-        refused = Frame.pack(3, MILES, FrameBody(1_003, (Partial(0, 0, b"no synopsis"),)))
+        refused = Frame.pack(3, MILES, FrameBody(1_003, (Partial(0, b"no synopsis"),)))
         frames = [frame(0), frame(1), frame(2, content=bytes(LOOP_BYTES)), refused, frame(4)]
         for seq, each in enumerate(frames):
             await edge.send(each)

@@ -14,6 +14,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.wire import Frame, FrameBody, InputLoss, Partial, SliceClose
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, on_a_loop, spec, synopsis
+from tests.center.kept_frames import stored_body
 
 NOW_MS = 100_000_000
 SECOND = {"name": "q", "from": "s", "measures": {"n": "count()"}, "window": {"tumbling": "1s"}, "lateness": "1m"}
@@ -100,7 +101,7 @@ async def test_at_a_gateway_what_is_refused_is_a_stated_loss_and_the_honest_edge
 
     def frame(seq: int, starts: list[int], through_ms: int, *, closes: bool) -> Frame:
         closed = tuple(SliceClose(start, 1, 0) for start in starts) if closes else ()
-        return Frame.pack(seq, MILES, FrameBody(through_ms, tuple(Partial(s, 0, good) for s in starts), closed))
+        return Frame.pack(seq, MILES, FrameBody(through_ms, tuple(Partial(s, good) for s in starts), closed))
 
     # Alarms are written when this test asks for it: of those between two writes the last one is kept.
     async with (
@@ -120,8 +121,8 @@ async def test_at_a_gateway_what_is_refused_is_a_stated_loss_and_the_honest_edge
         await evil.acked(5)
         await honest.send(frame(0, [10_000 * i for i in range(500, 600)], 6_000_000, closes=True))
         await honest.acked(0)
-        stored = [c.log.read(e.segment, e.offset, e.length) for e in c.catalog.frames.entries("miles@1", 0, 99)]
-        bodies = [(s.edge, s.frame.unpack()) for s in stored]
+        entries = c.catalog.frames.entries("miles@1", 0, 99)
+        bodies = [(e.edge, stored_body(c.catalog, c.log, e)) for e in entries]
         kept = [p.slice_start_ms for edge, body in bodies for p in body.partials if edge != JFK]
         lost = [loss for edge, body in bodies for loss in body.losses if edge != JFK]
         assert kept == [10_000 * i for i in range(most)]

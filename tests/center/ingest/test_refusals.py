@@ -12,6 +12,7 @@ import pytest
 from edgewater.wire import Frame, FrameBody, InputLoss, Partial, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, on_a_loop, spec
+from tests.center.kept_frames import stored_body
 from tests.edge.uplink_world import Agent, running, uplink
 
 OTHERS = QueryRef("others", 1)
@@ -91,7 +92,7 @@ async def test_an_agent_hears_of_a_refusal_before_it_lets_go_of_the_frame(tmp_pa
 @on_a_loop
 async def test_of_frames_in_one_message_a_bad_one_costs_only_its_query(tmp_path: Path) -> None:
     """Of another edge's query, of none, and with a partial that cannot be merged; then all of them once more."""
-    unmergeable = replace(frame(3, QueryRef("third", 1)).unpack(), partials=(Partial(0, 0, b"nonsense"),))
+    unmergeable = replace(frame(3, QueryRef("third", 1)).unpack(), partials=(Partial(0, b"nonsense"),))
     frames = [frame(0), frame(1, OTHERS), frame(2, QueryRef("unknown", 1))]
     frames += [Frame.pack(3, QueryRef("third", 1), unmergeable), frame(4, QueryRef("fourth", 1)), frame(5)]
     async with center(tmp_path) as c:
@@ -109,7 +110,7 @@ async def test_of_frames_in_one_message_a_bad_one_costs_only_its_query(tmp_path:
             assert c.entries() == [("jfk", 0), ("jfk", 5)]
             assert c.entries("others@1") == [] and c.entries("fourth@1") == [("jfk", 4)]
             (third,) = c.catalog.frames.entries("third@1", 0, 1)
-            (loss,) = c.log.read(third.segment, third.offset, third.length).frame.unpack().losses
+            (loss,) = stored_body(c.catalog, c.log, third).losses
             assert loss.reason == "partial-refused"
 
 

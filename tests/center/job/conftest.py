@@ -14,6 +14,7 @@ import pytest
 from center.catalog import Catalog, UnindexedFrame
 from center.ledger import Phase
 from center.results import ResultStore
+from center.storage.frame_facts import split_body
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.guard.frame_work import PER_CLOSE, PER_MEASURE, PER_PARTIAL
 from edgewater.model.edge_records import StreamRecord
@@ -92,10 +93,21 @@ class World:
         seq = self._next_seq[edge]
         self._next_seq[edge] += 1
         frame = Frame.pack(seq, ref, body)
-        (location,) = self.log.append([StoredFrame(edge, "i1", frame)])
+        partials, facts = split_body(body)
+        (location,) = self.log.append([StoredFrame(ref, edge, "i1", seq, partials)])
         work = len(body.partials) * (PER_PARTIAL + PER_MEASURE) + len(body.closes) * PER_CLOSE
         row = UnindexedFrame(
-            ref, edge, "i1", seq, frame.crc32c, frame.wire_bytes, self.now, location, frame.raw_bytes, work
+            ref,
+            edge,
+            "i1",
+            seq,
+            frame.crc32c,
+            frame.wire_bytes,
+            self.now,
+            location,
+            frame.raw_bytes,
+            work,
+            facts=facts,
         )
         (outcome,) = self.catalog.frames.index([row])
         assert outcome.acknowledged
@@ -115,7 +127,7 @@ class World:
                 last = number == frames - 1
                 closes = (SliceClose(start_ms, observed, 0),) if last else ()
                 through_ms = start_ms + WINDOW_MS if last else start_ms
-                body = FrameBody(through_ms, (Partial(start_ms, 0, synopsis(urls, sizes)),), closes)
+                body = FrameBody(through_ms, (Partial(start_ms, synopsis(urls, sizes)),), closes)
                 self.ship(edge, ref, body)
 
     def ship_records(self, edge: EdgeId, ref: QueryRef, window: int, urls: list[str]) -> None:
@@ -125,11 +137,11 @@ class World:
             self.truth[ref, start_ms, url] += 1
         self.records += len(urls)
         close = SliceClose(start_ms, len(urls), 0)
-        self.ship(edge, ref, FrameBody(start_ms, (Partial(start_ms, 0, synopsis(urls, [1] * len(urls))),), (close,)))
+        self.ship(edge, ref, FrameBody(start_ms, (Partial(start_ms, synopsis(urls, [1] * len(urls))),), (close,)))
 
     def ship_foreign(self, edge: EdgeId, ref: QueryRef) -> None:
         """A partial that can be read, but is another query's."""
-        self.ship(edge, ref, FrameBody(0, (Partial(0, 0, synopsis(["/a"], [1], measure="other")),)))
+        self.ship(edge, ref, FrameBody(0, (Partial(0, synopsis(["/a"], [1], measure="other")),)))
 
     def end(self, ref: QueryRef) -> None:
         """Every edge says that nothing more will come."""

@@ -90,7 +90,7 @@ def test_of_thousands_of_slices_a_few_tell_that_the_answer_takes_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     evil, merged, whole = QueryRef("evil", 1), list[int](), writes._merged
-    deltas = [writes.Delta("evil@1", n, 0, synopsis(b"/a")) for n in range(33)]
+    deltas = [writes.Delta("evil@1", n, synopsis(b"/a")) for n in range(33)]
     monkeypatch.setattr(writes, "PROBED", 2)
     monkeypatch.setattr(writes, "_merged", lambda found: merged.append(len(found)) or whole(found))
     assert writes._window(evil, deltas, writes.MAX_ANSWER_BYTES) == whole(deltas)

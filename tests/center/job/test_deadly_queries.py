@@ -41,7 +41,7 @@ def config_of(world: World) -> JobConfig:
 
 def poison(world: World, ref: QueryRef, does: str = "") -> None:
     """Adds to the merged slices what no worker has to read again, and the driver has to merge."""
-    row = {"query": f"{ref.name}@{ref.version}", "slice_start_ms": 0, "shard": 0, "synopsis": deadly(does)}
+    row = {"query": f"{ref.name}@{ref.version}", "slice_start_ms": 0, "synopsis": deadly(does)}
     with write_transaction(world.store._engine) as connection:
         connection.execute(insert(t.deltas).values(**row))
 

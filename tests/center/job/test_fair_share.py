@@ -30,7 +30,7 @@ def test_a_frame_that_closes_very_many_windows_delays_no_other_query(world: Worl
     greedy, honest = world.register("a", "b")
     for edge in world.edges:
         closes = tuple(SliceClose(n * WINDOW_MS, 1, 0) for n in range(SLICES))
-        partials = tuple(Partial(n * WINDOW_MS, 0, synopsis(["/a"], [1])) for n in range(SLICES))
+        partials = tuple(Partial(n * WINDOW_MS, synopsis(["/a"], [1])) for n in range(SLICES))
         world.ship(edge, greedy, FrameBody(SLICES * WINDOW_MS, partials, closes))
     world.ship_window(honest, 0)
     job.run_one()
@@ -70,7 +70,7 @@ def test_a_backlog_of_frames_of_many_slices_is_read_in_portions(world: World) ->
     evil, *_ = world.edges
     for frame in range(6):
         slices = range(frame * 10, frame * 10 + 10)
-        partials = tuple(Partial(n * WINDOW_MS, 0, synopsis(["/a"], [1])) for n in slices)
+        partials = tuple(Partial(n * WINDOW_MS, synopsis(["/a"], [1])) for n in slices)
         world.ship(evil, greedy, FrameBody(0, partials))
     for window in range(3):
         world.ship_window(honest, window)

@@ -52,7 +52,7 @@ def answer_window(world: Any, writer: LedgerWriter, ref: QueryRef, window: int, 
         for i, edge in enumerate(world.edges)
     ]
     through = {query_key(ref): facts[-1].position}
-    writer.apply([MergedDelta(ref, start, 0, aggregate.to_bytes())], facts, through)
+    writer.apply([MergedDelta(ref, start, aggregate.to_bytes())], facts, through)
 
 
 def test_every_edge_gets_the_rate_that_the_newest_window_needed(world: Any, writer: LedgerWriter) -> None:

@@ -155,7 +155,7 @@ def assert_a_stream_that_fails_is_started_again_by_itself(world: Any, job: JobPr
 
 def assert_a_frame_that_kills_workers_is_set_aside(world: Any, job: JobProcess, ref: Any, deadly: bytes) -> None:
     evil = world.edges[0]
-    world.ship(evil, ref, FrameBody(7_000, (Partial(7_000, 0, deadly),)))
+    world.ship(evil, ref, FrameBody(7_000, (Partial(7_000, deadly),)))
     job.wait_for("the stream failed and is restarted")
     line = job.wait_for("is in quarantine")
     assert f"query {query_key(ref)}" in line and "SIGSEGV" in line

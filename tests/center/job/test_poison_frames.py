@@ -39,7 +39,7 @@ def job(world: World) -> Iterator[MicroBatches]:
 
 
 def body(*partials: bytes, through_ms: int = 0, closes: tuple[SliceClose, ...] = ()) -> FrameBody:
-    return FrameBody(through_ms, tuple(Partial(0, 0, partial) for partial in partials), closes)
+    return FrameBody(through_ms, tuple(Partial(0, partial) for partial in partials), closes)
 
 
 def changed(change: Callable[[SynopsisMessage], None]) -> bytes:
@@ -177,7 +177,7 @@ def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, j
     """Each alarm is a transaction of the driver, for which all queries wait."""
     (ref,) = world.register("a")
     evil, *_ = world.edges
-    bad = tuple(Partial(n * 1000, 0, changed(long_integer)) for n in range(100))
+    bad = tuple(Partial(n * 1000, changed(long_integer)) for n in range(100))
     stated = tuple(InputLoss("file", f"made-up-{n}", 0, 1) for n in range(100))
     world.ship(evil, ref, FrameBody(0, bad, losses=stated))
     job.run()
@@ -276,7 +276,7 @@ def test_a_frame_that_the_driver_cannot_apply_is_quarantined_and_the_rest_counts
     assert alarms(world) == {("frame-quarantined", str(evil))}
     assert job.counted("skipped", kind="frame-quarantined") == 1
     stored = world.log.read(frame.entry.segment, frame.entry.offset, frame.entry.length)
-    assert stored.frame.unpack().partials[0].slice_start_ms == 0, "its bytes are kept"
+    assert stored.partials[0].slice_start_ms == 0, "its bytes are kept"
     job.close()
 
 

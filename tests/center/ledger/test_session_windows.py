@@ -403,7 +403,7 @@ def ship(job: Job, edge: Edge, **how: Any) -> None:
         for partial in body.partials:
             parts[partial.slice_start_ms].append(partial.synopsis)
     job.position += len(facts)
-    deltas = [MergedDelta(REF, start, 0, GroupedAggregate.merge_bytes(p)) for start, p in parts.items()]
+    deltas = [MergedDelta(REF, start, GroupedAggregate.merge_bytes(p)) for start, p in parts.items()]
     for _ in range(2):  # a batch that Spark runs again changes nothing
         job.store.apply(job.ledger, deltas, facts, {"q@1": job.position}, 0)
         deltas, facts = [], []

@@ -325,7 +325,7 @@ def test_a_frame_that_kills_the_driver_is_set_aside_and_the_job_goes_on(
             held: list[UnindexedFrame] = []
             with monkeypatch.context() as patch:
                 patch.setattr(world.catalog.frames, "index", lambda rows: held.extend(rows) or [IndexOutcome.NEW])
-                world.ship(evil, ref, FrameBody(0, (Partial(0, 0, deadly("spares workers")),), (SliceClose(0, 1, 0),)))
+                world.ship(evil, ref, FrameBody(0, (Partial(0, deadly("spares workers")),), (SliceClose(0, 1, 0),)))
                 world.end(ref)
             world.catalog.frames.index(held)
             seen = set[int]()

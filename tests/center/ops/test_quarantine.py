@@ -65,7 +65,7 @@ def fail_on_seven(patch: pytest.MonkeyPatch) -> None:
 def poison(world: World, ref: QueryRef, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ships a frame that the ledger cannot take, and runs the job on it until retention has passed."""
     close = (SliceClose(0, 7, 0),)
-    world.ship(world.edges[0], ref, FrameBody(0, (Partial(0, 0, synopsis(["/odd"] * 7, [1] * 7)),), close))
+    world.ship(world.edges[0], ref, FrameBody(0, (Partial(0, synopsis(["/odd"] * 7, [1] * 7)),), close))
     with monkeypatch.context() as patch:
         fail_on_seven(patch)
         job = MicroBatches(world, keep_frames_ms=0)
@@ -141,7 +141,7 @@ def test_a_frame_that_is_retried_counts_once_as_new_data(either: World, monkeypa
 def test_an_older_close_of_a_retried_frame_replaces_no_newer_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     (ref,) = world.register("a")
     poison(world, ref, monkeypatch)
-    newer = FrameBody(0, (Partial(0, 0, synopsis(["/odd"], [1])),), (SliceClose(0, 8, 0),))
+    newer = FrameBody(0, (Partial(0, synopsis(["/odd"], [1])),), (SliceClose(0, 8, 0),))
     world.ship(world.edges[0], ref, newer)
     world.catalog.quarantine.retry_frame("a@1", 1)
     job = MicroBatches(world)
@@ -163,7 +163,7 @@ def test_one_of_many_frames_is_found_by_halving_and_can_be_given_up(
         for ref in (one, other):
             world.ship_window(ref, window)
     close = (SliceClose(2000, 7, 0),)
-    world.ship(world.edges[1], one, FrameBody(2000, (Partial(2000, 0, synopsis(["/odd"] * 7, [1] * 7)),), close))
+    world.ship(world.edges[1], one, FrameBody(2000, (Partial(2000, synopsis(["/odd"] * 7, [1] * 7)),), close))
     world.ship_window(one, 3)
     with monkeypatch.context() as patch:
         fail_on_seven(patch)

@@ -24,14 +24,13 @@ from center.storage.frame_log import (
 )
 from edgewater.model.errors import StorageError
 from edgewater.model.streams import EdgeId
-from edgewater.wire import Frame, FrameBody, Partial, QueryRef
+from edgewater.wire import Partial, QueryRef
 
 MILES, HOURS = QueryRef("miles", 1), QueryRef("hours", 3)
 
 
 def stored(seq: int = 0, query: QueryRef = MILES, size: int = 100, edge: str = "jfk") -> StoredFrame:
-    body = FrameBody(1_000, (Partial(0, 0, os.urandom(size)),))
-    return StoredFrame(EdgeId(edge), "i1", Frame.pack(seq, query, body))
+    return StoredFrame(query, EdgeId(edge), "i1", seq, (Partial(0, os.urandom(size)), Partial(1_000, b"")))
 
 
 def read(log: FrameLog, location: FrameLocation) -> StoredFrame:
@@ -95,7 +94,7 @@ def test_segments_of_older_releases_are_read_and_removed(tmp_path: Path) -> None
     name = "miles@1/6f1c-000001.frames"
     (tmp_path / name).write_bytes(b"".join(records))
     log = FrameLog(tmp_path)
-    assert log.read(name, len(records[0]), len(records[1])).frame.seq == 1
+    assert log.read(name, len(records[0]), len(records[1])).seq == 1
     assert (log.segments(), log.queries(name)) == ([name], {"miles@1"})
     log.remove(name)
     assert log.segments() == []
@@ -151,7 +150,7 @@ def test_a_torn_record_is_refused_by_name(tmp_path_factory: pytest.TempPathFacto
     log = FrameLog(root)
     kept, torn = log.append([stored(0), stored(1)])
     os.truncate(root / torn.segment, torn.offset + int(cut * torn.length))
-    assert read(log, kept).frame.seq == 0
+    assert read(log, kept).seq == 0
     with pytest.raises(StorageError, match=f"{torn.segment} at {torn.offset}"):
         read(log, torn)
 
@@ -181,7 +180,7 @@ def test_a_commit_that_is_cut_leaves_no_segment_and_the_next_writer_goes_on(
     after.remove_partial()
     assert list(tmp_path.rglob("*.part")) == []
     (again,) = after.append([stored(2)])
-    assert [read(after, at).frame.seq for at in (kept, again)] == [0, 2]
+    assert [read(after, at).seq for at in (kept, again)] == [0, 2]
 
 
 def test_a_writer_that_loses_its_partial_segment_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +195,7 @@ def test_a_writer_that_loses_its_partial_segment_is_told(tmp_path: Path, monkeyp
         patch.setattr(os, "fsync", clean_up_meanwhile)
         log.append([stored(1)])
     (at,) = log.append([stored(1)])
-    assert read(log, at).frame.seq == 1
+    assert read(log, at).seq == 1
 
 
 def test_a_missing_or_foreign_segment_is_a_storage_error(tmp_path: Path) -> None:
@@ -230,7 +229,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_commit_loses_nothing_and_gets_t
                 log.append(batch)
     assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()] == [kept.segment]
     again = log.append(batch)
-    assert [read(log, at).frame.seq for at in (kept, *again)] == [0, 1, 2]
+    assert [read(log, at).seq for at in (kept, *again)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("failing", [1, 2])
@@ -251,4 +250,4 @@ def test_after_a_failed_fsync_of_file_or_directory_the_segment_is_never_trusted_
         log.append([stored(1)])
     assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()] == [kept.segment]
     (again,) = log.append([stored(1)])
-    assert [read(log, at).frame.seq for at in (kept, again)] == [0, 1]
+    assert [read(log, at).seq for at in (kept, again)] == [0, 1]

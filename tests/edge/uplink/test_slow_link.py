@@ -37,7 +37,7 @@ class Busy(Agent):
     async def take(self, capacity_bytes: int) -> Sequence[Frame]:
         seq = len(self.seen.built_at_s)
         content = np.random.default_rng(seq).bytes(capacity_bytes)
-        frame = Frame.pack(seq, MILES, FrameBody(seq, (Partial(0, 0, content),)))
+        frame = Frame.pack(seq, MILES, FrameBody(seq, (Partial(0, content),)))
         self.seen.built_at_s[seq] = time.monotonic()
         self.seen.sizes.append(frame.wire_bytes)
         self.journal.append(frame)

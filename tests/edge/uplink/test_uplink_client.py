@@ -18,6 +18,7 @@ from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import read_secret
 from edgewater.wire import Encoding, Frame, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
+from tests.center.kept_frames import stored_frame
 from tests.certificates import make_certificates
 from tests.edge.uplink_world import (
     MILES,
@@ -97,7 +98,9 @@ async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_doubles_noth
         assert catalog.alarms.latest() == []
         log = FrameLog(tmp_path / "log")
         for entry, sent in zip(catalog.frames.entries("miles@1", 0, 999), frames, strict=True):
-            assert log.read(entry.segment, entry.offset, entry.length).frame == sent
+            assert log.read(entry.segment, entry.offset, entry.length) == stored_frame(
+                sent, entry.edge, entry.incarnation
+            )
 
 
 @on_a_loop

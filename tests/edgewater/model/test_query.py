@@ -51,7 +51,7 @@ window: {sliding: 5m, every: 30s, offset: 10s}
 budget: {staleness: 2s}
 lateness: 10m
 edges: [lga, jfk, jfk]
-shards: 4
+seed: 4
 """
 
 
@@ -105,7 +105,7 @@ def test_a_query_is_read_from_yaml() -> None:
     assert (query.name, query.stream, query.group_by) == ("bytes_by_url", "downloads", ("provider", "country", "url"))
     assert query.window == SlidingWindow("5m", "30s", "10s")
     assert query.budget == StalenessBudget(2000) and query.lateness_ms == 600_000
-    assert query.edges == ("jfk", "lga") and query.shards == 4
+    assert query.edges == ("jfk", "lga") and query.seed == 4
     assert [m.name for m in query.measures] == ["bytes", "clients", "latency", "largest", "records"]
     assert query.measures[1].parameters == (("precision", 12),)
     assert query.columns == [
@@ -114,8 +114,8 @@ def test_a_query_is_read_from_yaml() -> None:
 
 def test_defaults() -> None:
     query = spec()
-    assert (query.where, query.group_by, query.budget, query.lateness_ms, query.edges, query.shards) == (
-        None, (), None, 0, None, 1)  # fmt: skip
+    assert (query.where, query.group_by, query.budget, query.lateness_ms, query.edges, query.seed) == (
+        None, (), None, 0, None, None)  # fmt: skip
     assert spec(group_by="carrier").group_by == ("carrier",)
     assert spec(lateness=None, edges=None, budget=None, group_by=None, where=None) == query
 
@@ -153,10 +153,10 @@ MEASURES = [
     st.integers(1, 256),
 )
 def test_any_spec_is_read_back_from_its_mapping(
-    groups: list[str], measures: list[str], where: str | None, lateness: int, shards: int
+    groups: list[str], measures: list[str], where: str | None, lateness: int, seed: int
 ) -> None:
     query = spec(group_by=groups or None, measures={f"m{i}": m for i, m in enumerate(measures)}, where=where,
-                 lateness=f"{lateness}ms", shards=shards)  # fmt: skip
+                 lateness=f"{lateness}ms", seed=seed)  # fmt: skip
     again = QuerySpec.from_mapping(query.to_mapping())
     assert again == query
     query.bind(COLUMNS)
@@ -197,8 +197,8 @@ def test_unknown_keys_and_other_shapes_are_refused() -> None:
         ("name: a\nname: b", "duplicate key name"),
         ("measures: {n: count(), n: sum(x)}", "duplicate key n"),
         ("? [a]\n: b", "a key is no plain text"),
-        ("shards: " + "9" * 5_000, "Exceeds the limit"),
-        ("shards: !!int ''", "does not fit its tag"),
+        ("seed: " + "9" * 5_000, "Exceeds the limit"),
+        ("seed: !!int ''", "does not fit its tag"),
         ("name: !!timestamp soon", "does not fit its tag"),
     ],
 )
@@ -213,7 +213,7 @@ def test_text_and_numbers_that_cannot_be_serialised_are_refused() -> None:
     refused("name", surrogate, name="\ud800")
     refused("budget.error", surrogate, budget={"error": {"\ud800": 5}})
     refused("edges.1", surrogate, edges=["jfk", "\udfff"])
-    refused("shards", "a number of 16610 bits.*fewer digits", shards=10**5_000)
+    refused("seed", "a number of 16610 bits.*fewer digits", seed=10**5_000)
     recursive: dict[str, Any] = mapping()
     recursive["edges"] = [recursive]
     with pytest.raises(InvalidQuery, match="a list of the ids of the expected edges"):
@@ -234,10 +234,6 @@ def test_text_and_numbers_that_cannot_be_serialised_are_refused() -> None:
         ("where", {"where": "status <"}, "a SQL expression"),
         ("lateness", {"lateness": 5}, "a duration needs a unit"),
         ("lateness", {"lateness": "-5s"}, "at least 0 ms"),
-        ("shards", {"shards": 0}, "from 1 to 256"),
-        ("shards", {"shards": 257}, "from 1 to 256"),
-        ("shards", {"shards": True}, "from 1 to 256"),
-        ("shards", {"shards": "4"}, "from 1 to 256"),
         ("edges", {"edges": []}, "a list of the ids of the expected edges"),
         ("edges", {"edges": "jfk"}, "a list of the ids of the expected edges"),
         ("edges", {"edges": ["jfk", 5]}, "a list of the ids of the expected edges"),

@@ -105,7 +105,6 @@ def mappings(draw: Any) -> dict[str, object]:
         "cache": st.just({"eviction": "lru", "eager": 0.125}),
         "lateness": MS.map(lambda ms: f"{ms}ms"),
         "edges": st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=3),
-        "shards": st.integers(1, 256),
         "since": st.sampled_from(["beginning", "2013-01-01T00:00:00Z"]),
         "seed": st.integers(0, 2**64 - 1),
     }

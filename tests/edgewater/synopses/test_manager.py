@@ -178,6 +178,6 @@ def test_damaged_bytes_are_corrupt() -> None:
         elif damage == "parameters":
             message.parameters = '{"partitions":0}'
         else:
-            message.parameters = '{"shards":3}'
+            message.parameters = '{"parts":3}'
         with pytest.raises(SynopsisError):
             GeneralManager.from_message(message)

@@ -38,7 +38,7 @@ CLOSES = st.builds(
     st.none() | INT64,
     st.none() | INT64,
 )
-PARTIALS = st.builds(Partial, INT64, st.integers(0, 255), st.binary(max_size=200))
+PARTIALS = st.builds(Partial, INT64, st.binary(max_size=200))
 BODIES = st.builds(
     FrameBody,
     INT64,
@@ -66,7 +66,7 @@ def test_a_start_of_zero_is_told_from_none() -> None:
 
 
 def test_a_body_is_compressed_only_where_that_makes_it_smaller() -> None:
-    large = Frame.pack(1, QUERY, FrameBody(0, (Partial(0, 0, bytes(100_000)),)))
+    large = Frame.pack(1, QUERY, FrameBody(0, (Partial(0, bytes(100_000)),)))
     assert large.encoding is Encoding.ZSTD and len(large.body) < 200 < large.raw_bytes
     assert large.plain().encoding is Encoding.PLAIN and large.plain().compressed() == large
     tiny = Frame.pack(1, QUERY, FrameBody(7))
@@ -74,14 +74,14 @@ def test_a_body_is_compressed_only_where_that_makes_it_smaller() -> None:
 
 
 def test_the_same_body_is_the_same_bytes() -> None:
-    body = FrameBody(9, (Partial(1, 2, b"x" * 500),), (SliceClose(1, 2, 3),))
+    body = FrameBody(9, (Partial(1, b"x" * 500),), (SliceClose(1, 2, 3),))
     assert Frame.pack(4, QUERY, body) == Frame.pack(4, QUERY, body)
 
 
 @pytest.mark.parametrize("repeat", [1, 500])
 def test_any_flipped_bit_of_the_body_is_found_or_says_the_same(repeat: int) -> None:
     """Compression leaves a few bits unused, such as those behind the last one of a deflate stream."""
-    frame = Frame.pack(12, QUERY, FrameBody(0, (Partial(0, 0, b"synopsis" * repeat),)))
+    frame = Frame.pack(12, QUERY, FrameBody(0, (Partial(0, b"synopsis" * repeat),)))
     same = 0
     for bit in range(8 * len(frame.body)):
         flipped = (int.from_bytes(frame.body, "little") ^ 1 << bit).to_bytes(len(frame.body), "little")
@@ -103,7 +103,7 @@ def test_a_flipped_bit_of_a_plain_body_is_told_with_both_checksums() -> None:
 
 
 def test_the_checksum_is_of_what_is_said_and_not_of_how_it_is_compressed() -> None:
-    frame = Frame.pack(4, QUERY, FrameBody(9, (Partial(1, 2, b"x" * 500),)))
+    frame = Frame.pack(4, QUERY, FrameBody(9, (Partial(1, b"x" * 500),)))
     plain = frame.plain_body()
     assert frame.encoding is Encoding.ZSTD and google_crc32c.value(plain) == frame.crc32c
     zstd = pa.Codec("zstd", compression_level=19).compress(plain, asbytes=True)
@@ -114,13 +114,13 @@ def test_the_checksum_is_of_what_is_said_and_not_of_how_it_is_compressed() -> No
 @pytest.mark.parametrize("size", [0, 50, 5000])
 @pytest.mark.parametrize("wrong", [-1, 1, 1000])
 def test_a_wrong_length_before_compression_is_found(size: int, wrong: int) -> None:
-    frame = Frame.pack(3, QUERY, FrameBody(7, (Partial(0, 0, bytes(size)),) if size else ()))
+    frame = Frame.pack(3, QUERY, FrameBody(7, (Partial(0, bytes(size)),) if size else ()))
     with pytest.raises(CorruptFrame, match="frame 3: "):
         dataclasses.replace(frame, raw_bytes=max(frame.raw_bytes + wrong, 0)).unpack()
 
 
 def test_a_body_that_would_fill_the_memory_is_refused_before_it_is_unpacked() -> None:
-    frame = Frame.pack(3, QUERY, FrameBody(0, (Partial(0, 0, bytes(5000)),)))
+    frame = Frame.pack(3, QUERY, FrameBody(0, (Partial(0, bytes(5000)),)))
     with pytest.raises(CorruptFrame, match=f"at most {MAX_BODY_BYTES}"):
         dataclasses.replace(frame, raw_bytes=MAX_BODY_BYTES + 1).unpack()
 

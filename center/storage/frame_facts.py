@@ -1,0 +1,55 @@
+"""What a frame states beside its partials, as the gateway has checked it: closes, losses, arrival counts.
+
+The gateway splits the body of a checked frame once. Partials go to the frame log, facts into the frame index. A task
+reads the partials, and the driver reads the facts by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from edgewater.model.streams import EdgeId
+from edgewater.wire import FrameBody, Partial, body_from_wire, body_to_wire
+from edgewater.wire import uplink_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFacts:
+    """The facts of an indexed frame, and what the index knows of it.
+
+    Attributes:
+        encoded: the body without synopses (`split_message`).
+    """
+
+    position: int
+    edge: EdgeId
+    incarnation: str
+    wire_bytes: int
+    received_at_ms: int
+    encoded: bytes = field(repr=False)
+
+    def body(self) -> FrameBody:
+        """Returns the body; its partials have slices and no synopses. Raises DecodeError: the index is damaged."""
+        return body_from_wire(pb.FrameBody.FromString(self.encoded))
+
+
+def split_message(body: pb.FrameBody) -> tuple[tuple[Partial, ...], bytes]:
+    """Returns the partials of a body, and its facts: the body, whose partials have slices and no synopses.
+
+    Removes the synopses from `body`.
+    """
+    partials = tuple(Partial(p.slice_start_ms, p.synopsis) for p in body.partials)
+    starts_ms = sorted({p.slice_start_ms for p in partials})
+    del body.partials[:]
+    body.partials.extend(_slices(starts_ms))
+    return partials, body.SerializeToString(deterministic=True)
+
+
+def split_body(body: FrameBody) -> tuple[tuple[Partial, ...], bytes]:
+    """As `split_message`, of a body that is not encoded."""
+    return split_message(body_to_wire(body))
+
+
+def _slices(starts_ms: Iterable[int]) -> Iterable[pb.Partial]:
+    return (pb.Partial(slice_start_ms=start_ms) for start_ms in starts_ms)

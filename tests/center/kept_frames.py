@@ -1,0 +1,49 @@
+"""What a center keeps of a frame, as one body: its partials, and the facts of the index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from center.catalog import Catalog
+from center.ingest.frame_check import CheckedFrame
+from center.job.rows import FrameRow, row_of_partial, rows_of_positions
+from center.storage.frame_facts import FrameFacts, split_body
+from center.storage.frame_log import FrameEntry, FrameLog, StoredFrame
+from edgewater.model.registered_query import query_key
+from edgewater.model.streams import EdgeId
+from edgewater.wire import Frame, FrameBody, Partial
+
+
+def joined(partials: Sequence[Partial], encoded: bytes) -> FrameBody:
+    return replace(FrameFacts(1, EdgeId("e"), "i", 0, 0, encoded).body(), partials=tuple(partials))
+
+
+def kept_body(checked: CheckedFrame) -> FrameBody:
+    """What a check has kept of a frame."""
+    return joined(checked.partials, checked.facts)
+
+
+def stored_frame(frame: Frame, edge: str = "jfk", incarnation: str = "i1") -> StoredFrame:
+    """A frame as the log has it, if nothing of it was refused."""
+    return StoredFrame(frame.query, EdgeId(edge), incarnation, frame.seq, frame.unpack().partials)
+
+
+def stored_body(catalog: Catalog, log: FrameLog, entry: FrameEntry) -> FrameBody:
+    """What log and index have of a frame."""
+    key, at = query_key(entry.query), entry.position
+    facts = catalog.frames.facts({key: [(at - 1, at)]})[key][at]
+    return joined(log.read(entry.segment, entry.offset, entry.length).partials, facts.encoded)
+
+
+def rows_of_frame(entry: FrameEntry, body: FrameBody) -> list[FrameRow]:
+    """The rows of a frame that was read."""
+    key = query_key(entry.query)
+    partials = (row_of_partial(key, entry.position, p.slice_start_ms, p.synopsis) for p in body.partials)
+    return [*rows_of_positions([(key, entry.position)]), *partials]
+
+
+def facts_of_frame(entry: FrameEntry, body: FrameBody) -> FrameFacts:
+    """The facts of a frame in the index."""
+    _, encoded = split_body(body)
+    return FrameFacts(entry.position, entry.edge, entry.incarnation, entry.wire_bytes, entry.received_at_ms, encoded)
