@@ -55,7 +55,7 @@ def _with_groups(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
 
 def _shortened(pull: PullEvent, built: Sequence[FrameBuilt], extra: Callable[[Frame], bytes]) -> Record:
     head = {"capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows)}
-    record = durable._json(durable.PULL_FRAMES, head)
+    record = durable._json(durable.PULL, head)
     if not built:
         return record
     return Record(record.kind, record.payload + bytes(12) + b"".join(extra(b.frame) for b in built))

@@ -271,8 +271,8 @@ def edge_from_row(
         retired=row.retired,
         incarnations=incarnations,
         state_lost_at_ms=state_lost_at_ms,
-        rejected=row.progress.get("rejected", {}),
-        null_columns=row.progress.get("null_columns", {}),
+        rejected=row.progress["rejected"],
+        null_columns=row.progress["null_columns"],
     )
 
 

@@ -36,7 +36,6 @@ from sqlalchemy import (
 from center.catalog import schema as t
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows
 from center.storage.frame_log import FrameEntry, FrameLocation
-from center.storage.segment_files import COMMITS
 from edgewater.model.errors import StorageError
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
@@ -400,12 +399,8 @@ def drop_segments(connection: Connection, segments: Sequence[str]) -> list[str]:
 
 
 def forget_segments(connection: Connection, segments: Sequence[str]) -> None:
-    """Takes removed segments off the list.
-
-    Those of older releases stay: a gateway of such a release may have one open, and looks for it in the list.
-    """
-    rows = [{"gone": s} for s in segments if s.startswith(f"{COMMITS}/")]
-    if rows:
+    """Takes removed segments off the list."""
+    if rows := [{"gone": s} for s in segments]:
         connection.execute(delete(t.dropped_segments).where(t.dropped_segments.c.segment == bindparam("gone")), rows)
 
 
@@ -415,8 +410,6 @@ def drop_frames(connection: Connection, through: Mapping[str, int]) -> list[str]
     Segments with a quarantined frame stay (`quarantine.drop`). The caller holds the catalog's lock.
     """
     refs = {query_from_key(key): position for key, position in through.items()}
-    # A gateway of an older release indexes no frame in a dropped segment, under the queries' locks.
-    _lock_positions(connection, refs)
     old = sorted((ref.name, ref.version, 0, position) for ref, position in refs.items())
     touched = {segment for (segment,) in _in_ranges(connection, old, [t.frames.c.segment])}
     if old:

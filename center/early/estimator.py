@@ -53,7 +53,7 @@ RETIRED_EDGES = "the window contains records from retired edges; the estimate ex
 Change = list[Any]
 
 _Inherited = Sequence[Any]
-"""`Delays`, with the sums as base64; in logs of earlier releases without `late` and `uneven`."""
+"""`Delays`, with the sums as base64."""
 
 _UNKNOWN_SLOT = -(1 << 62)
 
@@ -546,8 +546,8 @@ class EarlyAnswerEstimator:
             self._remap_sources([None if name in joining else i for i, name in enumerate(self._edges)])
             for i, name in enumerate(self._edges):
                 if name in joining and name in self._inherited:
-                    slots, sums, *clumps = self._inherited.pop(name)
-                    self._groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots, *clumps)
+                    slots, sums, late, uneven = self._inherited.pop(name)
+                    self._groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots, late, uneven)
         if self._groups.overflow_until is not None and target >= self._groups.overflow_until:
             self._stop_counting(target)
             self._groups.clear()
@@ -633,9 +633,7 @@ class EarlyAnswerEstimator:
         self._intervals.add(start_ms, ratios, widening)
         self._answers[start_ms] = replace(self._answers[start_ms], settled=True)
 
-    def _finalize(
-        self, start_ms: int, covered: float | None, ratios: Sequence[float], widening: float = 1.0
-    ) -> None:  # logs of before errors were recorded when windows are complete have no widening
+    def _finalize(self, start_ms: int, covered: float | None, ratios: Sequence[float], widening: float) -> None:
         self._intervals.add(start_ms, ratios, widening)
         self._waits.pop(start_ms, None)
         if self._answers.pop(start_ms, None) is not None and covered is not None:
@@ -660,8 +658,8 @@ class EarlyAnswerEstimator:
         """Restores `to_state` into a new estimator; damaged JSON or bytes raise any exception."""
         for name in self._PLAIN:
             setattr(self, name, state[name.strip("_")])
-        self._exceeding = dict(state.get("exceeding", {}))  # before delays could be declared: none
-        self._inherited = dict(state.get("inherited", {}))
+        self._exceeding = dict(state["exceeding"])
+        self._inherited = dict(state["inherited"])
         self._edges = {name: self._edge_from_list(values) for name, values in state["edges"]}
         self._groups.restore(state["groups"])
         self._reasons.restore(state["reasons"])

@@ -14,8 +14,6 @@ from dataclasses import astuple
 from typing import Any
 
 from center.ledger.state import (
-    PARTS_VERSION,
-    STATE_VERSION,
     EdgeIncarnation,
     EstimatorLogEntry,
     QueryState,
@@ -43,16 +41,10 @@ class StoredEdges:
 
     Args:
         members: the edges by number.
-        stored: the state that the store has in parts; None: nothing, or a state that is not in parts.
-
-    Attributes:
-        is_whole: the store has a state of an earlier release, whose rows are not in parts.
+        stored: the state that the store has; None: nothing.
     """
 
-    def __init__(
-        self, members: Iterable[str] = (), stored: QueryState | None = None, *, is_whole: bool = False
-    ) -> None:
-        self.is_whole = is_whole
+    def __init__(self, members: Iterable[str] = (), stored: QueryState | None = None) -> None:
         self._members = list(members)
         self._number = {edge: number for number, edge in enumerate(self._members)}
         self._stored, self._stored_count = stored, len(self._members)
@@ -66,7 +58,7 @@ class StoredEdges:
 
     def set_stored(self, state: QueryState) -> None:
         """The last transaction has stored this state."""
-        self._stored, self._stored_count, self.is_whole = state, len(self._members), False
+        self._stored, self._stored_count = state, len(self._members)
 
     def _parts(self) -> int:
         return max(1, -(-len(self._members) // EDGES_PER_PART))
@@ -77,8 +69,7 @@ class StoredEdges:
     def state_json(self, state: QueryState) -> str:
         """The state, of its edges only the first part."""
         mapping = state.to_mapping()
-        version = STATE_VERSION if self._parts() == 1 else PARTS_VERSION
-        return dump({**mapping, "version": version, **next(iter(self._split(mapping, [0])))})
+        return dump({**mapping, **next(iter(self._split(mapping, [0])))})
 
     def rows(self, state: QueryState, *, all_parts: bool = False) -> list[EntryRow]:
         """The rows of the further parts that differ from what is stored, or of all of them."""
@@ -168,7 +159,7 @@ def unpack_state(snapshot: bytes) -> tuple[QueryState, list[tuple[str, int, Stat
         for start_ms, rows in sorted(slices.items()):
             entries.append((SLICE, start_ms, _slice(start_ms, rows, state)))
         entries += [(kind, start_ms, _entry(kind, row)) for kind, start_ms, row in others]
-        return state, entries, _stored_edges(whole, state)
+        return state, entries, StoredEdges(whole["members"], state)
     except (ValueError, KeyError, TypeError) as exc:
         raise StorageError(f"ledger state cannot be read: {type(exc).__name__}: {exc}") from exc
 
@@ -182,13 +173,6 @@ def _unite(state: Mapping[str, Any], parts: Iterable[Mapping[str, Any]]) -> dict
         for name in _MAPS:
             united[name] = {**united.get(name, {}), **part.get(name, {})}
     return united
-
-
-def _stored_edges(whole: Mapping[str, Any], state: QueryState) -> StoredEdges:
-    if "members" in whole:
-        return StoredEdges(whole["members"], state)
-    # Of an earlier release: all edges are in one row, and so are the closes of a slice.
-    return StoredEdges(sorted({edge for name in (*_LISTS, *_MAPS) for edge in getattr(state, name)}), is_whole=True)
 
 
 def _slice(start_ms: int, rows: Mapping[int, Any], state: QueryState) -> SliceState:

@@ -277,12 +277,9 @@ class QueryLedger(ABC):
 
     def changed_entries(self) -> list[EntryRow]:
         """The rows that the transaction writes."""
-        self._writing, whole = self._state, self._edges.is_whole
-        rows, slices = self._edges.rows(self._state), self._slices.changes()
-        if whole:
-            slices |= dict(self._slices.items())
-        for start, value in slices.items():
-            rows += self._edges.slice_rows(start, None if whole else self._slices.before(start), value)
+        self._writing, rows = self._state, self._edges.rows(self._state)
+        for start, value in self._slices.changes().items():
+            rows += self._edges.slice_rows(start, self._slices.before(start), value)
         for kind, table in self._tables():
             rows += [(kind, start, v.to_json() if v else None) for start, v in table.changes().items()]
         return rows

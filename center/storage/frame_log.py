@@ -5,8 +5,7 @@ per record its query's key, edge, incarnation, seq, offset behind the table, and
 holds that the catalog does not know; readers find records by the catalog's index.
 
 A record is ``length (u32) · CRC32C (u32) · version (u8) · payload``. The checksum covers the version and the payload:
-the edge's id, its incarnation and the frame's wire message. Segments of older releases are records of one query without
-a table.
+the edge's id, its incarnation and the frame's wire message.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from center.storage.segment_files import COMMITS, SegmentDirectory, SegmentStore
+from center.storage.segment_files import SegmentDirectory, SegmentStore
 from edgewater.model.errors import ProtocolError, StorageError
 from edgewater.model.streams import EdgeId
 from edgewater.wire import Frame, QueryRef
@@ -29,7 +28,7 @@ from edgewater.wire import uplink_pb2 as pb
 
 VERSION = 1
 """Of a record."""
-SEGMENT_VERSION = 2
+SEGMENT_VERSION = 1
 _MAGIC = b"EWLG"
 _SEGMENT_HEADER = struct.Struct("<4sBII")
 _HEADER = struct.Struct("<IIB")
@@ -62,7 +61,7 @@ class FrameEntry:
         crc32c: of the frame as it was delivered. The one in the log has another if the gateway refused parts of it.
         plain_bytes: of its body before compression, or of the frame on the wire if that is longer.
         work: the job's work with it, as a number of slices that it has partials or closes of.
-        through_ms: event time up to which its edge has answered the query with it; 0: a frame of an earlier release.
+        through_ms: event time up to which its edge has answered the query with it.
     """
 
     query: QueryRef
@@ -153,9 +152,6 @@ class FrameLog:
 
     def queries(self, segment: str) -> set[str]:
         """The keys of the queries that a segment holds frames of. Raises StorageError: it cannot be read."""
-        directory = segment.partition("/")[0]
-        if directory != COMMITS:
-            return {directory}
         try:
             (header,) = self._segments.read_ranges(segment, [(0, _SEGMENT_HEADER.size)])
             magic, version, length, checksum = _SEGMENT_HEADER.unpack(header)

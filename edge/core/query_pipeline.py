@@ -902,7 +902,7 @@ class QueryPipeline:
                 f"{TYPES_REMEDY}"
             ) from exc
         types = _types_of(bound, stream.spec.constants)
-        if types != numbers.get("types", types):
+        if types != numbers["types"]:
             raise StorageError(
                 f"query {ref.name}, which this edge runs, has counted keys and values of other types than the columns "
                 f"of stream {spec.stream} have now: {numbers['types']}, now {types}. {TYPES_REMEDY}"
@@ -912,16 +912,12 @@ class QueryPipeline:
             ref, bound, numbers["since_ms"], schedule, source=source, constants=stream.spec.constants, encode=encode
         )
         result.progress, result.sampling_rate = Progress(*numbers["progress"]), numbers["sampling_rate"]
-        result.finished = (
-            FinishedSlices.from_state(components["finished"])
-            if "finished" in components
-            else FinishedSlices.of(numbers["finished_counters"])
-        )
-        result.losses = tuple(InputLoss(*loss) for loss in numbers.get("losses", ()))
-        result.unreported_drops = UnreportedDrops.from_state(numbers.get("unreported_drops", (None, ())))
-        if numbers.get("backfill") is not None:
+        result.finished = FinishedSlices.from_state(components["finished"])
+        result.losses = tuple(InputLoss(*loss) for loss in numbers["losses"])
+        result.unreported_drops = UnreportedDrops.from_state(numbers["unreported_drops"])
+        if numbers["backfill"] is not None:
             result.backfill = Backfill.from_state(numbers["backfill"])
-        result.full = FullSlices.from_state(numbers.get("full", ((), (), ())))
+        result.full = FullSlices.from_state(numbers["full"])
         result.history = GroupHistory.from_state(components["history"])
         if result.monitor is not None:
             reports, key_types = result.monitor.schedule, result.monitor.key_types

@@ -91,12 +91,12 @@ data, or this release cannot read old data."""
 _COUNTED_AGAIN = "records that its sources have delivered are then counted again"
 # Kinds of journal records. Numbers are never reused.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
-BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, PULL_FRAMES, RAN_TOGETHER, RUN = range(12, 19)
+BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, RUN = range(12, 17)
 KIND_NAMES = {
     CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
     SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
     LOST: "lost", BACKFILL: "backfill", BACKFILL_ENDED: "backfill-ended", MEMORY_LIMITED: "memory-limited",
-    RAN: "ran", PULL_FRAMES: "pull-frames", RAN_TOGETHER: "ran-together", RUN: "run",
+    RAN: "ran", RUN: "run",
 }  # fmt: skip
 
 
@@ -288,7 +288,10 @@ class DurableCore:
         """
         number, core = self._number + 1, self._make_core()
         core.source = source
-        numbers = {"positions": self.positions, "drops": {}, "function_failures": {}, "losses": {}}
+        numbers: dict[str, Any] = {
+            "positions": self.positions, "backfills": [], "drops": {}, "function_failures": {}, "losses": {},
+            "runs": [], "is_damaged": False,
+        }  # fmt: skip
         path = self.directory / f"checkpoint-{number}.ckpt"
         # Pushes stay known: a batch that is stated as lost is better than one that counts in both incarnations.
         parts = {"core": core.to_state(), **self._sources_state()}
@@ -605,9 +608,9 @@ class DurableCore:
     def _restore(self, checkpoint: State) -> None:
         counters = checkpoint.numbers
         self.positions, self.drops = counters["positions"], counters["drops"]
-        self.function_failures, self.losses = counters["function_failures"], counters.get("losses", {})
-        self.runs, self.is_damaged = counters.get("runs", []), counters.get("is_damaged", False)
-        for *ref, source, until, position in counters.get("backfills", ()):
+        self.function_failures, self.losses = counters["function_failures"], counters["losses"]
+        self.runs, self.is_damaged = counters["runs"], counters["is_damaged"]
+        for *ref, source, until, position in counters["backfills"]:
             self.backfills.setdefault(QueryRef(*ref), {})[source] = BackfillRange(until, position)
         self.pushes = CountedPushes.from_bytes(checkpoint.arrays.get("pushes", b""))
         self.series = {
@@ -622,7 +625,7 @@ class DurableCore:
             if record.kind == RUN:
                 self._add_run(json.loads(record.payload)["number"])
                 continue
-            if record.kind in (PULL, PULL_FRAMES):
+            if record.kind == PULL:
                 self._replay_pull(*_read_pull(record))
                 continue
             event = self._decode(record)
@@ -666,7 +669,7 @@ class DurableCore:
         """Returns the event of a range of positions; the loss of its records if they cannot be read again."""
         stream, source, arrival_ms = head["stream"], head["source"], head["arrival_ms"]
         self.positions[source] = head["end"]
-        rows, (first_ms, last_ms) = head.get("rows"), head.get("times", (None, None))
+        rows, (first_ms, last_ms) = head["rows"], head["times"]
         batch, queued = self._reread_or_none(self._reread, head), head.get("queued", False)
         if batch is None and rows != 0:
             to_ms = None if last_ms is None else last_ms + 1
@@ -693,14 +696,14 @@ class DurableCore:
 
     def _reread_or_none(self, reread: Reread, head: dict[str, Any]) -> pa.RecordBatch | None:
         """Returns the records of a range; None if they cannot be read again, which is noted unless there were none."""
-        source, rows = head["source"], head.get("rows")
+        source, rows = head["source"], head["rows"]
         try:
             return reread(source, head["start"], head["end"])
         except InputGone as exc:
             if rows != 0:
                 self._has_lost = True
                 count, why = self._lost_records.get(source, (0, str(exc)))
-                self._lost_records[source] = count + (rows or 0), why
+                self._lost_records[source] = count + rows, why
             return None
 
     def _no_records(self, stream: str) -> pa.RecordBatch:
@@ -743,7 +746,7 @@ def _encode(event: Event) -> Record:
         case InputLost():
             return _json(LOST, asdict(event))
         case Ran(queries, through):
-            return _json(RAN_TOGETHER, {"queries": [[r.name, r.version] for r in queries], "through": through})
+            return _json(RAN, {"queries": [[r.name, r.version] for r in queries], "through": through})
         case MemoryLimited(ref, action):
             return _json(MEMORY_LIMITED, {"query": [ref.name, ref.version], "action": action})
         case PullEvent() | PullReplayed():
@@ -759,14 +762,14 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
         ),
         SOURCES_OPENED: lambda: SourcesOpened(
             tuple((s, n) for s, n in fields["sources"]),
-            tuple(fields.get("replayable", ())),
-            fields.get("max_state_bytes"),
-            fields.get("columns", {}),
+            tuple(fields["replayable"]),
+            fields["max_state_bytes"],
+            fields["columns"],
         ),
         BACKFILL_ENDED: lambda: BackfillEnded(QueryRef(*fields["query"]), fields["source"]),
         SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
         LOST: lambda: InputLost(**fields),
-        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"]), fields.get("empty_ms", {})),
+        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"]), fields["empty_ms"]),
         ACKED: lambda: Acked(fields["through"]),
         BUDGET: lambda: BudgetSet(QueryRef(*fields["query"]), fields["shares"], fields["version"], fields["from_ms"]),
         SAMPLING: lambda: SamplingSet(
@@ -775,8 +778,7 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
             fields["clock_offset_ms"],
             SamplingReason.from_number(fields["reason"]),
         ),
-        RAN: lambda: Ran((QueryRef(*fields["query"]),), fields["through"]),  # of an earlier release
-        RAN_TOGETHER: lambda: Ran(tuple(QueryRef(*ref) for ref in fields["queries"]), fields["through"]),
+        RAN: lambda: Ran(tuple(QueryRef(*ref) for ref in fields["queries"]), fields["through"]),
         MEMORY_LIMITED: lambda: MemoryLimited(QueryRef(*fields["query"]), MemoryAction(fields["action"])),
     }
     return readers[kind]()
@@ -846,24 +848,19 @@ def _pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
     if frames:
         parts = [(len(frame), b.closed) for frame, b in zip(frames, built, strict=True)]
         head |= {"frames": parts, "platform": platform_id()}
-    return Record(PULL_FRAMES, b"\n".join((_json(PULL_FRAMES, head).payload, b"".join(frames))))
+    return Record(PULL, b"\n".join((_json(PULL, head).payload, b"".join(frames))))
 
 
 def _read_pull(record: Record) -> tuple[PullReplayed, int]:
-    """Returns the pull, and the `platform_id` with which its frames were built.
-
-    A `PULL`, of an earlier release, has at most one frame.
-    """
+    """Returns the pull, and the `platform_id` with which its frames were built; 0: it built none."""
     text, _, data = record.payload.partition(b"\n")
     fields = json.loads(text)
     drain_windows = {s: (now_ms, drained_ms) for s, (now_ms, drained_ms) in fields["drain_windows"].items()}
     link = fields["bandwidth_bytes_s"], fields["path_delay_ms"], tuple(fields["unread"])
-    processing_ms = {QueryRef(name, version): ms for name, version, ms in fields.get("processing_ms", ())}
-    limits = fields.get("max_frames", 1), processing_ms, fields.get("least_bytes_s", 0.0)
+    processing_ms = {QueryRef(name, version): ms for name, version, ms in fields["processing_ms"]}
+    limits = fields["max_frames"], processing_ms, fields["least_bytes_s"]
     pull = PullEvent(fields["capacity"], drain_windows, *link, *limits)
     parts = fields.get("frames", ())
-    if record.kind == PULL and data:
-        parts = [(len(data), fields["closed"])]
     built, at = list[FrameBuilt](), 0
     for length, closed in parts:
         frame = Frame.from_wire(pb.Frame.FromString(data[at : at + length]))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from center.batch.slicing.slicer import Slicer
 
 MAGIC = b"EWSN"
-VERSION = 2
+VERSION = 1
 _HEADER = struct.Struct("<4sI")
 _LENGTH = struct.Struct("<Q")
 

@@ -299,7 +299,7 @@ def test_the_entries_of_each_transaction_restore_the_estimator(
     other.run(4)
     ledger = Ledger(margin_ms=50)
     ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in other.sites)))
-    head = other.ledger._queries[REF].state.to_json()
+    head = other.ledger._queries[REF].state_json()
     ledger.restore(REF, pack_state(head, ((k, s, t) for (k, s), t in sorted(parts.items()))))
     other.ledger = ledger
     other.run(3)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core import Configured, Event, Ran
-from edge.durability import durable_core, journal
-from edge.durability.durable_core import PAYLOAD, RAN, RANGE
-from edge.durability.journal import Record
+from edge.core import Configured
+from edge.durability import journal
+from edge.durability.durable_core import PAYLOAD, RANGE
 from edge.records import InputGone, Position
 from tests.edge.recovery_world import BOTH, BUDGETED, EXACT, QUERIES, SHARE, Center, World, flights, truth
 from tests.examples import examples
@@ -131,26 +129,6 @@ def test_recovery_restores_the_identical_queues(tmp_path: Path) -> None:
     queues = {ref: pipeline.queue for ref, pipeline in world.edge.core.queries.items()}
     assert any(queues.values())
     assert {ref: p.queue for ref, p in again.edge.core.queries.items()} == queues
-
-
-def test_runs_that_an_earlier_release_journaled_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One query a run, in a record of another kind."""
-
-    def as_before(event: Event) -> Record:
-        if not isinstance(event, Ran):
-            return encode(event)
-        (ref,) = event.queries
-        return Record(RAN, json.dumps({"query": [ref.name, ref.version], "through": event.through}).encode())
-
-    encode = durable_core._encode
-    with monkeypatch.context() as earlier:
-        earlier.setattr(durable_core, "_encode", as_before)
-        world = World(tmp_path, DATA, Center())
-        world.configure()
-        for step in SCRIPT[:8]:
-            act(world, step)
-        world.edge.sync()
-    assert World(tmp_path, DATA, Center()).edge.core.to_state() == world.edge.core.to_state()
 
 
 def test_a_deleted_query_takes_its_queue_with_it(tmp_path: Path) -> None:

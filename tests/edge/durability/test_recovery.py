@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from edge.core import FrameBuilt, PullEvent
-from edge.durability import DurableCore, durable_core, journal
-from edge.durability.durable_core import PULL, PULL_FRAMES, platform_id
-from edge.durability.journal import Record
+from edge.durability import DurableCore, journal
+from edge.durability.durable_core import PULL
 from edgewater.model.errors import StorageError
 from tests.edge.recovery_world import BUDGETED, EXACT, SHARE, Center, World, flights, truth
 
@@ -146,37 +142,11 @@ def test_a_frame_lost_with_a_damaged_record_is_detected(tmp_path: Path) -> None:
     world.edge.sync()
     path = tmp_path / "journal-0.log"
     data = bytearray(path.read_bytes())
-    first = next(r for r in journal.scan(bytes(data)).records if r.kind == PULL_FRAMES and b"platform" in r.payload)
+    first = next(r for r in journal.scan(bytes(data)).records if r.kind == PULL and b"platform" in r.payload)
     data[data.index(first.payload)] ^= 1
     path.write_bytes(data)
     with pytest.raises(StorageError, match="has frame 2 where 1 is expected"):
         World(tmp_path, DATA, Center())
-
-
-def test_pulls_that_an_earlier_release_journaled_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One frame a pull, in a record of another kind."""
-
-    def as_before(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
-        head = {
-            "capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows), "bandwidth_bytes_s": 0.0,
-            "path_delay_ms": 0, "unread": (),
-        }  # fmt: skip
-        if not built:
-            return Record(PULL, json.dumps(head).encode())
-        (one,) = built
-        head |= {"closed": one.closed, "platform": platform_id()}
-        return Record(PULL, json.dumps(head).encode() + b"\n" + one.frame.to_wire().SerializeToString())
-
-    with monkeypatch.context() as earlier:
-        earlier.setattr(durable_core, "_pull_record", as_before)
-        world = World(tmp_path, DATA, Center())
-        world.configure()
-        for _ in range(6):
-            world.ingest(40)
-            world.pull(max_frames=1)
-        world.edge.sync()
-    assert len(world.edge.core.unacked) > 3
-    assert World(tmp_path, DATA, Center()).edge.core.to_state() == world.edge.core.to_state()
 
 
 def test_an_incarnation_survives_restarts(tmp_path: Path) -> None:
