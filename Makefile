@@ -100,7 +100,7 @@ lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages;
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra demo -o requirements/demo.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra iot -o requirements/iot.txt
-	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra center --extra postgres --extra sql \
+	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra center --extra postgres --extra sql --extra kafka --extra remote-write \
 		-o requirements/center.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/edge.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in $(SOURCES:%=--extra %) \

@@ -1,4 +1,4 @@
-"""Rows per second and CPU of sinks, and the lag from an answer to its row: ``python -m bench.sinks``.
+"""Rows per second and CPU of each kind of sink, and the lag from an answer to its row: ``python -m bench.sinks``.
 
 A result store gets answers as the job writes them. `copy`: a sink that begins with all of them. `lag`: the process of
 the runner beside answers that are given at a steady rate; the age of an answer when its rows are committed.
@@ -11,6 +11,7 @@ import resource
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import click
 import numpy as np
 
 from center.sinks import Sink, SinkRunner, SinkStore, read_definition
+from sim.demo.brokers import KafkaBroker
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.postgres import find_binaries, serving
 
@@ -35,6 +37,8 @@ def answered(desk: Desk, windows: int, first: int = 0) -> int:
     groups = {f"group-{n}": 1 + n % 3 for n in range(GROUPS)}
     if first == 0:
         desk.report(query, "jfk", T0, groups)
+        with desk.results.engine.begin() as connection:  # tables of files take final answers
+            connection.exec_driver_sql("UPDATE answers SET phase = 'final'")
         if windows > 1:
             desk.repeat(query, windows)
             with desk.results.engine.begin() as connection:
@@ -115,19 +119,34 @@ def main(windows: int, seconds: float, smoke: bool) -> None:
     binaries = find_binaries()
     if binaries is None:
         raise click.ClickException("PostgreSQL 15 or newer is not installed")
-    with serving(binaries) as server, tempfile.TemporaryDirectory() as scratch:
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(serving(binaries))
+        broker = KafkaBroker(scratch / "kafka")
+        broker.start()
+        stack.callback(broker.kill)
         url = server.new_database().replace("+psycopg", "").partition("?")[0]
-        result: dict[str, Any] = {}
-        for name, measure in (
-            ("copy", lambda d, s: copied(d, s, windows)),
-            ("lag", lambda d, s: lag(d, s, seconds, 1_000)),
-        ):
-            directory = Path(scratch) / name
-            directory.mkdir()
-            desk = Desk(directory)
-            desk.connect("jfk")
-            result[name] = measure(desk, {"kind": "postgres", "url": url, "schema": f"bench_{name}"})
-        click.echo(json.dumps({"sink": "postgres", **result}))
+        catalog = {"type": "sql", "uri": f"sqlite:///{scratch}/iceberg.db", "warehouse": f"file://{scratch}/iceberg"}
+        documents: dict[str, dict[str, Any]] = {
+            "postgres": {"url": url, "schema": "bench"},
+            "kafka": {"brokers": [broker.address]},
+            "parquet": {"path": str(scratch / "parquet"), "batch": "0s"},
+            "delta": {"path": str(scratch / "delta"), "batch": "0s"},
+            "iceberg": {"catalog": catalog, "batch": "0s"},
+        }
+        for kind, document in documents.items():
+            result = copied(desk_in(scratch / f"copy-{kind}"), {"kind": kind, **document}, windows)
+            click.echo(json.dumps({"sink": kind, "copy": result}), nl=True)
+        document = {"kind": "postgres", "url": url, "schema": "lag"}
+        result = lag(desk_in(scratch / "lag"), document, seconds, 1_000)
+        click.echo(json.dumps({"sink": "postgres", "lag": result}))
+
+
+def desk_in(directory: Path) -> Desk:
+    directory.mkdir()
+    desk = Desk(directory)
+    desk.connect("jfk")
+    return desk
 
 
 if __name__ == "__main__":

@@ -2,3 +2,6 @@
 
 Entry points: `center.cli` (commands), `center.config` (configuration). It never imports `edge` or `sim`.
 """
+
+OWNER = "edgewater"
+"""Distinguishes this package from packages of this name in other distributions."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from importlib.util import find_spec
 from typing import Any
 
@@ -39,6 +40,10 @@ class Listed:
 
 _CLIENT = ("edgewater[client]", ("httpx", "httpx_sse", "rich"))
 LISTED = {
+    "alerts": Listed("List the alerts that fire, or are pending, by the rules of the sinks of the kind `alerts`.",
+                     *_CLIENT),
+    "sinks": Listed("Show and change the sinks of a center: systems that answers are written to, such as PostgreSQL.",
+                    *_CLIENT),
     "center": Listed("Run a center, which edges connect to and which answers queries.", "edgewater[center]"),
     "demo": Listed("Run a center and three edges on a year of flights, and compare each answer with the truth.",
                    "edgewater[demo]", ("pyspark", "httpx", "rich")),
@@ -131,6 +136,7 @@ class Commands(click.Group):
 
 def _loaded(point: EntryPoint) -> click.Command:
     """Imports a command; returns one that reports a missing dependency if that fails."""
+    _require_own(point.module.partition(".")[0])
     try:
         command = point.load()
     except ModuleNotFoundError as exc:
@@ -138,6 +144,20 @@ def _loaded(point: EntryPoint) -> click.Command:
     if not isinstance(command, click.Command):
         raise TypeError(f"{GROUP}: {point.value} is not a click command")
     return command
+
+
+def _require_own(package: str) -> None:
+    """Raises CommandError: another distribution has a package of the same name, and Python imports that one."""
+    if package not in OWN_PACKAGES or package == "edgewater":
+        return
+    module = import_module(package)
+    if getattr(module, "OWNER", None) == "edgewater":
+        return
+    owners = ", ".join(sorted({*packages_distributions().get(package, ())} - {"edgewater"})) or "another program"
+    raise CommandError(
+        f"the package {package} at {module.__file__} is of {owners}, and hides the one of Edgewater: install edgewater"
+        " in a virtual environment of its own, and start it in another directory"
+    )
 
 
 def _described(point: EntryPoint) -> click.Command | None:

@@ -5,3 +5,6 @@ connection (`edgewater plan --wire`, `bench.compare model`), `sim.early_answers`
 (`edgewater simulate early-answers`) early answers, `sim.scheduling` (`edgewater simulate scheduling`) schedulers,
 `sim.demo` (`edgewater demo`) starts a center and three edges. It may import edge and center; neither may import it.
 """
+
+OWNER = "edgewater"
+"""Distinguishes this package from packages of this name in other distributions."""

@@ -36,8 +36,8 @@ def build(
 ) -> DataFrame:
     """Builds synopses of a DataFrame's values, one per window and stratum.
 
-    Nothing is built before an action runs on the result (or `writeStream`); what the schema shows is checked at once.
-    CSV and JSON files are also read at once, to learn whether tasks may read them (`center.batch.text_scan`).
+    Nothing is built before an action runs on the result (or `writeStream`). What the schema shows is checked at once.
+    CSV and JSON files are read at once: tasks may be able to read them (`center.batch.text_scan`).
 
     Args:
         df: batch or streaming.

@@ -88,6 +88,11 @@ def with_quality(
     return table
 
 
+def has_types(catalog: Catalog, spec: QuerySpec) -> bool:
+    """Returns whether the columns of the stream are known, so that `empty_table` has the types of answers."""
+    return _bound(catalog, spec) is not None
+
+
 def empty_table(catalog: Catalog, spec: QuerySpec) -> pa.Table:
     """Returns the table of a query without answers.
 

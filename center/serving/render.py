@@ -299,33 +299,11 @@ def answer_rows(
         codes: the rows, some of those that the questions select, in their order (`AnswerRows.codes`); None: all.
     """
     is_subset = codes is not None
-    withheld = GroupsWithheld.of(spec, read_bounds(record.quality["error"]["withheld"]))
+    data = _selected_data(record, spec, questions, merged, is_sorted, codes)
+    groups, order, withheld = data.groups, data.codes, data.withheld
     predictions = record.quality.get("prediction")
     completeness = record.quality["completeness"]
     incomplete, doubtful = is_incomplete(completeness), may_count_twice(completeness)
-    if record.synopsis is None:
-        groups = {name: pa.nulls(0) for name in spec.group_by}
-        stacks = {m.name: m.stack(None) for m in spec.measures}
-        # Without groups, there is a value of no records.
-        order: IntArray = np.arange(0 if spec.group_by or "merged_into_ms" in record.quality else 1)
-        order = order if codes is None else codes
-        for stack in stacks.values():
-            stack.grow(len(order))
-        groups_in_all = 0
-    else:
-        aggregate = merged_data(record) if merged is None else merged
-        assert aggregate is not None
-        if codes is None:
-            selected = _select_groups(aggregate, questions)
-            codes = sorted_groups(aggregate, selected) if is_sorted else selected
-        order = codes
-        groups_in_all = len(aggregate)
-        groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
-        stacks = dict(aggregate.measures)
-        withheld = withheld.of_rows(aggregate, order, groups, record.quality.get("edges") or {})
-        if not np.array_equal(order, np.arange(len(aggregate))):
-            stacks = {name: stack.take(order) for name, stack in stacks.items()}
-
     lacking = lacking_rows(completeness, groups, len(order)) if incomplete else np.zeros(0, bool)
 
     def widen(
@@ -348,25 +326,80 @@ def answer_rows(
         return widen_by_missing(widened, measure, lacking if rows is None else lacking[rows])
 
     def evaluator(measure: Measure) -> MeasureEvaluator:
-        confidence = function_confidence(spec, measure, groups_in_all, questions.confidence)
-        stack = stacks[measure.name]
+        confidence = function_confidence(spec, measure, data.groups_in_all, questions.confidence)
+        stack = data.stacks[measure.name]
         own = new_error(isinstance(stack, SampleStack | RowSampleStack))
         return MeasureEvaluator(measure, stack, questions, partial(widen, measure), confidence, own)
 
-    needs_all = questions.computed or questions.selection.is_needed
+    needs_all = bool(questions.computed) or questions.selection.is_needed
     shown = [evaluator(m) for m in spec.measures if needs_all or includes(questions, m)]
     values = [MeasureValues(e.measure.name, tuple(e.parts()), e.own) for e in shown]
     intervals = row_intervals({v.name: v.parts for v in values}) if needs_all else {}
-    for value in questions.computed:
-        estimates = value.estimates(intervals, spec.measures)
-        intervals[value.name] = estimates
-        values.append(MeasureValues(value.name, (IntervalPart("", estimates),), OwnError()))
+    values += _computed_values(spec, questions, intervals)
     names = {m.name for m in spec.measures if includes(questions, m)} | {v.name for v in questions.computed}
     rows = AnswerRows(groups, tuple(v for v in values if v.name in names), len(order), withheld, order)
     if is_subset or not questions.selection.is_needed:
         return rows
     chosen = questions.selection.rows(groups, intervals, len(order))
     return answer_rows(record, spec, questions, new_error, merged, is_sorted, order[chosen])
+
+
+def _computed_values(
+    spec: QuerySpec, questions: MeasureQuestions, intervals: dict[str, Estimates]
+) -> list[MeasureValues]:
+    """Returns the values that the questions compute, and adds them to the intervals."""
+    values = []
+    for value in questions.computed:
+        intervals[value.name] = value.estimates(intervals, spec.measures)
+        values.append(MeasureValues(value.name, (IntervalPart("", intervals[value.name]),), OwnError()))
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class _SelectedData:
+    """The merged data of some groups.
+
+    Attributes:
+        codes: as of `AnswerRows`.
+        groups_in_all: number of groups of the answer.
+    """
+
+    groups: dict[str, pa.Array]
+    stacks: dict[str, Stack]
+    codes: IntArray
+    groups_in_all: int
+    withheld: GroupsWithheld
+
+
+def _selected_data(
+    record: AnswerRecord,
+    spec: QuerySpec,
+    questions: MeasureQuestions,
+    merged: GroupedAggregate | None,
+    is_sorted: bool,
+    codes: IntArray | None,
+) -> _SelectedData:
+    """Returns the data of the groups that the questions select; the arguments are as of `answer_rows`."""
+    withheld = GroupsWithheld.of(spec, read_bounds(record.quality["error"]["withheld"]))
+    if record.synopsis is None:
+        # Without groups, there is a value of no records.
+        no_rows = spec.group_by or "merged_into_ms" in record.quality
+        order: IntArray = np.arange(0 if no_rows else 1) if codes is None else codes
+        stacks = {m.name: m.stack(None) for m in spec.measures}
+        for stack in stacks.values():
+            stack.grow(len(order))
+        return _SelectedData({name: pa.nulls(0) for name in spec.group_by}, stacks, order, 0, withheld)
+    aggregate = merged_data(record) if merged is None else merged
+    assert aggregate is not None
+    if codes is None:
+        selected = _select_groups(aggregate, questions)
+        codes = sorted_groups(aggregate, selected) if is_sorted else selected
+    groups = dict(zip(aggregate.key_names, aggregate.rows(codes), strict=True))
+    stacks = dict(aggregate.measures)
+    withheld = withheld.of_rows(aggregate, codes, groups, record.quality.get("edges") or {})
+    if not np.array_equal(codes, np.arange(len(aggregate))):
+        stacks = {name: stack.take(codes) for name, stack in stacks.items()}
+    return _SelectedData(groups, stacks, codes, len(aggregate), withheld)
 
 
 def group_cells(groups: Mapping[str, pa.Array], rows: int) -> list[dict[str, Any]]:

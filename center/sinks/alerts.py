@@ -198,7 +198,7 @@ class AlertSink:
             if name not in self._failures:
                 log.warning("sink %s, target %s: %s", self._context.name, name, exc.message)
             self._tries[name] = tries = self._tries.get(name, 0) + 1
-            self._failures[name] = f"{exc.message}; {len(waiting)} notices wait"
+            self._failures[name] = f"{exc.message}; notices that wait: {len(waiting)}"
             self._next_ms[name] = now_ms + min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS << min(tries - 1, 10))
         else:
             self._failures.pop(name, None)

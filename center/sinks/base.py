@@ -40,11 +40,14 @@ class SinkQuery:
     Attributes:
         schema: the columns of its rows. First come ``window_start``, ``window_end``, ``phase``, ``revision``,
             ``completeness``, ``given_at``, ``contract`` and ``withheld``, then the groups, then the measures.
+        is_typed: whether `schema` has the types of answers. Before an edge has connected, no column of the stream is
+            known. `open` is called again before the first answer.
     """
 
     ref: QueryRef
     spec: QuerySpec
     schema: pa.Schema
+    is_typed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class SinkAnswer:
             into another one. `rows` is empty then.
         rows: a row per group, with the columns of `SinkQuery.schema`.
         group_columns: names of the columns of groups.
+        removed: returns groups of earlier revisions of the window that `rows` lack, each as a mapping of names to
+            values. A sink that keeps each group by itself deletes them.
         statement: the JSON of the answer without its rows: ``quality``, ``contract``, ``total``, ``rest``, …
     """
 
@@ -69,6 +74,7 @@ class SinkAnswer:
     rows: pa.Table = field(repr=False)
     statement: dict[str, Any] = field(repr=False)
     group_columns: tuple[str, ...] = ()
+    removed: Callable[[], list[dict[str, Any]]] = field(default=list, repr=False)
 
 
 class Sink(Protocol):
@@ -140,7 +146,8 @@ class SinkKind(Protocol):
         name: the value of ``kind`` in the definition of a sink.
         config: the model of its options.
 
-    A kind may have the attribute ``begin``: the default of the key ``begin`` of its sinks.
+    A kind may have the attributes ``begin``, ``min_phase`` and ``batch_ms``: the defaults of these keys of its sinks.
+    No sink of the kind gets answers of an earlier phase than ``min_phase``.
     """
 
     name: str

@@ -14,7 +14,7 @@ from center.ledger import Phase
 from center.sinks.base import KINDS, Sink, SinkContext, SinkKind
 from edgewater.model.errors import InvalidConfig, did_you_mean
 from edgewater.model.measure import NAME, NAME_ACCEPTED
-from edgewater.runtime.configuration import Section, validate
+from edgewater.runtime.configuration import Duration, Section, validate
 
 
 class CommonOptions(Section):
@@ -22,8 +22,12 @@ class CommonOptions(Section):
 
     queries: Literal["all"] | list[str] = Field(default="all", min_length=1)
     """Names of the queries whose answers are written. `all`: every query, also one that is registered later."""
-    min_phase: Phase = Phase.EARLY
-    """Only windows whose newest answer has reached this phase."""
+    min_phase: Phase | None = None
+    """Only windows whose newest answer has reached this phase. Unset: `final` for `parquet`, `delta` and `iceberg`,
+    otherwise `early`."""
+    batch: Duration | None = None
+    """How long answers may wait for others, so that they are written together. Unset: 5m for `parquet`, `delta` and
+    `iceberg`, otherwise 0s."""
     begin: Literal["beginning", "now"] | None = None
     """Where a new sink begins: with the oldest stored answer, or with the next one. Unset: `now` for the kind `alerts`,
     otherwise `beginning`."""
@@ -47,6 +51,7 @@ class SinkDefinition:
     queries: frozenset[str] | None
     min_phase: Phase
     begins_now: bool
+    batch_ms: int
     document: Mapping[str, Any]
 
     def includes(self, query: str) -> bool:
@@ -90,7 +95,7 @@ def read_definition(
         known = ", ".join(KINDS.names)
         given = document.get("kind")
         near = did_you_mean(given, KINDS.names) if isinstance(given, str) else ""
-        raise InvalidConfig(f"{at}.kind", given, f"one of {known}", near.lstrip("; ") or KINDS.hint())
+        raise InvalidConfig(f"{at}.kind", given, f"one of {known}", near.lstrip(",; ") or KINDS.hint())
     common = {key: value for key, value in document.items() if key in COMMON_KEYS}
     own = {key: value for key, value in document.items() if key not in COMMON_KEYS and key != "kind"}
     shared = _validated(CommonOptions, common, at, {})
@@ -99,7 +104,13 @@ def read_definition(
     options = _validated(kind.config, own, at, {"environ": environ})
     queries = None if shared.queries == "all" else frozenset(shared.queries)
     begin = shared.begin or getattr(kind, "begin", "beginning")
-    return SinkDefinition(name, kind, options, queries, shared.min_phase, begin == "now", dict(document))
+    least = Phase(getattr(kind, "min_phase", Phase.EARLY))
+    min_phase = shared.min_phase or least
+    if min_phase.rank < least.rank:
+        accepted = f"{least.value}: a sink of the kind {kind.name} only adds rows"
+        raise InvalidConfig(f"{at}.min_phase", min_phase.value, accepted)
+    batch_ms = getattr(kind, "batch_ms", 0) if shared.batch is None else shared.batch
+    return SinkDefinition(name, kind, options, queries, min_phase, begin == "now", batch_ms, dict(document))
 
 
 def read_definitions(documents: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[SinkDefinition]:

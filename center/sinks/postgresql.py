@@ -20,14 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 from psycopg import sql
-from pydantic import Field
 
 from center.serving.answer_tables import to_json
 from center.serving.cells import list_texts
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkQuery
-from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.model.errors import StorageError
 from edgewater.model.timestamps import rfc3339
-from edgewater.runtime.configuration import Secret, Section
 from edgewater.wire import QueryRef
 
 MAX_NAME_BYTES = 63
@@ -46,15 +44,6 @@ _WINDOW_COLUMNS = {
 _WIDER = {
     ("bigint", "numeric"), ("bigint", "double precision"), ("numeric", "double precision"), ("text", "jsonb"),
 }  # fmt: skip
-
-
-class PostgresConfig(Section):
-    """The keys of a sink of the kind `postgres`."""
-
-    url: Secret
-    """``postgresql://user:password@host/database``, with libpq's parameters such as ``?sslmode=verify-full``."""
-    db_schema: str = Field(default="edgewater", min_length=1, max_length=63, alias="schema")
-    """The schema of all tables and views. It is created if it is missing."""
 
 
 class PostgresSink:
@@ -87,7 +76,7 @@ class PostgresSink:
                 self._connection.commit()
             with self._connection.transaction(), self._connection.cursor() as cursor:
                 self._prepare(cursor)
-                self._tables = {query.ref: _Table(query) for query in queries}
+                self._tables = {query.ref: _Table(query) for query in queries if query.is_typed}
                 for table in self._tables.values():
                     table.create(cursor, self._schema)
                 for name in sorted({ref.name for ref in self._tables}):
@@ -325,7 +314,9 @@ def _copy(cursor: psycopg.Cursor[Any], table: sql.Composable, rows: pa.Table) ->
     columns = sql.SQL(", ").join(map(sql.Identifier, rows.column_names))
     buffer = io.BytesIO()
     options = pyarrow.csv.WriteOptions(include_header=False)
-    pyarrow.csv.write_csv(pa.table([_text(column) for column in rows.columns], rows.column_names), buffer, options)
+    # One chunk: pyarrow writes garbage for a table whose first chunk is empty.
+    table_of_texts = pa.table([_text(column) for column in rows.columns], rows.column_names).combine_chunks()
+    pyarrow.csv.write_csv(table_of_texts, buffer, options)
     with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, columns)) as copy:
         copy.write(buffer.getvalue())
 
@@ -403,22 +394,3 @@ def _stated() -> Iterator[None]:
     except psycopg.Error as exc:
         reason = " ".join(str(exc).split()) or type(exc).__name__
         raise StorageError(f"PostgreSQL: {reason}") from exc
-
-
-class PostgresKind:
-    """The kind `postgres`."""
-
-    name = "postgres"
-    config = PostgresConfig
-
-    def sink(self, options: PostgresConfig, context: SinkContext) -> PostgresSink:
-        """See `center.sinks.base.SinkKind`."""
-        url = options.url.get_secret_value()
-        try:
-            psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.ProgrammingError as exc:
-            raise InvalidConfig("url", "…", "postgresql://user:password@host/database", str(exc)) from None
-        return PostgresSink(url, options.db_schema, context)
-
-
-KIND = PostgresKind()

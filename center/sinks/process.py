@@ -97,6 +97,8 @@ class SinkProcess:
                 wanted[status.name] = read_definition(status.name, status.definition)
             except InvalidConfig as exc:  # such as a variable that this process does not have
                 self._refused[status.name] = exc.message
+                if status.problem != exc.message:
+                    self._store.state_problem(status.name, exc.message, self._now_ms())
         return wanted
 
 

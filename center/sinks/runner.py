@@ -7,17 +7,19 @@ operators and the retention of answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from center.catalog import Catalog, RegisteredQuery
 from center.ledger import Phase
 from center.results import AnswerReader, AnswerRecord, LeaseLost
-from center.serving.answer_tables import empty_table, stated_answer, with_types, without_zone
+from center.serving.answer_tables import empty_table, has_types, stated_answer, with_types, without_zone
 from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
 from center.sinks.definitions import SinkDefinition
 from center.sinks.store import SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ POLL_S = 0.1
 STANDBY_S = 1.0
 RENEW_MS = 1_000
 LOOK_MS = 1_000
+ALARM_AFTER_MS = 60_000
 """How often the queries are read, and why a sink rests is looked at again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 MAX_ANSWERS = 500
@@ -34,6 +37,8 @@ MAX_ANSWERS = 500
 PAGE_BYTES = 16 << 20
 """Bytes of merged data in a page, from which on the next page has fewer answers."""
 MAX_REMEMBERED = 100_000
+MAX_REVISIONS = 20
+"""Earlier revisions whose groups are compared with the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class SinkRunner:
         self._position = Position()
         self._queries: dict[QueryRef, _Query] = {}
         self._replayed: int | None = None
+        self._alarmed: dict[str, str] = {}
         self._failures = 0
         self._limit = MAX_ANSWERS
         # Per window, the late records of a final answer as the sink has them.
@@ -138,10 +144,7 @@ class SinkRunner:
             assert self._epoch is not None
             memory = self._store.memory(self.definition.name, self._epoch)
             self._sink = self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
-        self._queries = {
-            ref: _Query(q, SinkQuery(ref, q.spec, empty_table(self._catalog, q.spec).schema))
-            for ref, q in wanted.items()
-        }
+        self._queries = {ref: self._query(q) for ref, q in wanted.items()}
         stored = self._sink.open([q.of_sink for q in self._queries.values()])
         assert self._status is not None
         if self._status.replay_after is not None:
@@ -154,6 +157,25 @@ class SinkRunner:
             self._position = Position(*self._results.newest()) if self.definition.begins_now else Position()
             self._sink.write([], self._position)
 
+    def _query(self, query: RegisteredQuery, *, has_answers: bool = False) -> _Query:
+        """Returns a query as a sink gets it.
+
+        Args:
+            has_answers: the types are as far known as they will ever be.
+        """
+        is_typed = has_answers or has_types(self._catalog, query.spec)
+        schema = empty_table(self._catalog, query.spec).schema
+        return _Query(query, SinkQuery(query.ref, query.spec, schema, is_typed))
+
+    def _open_typed(self, refs: Iterable[QueryRef]) -> None:
+        """Opens the sink again if it does not know the types of these queries, which have answers."""
+        assert self._sink is not None
+        untyped = [ref for ref in refs if not self._queries[ref].of_sink.is_typed]
+        if untyped:
+            for ref in untyped:
+                self._queries[ref] = self._query(self._queries[ref].registered, has_answers=True)
+            self._sink.open([q.of_sink for q in self._queries.values()])
+
     def _copy_page(self) -> float:
         assert self._sink is not None
         newest = Position(*self._results.newest())
@@ -165,12 +187,22 @@ class SinkRunner:
                 " it was written by another center, or by this one before an older backup was restored"
             )
         if self._position.answer_id < newest.answer_id:
+            if self._waits(newest):
+                return POLL_S
             self._write_new(newest)
             return 0.0
         if self._position.late != newest.late:
             self._write_late(newest)
             return 0.0
         return POLL_S
+
+    def _waits(self, newest: Position) -> bool:
+        """Whether the new answers may wait for others."""
+        batch_ms = self.definition.batch_ms
+        if not batch_ms or newest.answer_id - self._position.answer_id >= self._limit:
+            return False
+        given_at_ms = self._results.answered_at_after(self._position.answer_id)
+        return given_at_ms is not None and self._now_ms() - given_at_ms < batch_ms
 
     def _write_new(self, newest: Position) -> None:
         changes = self._results.changes_after(self._position.answer_id, self._limit)
@@ -199,7 +231,8 @@ class SinkRunner:
 
     def _write(self, records: Sequence[AnswerRecord], position: Position) -> None:
         assert self._sink is not None
-        answers = [sink_answer(record, self._queries[record.query]) for record in records]
+        self._open_typed({record.query for record in records})
+        answers = [self._answer(record) for record in records]
         self._sink.write(answers, position)
         self._position = position
         if len(self._late) > MAX_REMEMBERED:
@@ -208,6 +241,20 @@ class SinkRunner:
             {(r.query, r.window_start_ms): late_of(r) for r in records if r.phase is Phase.FINAL and any(late_of(r))}
         )
         self._report(len(answers), sum(a.rows.num_rows for a in answers))
+
+    def _answer(self, record: AnswerRecord) -> SinkAnswer:
+        query = self._queries[record.query]
+        answer = sink_answer(record, query)
+        return answer if record.revision == 1 else replace(answer, removed=lambda: self._removed(record, answer, query))
+
+    def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: _Query) -> list[dict[str, Any]]:
+        """Returns the groups of earlier revisions that the newest one lacks."""
+        earlier = [r for r in self._results.revisions(record.query, record.window_start_ms) if r < record.revision]
+        now, gone = set(_groups(answer)), dict[tuple[Any, ...], None]()
+        for revision in earlier[-MAX_REVISIONS:]:
+            before = sink_answer(self._results.answer(record.query, record.window_start_ms, revision), query)
+            gone |= dict.fromkeys(key for key in _groups(before) if key not in now)
+        return [dict(zip(answer.group_columns, key, strict=True)) for key in gone]
 
     def _report(self, answers: int = 0, rows: int = 0, problem: str = "") -> None:
         assert self._epoch is not None
@@ -225,6 +272,20 @@ class SinkRunner:
             now_ms=now_ms,
         )
         self._renewed_ms, self._replayed = now_ms, None
+        self._alarm(now_ms)
+
+    def _alarm(self, now_ms: int) -> None:
+        """Raises alarms about a gap, and about a sink that has failed for `ALARM_AFTER_MS`."""
+        assert self._status is not None
+        status, alarms = self._status, dict[str, str]()
+        if status.gap is not None:
+            alarms["sink-gap"] = f"answers {status.gap[0]} to {status.gap[1]} were deleted before it had them"
+        if status.problem and now_ms - status.problem_since_ms >= ALARM_AFTER_MS:
+            alarms["sink-failing"] = status.problem
+        for kind, message in alarms.items():
+            if self._alarmed.get(kind) != message:
+                self._catalog.add_alarm(kind, f"sink {status.name}: {message}", EdgeId(""), now_ms)
+        self._alarmed = alarms
 
     def _failed(self, exc: Exception) -> float:
         self._failures += 1
@@ -252,6 +313,11 @@ class SinkRunner:
                 sink.close()
             except Exception:
                 log.exception("sink %s: it could not be closed", self.definition.name)
+
+
+def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:
+    columns = [answer.rows.column(name).to_pylist() for name in answer.group_columns]
+    return list(zip(*columns, strict=True)) if columns else [()] * answer.rows.num_rows
 
 
 def late_of(record: AnswerRecord) -> tuple[int, int]:

@@ -190,6 +190,15 @@ class SinkStore:
             connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
             return int(row.epoch) + 1
 
+    def state_problem(self, name: str, problem: str, now_ms: int) -> None:
+        """Stores why a process cannot build a sink; nothing if another process runs it."""
+        c = sinks.c
+        changed = case((c.problem == problem, c.problem_since_ms), else_=now_ms)
+        with write_transaction(self._engine) as connection:
+            idle = (c.name == name) & ((c.owner == "") | (c.until_ms < now_ms))
+            values = {"problem": problem[:2_000], "problem_since_ms": changed}
+            connection.execute(update(sinks).where(idle).values(**values))
+
     def report(
         self,
         name: str,

@@ -86,6 +86,7 @@ OPEN = [
     ("edgewater-gateway", "edgewater-postgres", 5432),
     ("edgewater-job", "edgewater-postgres", 5432),
     ("edgewater-api", "edgewater-postgres", 5432),
+    ("edgewater-sink", "edgewater-postgres", 5432),
 ]
 
 

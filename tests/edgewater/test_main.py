@@ -156,3 +156,17 @@ def test_each_command_is_listed_with_its_own_first_sentence() -> None:
 def test_help_lists_a_command_whose_package_is_not_installed() -> None:
     result = invoke({"query": "a_package_nobody_has.cli:query"}, "--help")
     assert "not installed: pip install 'edgewater[client]'" in result.output
+
+
+def test_a_package_of_the_same_name_in_another_distribution_is_named(tmp_path: Path) -> None:
+    for name, text in {"edge/__init__.py": "", "edge_tools-1.0.dist-info/METADATA": "Name: edge-tools\nVersion: 1.0\n",
+                       "edge_tools-1.0.dist-info/RECORD": "edge/__init__.py,,\n"}.items():  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for command in (["edge", "run"], ["edge", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "edgewater", *command], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert "edge-tools" in done.stderr and "virtual environment" in done.stderr

@@ -1,14 +1,15 @@
-"""PromQL over answers: selectors, numbers, ``+ - * /``, signs and parentheses. Functions and aggregations are refused.
+"""PromQL over answers: selectors, numbers, ``+ - * /``, comparisons, and aggregations of a selector.
 
-What aggregates is left to the query itself: a rate or a sum over series would lose the bounds, which do not add up
-like values do. The rules are those of Prometheus 2: anchored RE2, one-to-one matching, names dropped by arithmetic.
+An aggregation of a bound is a bound, if each group has one: the sum of the upper bounds is an upper bound of the sum.
+Where one group has none, the result is absent. Functions such as `rate` are refused: an answer is about a window
+already. The rules are those of Prometheus 2: anchored RE2, one-to-one matching, names dropped by arithmetic.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -25,14 +26,26 @@ from edgewater.model.errors import EdgewaterError
 MAX_LENGTH = 8_192
 """Characters of an expression."""
 MAX_DEPTH = 50
+MAX_RANKED = 10_000
 MAX_OPERATORS = 100
 """The parser takes quadratic time in their number."""
 _TOO_DEEP = f"the expression is nested more than {MAX_DEPTH} deep, or has more than {MAX_OPERATORS} operators"
 _QUOTED = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`""")
-AGGREGATE = (
-    "aggregate in the query instead: bounds do not add up like values; the total of all groups is a series such as"
-    " flights:all:miles; for others, register a query with other groups or a longer window"
+REFUSED = (
+    "a value is about its whole window already; divide by the length of the window for a rate, and register a query"
+    " with a longer window, or ask for a roll-up, for a longer range"
 )
+AGGREGATIONS: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda rows: rows.sum(axis=0),
+    "min": lambda rows: np.fmin.reduce(rows, axis=0),
+    "max": lambda rows: np.fmax.reduce(rows, axis=0),
+    "avg": lambda rows: rows.mean(axis=0),
+    "count": lambda rows: np.full(rows.shape[1], float(len(rows))),
+}
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    ">": np.greater, "<": np.less, ">=": np.greater_equal, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal,
+}  # fmt: skip
+BOUNDS = ("_lower", "_upper")
 Scalar = npt.NDArray[np.float64]
 
 
@@ -161,12 +174,16 @@ def evaluate(tree: Any, reader: SeriesReader, axis: Axis, depth: int = 0) -> Sam
             left, right = (evaluate(side, reader, axis, depth + 1) for side in (tree.lhs, tree.rhs))
             return _binary(tree, left, right)
         case ast.Call():
-            raise PromqlError(f"{tree.func.name}() is not supported; {AGGREGATE}")
+            raise PromqlError(f"{tree.func.name}() is not supported; {REFUSED}")
         case ast.AggregateExpr():
-            raise PromqlError(f"{tree.op} is not supported; {AGGREGATE}")
+            with np.errstate(all="ignore"):
+                return _aggregated(tree, reader, axis)
         case ast.MatrixSelector() | ast.SubqueryExpr():
-            raise PromqlError(f"ranges such as [5m] are not supported; {AGGREGATE}")
-    raise PromqlError("this expression is not supported; accepted are selectors, numbers, + - * / and parentheses")
+            raise PromqlError(f"ranges such as [5m] are not supported; {REFUSED}")
+    raise PromqlError(
+        "this expression is not supported; accepted are selectors, numbers, + - * /, comparisons, parentheses and"
+        f" {', '.join(AGGREGATIONS)}, topk and bottomk of a selector"
+    )
 
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -176,8 +193,12 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 def _binary(tree: Any, left: Samples | Scalar, right: Samples | Scalar) -> Samples | Scalar:
     operator, modifier = str(tree.op), tree.modifier
+    if operator in COMPARISONS:
+        with np.errstate(all="ignore"):
+            return _compared(COMPARISONS[operator], left, right, modifier)
     if operator not in OPERATORS:
-        raise PromqlError(f"the operator {operator} is not supported; accepted are + - * /")
+        accepted = ", ".join([*OPERATORS, *COMPARISONS])
+        raise PromqlError(f"the operator {operator} is not supported; accepted are {accepted}")
     apply = OPERATORS[operator]
     with np.errstate(all="ignore"):
         if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
@@ -189,6 +210,123 @@ def _binary(tree: Any, left: Samples | Scalar, right: Samples | Scalar) -> Sampl
         if isinstance(left, np.ndarray):
             return _mapped(right, lambda values: apply(left, values))
         return _matched(left, right, modifier, apply)
+
+
+def _compared(
+    holds: Callable[[Any, Any], Any], left: Samples | Scalar, right: Samples | Scalar, modifier: Any
+) -> Samples | Scalar:
+    """Keeps the samples for which a comparison holds; with `bool`, returns 1 or 0 for each."""
+    returns_bool = modifier is not None and modifier.return_bool
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        if not returns_bool:
+            raise PromqlError("comparisons between scalars must use the modifier bool")
+        result: Scalar = holds(left, right).astype(np.float64)
+        return result
+    if returns_bool:
+        return _with_numbers(left, right, modifier, lambda a, b: holds(a, b).astype(np.float64))
+    if isinstance(left, np.ndarray):
+        assert not isinstance(right, np.ndarray)
+        return {labels: _marked(values, ~holds(left, values)) for labels, values in right.items()}
+    if isinstance(right, np.ndarray):
+        return {labels: _marked(values, ~holds(values, right)) for labels, values in left.items()}
+    return _matched(left, right, modifier, lambda a, b: np.where(holds(a, b), a, ABSENT))
+
+
+def _with_numbers(
+    left: Samples | Scalar, right: Samples | Scalar, modifier: Any, apply: Callable[[Any, Any], Any]
+) -> Samples:
+    if isinstance(right, np.ndarray):
+        assert not isinstance(left, np.ndarray)
+        return _mapped(left, lambda values: apply(values, right))
+    if isinstance(left, np.ndarray):
+        return _mapped(right, lambda values: apply(left, values))
+    return _matched(left, right, modifier, apply)
+
+
+def _aggregated(tree: Any, reader: SeriesReader, axis: Axis) -> Samples:
+    """Aggregates the series of a selector over all their groups, or by some labels."""
+    import promql_parser as ast
+
+    operator, selector = str(tree.op), tree.expr
+    while isinstance(selector, ast.ParenExpr):
+        selector = selector.expr
+    if not isinstance(selector, ast.VectorSelector):
+        raise PromqlError(f"{operator} of an expression is not supported; accepted is {operator} of a selector")
+    if operator not in (*AGGREGATIONS, "topk", "bottomk"):
+        raise PromqlError(f"{operator} is not supported; accepted are {', '.join(AGGREGATIONS)}, topk and bottomk")
+    samples = evaluate(selector, reader, axis)
+    assert not isinstance(samples, np.ndarray)
+    groups: dict[Labels, list[tuple[Labels, Scalar]]] = {}
+    for labels, values in samples.items():
+        groups.setdefault(_group(labels, tree.modifier), []).append((labels, values))
+    if operator in ("topk", "bottomk"):
+        return _ranked(tree, groups, axis)
+    lacking = _lacking(selector, tree.modifier, samples, reader, axis) if operator != "count" else {}
+    result: Samples = {}
+    for group, series in groups.items():
+        rows = np.stack([values for _, values in series])
+        there = ~is_absent(rows)
+        result[group] = np.full(len(axis.times), ABSENT)
+        for columns, at in _same_presence(there):
+            if columns.any():
+                result[group][at] = AGGREGATIONS[operator](rows[columns][:, at])
+        if group in lacking:
+            result[group] = _marked(result[group], lacking[group])
+    return result
+
+
+def _same_presence(there: npt.NDArray[np.bool_]) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.intp]]]:
+    """Yields sets of series, and the times at which exactly these have a sample."""
+    patterns, inverse = np.unique(there, axis=1, return_inverse=True)
+    for number in range(patterns.shape[1]):
+        yield patterns[:, number], np.flatnonzero(inverse.reshape(-1) == number)
+
+
+def _lacking(
+    selector: Any, modifier: Any, samples: Samples, reader: SeriesReader, axis: Axis
+) -> dict[Labels, npt.NDArray[np.bool_]]:
+    """Returns, per group of a selector of bounds, the times at which one of its series has a value and no bound."""
+    name = selector.name
+    bound = next((b for b in BOUNDS if name is not None and name.endswith(b)), None)
+    if bound is None:
+        return {}
+    wanted = Matchers((("__name__", "=", name.removesuffix(bound)), *matchers(selector).each[1:]))
+    by_ms = 0 if selector.offset is None else round(selector.offset.total_seconds() * 1000)
+    bounded = {_without_name(labels): is_absent(values) for labels, values in samples.items()}
+    result: dict[Labels, npt.NDArray[np.bool_]] = {}
+    for labels, values in reader.samples(wanted, axis.shifted(by_ms)).items():
+        unknown = ~is_absent(values) & bounded.get(_without_name(labels), True)
+        group = _group(labels, modifier)
+        result[group] = result.get(group, False) | unknown
+    return result
+
+
+def _group(labels: Labels, modifier: Any) -> Labels:
+    import promql_parser as ast
+
+    if modifier is None:
+        return ()
+    names = frozenset(modifier.labels)
+    if modifier.type == ast.AggModifierType.By:
+        return tuple((n, v) for n, v in labels if n in names)
+    return tuple((n, v) for n, v in labels if n not in names and n != "__name__")
+
+
+def _ranked(tree: Any, groups: Mapping[Labels, list[tuple[Labels, Scalar]]], axis: Axis) -> Samples:
+    """Keeps the series with the greatest, or least, values at each time."""
+    import promql_parser as ast
+
+    if not isinstance(tree.param, ast.NumberLiteral) or not tree.param.val >= 1:
+        raise PromqlError(f"{tree.op} needs a number of at least 1, such as {tree.op}(5, flights:n)")
+    most, sign = int(min(tree.param.val, MAX_RANKED)), -1.0 if str(tree.op) == "topk" else 1.0
+    result: Samples = {}
+    for series in groups.values():
+        rows = np.stack([values for _, values in series])
+        keys = np.where(is_absent(rows) | np.isnan(rows), np.inf, sign * rows)
+        places = np.argsort(np.argsort(keys, axis=0, kind="stable"), axis=0, kind="stable")
+        for row, (labels, values) in enumerate(series):
+            result[labels] = _marked(values, places[row] >= most)
+    return result
 
 
 def _mapped(samples: Samples, apply: Callable[[Any], Any]) -> Samples:

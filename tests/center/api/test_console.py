@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from center.api.console import ROUTES, console_files
+from center.sinks import SinkRunner, SinkStore, read_definition
 from tests.center.api.conftest import Desk
 from tests.center.api.console_world import HOUR, T0, fill
 
@@ -301,6 +302,35 @@ def test_after_a_restart_of_the_center_the_stream_goes_on_without_a_gap(browser,
         assert t.ids() == [*first, *(r.answer_id for r in newer)]
         t.lists("details table tbody tr", 3)
         context.close()
+
+
+@needs_browser
+def test_the_overview_shows_alerts_with_what_supports_them_and_how_sinks_stand(browser, desk, tmp_path):
+    desk.connect("jfk")
+    query = desk.register(name="busy", lateness="9h")
+    desk.report(query, "jfk", T0, {"UA": 5, "<b>": 1})
+    rules = [{"alert": "many", "query": "busy", "certainly": "n > 3", "summary": "<i>too many</i>"}]
+    store = SinkStore(desk.results.engine)
+    definitions = {
+        "pager": {"kind": "alerts", "rules": rules, "targets": {"t": {"webhook": {"url": "http://127.0.0.1:9/"}}}},
+        "files": {"kind": "parquet", "path": str(tmp_path / "out")},
+    }
+    for name, document in definitions.items():
+        runner = SinkRunner(
+            read_definition(name, {**document, "begin": "beginning"}), desk.catalog, desk.results, store,
+            owner="host:1", now_ms=lambda: desk.now,
+        )  # fmt: skip
+        for _ in range(3):
+            runner.step()
+            desk.now += 2_000
+    with desk.served() as url, tab(browser, url) as t:
+        t.open("/")
+        t.until("() => document.querySelectorAll('li[data-alert=many]').length === 1")
+        shown = t.text("li[data-alert=many]")
+        assert "firing" in shown and "carrier=UA" in shown and "<i>too many</i>" in shown
+        t.until("() => document.querySelectorAll('tr[data-sink]').length === 2")
+        assert "target t" in t.text("tr[data-sink=pager]") and "failing" in t.text("tr[data-sink=pager]")
+        assert "running" in t.text("tr[data-sink=files]") or "waiting" in t.text("tr[data-sink=files]")
 
 
 @needs_browser

@@ -153,6 +153,24 @@ CASES = [
     over("flights:all:n_upper - flights:all:n"),
     over('{carrier=~"(UA|AA)?"} - 0', 2, 3),
     over("flights:nothing"),
+    over("sum(flights:n)"),
+    over("sum by (carrier) (flights:n)"),
+    over("sum without (carrier) (trips:n)"),
+    over("avg by (quantile) (trips:spread)"),
+    over("max(flights:miles)"),
+    over("min by (nothing) (flights:n)"),
+    over('count({__name__=~"flights:.*"})'),
+    over("topk(1, flights:n)"),
+    over("bottomk(2, trips:spread)"),
+    over("topk by (quantile) (1, trips:spread)"),
+    over("flights:n > 1"),
+    over("1 < flights:n"),
+    over("flights:n >= bool 2"),
+    over("flights:n == on(carrier) trips:n"),
+    over("flights:n != bool on(carrier) trips:n"),
+    over("1 > bool 2"),
+    over("1 > 2"),
+    over("sum((flights:n))"),
     instant('flights:n{carrier="q\\"\\\\\\n"}'),
     ("series", {"match[]": 'flights:n{carrier=~"A.|U."}', **DAY}),
     ("labels", {**DAY}),
@@ -204,13 +222,35 @@ def filled(desk: Desk) -> Desk:
 
 
 @pytest.mark.slow
-def test_what_bounds_cannot_bear_is_refused_with_what_to_do_instead(filled):
+def test_an_aggregation_of_bounds_is_absent_where_one_group_has_none(desk):
+    query = desk.register(name="exact", lateness="9h")
+    desk.connect("jfk", "lga")
+    for edge in ("jfk", "lga"):
+        desk.report(query, edge, T0, {"UA": 4, "AA": 2})
+    early = desk.register(name="early", lateness="9h", budget={"staleness": "1s"})
+    desk.report(early, "jfk", T0, {"UA": 4, "AA": 2})
+    desk.now += 10_000_000
+    desk.results.tick(desk.ledger, [], desk.now)
+    app = desk.app()
+
+    def asked(text: str) -> list[str]:
+        reply = desk.get(f"{API}/query", app=app, params={"query": text, "time": T0 / 1000 + 3600}).json()
+        return [sample["value"][1] for sample in reply["data"]["result"]]
+
+    assert asked("sum(exact:n)") == asked("sum(exact:n_lower)") == asked("sum(exact:n_upper)") == ["12"]
+    assert asked("sum(early:n)") == asked("sum(early:n_lower)") == ["6"]
+    assert asked("sum(early:n_upper)") == asked("max by (carrier) (early:n_upper)") == []
+
+
+@pytest.mark.slow
+def test_what_is_about_time_is_refused_with_what_to_do_instead(filled):
     app = filled.app()
-    for expression in ("rate(flights:n[5m])", "sum by (carrier) (flights:n)", "max(flights:n)", "abs(flights:n)"):
+    for expression in ("rate(flights:n[5m])", "increase(flights:n[1h])", "flights:n[5m]", "abs(flights:n)"):
         reply = filled.get(f"{API}/query", app=app, params={"query": expression})
         assert (reply.status_code, reply.json()["errorType"]) == (400, "bad_data")
-        assert "aggregate in the query instead: bounds do not add up like values" in reply.json()["error"]
-    for expression in ("flights:n > 1", "flights:n[5m]", "flights:n @ 100", "a / on(x) group_left b", '"text"',
+        assert "a value is about its whole window already" in reply.json()["error"]
+    for expression in ("sum(flights:n + 1)", "stddev(flights:n)", "topk(0, flights:n)", "topk(flights:n, flights:n)",
+                       "flights:n @ 100", "a / on(x) group_left b", '"text"',
                        "flights:n and trips:n", "(" * 60 + "1" + ")" * 60, "1" + "+1" * 200, "x" * 9000):  # fmt: skip
         reply = filled.get(f"{API}/query", app=app, params={"query": expression})
         assert (reply.status_code, reply.json()["status"]) == (400, "error"), expression

@@ -203,6 +203,9 @@ def test_a_restarted_server_costs_a_pause_and_no_row(
     pauses = [warehouse.runner.step() for _ in range(3)]
     assert pauses[0] < pauses[1] < pauses[2] and "PostgreSQL" in warehouse.runner.problem
     assert warehouse.store.status("warehouse").problem_since_ms > 0
+    desk.now += 60_000
+    warehouse.runner.step()
+    assert [alarm.kind for alarm in desk.catalog.alarms()] == ["sink-failing"]
     postgres.start()
     warehouse.runner.step()
     warehouse.catch_up()
@@ -305,6 +308,8 @@ def test_answers_that_were_deleted_before_the_sink_had_them_are_a_stated_gap(des
     warehouse.runner = warehouse.new_runner()
     warehouse.catch_up()
     assert warehouse.store.status("warehouse").gap == (kept + 1, first)
+    (alarm,) = desk.catalog.alarms()
+    assert alarm.kind == "sink-gap" and f"{kept + 1} to {first}" in alarm.message
     assert warehouse.store.lowest_answer() == first
 
 
@@ -324,3 +329,14 @@ def test_a_wrong_definition_is_refused_with_its_key_and_without_its_secret(chang
     with pytest.raises(InvalidConfig) as refused:
         read_definition("warehouse", document).make(SinkContext("warehouse"))
     assert refused.value.field == field and "top-secret" not in refused.value.message
+
+
+def test_a_query_that_was_registered_before_any_edge_gets_exact_columns(desk: Desk, warehouse: Warehouse) -> None:
+    query = desk.register(measures={"n": "count()", "far": "max(distance)"})
+    warehouse.catch_up()
+    assert warehouse.ask("SELECT to_regclass(%s)::text", f"flights_v{query.ref.version}") == [(None,)]
+    desk.connect("jfk")
+    desk.report(query, "jfk", T0, {"UA": 3})
+    warehouse.catch_up()
+    found = warehouse.ask("SELECT carrier, far, pg_typeof(far)::text, pg_typeof(n)::text FROM flights")
+    assert found == [("UA", 100, "bigint", "bigint")]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from center.sinks import SinkStore
+from center.sinks.process import SinkProcess
 from tests.center.api.conftest import HOUR, T0, Desk
 
 WAREHOUSE = {"kind": "postgres", "url": {"env": "WAREHOUSE_URL"}, "queries": ["flights"]}
@@ -72,6 +74,18 @@ def test_a_replay_begins_with_the_first_answer_to_the_window(desk: Desk) -> None
     assert desk.ask("POST", "/v1/sinks/warehouse/replay?from=yesterday").status_code == 422
     assert desk.ask("POST", "/v1/sinks/none/replay").status_code == 404
     assert desk.get("/v1/sinks/warehouse").json()["behind_answers"] == desk.results.last_answer_id()
+
+
+def test_a_sink_that_a_process_cannot_build_says_why(desk: Desk) -> None:
+    desk.ask("PUT", "/v1/sinks/warehouse", json=WAREHOUSE)
+    store = SinkStore(desk.results.engine)
+    process = SinkProcess([], desk.catalog, desk.results, store, owner="host:1", now_ms=lambda: desk.now)
+    stop = threading.Event()
+    stop.set()
+    process.run(stop)
+    shown = desk.get("/v1/sinks/warehouse").json()
+    assert shown["state"] == "failing" and "WAREHOUSE_URL" in shown["problem"]
+    assert process.problems() == [f"warehouse: {shown['problem']}"]
 
 
 def test_a_reader_sees_no_sink_and_changes_none(desk: Desk) -> None:

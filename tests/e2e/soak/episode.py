@@ -24,6 +24,7 @@ from tests.e2e.soak.reader import Reader
 from tests.e2e.soak.records import COLUMNS, Handed, InputLog, RecordSource
 from tests.e2e.soak.sources import FileInput, Input, KafkaInput, MqttInput, PushInput, StdinInput, wall_ms
 from tests.e2e.soak.system import Brokers, Center, Edge, SoakFailed, topic_of, wait_until_ready
+from tests.e2e.soak.warehouse import Warehouse
 from tests.simulation.checkers import Falsehood, Findings, check_query, time_ms
 from tests.simulation.truth import Fate, QueryTruth, TrueRecord
 
@@ -79,8 +80,8 @@ class EpisodeResult:
 class EpisodeRun:
     """One episode on a running center."""
 
-    def __init__(self, episode: Episode, center: Center, directory: Path) -> None:
-        self.episode, self.center, self.directory = episode, center, directory
+    def __init__(self, episode: Episode, center: Center, directory: Path, warehouse: Warehouse | None = None) -> None:
+        self.episode, self.center, self.directory, self.warehouse = episode, center, directory, warehouse
         self.stream = f"s{episode.number}"
         self.log = InputLog(episode.disorder_ms, IDLE_MS)
         own_disk = "disk-full" in episode.kinds
@@ -361,6 +362,9 @@ class EpisodeRun:
     def _kill_api(self, fault: Fault, edge: Edge) -> None:
         self.center.kill("api")
 
+    def _kill_sink(self, fault: Fault, edge: Edge) -> None:
+        self.center.kill("sink")
+
     def _kill_job(self, fault: Fault, edge: Edge) -> None:
         self.center.kill_driver()
 
@@ -501,6 +505,11 @@ class EpisodeRun:
                 findings.false += self._false_rejections(truth.spec)
         starts = {q: list(self.reader.newest(q))[:2] for q in self.reader.queries}
         findings.cells += self.reader.compare_forms(starts)
+        if self.warehouse is not None and settled:
+            newest = {q: self.reader.newest(q) for q in self.reader.queries}
+            false, cells = self.warehouse.compare(self.center, newest)
+            findings.false += false
+            findings.cells += cells
         findings.false += self._false_deliveries()
         findings.false += self._unannounced() + (self._false_columns() if settled else [])
         findings.false += self.reader.false

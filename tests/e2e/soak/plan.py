@@ -25,7 +25,7 @@ EDGE_FAULTS = (
 )
 LINK_FAULTS = ("cut", "duplicate")
 BROKER_FAULTS = ("broker-away", "broker-restart")
-CENTER_FAULTS = ("kill-gateway", "kill-api", "kill-job", "checkpoints")
+CENTER_FAULTS = ("kill-gateway", "kill-api", "kill-job", "kill-sink", "checkpoints")
 INPUT_FAULTS = ("late", "ahead", "nan", "big", "overflow", "bad", "drift")
 QUERY_FAULTS = ("late-query",)
 FAULTS = (

@@ -98,7 +98,7 @@ class Reader:
                 path = f"/v1/queries/{query}/windows/{start}"
                 for form in (ARROW, CSV):
                     reply = self._center.request("GET", path, params=params, headers={"Accept": form})
-                    differing, compared = _differences(answer, *_columns(reply, form))
+                    differing, compared = differences(answer, *_columns(reply, form))
                     cells += compared
                     self.false += [
                         Falsehood("forms", query, start, int(answer["revision"]), f"{form}: {d}") for d in differing[:3]
@@ -115,7 +115,7 @@ def _columns(reply: httpx.Response, form: str) -> tuple[dict[str, list[Any]], in
     return {name: [row[i] if row[i] else None for row in rows] for i, name in enumerate(header)}, len(rows)
 
 
-def _differences(answer: Answer, columns: dict[str, list[Any]], rows: int) -> tuple[list[str], int]:
+def differences(answer: Answer, columns: dict[str, list[Any]], rows: int) -> tuple[list[str], int]:
     """What differs between an answer's rows and a table, and the number of compared cells."""
     if rows != len(answer["data"]) and (answer["data"] or rows != 1):  # no group at all: a row of nulls in a table
         return [f"{rows} rows; JSON has {len(answer['data'])}"], 0

@@ -6,14 +6,17 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sim.demo.run import Demo
+from tests.center.postgres import find_binaries, serving
 from tests.e2e.soak.episode import EpisodeResult, EpisodeRun
 from tests.e2e.soak.plan import draw_episode
 from tests.e2e.soak.system import Center, SoakFailed
+from tests.e2e.soak.warehouse import Warehouse
 from tests.simulation.checkers import Falsehood, Outcome, false_confidences
 
 SHOWN_OF_A_KIND = 4
@@ -119,16 +122,40 @@ class Soak:
     def run(self, seconds: float, *, only: int | None = None, most: int | None = None, keep: bool = False) -> Report:
         """Runs episodes until `seconds` are over, or the only one, or at most so many."""
         report, began = Report(self.seed), time.monotonic()
-        several = {"spark": {"drivers": self._drivers, "standby": True}} if self._drivers > 1 else {}
-        demo = self._demo or Demo(self.directory / "center", seconds, settings=several)
+        settings = {"spark": {"drivers": self._drivers, "standby": True}} if self._drivers > 1 else {}
+        binaries = find_binaries() if self._demo is None else None
+        with ExitStack() as stack:
+            warehouse = None if binaries is None else Warehouse(stack.enter_context(serving(binaries)))
+            if warehouse is None and self._demo is None:
+                self._say("PostgreSQL is not installed: no sink is compared")
+            settings |= {} if warehouse is None else warehouse.settings
+            demo = self._demo or Demo(self.directory / "center", seconds, settings=settings)
+            self._run_episodes(demo, warehouse, report, began + seconds, only, most, keep)
+        report.seconds = time.monotonic() - began
+        for kind, found in report.by_kind().items():
+            self._say(f"{kind:14s} {found}")
+        for false in report.confidences:
+            self._say(f"FALSE {false}")
+        return report
+
+    def _run_episodes(
+        self,
+        demo: Demo,
+        warehouse: Warehouse | None,
+        report: Report,
+        until_s: float,
+        only: int | None,
+        most: int | None,
+        keep: bool,
+    ) -> None:
         try:
             if self._demo is None:
                 demo.directory.mkdir(parents=True)
                 demo.start_center()
             number = only or 0
-            while time.monotonic() - began < seconds and number != most:
+            while time.monotonic() < until_s and number != most:
                 center = Center(demo)
-                self._run_episode(number, center, report, keep)
+                self._run_episode(number, center, warehouse, report, keep)
                 number += 1
                 if only is not None or not center.is_alive():
                     break
@@ -137,18 +164,14 @@ class Soak:
                 demo.stop()
                 if not keep:
                     shutil.rmtree(self.directory, ignore_errors=True)
-        report.seconds = time.monotonic() - began
-        for kind, found in report.by_kind().items():
-            self._say(f"{kind:14s} {found}")
-        for false in report.confidences:
-            self._say(f"FALSE {false}")
-        return report
 
-    def _run_episode(self, number: int, center: Center, report: Report, keep: bool) -> None:
+    def _run_episode(
+        self, number: int, center: Center, warehouse: Warehouse | None, report: Report, keep: bool
+    ) -> None:
         episode = draw_episode(self.seed, number, self.kinds, self.at_once)
         directory = self.directory / f"episode{number}"
         try:
-            result = EpisodeRun(episode, center, directory).run()
+            result = EpisodeRun(episode, center, directory, warehouse).run()
         except SoakFailed as exc:
             report.failed.append(f"episode {number}: {exc}")
             self._say(f"NOT FINISHED episode {number} ({', '.join(episode.kinds)}): {exc}")

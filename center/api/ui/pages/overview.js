@@ -66,6 +66,8 @@ export function Overview() {
   const [queries, problem] = useQueries();
   const [parts] = useData(() => get("/readyz", [], { anyStatus: true }), [], 5000);
   const [alarms] = useData(() => get("/v1/alarms", [["limit", 5]]).catch(readable), [], 5000);
+  const [alerts] = useData(() => get("/v1/alerts"), [], 2000);
+  const [sinks] = useData(() => get("/v1/sinks").catch(readable), [], 5000);
   const filling = useRef(0);
 
   useEffect(() => {
@@ -90,10 +92,30 @@ export function Overview() {
     <${Problem} error=${problem} />
     ${alarms?.alarms.length > 0 && html`<section class="card alarm" aria-label="Alarms"><h2>Alarms</h2><ul>${alarms.alarms.map((a) => html`<li key=${a.kind + a.message}>
       <b>${a.kind}</b> ${a.message} <small>${a.times > 1 ? `${a.times} times, ` : ""}last ${f.time(a.last_at)}</small></li>`)}</ul></section>`}
+    ${alerts?.alerts.length > 0 && html`<${Alerts} alerts=${alerts.alerts} />`}
     <div class="scroll card flush"><table class="rows"><thead><tr><th>Query</th><th>Last window (UTC)</th><th>Value and interval</th><th>Recent windows</th><th>Phase</th><th>Edges</th><th class="n">Staleness</th><th>Contract</th></tr></thead>
     <tbody>${listed.map((name) => html`<${QueryRow} key=${name} name=${name} row=${rows.current.get(name)} answer=${rows.current.get(name)?.answer} edges=${progress.current.get(name)} />`)}
     ${queries && !listed.length && html`<tr><td colspan="8" class="empty">No query is registered. <a href="/ui/new">Register one</a>.</td></tr>`}</tbody></table></div>
+    ${sinks?.sinks.length > 0 && html`<${Sinks} sinks=${sinks.sinks} />`}
   </main>`;
+}
+
+/** The alerts of rules about answers, with the values and bounds that support them. */
+function Alerts({ alerts }) {
+  return html`<section class="card alarm" aria-label="Alerts"><h2>Alerts</h2><ul>${alerts.map((a) => {
+    const { alertname, query, ...labels } = a.labels;
+    const values = Object.entries(a.details).filter(([, v]) => v && typeof v === "object" && "lower" in v);
+    return html`<li key=${JSON.stringify(a.labels)} data-alert=${alertname}><${State} kind=${a.status === "firing" ? "bad" : "warn"}>${a.status}<//> <b>${alertname}</b> <a href=${`/ui/queries/${encodeURIComponent(query)}`}>${query}</a> ${f.group(labels)}
+      ${values.map(([name, v]) => html` ${name} <${Interval} value=${{ estimate: v.value, lower: v.lower, upper: v.upper }} />`)} ${a.annotations.summary} <small>since ${f.time(a.since)}</small></li>`;
+  })}</ul></section>`;
+}
+
+/** How far each sink is. */
+function Sinks({ sinks }) {
+  const kinds = { running: "ok", waiting: "warn", paused: "warn", failing: "bad" };
+  return html`<section aria-label="Sinks"><h2>Sinks</h2><div class="scroll card flush"><table class="rows"><thead><tr><th>Sink</th><th>State</th><th class="n">Behind</th><th class="n">Rows written</th><th>Problem</th></tr></thead>
+    <tbody>${sinks.map((s) => html`<tr key=${s.name} data-sink=${s.name}><th scope="row">${s.name}</th><td><${State} kind=${kinds[s.state]}>${s.state}<//></td>
+      <td class="n">${s.behind_answers ? f.duration(s.behind_ms) : "–"}</td><td class="n">${f.number(s.rows)}</td><td>${s.problem}${s.gap && html` <small>answers ${s.gap.first} to ${s.gap.last} were deleted before it had them</small>`}</td></tr>`)}</tbody></table></div></section>`;
 }
 
 function Parts({ parts }) {

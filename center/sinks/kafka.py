@@ -1,0 +1,218 @@
+"""The sink `kafka`: a message per window and group in a compacted topic, written in transactions.
+
+The key names query, version, window and group, and the value has the revision. So a compacted topic has the newest
+revision of each group. A group that a revision lacks gets a tombstone. The position is a message of another topic in
+the same transaction.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import confluent_kafka
+import pyarrow as pa
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from center.serving.cells import list_texts, plain
+from center.sinks.base import Position, SinkAnswer, SinkContext, SinkQuery
+from center.sinks.kinds import KafkaSinkConfig
+from edgewater.model.errors import StorageError
+from edgewater.model.timestamps import rfc3339
+from edgewater.wire import QueryRef
+
+TIMEOUT_S = 10.0
+QUEUED = 200_000
+NEWEST_POSITIONS = 500
+POSITIONS = ".positions"
+"""Suffix of the topic that has the positions of sinks."""
+_CONNECT = {"int64": "int64", "double": "double", "bool": "boolean"}
+
+
+class KafkaSink:
+    """Writes answers to topics. See `center.sinks.base.Sink`."""
+
+    def __init__(self, options: KafkaSinkConfig, context: SinkContext) -> None:
+        self._options, self._context = options, context
+        self._producer: confluent_kafka.Producer | None = None
+        self._positions = options.topic.replace("{query}", "all") + POSITIONS
+        self._topics: set[str] = set()
+        self._problem = ""
+        self._position = Position()
+
+    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+        """See `Sink`. Raises StorageError."""
+        try:
+            self._create({self._positions, *(self._topic(query.ref) for query in queries)})
+            if self._producer is None:
+                transactions = {
+                    "transactional.id": f"edgewater-sink-{self._context.name}",
+                    "transaction.timeout.ms": 60_000,
+                    "queue.buffering.max.messages": QUEUED,
+                }
+                self._producer = confluent_kafka.Producer({**self._connection(), **transactions})
+                # Fences the producer of an earlier process, and ends its transaction.
+                self._producer.init_transactions(TIMEOUT_S)
+            return self._stored()
+        except confluent_kafka.KafkaException as exc:
+            raise self._failure(exc) from exc
+
+    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+        """See `Sink`. Raises StorageError."""
+        assert self._producer is not None, "open comes first"
+        try:
+            self._producer.begin_transaction()
+            for answer in answers:
+                topic = self._topic(answer.query)
+                for key, value in self._messages(answer):
+                    self._send(topic, key, value)
+            stored = json.dumps({"answer_id": position.answer_id, "late": position.late})
+            self._send(self._positions, self._context.name, stored)
+            self._producer.commit_transaction(TIMEOUT_S)
+        except confluent_kafka.KafkaException as exc:
+            raise self._failure(exc) from exc
+
+    def close(self) -> None:
+        """See `Sink`. A transaction that is open is aborted by the next `init_transactions`."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+            producer.flush(1)
+
+    def _topic(self, ref: QueryRef) -> str:
+        return self._options.topic.replace("{query}", ref.name)
+
+    def _connection(self) -> dict[str, Any]:
+        options = self._options
+        sasl: dict[str, Any] = {}
+        if options.username is not None:
+            password = "" if options.password is None else options.password.get_secret_value()
+            sasl = {"sasl.username": options.username, "sasl.password": password, "sasl.mechanisms": "SCRAM-SHA-512",
+                    "security.protocol": "SASL_SSL"}  # fmt: skip
+        return {
+            "bootstrap.servers": ",".join(options.brokers), "client.id": "edgewater sink", "error_cb": self._on_error,
+            "log_level": 0, **sasl, **options.properties,
+        }  # fmt: skip
+
+    def _on_error(self, error: confluent_kafka.KafkaError) -> None:
+        self._problem = error.str()
+
+    def _failure(self, exc: confluent_kafka.KafkaException) -> StorageError:
+        reason = exc.args[0].str() if isinstance(exc.args[0], confluent_kafka.KafkaError) else str(exc)
+        more = f" ({self._problem})" if self._problem and self._problem != reason else ""
+        return StorageError(f"Kafka at {', '.join(self._options.brokers)}: {reason}{more}")
+
+    def _create(self, topics: set[str]) -> None:
+        if topics <= self._topics:
+            return
+        admin = AdminClient(self._connection())
+        existing = set(admin.list_topics(timeout=TIMEOUT_S).topics)
+        missing = [
+            NewTopic(
+                topic, 1 if topic == self._positions else self._options.partitions, self._options.replication,
+                config={"cleanup.policy": "compact"},
+            )
+            for topic in sorted(topics - existing)
+        ]  # fmt: skip
+        for future in admin.create_topics(missing, request_timeout=TIMEOUT_S).values() if missing else ():
+            try:
+                future.result(TIMEOUT_S)
+            except confluent_kafka.KafkaException as exc:
+                if exc.args[0].code() != confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+        self._topics |= topics
+
+    def _stored(self) -> Position | None:
+        """Reads the position that the last transaction of this sink has written."""
+        groups = {"group.id": "edgewater sink", "enable.auto.commit": False, "isolation.level": "read_committed"}
+        ends = {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
+        consumer = confluent_kafka.Consumer({**self._connection(), **groups, **ends})
+        try:
+            place = confluent_kafka.TopicPartition(self._positions, 0)
+            low, high = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)
+            # Brokers compact the topic now and then: the position is among the last messages, or it is read further.
+            distance = NEWEST_POSITIONS
+            while (found := self._last_position(consumer, max(low, high - distance))) is None and high - distance > low:
+                distance *= 16
+            return found
+        finally:
+            consumer.close()
+
+    def _last_position(self, consumer: confluent_kafka.Consumer, offset: int) -> Position | None:
+        """Returns the last position of this sink from an offset on; None: there is none."""
+        found: Position | None = None
+        consumer.assign([confluent_kafka.TopicPartition(self._positions, 0, offset)])
+        while True:
+            message = consumer.poll(TIMEOUT_S)
+            if message is None:
+                raise StorageError(f"Kafka: topic {self._positions} is not read within {TIMEOUT_S:g} s")
+            error = message.error()
+            if error is not None and error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                return found
+            if error is not None:
+                raise confluent_kafka.KafkaException(error)
+            if message.key() == self._context.name.encode():
+                stored = json.loads(message.value() or b"{}")
+                found = Position(stored["answer_id"], stored["late"])
+
+    def _send(self, topic: str, key: str, value: str | None) -> None:
+        assert self._producer is not None
+        while True:
+            try:
+                self._producer.produce(topic, key=key, value=value)
+                return
+            except BufferError:  # the queue is full
+                self._producer.poll(0.1)
+
+    def _messages(self, answer: SinkAnswer) -> Iterator[tuple[str, str | None]]:
+        """Yields key and value of each group of a window, tombstones of removed groups, and the statement."""
+        window = {"query": answer.query.name, "version": answer.query.version,
+                  "window_start": rfc3339(answer.window_start_ms)}  # fmt: skip
+        types = {field.name: _connect_type(field.type) for field in answer.rows.schema}
+        for group in answer.removed():
+            yield _key({**window, "group": {name: _json(value) for name, value in group.items()}}), None
+        for row in _rows(answer.rows):
+            key = _key({**window, "group": {name: row[name] for name in answer.group_columns}})
+            yield key, self._value({**window, **row}, {"query": "string", "version": "int64", **types})
+        statement = {**window, "window_end": rfc3339(answer.window_end_ms), "statement": json.dumps(answer.statement)}
+        strings = dict.fromkeys(statement, "string")
+        yield _key(window), self._value(statement, {**strings, "version": "int64"})
+
+    def _value(self, payload: Mapping[str, Any], types: Mapping[str, str]) -> str:
+        if self._options.format == "json":
+            return json.dumps(payload, separators=(",", ":"))
+        fields = [{"field": name, "type": types[name], "optional": True} for name in payload]
+        schema = {"type": "struct", "name": "edgewater.answer", "optional": False, "fields": fields}
+        return json.dumps({"schema": schema, "payload": payload}, separators=(",", ":"))
+
+
+def _key(parts: Mapping[str, Any]) -> str:
+    return json.dumps(parts, sort_keys=True, separators=(",", ":"))
+
+
+def _connect_type(kind: pa.DataType) -> str:
+    return _CONNECT.get(str(kind), "string")
+
+
+def _rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
+    columns = {}
+    for name in rows.column_names:
+        column = rows.column(name)
+        if pa.types.is_list(column.type):
+            column = list_texts(column)
+        if pa.types.is_timestamp(column.type):
+            times = column.cast(pa.timestamp("ms")).cast(pa.int64()).to_pylist()
+            columns[name] = [None if t is None else rfc3339(t) for t in times]
+        elif pa.types.is_decimal(column.type):
+            columns[name] = [None if v is None else str(v) for v in column.to_pylist()]
+        else:
+            columns[name] = [_json(v) for v in column.to_pylist()]
+    for row in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def _json(value: Any) -> Any:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else plain(value)

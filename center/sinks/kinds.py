@@ -1,0 +1,216 @@
+"""The kinds of sinks of this package, and the keys of each. A package that a kind needs is imported once it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from center.sinks.base import Sink, SinkContext, SinkQuery
+from edgewater.model.errors import InvalidConfig
+from edgewater.runtime.configuration import Secret, Section
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FILES_WAIT_MS = 300_000
+"""How long answers wait for others in tables of files."""
+
+
+def _missing(kind: str, extra: str, exc: ImportError) -> InvalidConfig:
+    return InvalidConfig("kind", kind, f"another kind, or pip install 'edgewater[{extra}]'", str(exc))
+
+
+class PostgresConfig(Section):
+    """The keys of a sink of the kind `postgres`."""
+
+    url: Secret
+    """``postgresql://user:password@host/database``, with libpq's parameters such as ``?sslmode=verify-full``."""
+    db_schema: str = Field(default="edgewater", min_length=1, max_length=63, alias="schema")
+    """The schema of all tables and views. It is created if it is missing."""
+
+
+class PostgresKind:
+    """The kind `postgres`."""
+
+    name = "postgres"
+    config = PostgresConfig
+
+    def sink(self, options: PostgresConfig, context: SinkContext) -> Sink:
+        """See `center.sinks.base.SinkKind`."""
+        try:
+            import psycopg
+
+            from center.sinks.postgresql import PostgresSink
+        except ImportError as exc:
+            raise _missing(self.name, "postgres", exc) from exc
+        url = options.url.get_secret_value()
+        try:
+            psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.ProgrammingError as exc:
+            raise InvalidConfig("url", "…", "postgresql://user:password@host/database", str(exc)) from None
+        return PostgresSink(url, options.db_schema, context)
+
+
+class KafkaSinkConfig(Section):
+    """The keys of a sink of the kind `kafka`."""
+
+    brokers: list[str] = Field(min_length=1)
+    """host:port of one or more brokers."""
+    topic: str = Field(default="edgewater.answers", pattern=r"^[A-Za-z0-9._{}-]{1,249}$")
+    """The topic. `{query}` stands for the name of the query. Topics are created, compacted, if they are missing."""
+    partitions: int = Field(default=1, ge=1, le=1_000)
+    """Partitions of topics that the sink creates."""
+    replication: int = Field(default=-1, ge=-1)
+    """Replicas of topics that the sink creates; -1: as the brokers have it."""
+    format: Literal["json", "connect"] = "json"
+    """`connect` wraps each value as `{"schema": …, "payload": …}`, with types, for Kafka Connect's JSON converter."""
+    username: str | None = None
+    """User of SASL. Unset: no SASL."""
+    password: Secret | None = None
+    """Password of SASL."""
+    properties: dict[str, str] = {}
+    """Further properties of librdkafka, such as `security.protocol` and `ssl.ca.location`."""
+
+
+class KafkaKind:
+    """The kind `kafka`."""
+
+    name = "kafka"
+    config = KafkaSinkConfig
+
+    def sink(self, options: KafkaSinkConfig, context: SinkContext) -> Sink:
+        """See `center.sinks.base.SinkKind`."""
+        try:
+            from center.sinks.kafka import KafkaSink
+        except ImportError as exc:
+            raise _missing(self.name, "kafka", exc) from exc
+        return KafkaSink(options, context)
+
+
+class RemoteWriteConfig(Section):
+    """The keys of a sink of the kind `remote_write`."""
+
+    url: str = Field(pattern=r"^https?://\S+$")
+    """Such as ``http://127.0.0.1:9090/api/v1/write``."""
+    token: Secret | None = None
+    """A bearer token."""
+    labels: dict[str, str] = {}
+    """Labels of each series."""
+
+
+class RemoteWriteKind:
+    """The kind `remote_write`."""
+
+    name = "remote_write"
+    config = RemoteWriteConfig
+    min_phase = "final"
+    begin = "now"
+
+    def sink(self, options: RemoteWriteConfig, context: SinkContext) -> Sink:
+        """See `center.sinks.base.SinkKind`."""
+        try:
+            from center.sinks.remote_write import RemoteWriteSink
+        except ImportError as exc:
+            raise _missing(self.name, "remote-write", exc) from exc
+        return RemoteWriteSink(options, context)
+
+
+class ParquetConfig(Section):
+    """The keys of a sink of the kind `parquet`."""
+
+    path: Path
+    """Directory: ``{query}_v{version}/day={day}/answers-{first}-{last}.parquet`` with ids of answers."""
+
+
+class ParquetKind:
+    """The kind `parquet`."""
+
+    name = "parquet"
+    config = ParquetConfig
+    min_phase = "final"
+    batch_ms = FILES_WAIT_MS
+
+    def sink(self, options: ParquetConfig, context: SinkContext) -> Sink:
+        """See `center.sinks.base.SinkKind`."""
+        from center.sinks.lake import LakeSink, ParquetFiles, table_name
+
+        return LakeSink(lambda query, _: ParquetFiles(options.path / table_name(query.ref)), context)
+
+
+class DeltaConfig(Section):
+    """The keys of a sink of the kind `delta`."""
+
+    path: str = Field(min_length=1)
+    """Directory or URL, such as ``s3://bucket/answers``; a table per query and version is below it."""
+    options: dict[str, Secret] = {}
+    """Options of the storage, such as ``AWS_ACCESS_KEY_ID``."""
+
+
+class DeltaKind:
+    """The kind `delta`."""
+
+    name = "delta"
+    config = DeltaConfig
+    min_phase = "final"
+    batch_ms = FILES_WAIT_MS
+
+    def sink(self, options: DeltaConfig, context: SinkContext) -> Sink:
+        """See `center.sinks.base.SinkKind`."""
+        try:
+            import deltalake  # noqa: F401
+        except ImportError as exc:
+            raise _missing(self.name, "delta", exc) from exc
+        from center.sinks.lake import DeltaAnswers, LakeSink, table_name
+
+        storage = {name: value.get_secret_value() for name, value in options.options.items()}
+
+        def table(query: SinkQuery, schema: pa.Schema) -> DeltaAnswers:
+            uri = f"{options.path.rstrip('/')}/{table_name(query.ref)}"
+            return DeltaAnswers(uri, schema, f"edgewater sink {context.name}", storage)
+
+        return LakeSink(table, context)
+
+
+class IcebergConfig(Section):
+    """The keys of a sink of the kind `iceberg`."""
+
+    catalog: dict[str, Secret] = Field(min_length=1)
+    """Properties of PyIceberg's catalog: ``{type: rest, uri: …}``, or ``{type: sql, uri: …, warehouse: …}``."""
+    name: str = "edgewater"
+    """The name of the catalog. Readers of an SQL catalog use the same one."""
+    namespace: str = Field(default="edgewater", pattern=r"^[a-z][a-z0-9_]*$")
+    """The namespace of the tables. It is created if it is missing."""
+
+
+class IcebergKind:
+    """The kind `iceberg`."""
+
+    name = "iceberg"
+    config = IcebergConfig
+    min_phase = "final"
+    batch_ms = FILES_WAIT_MS
+
+    def sink(self, options: IcebergConfig, context: SinkContext) -> Sink:
+        """See `center.sinks.base.SinkKind`."""
+        try:
+            from pyiceberg.catalog import load_catalog
+        except ImportError as exc:
+            raise _missing(self.name, "iceberg", exc) from exc
+        from center.sinks.lake import IcebergAnswers, LakeSink, table_name
+
+        properties = {name: value.get_secret_value() for name, value in options.catalog.items()}
+        catalogs: list[Any] = []
+
+        def table(query: SinkQuery, schema: pa.Schema) -> IcebergAnswers:
+            if not catalogs:
+                catalogs.append(load_catalog(options.name, **properties))
+                catalogs[0].create_namespace_if_not_exists(options.namespace)
+            return IcebergAnswers(catalogs[0], (options.namespace, table_name(query.ref)), schema, context.name)
+
+        return LakeSink(table, context)
+
+
+POSTGRES, KAFKA, REMOTE_WRITE = PostgresKind(), KafkaKind(), RemoteWriteKind()
+PARQUET, DELTA, ICEBERG = ParquetKind(), DeltaKind(), IcebergKind()

@@ -1,0 +1,214 @@
+"""The sinks `parquet`, `delta` and `iceberg`: final answers, appended to a table per query and version.
+
+A final answer has no later revision, so a table only grows. Each append states the id of its last answer, in the name
+of the file or in the commit. So an append that is repeated after a kill changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from center.serving.cells import list_texts
+from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
+from edgewater.model.errors import StorageError
+from edgewater.wire import QueryRef
+
+DAY = "day"
+"""The column of the UTC day in which a window begins; tables are partitioned by it."""
+_FILE = re.compile(r"answers-(\d+)-(\d+)\.parquet")
+
+
+class LakeTable(Protocol):
+    """One table of a sink."""
+
+    def last_answer(self) -> int:
+        """Returns the id of the last answer that the table has; 0: it has none."""
+
+    def append(self, rows: pa.Table, first: int, last: int) -> None:
+        """Appends rows atomically, with the ids of their first and last answers."""
+
+
+class LakeSink:
+    """Appends final answers. See `center.sinks.base.Sink`.
+
+    Args:
+        table: opens, or creates, the table of a query.
+    """
+
+    def __init__(self, table: Any, context: SinkContext) -> None:
+        self._open_table, self._context = table, context
+        self._queries: dict[QueryRef, SinkQuery] = {}
+        self._tables: dict[QueryRef, LakeTable] = {}
+
+    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+        """See `Sink`."""
+        self._queries = {query.ref: query for query in queries}
+        self._tables = {}
+        stored = self._memory.load()
+        return None if stored is None else stored[0]
+
+    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+        """See `Sink`. Answers that are not final are left out: their window comes again."""
+        by_query: dict[QueryRef, list[SinkAnswer]] = {}
+        for answer in answers:
+            if answer.rows.num_rows:
+                by_query.setdefault(answer.query, []).append(answer)
+        for ref, group in by_query.items():
+            if ref not in self._tables:
+                query = self._queries[ref]
+                self._tables[ref] = self._open_table(query, _typed(query.schema))
+            table = self._tables[ref]
+            last = table.last_answer()
+            new = [answer for answer in group if answer.answer_id > last]
+            if new:
+                table.append(_rows(new, self._queries[ref].schema), new[0].answer_id, new[-1].answer_id)
+        self._memory.save(position, "{}")
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._tables = {}
+
+    @property
+    def _memory(self) -> SinkMemory:
+        assert self._context.memory is not None, "a process gives one"
+        return self._context.memory
+
+
+def _typed(schema: pa.Schema) -> pa.Schema:
+    """Returns the columns of a table: `DAY`, and those of the answers. Times are UTC in µs; lists are JSON texts."""
+    fields = [pa.field(DAY, pa.string()), pa.field("answer_id", pa.int64())]
+    return pa.schema([*fields, *(pa.field(f.name, _kind(f.type)) for f in schema)])
+
+
+def _kind(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC")
+    return pa.string() if pa.types.is_list(kind) else kind
+
+
+def _rows(answers: Sequence[SinkAnswer], schema: pa.Schema) -> pa.Table:
+    target = _typed(schema)
+    tables = []
+    for answer in answers:
+        columns: dict[str, Any] = {}
+        for field in target:
+            if field.name not in answer.rows.column_names:
+                columns[field.name] = pa.nulls(answer.rows.num_rows, field.type)
+                continue
+            column = answer.rows.column(field.name)
+            column = list_texts(column) if pa.types.is_list(column.type) else column
+            columns[field.name] = pc.cast(column, field.type, safe=False)
+        columns["answer_id"] = pa.repeat(pa.scalar(answer.answer_id, pa.int64()), answer.rows.num_rows)
+        columns[DAY] = pc.strftime(columns["window_start"], format="%Y-%m-%d")
+        tables.append(pa.table(columns, schema=target))
+    return pa.concat_tables(tables)
+
+
+class ParquetFiles:
+    """The files of one query. A file is complete as soon as it has its name."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def last_answer(self) -> int:
+        """See `LakeTable`."""
+        names = (_FILE.fullmatch(path.name) for path in self._directory.glob(f"{DAY}=*/*.parquet"))
+        return max((int(name[2]) for name in names if name is not None), default=0)
+
+    def append(self, rows: pa.Table, first: int, last: int) -> None:
+        """See `LakeTable`. Rows of one day that follow each other make a file, and files are written in order.
+
+        So the greatest id in the names of files says what is there, also if a page was written in part.
+        """
+        days = rows.column(DAY).to_numpy(zero_copy_only=False)
+        borders = [0, *(np.flatnonzero(days[1:] != days[:-1]) + 1).tolist(), len(days)]
+        for start, end in pairwise(borders):
+            part = rows.slice(start, end - start)
+            ids = part.column("answer_id")
+            name = f"answers-{ids[0].as_py()}-{ids[-1].as_py()}.parquet"
+            self._write(self._directory / f"{DAY}={days[start]}", name, part.drop_columns([DAY]))
+
+    def _write(self, directory: Path, name: str, rows: pa.Table) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            scratch = directory / f".{name}.part"
+            with scratch.open("wb") as file:
+                pq.write_table(rows, file)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(directory / name)
+            folder = os.open(directory, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as exc:
+            raise StorageError(f"{directory / name}: {exc.strerror}") from exc
+
+
+class DeltaAnswers:
+    """A table of Delta Lake. The transaction of the sink's name has the id of the last answer."""
+
+    def __init__(self, uri: str, schema: pa.Schema, app: str, options: Mapping[str, str]) -> None:
+        from deltalake import DeltaTable
+
+        self._uri, self._app, self._options = uri, app, dict(options)
+        self._table = DeltaTable.create(
+            uri, schema, mode="ignore", partition_by=[DAY], storage_options=self._options or None
+        )
+
+    def last_answer(self) -> int:
+        """See `LakeTable`."""
+        self._table.update_incremental()
+        return int(self._table.transaction_version(self._app) or 0)
+
+    def append(self, rows: pa.Table, first: int, last: int) -> None:
+        """See `LakeTable`."""
+        from deltalake import CommitProperties, Transaction, write_deltalake
+
+        commit = CommitProperties(app_transactions=[Transaction(self._app, last)])
+        write_deltalake(self._table, rows, mode="append", schema_mode="merge", commit_properties=commit)
+
+
+class IcebergAnswers:
+    """A table of Iceberg. The summary of a snapshot has the id of its last answer."""
+
+    def __init__(self, catalog: Any, name: tuple[str, str], schema: pa.Schema, app: str) -> None:
+        self._property = f"edgewater.{app}"
+        self._table = catalog.create_table_if_not_exists(name, schema)
+        with self._table.update_schema() as update:
+            update.union_by_name(schema)
+        if not self._table.spec().fields:
+            with self._table.update_spec() as spec:
+                spec.add_identity(DAY)
+
+    def last_answer(self) -> int:
+        """See `LakeTable`. Other writers, such as a compaction, may have written the newest snapshots."""
+        self._table.refresh()
+        snapshot = self._table.current_snapshot()
+        while snapshot is not None:
+            summary = snapshot.summary
+            if summary is not None and (last := summary.get(self._property)) is not None:
+                return int(last)
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else self._table.snapshot_by_id(parent)
+        return 0
+
+    def append(self, rows: pa.Table, first: int, last: int) -> None:
+        """See `LakeTable`."""
+        self._table.append(rows, snapshot_properties={self._property: str(last)})
+
+
+def table_name(ref: QueryRef) -> str:
+    """Returns the name of the table, or directory, of a query."""
+    return f"{ref.name}_v{ref.version}"

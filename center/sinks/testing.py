@@ -1,0 +1,201 @@
+"""The contract of sinks, as a kit for kinds of packages: each case of `CASES` is a test.
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_sink_keeps_the_contract(case):
+    case(MySubject())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from center.ledger import Phase
+from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
+from edgewater.model.query import QuerySpec
+from edgewater.wire import QueryRef
+
+HOUR = 3_600_000
+DAY = 24 * HOUR
+QUERY = QuerySpec.from_mapping(
+    {"name": "kit", "from": "s", "group_by": ["k"], "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
+)
+REF = QueryRef("kit", 3)
+TIME = pa.timestamp("ms")
+SCHEMA = pa.schema(
+    [
+        ("window_start", TIME), ("window_end", TIME), ("phase", pa.string()), ("revision", pa.int64()),
+        ("completeness", pa.float64()), ("given_at", TIME), ("contract", pa.string()), ("withheld", pa.string()),
+        ("k", pa.string()), ("n", pa.int64()), ("n_lower", pa.int64()), ("n_upper", pa.int64()),
+    ]
+)  # fmt: skip
+Contents = Mapping[int, Mapping[str | None, int]]
+"""Per start of a window, in ms, the value of `n` per group."""
+
+
+class Subject(Protocol):
+    """One system and the kind of sinks that writes to it. Each case gets a new one.
+
+    Attributes:
+        only_final: whether the kind takes final answers only, which never change.
+    """
+
+    only_final: bool
+
+    def sink(self, context: SinkContext) -> Sink:
+        """Returns a sink that writes to the system."""
+
+    def contents(self) -> Contents:
+        """Returns what a reader of the system sees of the query `REF`."""
+
+
+class Memory:
+    """The memory of a center, for sinks whose system keeps no position."""
+
+    def __init__(self) -> None:
+        self._stored: tuple[Position, str] | None = None
+
+    def load(self) -> tuple[Position, str] | None:
+        """See `center.sinks.base.SinkMemory`."""
+        return self._stored
+
+    def save(self, position: Position, state: str) -> None:
+        """See `center.sinks.base.SinkMemory`."""
+        self._stored = position, state
+
+
+def answer(
+    answer_id: int, start_ms: int, groups: Mapping[str | None, int], revision: int = 1, removed: Sequence[str] = ()
+) -> SinkAnswer:
+    """Returns a final answer with the value `n` per group."""
+    rows = len(groups)
+    end_ms = start_ms + HOUR
+    columns: dict[str, Sequence[Any]] = {
+        "window_start": [start_ms] * rows, "window_end": [end_ms] * rows, "phase": ["final"] * rows,
+        "revision": [revision] * rows, "completeness": [1.0] * rows, "given_at": [end_ms] * rows,
+        "contract": ["met"] * rows, "withheld": ["{}"] * rows, "k": list(groups),
+        "n": list(groups.values()), "n_lower": list(groups.values()), "n_upper": list(groups.values()),
+    }  # fmt: skip
+    table = pa.table({f.name: pa.array(columns[f.name], f.type) for f in SCHEMA}, schema=SCHEMA)
+    statement = {
+        "query": REF.name, "revision": revision, "quality": {"completeness": {"ratio": 1.0, "missing": []}},
+        "contract": {"met": True, "violations": []},
+    }  # fmt: skip
+    return SinkAnswer(
+        REF, start_ms, end_ms, revision, Phase.FINAL, end_ms, answer_id, table, statement, ("k",),
+        lambda: [{"k": key} for key in removed],
+    )  # fmt: skip
+
+
+class _Center:
+    """A center that runs the sink, and may be killed."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject, self.memory, self.epoch = subject, Memory(), 0
+        self.position: Position | None = None
+        self.sink = self._opened()
+
+    def _opened(self) -> Sink:
+        self.epoch += 1
+        sink = self.subject.sink(SinkContext("kit", self.epoch, self.memory))
+        self.position = sink.open([SinkQuery(REF, QUERY, SCHEMA)])
+        return sink
+
+    def restart(self) -> None:
+        self.sink.close()
+        self.sink = self._opened()
+
+    def write(self, *answers: SinkAnswer) -> None:
+        self.sink.write(answers, Position(answers[-1].answer_id, 0))
+
+
+def each_answer_arrives_with_all_groups(subject: Subject) -> None:
+    """Also the null group, an empty text, and texts with quotes, line breaks and NUL."""
+    center = _Center(subject)
+    groups = {"a": 1, None: 2, "": 3, 'it\'s "x",\ny': 4}
+    center.write(answer(1, 0, groups), answer(2, DAY, {"b": 1 << 53}))
+    center.write(answer(3, 2 * DAY, {"z\0": 1}))
+    center.sink.close()
+    contents = subject.contents()
+    assert contents[0] == groups and contents[DAY] == {"b": 1 << 53}
+    (odd,) = contents[2 * DAY].values()
+    assert odd == 1
+
+
+def a_new_system_has_no_position_and_a_written_one_is_found_again(subject: Subject) -> None:
+    """The position is that of the last page, with both numbers."""
+    center = _Center(subject)
+    assert [center.position] == [None]
+    center.sink.write([answer(4, 0, {"a": 1})], Position(4, 7))
+    center.restart()
+    assert center.position == Position(4, 7)
+    center.sink.write([], Position(9, 8))
+    center.restart()
+    assert center.position == Position(9, 8)
+    center.sink.close()
+
+
+def a_page_that_comes_again_changes_nothing(subject: Subject) -> None:
+    """As after a kill between the write and its confirmation, also with another division into pages."""
+    center = _Center(subject)
+    pages = [
+        answer(1, 0, {"a": 1}),
+        answer(2, DAY, {"a": 2}),
+        answer(3, HOUR, {"a": 3}),
+        answer(4, DAY + HOUR, {"b": 4}),
+    ]
+    center.write(*pages[:2])
+    center.restart()
+    center.write(*pages[:3])
+    center.restart()
+    center.write(*pages)
+    center.restart()
+    center.write(*pages[1:])
+    center.sink.close()
+    assert subject.contents() == {0: {"a": 1}, DAY: {"a": 2}, HOUR: {"a": 3}, DAY + HOUR: {"b": 4}}
+
+
+def the_newest_revision_replaces_a_window_and_an_older_one_does_not(subject: Subject) -> None:
+    """Groups that the newest revision lacks are gone."""
+    if subject.only_final:
+        return
+    center = _Center(subject)
+    center.write(answer(1, 0, {"a": 1, "b": 2}), answer(2, HOUR, {"a": 9}))
+    center.write(answer(3, 0, {"a": 5, "c": 1}, revision=2, removed=["b"]))
+    assert subject.contents() == {0: {"a": 5, "c": 1}, HOUR: {"a": 9}}
+    center.restart()
+    center.write(answer(3, 0, {"a": 5, "c": 1}, revision=2, removed=["b"]))
+    assert subject.contents() == {0: {"a": 5, "c": 1}, HOUR: {"a": 9}}
+    center.sink.close()
+
+
+def an_answer_without_rows_is_no_row(subject: Subject) -> None:
+    """And takes away the rows of its earlier revision."""
+    center = _Center(subject)
+    center.write(answer(1, 0, {}), answer(2, HOUR, {"a": 1}))
+    assert subject.contents() == {HOUR: {"a": 1}}
+    if not subject.only_final:
+        center.write(answer(3, HOUR, {}, revision=2, removed=["a"]))
+        assert subject.contents() == {}
+    center.sink.close()
+
+
+def many_answers_fit_into_a_page(subject: Subject) -> None:
+    """A page has up to 500 answers."""
+    center = _Center(subject)
+    answers = [answer(n + 1, n * HOUR, {f"g{n % 7}": n, "x": 1}) for n in range(500)]
+    center.write(*answers)
+    center.sink.close()
+    assert subject.contents() == {n * HOUR: {f"g{n % 7}": n, "x": 1} for n in range(500)}
+
+
+CASES: tuple[Callable[[Subject], None], ...] = (
+    each_answer_arrives_with_all_groups,
+    a_new_system_has_no_position_and_a_written_one_is_found_again,
+    a_page_that_comes_again_changes_nothing,
+    the_newest_revision_replaces_a_window_and_an_older_one_does_not,
+    an_answer_without_rows_is_no_row,
+    many_answers_fit_into_a_page,
+)
