@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import RawEdge, center, on_a_loop
+from tests.center.gateway_world import RawEdge, center, eventually, on_a_loop
 from tests.edge import uplink_world
 from tests.golden.system import INCARNATION, JFK, NOW_MS, QUERIES, ROWS, SPECS, T0, Edge, Stores
 from tests.golden.write import SETS, descriptors, from_file, merged, replies, session, unpack
@@ -76,9 +76,8 @@ async def test_a_gateway_takes_the_session_of_an_edge(golden: Path, tmp_path: Pa
         assert not any(m.HasField("refused") for m in edge.received)
         indexed = sorted(seq for ref, _ in QUERIES for _, seq in c.entries(f"{ref.name}@1"))
         assert indexed == list(range(hello.oldest_seq, hello.next_seq))
-        await edge.until("time_echo")
-        (record,) = c.catalog.edges()
-        assert (record.edge, record.records, record.drops) == (JFK, {"flights": ROWS}, {"too-late": 1})
+        await eventually(lambda: c.catalog.edge(JFK).records == {"flights": ROWS})
+        assert c.catalog.edge(JFK).drops == {"too-late": 1}
 
 
 @on_a_loop
