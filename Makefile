@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-iot test test-all test-data test-images soak fuzz simulate quick check docs proto reference lock vendor audit sbom bench results compare clean
+.PHONY: help demo demo-iot test test-all test-data test-images soak fuzz simulate quick check docs proto reference release lock vendor audit sbom bench results compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -99,6 +99,9 @@ reference: $(STAMP)dev ## write the pages of docs/reference that follow from the
 SOURCES = kafka mqtt otlp remote-write
 # One resolution, `dev`; the other files are parts of it.
 COMPILE = $(VENV)/bin/uv pip compile -q --universal --generate-hashes --no-annotate --no-header --python-version 3.11
+
+release: $(STAMP)dev ## the commits of a release, VERSION=0.3.0, without a tag
+	@$(PY) deploy/release.py $(VERSION)
 
 lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages; ARGS=--upgrade takes the newest
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt

@@ -18,7 +18,6 @@ import numpy as np
 import psutil
 
 from bench.first_light.synthetic_edge import EDGE, WINDOW_MS, SyntheticEdge, spec, synopsis
-from edgewater.wire import PROTOCOL
 from sim.demo.run import Demo
 
 QUERIES = 10
@@ -106,13 +105,12 @@ class Load:
         demo: Demo,
         names: list[str],
         listened: list[str] | None = None,
-        protocol: int = PROTOCOL,
         edges: Sequence[str] = (EDGE,),
     ) -> None:
         """Args: listened: the queries with a live stream; None: all."""
         self.demo, self.names = demo, names
         self._listened = names if listened is None else listened
-        self.edges = [SyntheticEdge(f"127.0.0.1:{demo.gateway_port}", edge, protocol=protocol) for edge in edges]
+        self.edges = [SyntheticEdge(f"127.0.0.1:{demo.gateway_port}", edge) for edge in edges]
         self.edge = self.edges[0]
         self.answered_at: dict[tuple[str, int], float] = {}
 

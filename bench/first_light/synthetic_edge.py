@@ -16,7 +16,7 @@ from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink
 from edge.uplink.outbox import MAX_PULLED_FRAMES
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import CountStack, GroupedAggregate, IntegerSumStack
-from edgewater.wire import PROTOCOL, Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
+from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 from edgewater.wire import uplink_pb2 as pb
 
 EDGE = "load"
@@ -53,8 +53,8 @@ class SyntheticEdge:
         refused: frames that the center has refused, by reason.
     """
 
-    def __init__(self, address: str, edge: str = EDGE, stream: str = STREAM, protocol: int = PROTOCOL) -> None:
-        self.edge, self.stream, self.protocol = edge, stream, protocol
+    def __init__(self, address: str, edge: str = EDGE, stream: str = STREAM) -> None:
+        self.edge, self.stream = edge, stream
         self.refused = Counter[str]()
         self.queue: asyncio.Queue[Frame] = asyncio.Queue()
         self.acked_at: dict[int, float] = {}
@@ -135,7 +135,7 @@ class SyntheticEdge:
     def hello(self) -> pb.Hello:
         columns = [pb.Stream.Column(name="key", type="string"), pb.Stream.Column(name="value", type="int64")]
         return pb.Hello(
-            protocol_min=1, protocol_max=self.protocol, edge=self.edge, incarnation=self.incarnation,
+            protocol_min=MIN_PROTOCOL, protocol_max=PROTOCOL, edge=self.edge, incarnation=self.incarnation,
             streams=[pb.Stream(name=self.stream, columns=columns)], oldest_seq=1,
             next_seq=self.next_seq, sent_at_ms=now_ms(),
         )  # fmt: skip

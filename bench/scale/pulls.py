@@ -27,7 +27,7 @@ START_MS = 1_700_000_000_000
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """Rows by number of queries and frames of a pull, of which 1 is what protocol 1 had."""
+    """Rows by number of queries and frames of a pull."""
     counts, windows = ((5,), 1) if smoke else ((20, 100, 500), 3)
     return {
         f"{queries} queries, {frames} a pull": asyncio.run(_measure(queries, frames, windows))

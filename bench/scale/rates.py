@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from bench.first_light.center_rates import FIRST_MS, GROUPS_4KB, Load, flood, steady
 from bench.first_light.synthetic_edge import EDGE, WINDOW_MS, synopsis
 from bench.scale.processes import CpuMeter, counters, metered, started
-from edgewater.wire import MIN_PROTOCOL, PROTOCOL
 from sim.demo.run import Demo
 
 LOAD = "load generator"
@@ -63,21 +61,19 @@ def _flood(
 
 
 def measure_closes(smoke: bool) -> dict[str, Any]:
-    """Windows that many queries close at the same time, with each protocol, first in one order, then in the other: what
-    comes later finds a warmer JVM and a longer list of deleted queries."""
+    """Windows that many queries close at the same time."""
     counts, windows = ((20,), 1) if smoke else ((100, 500), 5)
-    rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as directory:
         demo, _ = started(Path(directory), metered(SETTINGS))
         try:
             asyncio.run(_close(demo, 20, 1))
             for count in counts:
-                for protocol in (MIN_PROTOCOL, PROTOCOL, PROTOCOL, MIN_PROTOCOL):
-                    name = f"{count} queries, protocol {protocol}"
-                    rows[name].append(asyncio.run(_close(demo, count, windows, protocol)))
+                runs = [asyncio.run(_close(demo, count, windows)) for _ in range(2)]
+                rows[f"{count} queries"] = _mean(runs) | {"runs": runs}
         finally:
             demo.stop()
-    return {name: _mean(runs) | {"runs": runs} for name, runs in rows.items()}
+    return rows
 
 
 def _mean(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -89,10 +85,10 @@ def _mean(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return means
 
 
-async def _close(demo: Demo, count: int, windows: int, protocol: int = PROTOCOL) -> dict[str, Any]:
+async def _close(demo: Demo, count: int, windows: int) -> dict[str, Any]:
     """CPU of a window's close by many queries of one edge: a small frame each, all at the same time."""
     names = [f"q{i}" for i in range(count)]
-    async with Load(demo, names, listened=names[:1], protocol=protocol) as load:
+    async with Load(demo, names, listened=names[:1]) as load:
         payload = synopsis(1, 0)
 
         async def close(number: int) -> float:

@@ -40,7 +40,6 @@ from center.catalog.transactions import Transactions
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows
 from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry, FrameLocation
-from center.storage.segment_files import COMMITS
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
@@ -247,8 +246,6 @@ class FrameIndex:
         old = sorted((ref.name, ref.version, 0, position) for ref, position in refs.items())
         c = t.frames.c
         with self._transactions.locked() as connection:
-            # A gateway of an older release indexes no frame in a dropped segment, under the queries' locks.
-            _lock_positions(connection, refs)
             touched = {segment for (segment,) in _in_ranges(connection, old, [c.segment])}
             if old:
                 connection.execute(
@@ -283,11 +280,8 @@ class FrameIndex:
         return removable
 
     def forget_segments(self, segments: Sequence[str]) -> None:
-        """Takes segments that were removed from the log off the list of segments to remove.
-
-        Segments of older releases stay: a gateway of such a release may have one open, and looks for it in the list.
-        """
-        rows = [{"gone": s} for s in segments if s.startswith(f"{COMMITS}/")]
+        """Takes segments that were removed from the log off the list of segments to remove."""
+        rows = [{"gone": s} for s in segments]
         if rows:
             gone = t.dropped_segments.c.segment == bindparam("gone")
             with self._transactions.write() as connection:

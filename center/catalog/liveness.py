@@ -49,8 +49,8 @@ _heartbeats = Table(
     Column("started_at_ms", BigInteger, nullable=False),
     Column("beat_at_ms", BigInteger, nullable=False),
     Column("problem", FreeText, nullable=False),
-    Column("role", Identifier(16), nullable=False, server_default=""),
-    Column("needed", Integer, nullable=False, server_default="1"),
+    Column("role", Identifier(16), nullable=False),
+    Column("needed", Integer, nullable=False),
 )
 
 

@@ -64,8 +64,8 @@ edges = Table(
     Column("rtt_ms", Float, nullable=False),
     Column("clock_offset_ms", Float, nullable=False),
     Column("retired", Boolean, nullable=False),
-    Column("forgotten", BigInteger, nullable=False, server_default="0"),
-    Column("gateway", Identifier(64), nullable=False, server_default=""),
+    Column("forgotten", BigInteger, nullable=False, default=0),
+    Column("gateway", Identifier(64), nullable=False),
 )
 """One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops; ``durable``: its durable
 records, with their incarnation. ``forgotten``: number of its incarnations that have sent frames and are not remembered.
@@ -104,8 +104,8 @@ incarnations = Table(
     Column("incarnation", Identifier(128), primary_key=True),
     Column("first_seq", BigInteger, nullable=False),
     Column("awaited_seq", BigInteger, nullable=False),
-    Column("hello_at_ms", BigInteger, nullable=False, server_default="0"),
-    Column("run", BigInteger, nullable=False, server_default="0"),
+    Column("hello_at_ms", BigInteger, nullable=False),
+    Column("run", BigInteger, nullable=False, default=0),
 )
 """``first_seq … awaited_seq - 1`` are durable. ``hello_at_ms``: its last Hello. ``run``: the process that sent this
 Hello; only frames of this process are indexed; 0: the edge does not state it. The row is the lock under which its
@@ -137,9 +137,9 @@ frames = Table(
     Column("length", BigInteger, nullable=False),
     Column("wire_bytes", BigInteger, nullable=False),
     Column("received_at_ms", BigInteger, nullable=False),
-    Column("plain_bytes", BigInteger, nullable=False, server_default="0"),
-    Column("work", BigInteger, nullable=False, server_default="0"),
-    Column("through_ms", BigInteger, nullable=False, server_default="0"),
+    Column("plain_bytes", BigInteger, nullable=False),
+    Column("work", BigInteger, nullable=False),
+    Column("through_ms", BigInteger, nullable=False),
     Column("facts", LargeBinary, nullable=False),
     UniqueConstraint("edge", "incarnation", "seq", name="frame_identity"),
 )
@@ -150,10 +150,7 @@ Index("frames_by_segment", frames.c.segment)
 quarantine = Table(
     "quarantine",
     metadata,
-    *(
-        Column(c.name, c.type, primary_key=c.primary_key, nullable=False, server_default=c.server_default and "0")
-        for c in frames.columns
-    ),
+    *(Column(c.name, c.type, primary_key=c.primary_key, nullable=False) for c in frames.columns),
     Column("reason", FreeText, nullable=False),
     Column("quarantined_at_ms", BigInteger, nullable=False),
 )
@@ -245,6 +242,6 @@ alarms = Table(
     Column("first_at_ms", BigInteger, nullable=False),
     Column("last_at_ms", BigInteger, nullable=False),
     Column("times", BigInteger, nullable=False),
-    Column("query", Identifier(96), nullable=False, server_default=""),
+    Column("query", Identifier(96), nullable=False),
 )
-"""``query``: the key of the query that an alarm is about; empty: it is about none, or an older release raised it."""
+"""``query``: the key of the query that an alarm is about; empty: it is about none."""

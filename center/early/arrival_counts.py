@@ -14,7 +14,6 @@ from edgewater.arrivals import (
     ReportSchedule,
     SubstreamStatistics,
     lag_groups,
-    range_of_moments,
 )
 from edgewater.model.accuracy import MeasureKind, check_relative
 from edgewater.model.errors import InvalidQuery
@@ -99,16 +98,8 @@ class ArrivalCounts:
         return [[i, {e: s.tolist() for e, s in by_edge.items()}] for i, by_edge in self._sums.items()]
 
     def restore(self, state: Iterable[Any]) -> None:
-        """Restores `to_state`, or what it was without ranges."""
-        self._sums = {i: {e: self._row(s) for e, s in by_edge.items()} for i, by_edge in state}
-
-    def _row(self, values: Sequence[float]) -> FloatArray:
-        row = np.array(values)
-        if len(row) == len(self._zeros):
-            return row
-        count, total, squares = row[1:].reshape(3, -1).sum(axis=1)
-        mean = total / max(count, 1.0)
-        return np.concatenate([row, range_of_moments(row[0], count, mean, squares - count * mean**2)])
+        """Restores `to_state`."""
+        self._sums = {i: {e: np.array(s) for e, s in by_edge.items()} for i, by_edge in state}
 
     def _substream_at(self, start_ms: int) -> int:
         return self._schedule.slot_at(start_ms) // self._schedule.grid.substream_slots

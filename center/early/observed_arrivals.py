@@ -33,7 +33,7 @@ MAX_SILENCE_LAGS, MAX_LEAP_LAGS = 8, 16
 _UNKNOWN_SLOT = -(1 << 62)
 
 Inherited = Sequence[Any]
-"""`Delays` as JSON, with the sums as base64; in logs of earlier releases without `late` and `uneven`."""
+"""`Delays` as JSON, with the sums as base64."""
 
 
 class Delays(NamedTuple):
@@ -371,8 +371,8 @@ class ObservedArrivals:
         self._remap_sources([None if name in joining else i for i, name in enumerate(self._edges)])
         for i, name in enumerate(self._edges):
             if name in joining and name in self.inherited:
-                slots, sums, *clumps = self.inherited.pop(name)
-                self.groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots, *clumps)
+                slots, sums, late, uneven = self.inherited.pop(name)
+                self.groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots, late, uneven)
 
     def _remap_sources(self, rows: Sequence[int | None]) -> None:
         """Source i becomes what was source `rows[i]`; None: it starts empty."""
@@ -487,8 +487,8 @@ class ObservedArrivals:
         """Restores `to_state` into a new object; damaged JSON or bytes raise any exception."""
         for name in self._PLAIN:
             setattr(self, name, state[name.strip("_")])
-        self.exceeding = dict(state.get("exceeding", {}))  # before delays could be declared: none
-        self.inherited = dict(state.get("inherited", {}))
+        self.exceeding = dict(state["exceeding"])
+        self.inherited = dict(state["inherited"])
         for name, (reports, *rest) in state["edges"]:
             decoded = [EdgeReport(slot, self._decode(from_base64(each)), unread) for slot, each, unread in reports]
             self._edges[name] = _Edge(decoded, *rest)

@@ -123,9 +123,7 @@ class PastAnswers:
         self._intervals.add(start_ms, ratios, widening)
         self._answers[start_ms] = replace(self._answers[start_ms], settled=True)
 
-    def finalize(
-        self, start_ms: int, covered: float | None, ratios: Sequence[float], widening: float = 1.0
-    ) -> None:  # logs of before errors were recorded when windows are complete have no widening
+    def finalize(self, start_ms: int, covered: float | None, ratios: Sequence[float], widening: float) -> None:
         """Records the errors and the coverage of a window that is final, and forgets its answers."""
         self._intervals.add(start_ms, ratios, widening)
         self._waits.pop(start_ms, None)

@@ -265,7 +265,7 @@ class EarlyTrigger:
                 triangle.sources, grid, int(numbers["window_slots"]), target, numbers["measure"],
                 max_wait_slots=numbers["max_wait_slots"], policy=TriggerPolicy(*numbers["policy"]),
             )  # fmt: skip
-            triangle.horizon = int(numbers.get("horizon", grid.lags))
+            triangle.horizon = int(numbers["horizon"])
             result.slot, result.drifting_substreams = int(numbers["slot"]), int(numbers["drifting_substreams"])
             result._straggler_share = float(numbers["straggler_share"])
         except (KeyError, TypeError, ValueError, InvalidInput) as exc:

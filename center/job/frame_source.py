@@ -377,7 +377,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
 
 def _size(entry: FrameEntry) -> int:
     """The size of a frame for admission and division: its bytes before compression, or its work in bytes if that is
-    more. A frame of an earlier release has neither in the index."""
+    more."""
     return max(entry.length, entry.plain_bytes, entry.work * BYTES_PER_UNIT)
 
 

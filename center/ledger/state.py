@@ -22,7 +22,7 @@ from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, Ed
 from edgewater.model.windows import Extent
 from edgewater.wire import InputLoss, QueryRef, Rest, SliceClose, Withheld
 
-STATE_VERSION, PARTS_VERSION = 1, 2
+STATE_VERSION = 1
 """Of a state in one row, and of one in several (`center.ledger.stored_state`)."""
 REFINE_AFTER_MS, REFINE_AFTER_MS_MAX = 1000, 30_000
 """For this wall time after the first answer to a window, changed data make no new answer. It doubles with each answer,
@@ -85,9 +85,6 @@ class QueryState:
     constants: Mapping[str, Constants] = field(default_factory=dict)
     rejected: int = 0
 
-    def to_json(self) -> str:
-        return dump(self.to_mapping())
-
     def to_mapping(self) -> dict[str, Any]:
         query = self.query
         return {
@@ -118,8 +115,8 @@ class QueryState:
 
     @classmethod
     def from_mapping(cls, value: Mapping[str, Any]) -> QueryState:
-        if value["version"] not in (STATE_VERSION, PARTS_VERSION):
-            raise UnsupportedVersion(f"ledger state has version {value['version']}, expected at most {PARTS_VERSION}")
+        if value["version"] != STATE_VERSION:
+            raise UnsupportedVersion(f"ledger state has version {value['version']}, expected {STATE_VERSION}")
         ref = QueryRef(value["name"], value["query_version"])
         spec = QuerySpec.from_mapping(value["spec"])
         return cls(
@@ -134,13 +131,13 @@ class QueryState:
             value["after_final"],
             value["sealed_before_ms"],
             value["sessions_cut"],
-            {edge: (lost_at_ms, until) for edge, (lost_at_ms, until) in value.get("lost_states", {}).items()},
-            {edge: tuple(InputLoss(*loss) for loss in losses) for edge, losses in value.get("losses", {}).items()},
-            {edge: tuple(map(Delivery, each)) for edge, each in value.get("deliveries", {}).items()},
-            value.get("left", {}),
-            {edge: (incarnation, start_ms) for edge, (incarnation, start_ms) in value.get("reach", {}).items()},
-            value.get("constants", {}),
-            value.get("rejected", 0),
+            {edge: (lost_at_ms, until) for edge, (lost_at_ms, until) in value["lost_states"].items()},
+            {edge: tuple(InputLoss(*loss) for loss in losses) for edge, losses in value["losses"].items()},
+            {edge: tuple(map(Delivery, each)) for edge, each in value["deliveries"].items()},
+            value["left"],
+            {edge: (incarnation, start_ms) for edge, (incarnation, start_ms) in value["reach"].items()},
+            value["constants"],
+            value["rejected"],
         )
 
     @property

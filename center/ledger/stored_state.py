@@ -15,8 +15,6 @@ from typing import Any
 
 from center.ledger.events import LateSlice
 from center.ledger.state import (
-    PARTS_VERSION,
-    STATE_VERSION,
     EdgeIncarnation,
     EstimatorLogEntry,
     QueryState,
@@ -63,16 +61,10 @@ class StoredEdges:
 
     Args:
         members: the edges by number.
-        stored: the state that the store has in parts; None: nothing, or a state that is not in parts.
-
-    Attributes:
-        is_whole: the store has a state of an earlier release, whose rows are not in parts.
+        stored: the state that the store has; None: nothing.
     """
 
-    def __init__(
-        self, members: Iterable[str] = (), stored: QueryState | None = None, *, is_whole: bool = False
-    ) -> None:
-        self.is_whole = is_whole
+    def __init__(self, members: Iterable[str] = (), stored: QueryState | None = None) -> None:
         self._members = list(members)
         self._number = {edge: number for number, edge in enumerate(self._members)}
         self._stored, self._stored_count = stored, len(self._members)
@@ -86,7 +78,7 @@ class StoredEdges:
 
     def set_stored(self, state: QueryState) -> None:
         """Called when the last transaction has stored a state."""
-        self._stored, self._stored_count, self.is_whole = state, len(self._members), False
+        self._stored, self._stored_count = state, len(self._members)
 
     def _parts(self) -> int:
         return max(1, -(-len(self._members) // EDGES_PER_PART))
@@ -97,8 +89,7 @@ class StoredEdges:
     def state_json(self, state: QueryState) -> str:
         """Returns the state as JSON, with the first part of its edges only."""
         mapping = state.to_mapping()
-        version = STATE_VERSION if self._parts() == 1 else PARTS_VERSION
-        return dump({**mapping, "version": version, **next(iter(self._split(mapping, [0])))})
+        return dump({**mapping, **next(iter(self._split(mapping, [0])))})
 
     def rows(self, state: QueryState, *, all_parts: bool = False) -> list[EntryRow]:
         """Returns the rows of the further parts that differ from the stored ones, or of all further parts."""
@@ -188,7 +179,7 @@ def unpack_state(snapshot: bytes) -> tuple[QueryState, list[tuple[str, int, Stat
         for start_ms, rows in sorted(slices.items()):
             entries.append((SLICE, start_ms, _slice(start_ms, rows, state)))
         entries += [(kind, start_ms, _entry(kind, row)) for kind, start_ms, row in others]
-        return state, entries, _stored_edges(whole, state)
+        return state, entries, StoredEdges(whole["members"], state)
     except (ValueError, KeyError, TypeError) as exc:
         raise StorageError(f"ledger state cannot be read: {type(exc).__name__}: {exc}") from exc
 
@@ -202,13 +193,6 @@ def _unite(state: Mapping[str, Any], parts: Iterable[Mapping[str, Any]]) -> dict
         for name in _MAPS:
             united[name] = {**united.get(name, {}), **part.get(name, {})}
     return united
-
-
-def _stored_edges(whole: Mapping[str, Any], state: QueryState) -> StoredEdges:
-    if "members" in whole:
-        return StoredEdges(whole["members"], state)
-    # Of an earlier release: all edges are in one row, and so are the closes of a slice.
-    return StoredEdges(sorted({edge for name in (*_LISTS, *_MAPS) for edge in getattr(state, name)}), is_whole=True)
 
 
 def _slice(start_ms: int, rows: Mapping[int, Any], state: QueryState) -> SliceState:

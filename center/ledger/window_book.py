@@ -190,12 +190,9 @@ class WindowBook(ABC):
         return pack_state(state, ((kind, start, text) for kind, start, text in rows if text))
 
     def _changed_rows(self) -> list[EntryRow]:
-        self._writing, is_whole = self._state, self._stored.is_whole
-        rows, slices = self._stored.rows(self._state), self.slices.open.changes()
-        if is_whole:
-            slices |= dict(self.slices.open.items())
-        for start, value in slices.items():
-            rows += self._stored.slice_rows(start, None if is_whole else self.slices.open.before(start), value)
+        self._writing, rows = self._state, self._stored.rows(self._state)
+        for start, value in self.slices.open.changes().items():
+            rows += self._stored.slice_rows(start, self.slices.open.before(start), value)
         for kind, table in self._tables():
             rows += [(kind, start, v.to_json() if v else None) for start, v in table.changes().items()]
         return rows

@@ -7,8 +7,7 @@ holds that the catalog does not know; readers find records by the catalog's inde
 A record is ``length (u32) · CRC32C (u32) · version (u8) · payload``. The checksum covers the version and the payload.
 The payload is ``query's key · edge · incarnation`` as texts, ``seq (u64) · codec (u8) · data's bytes (u32) ·
 partials (u32)``, ``slice (i64) · bytes (u32)`` per partial, and the data: the synopses one after another, compressed if
-that saves bytes. What a frame states beside its partials is in the index (`center.storage.frame_facts`). Segments of
-older releases are records of one query without a table.
+that saves bytes. What a frame states beside its partials is in the index (`center.storage.frame_facts`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 import google_crc32c
 import pyarrow as pa
 
-from center.storage.segment_files import COMMITS, SegmentDirectory, SegmentStore
+from center.storage.segment_files import SegmentDirectory, SegmentStore
 from edgewater.model.errors import StorageError
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import EdgeId
@@ -31,7 +30,7 @@ from edgewater.wire import Partial, QueryRef
 
 VERSION = 1
 """Of a record."""
-SEGMENT_VERSION = 2
+SEGMENT_VERSION = 1
 _MAGIC = b"EWLG"
 _SEGMENT_HEADER = struct.Struct("<4sBII")
 _HEADER = struct.Struct("<IIB")
@@ -73,7 +72,7 @@ class FrameEntry:
         crc32c: of the frame's body as it was delivered.
         plain_bytes: of its body before compression, or of the frame on the wire if that is longer.
         work: the job's work with it, as a number of slices that it has partials or closes of.
-        through_ms: event time up to which its edge has answered the query with it; 0: a frame of an earlier release.
+        through_ms: event time up to which its edge has answered the query with it.
     """
 
     query: QueryRef
@@ -164,9 +163,6 @@ class FrameLog:
 
     def queries(self, segment: str) -> set[str]:
         """The keys of the queries that a segment holds frames of. Raises StorageError: it cannot be read."""
-        directory = segment.partition("/")[0]
-        if directory != COMMITS:
-            return {directory}
         try:
             (header,) = self._segments.read_ranges(segment, [(0, _SEGMENT_HEADER.size)])
             magic, version, length, checksum = _SEGMENT_HEADER.unpack(header)

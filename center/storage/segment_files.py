@@ -16,7 +16,7 @@ from typing import Protocol
 from edgewater.model.errors import StorageError
 
 COMMITS = "commits"
-"""The directory of segments. Older releases wrote one directory per query, ``name@version``."""
+"""The directory of segments."""
 SUFFIX = ".frames"
 _PARTIAL = ".part"
 

@@ -497,8 +497,8 @@ class EdgeCore:
             if pipeline is not None:
                 pipeline.queue = queues.get(number, pipeline.queue)
                 self.queries[pipeline.ref] = pipeline
-        self._set_max_state_bytes(numbers.get("max_state_bytes"))
-        self._read_as(numbers.get("columns", {}))
+        self._set_max_state_bytes(numbers["max_state_bytes"])
+        self._read_as(numbers["columns"])
 
 
 def _is_full(pull: PullEvent, frames: int, room: int) -> bool:

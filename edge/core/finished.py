@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -86,12 +86,6 @@ class FinishedSlices:
     @classmethod
     def from_state(cls, state: State) -> Self:
         return cls(rows=state.arrays["rows"])
-
-    @classmethod
-    def of(cls, entries: Iterable[tuple[int, Sequence[int]]]) -> Self:
-        """Returns the slices with these counters."""
-        rows = [(start, *counters) for start, counters in entries]
-        return cls(rows=np.array(sorted(rows), np.int64) if rows else _no_rows())
 
 
 def _count_leading(starts: IntArray, is_past: Callable[[int], bool]) -> int:

@@ -162,6 +162,5 @@ class FullSlices:
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> FullSlices:
-        suspended, discarded, stated, *rest = state
-        floor_ms, span = rest or (MIN_TIME_MS, None)
+        suspended, discarded, stated, floor_ms, span = state
         return cls(set(suspended), set(discarded), set(stated), floor_ms, None if span is None else tuple(span))

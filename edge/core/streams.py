@@ -306,13 +306,13 @@ class StreamState:
         result.records, result.newest_ms = state["records"], state["newest_ms"]
         result._sources, result._quiet_since_ms = dict(state["sources"]), dict(state["quiet_since_ms"])
         result._watermark_ms = state["watermark_ms"]
-        result.latest_ms = state.get("latest_ms", result.newest_ms)
-        result.losses = tuple(InputLoss(*loss) for loss in state.get("losses", ()))
-        result.ahead = {source: AheadRecords.from_state(ahead) for source, ahead in state.get("ahead", {}).items()}
-        result.delivered = {source: TimeCounts.from_state(c) for source, c in state.get("delivered", {}).items()}
-        result.replayable = frozenset(state.get("replayable", ()))
-        result.rejected = state.get("rejected", {})
-        for source, values in state.get("values", {}).items():
+        result.latest_ms = state["latest_ms"]
+        result.losses = tuple(InputLoss(*loss) for loss in state["losses"])
+        result.ahead = {source: AheadRecords.from_state(ahead) for source, ahead in state["ahead"].items()}
+        result.delivered = {source: TimeCounts.from_state(c) for source, c in state["delivered"].items()}
+        result.replayable = frozenset(state["replayable"])
+        result.rejected = state["rejected"]
+        for source, values in state["values"].items():
             result._values[source] = {n: ColumnValues(*v) for n, v in values.items() if n in spec.columns}
         return result
 

@@ -18,7 +18,7 @@ from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
 from edgewater.model.errors import InvalidQuery, ProtocolError, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.runtime.token_bucket import TokenBucket
-from edgewater.wire import MAX_FRAMES, MIN_PROTOCOL, Frame, QueryRef, SamplingReason
+from edgewater.wire import MAX_FRAMES, Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionPacker
 
@@ -167,7 +167,6 @@ class UplinkSession:
         self._max_frame_bytes = 0
         self._window_log = 0
         self._packer: SessionPacker | None = None
-        self._protocol = MIN_PROTOCOL
         self._heartbeat_s = limits.heartbeat_s
         self.silent = False
         self.acknowledged = False
@@ -185,7 +184,6 @@ class UplinkSession:
             raise LinkDown(f"the center has frame {acked}, but the next frame of this edge is {hello.next_seq}")
         self._last_sent = hello.oldest_seq - 1 if acked is None else max(acked, hello.oldest_seq - 1)
         self._max_frame_bytes = welcome.max_frame_bytes
-        self._protocol = welcome.protocol
         self._window_log = min(welcome.window_log, MOST_WINDOW_LOG)
         self._pacing.link.begin_session(welcome.credit_bytes)
         self._endpoint.on_welcome(acked)
@@ -293,9 +291,7 @@ class UplinkSession:
         """Removes the frames of the next message: those that fit together, at least one."""
         message = [frames.popleft()]
         size, most = message[0].plain_wire_bytes, min(capacity_bytes, self._max_frame_bytes)
-        while frames and self._protocol > 1 and size + frames[0].plain_wire_bytes <= most:
-            if len(message) == MAX_FRAMES:
-                break
+        while frames and len(message) < MAX_FRAMES and size + frames[0].plain_wire_bytes <= most:
             message.append(frames.popleft())
             size += message[-1].plain_wire_bytes
         return message

@@ -6,7 +6,7 @@ a clock or decides anything.
 
 from edgewater.arrivals.grouped import NO_VALUES, GroupedSubstream, summed
 from edgewater.arrivals.schedule import ReportSchedule, SlotGrid, lag_groups
-from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, Moments, SubstreamStatistics, range_of_moments
+from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, Moments, SubstreamStatistics
 
 __all__ = [
     "DEFAULT_MAX_SKEW_MS",
@@ -17,6 +17,5 @@ __all__ = [
     "SlotGrid",
     "SubstreamStatistics",
     "lag_groups",
-    "range_of_moments",
     "summed",
 ]

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.arrivals.schedule import SlotGrid, lag_groups
-from edgewater.arrivals.substream import range_of_moments, require_ranges, require_sampled
+from edgewater.arrivals.substream import require_ranges, require_sampled
 from edgewater.model.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
 from edgewater.synopses import FloatArray, IntArray, KeyTable
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import KEYS, MAX_SHIPPED, Field, Layout, field, layout_for
 
-_KIND, _VERSION = "grouped-substream", 2
+_KIND, _VERSION = "grouped-substream", 1
 """Version 1 has no ranges of values."""
 
 _MAX_STEP = 1 << 40
@@ -162,27 +162,17 @@ class GroupedSubstream:
             )
         except (KeyError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{_KIND} cannot be read: {type(exc).__name__}: {exc}") from exc
-        layout = layout_for(_KIND, (_layout(columns, message.version),), message.arrays)
+        layout = layout_for(_KIND, (_layout(columns),), message.arrays)
         decoded = layout.decode(_KIND, message.arrays)
         keys, (steps, counts, jumps, value_sums) = decoded[:columns], decoded[columns : columns + 4]
-        ranges = decoded[-1] if message.version > 1 else np.zeros((2, len(keys[0])))
+        ranges = decoded[-1]
         made = cls(
             grid, index, list(keys), np.cumsum(steps), counts, np.cumsum(jumps), value_sums, ranges, unattributed
         )
         made._check(steps, jumps)
         require_sampled(value_sums)
         require_ranges(ranges)
-        if message.version == 1:
-            made.ranges = made._ranges_of_sums()
         return made
-
-    def _ranges_of_sums(self) -> FloatArray:
-        """Returns bounds of the values, of a report without ranges."""
-        sums = self.arrival_counts()
-        count, total, squares = sums[:, 1:-2].reshape(self.groups, 3, -1).sum(axis=2).T
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean = total / np.maximum(count, 1.0)
-            return range_of_moments(sums[:, 0], count, mean, squares - count * mean**2)
 
     def _check(self, steps: IntArray, jumps: IntArray) -> None:
         groups = self.groups
@@ -196,16 +186,15 @@ class GroupedSubstream:
                 raise CorruptSynopsis(f"{_KIND}: {name} are not ascending from 0 to below {limit}")
 
 
-def _layout(columns: int, version: int) -> Layout:
+def _layout(columns: int) -> Layout:
     keys = (Field(f"key {number}", (KEYS,), (("groups",),)) for number in range(columns))
-    ranges = (field("ranges of values", "<f8", 2, "groups"),)
     return Layout.of(
         *keys,
         field("steps", "<i8", "cells", least=0, most=_MAX_STEP),
         field("counts", "<i8", "cells", least=1, most=MAX_SHIPPED),
         field("steps of values", "<i8", "value cells", least=0, most=_MAX_STEP),
         field("sums of values", "<f8", 3, "value cells"),
-        *(ranges if version > 1 else ()),
+        field("ranges of values", "<f8", 2, "groups"),
     )
 
 

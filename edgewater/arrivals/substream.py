@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.layout import MAX_SHIPPED
 
 _HEADER, _RANGE = struct.Struct("<BqIIqq9d"), struct.Struct("<2d")
-_VERSION = 2
+_VERSION = 1
 """Version 1 has no range of values."""
 _MAX_NUMBER = 1 << 53
 
@@ -142,13 +142,12 @@ class SubstreamStatistics:
     @classmethod
     def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
         """Raises CorruptSynopsis, UnsupportedVersion."""
-        if state[:1] and state[0] > _VERSION:
+        if state[:1] and state[0] != _VERSION:
             raise UnsupportedVersion(f"sub-stream statistics of version {state[0]}; this release reads {_VERSION}")
         try:
-            version, index, cells, groups, skewed, future, *m = _HEADER.unpack_from(state)
-            at = _HEADER.size + (_RANGE.size if version > 1 else 0)
-            least, greatest = _RANGE.unpack_from(state, _HEADER.size) if version > 1 else (math.nan, math.nan)
-            steps, at = _unpacked(state, at, cells)
+            _, index, cells, groups, skewed, future, *m = _HEADER.unpack_from(state)
+            least, greatest = _RANGE.unpack_from(state, _HEADER.size)
+            steps, at = _unpacked(state, _HEADER.size + _RANGE.size, cells)
             counts, at = _unpacked(state, at, cells)
             if len(state) != at + 24 * groups:
                 raise ValueError("length")
@@ -168,8 +167,6 @@ class SubstreamStatistics:
             raise CorruptSynopsis(f"sub-stream statistics of {m[::3]} events")
         require_ranges(np.array([[least], [greatest]]))
         delay, gap, value = (Moments(*m[i : i + 3]) for i in (0, 3, 6))
-        if version == 1:
-            least, greatest = range_of_moments(counts.sum(), *np.asarray(m[6:])).tolist()
         return cls(grid, index, delay, gap, value, positions, counts, sums, skewed, future, least, greatest)
 
 
@@ -192,24 +189,6 @@ def require_ranges(ranges: FloatArray) -> None:
     empty = (least == np.inf) & (greatest == -np.inf)
     if not (finite | empty | (np.isnan(least) & np.isnan(greatest))).all():
         raise CorruptSynopsis("sub-stream statistics have a least value above the greatest, or only one of them")
-
-
-def range_of_moments(events: Any, count: Any, mean: Any, deviations: Any) -> FloatArray:
-    """Returns bounds of the values of events from their moments, float64 [least or greatest, ...].
-
-    None of n values is further from their mean than √(Σ(v - mean)²·(n - 1)/n) (Samuelson 1968).
-
-    Args:
-        events: their number; more than `count`, the number of those that were sampled: the result is NaN.
-        deviations: Σ(v - mean)² of the sampled values.
-    """
-    with np.errstate(all="ignore"):
-        reach = np.sqrt(np.maximum(deviations, 0.0) * np.maximum(count - 1.0, 0.0) / np.maximum(count, 1.0))
-        reach = reach * (1 + 1e-6) + 1e-6 * np.abs(mean)  # moments from sums of squares are rounded
-        bounds = np.stack([mean - reach, mean + reach])
-    bounds = np.where(np.isfinite(bounds).all(axis=0) & (count >= events), bounds, np.nan)
-    empty = np.array([np.inf, -np.inf]).reshape(2, *[1] * (bounds.ndim - 1))
-    return np.asarray(np.where(np.asarray(events) > 0, bounds, empty))
 
 
 def _packed(values: IntArray) -> bytes:

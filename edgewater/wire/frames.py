@@ -25,7 +25,7 @@ _ZSTD_MIN_BLOCK, _ZSTD_MAX_BLOCK = 4, 128 << 10
 _LEAST_COMPRESSED_BYTES = 256
 """Alone, smaller bodies hardly become smaller."""
 
-_WITHHELD = Nesting(packed=frozenset({61}))
+_WITHHELD = Nesting(packed=frozenset({10}))
 _BODY_NESTING = Nesting({1: Nesting(), 2: Nesting({4: _WITHHELD}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
 MAX_MESSAGES = 1 << 16
 """Messages in a body that a reader accepts; a third more than a center applies (`edgewater.guard.frame_work`)."""
@@ -37,7 +37,7 @@ RETRY_METADATA = "edgewater-retry-after-ms"
 CODE_METADATA = "edgewater-code"
 """Key in the trailing metadata of a session that the gateway refuses or ends: the code of the error."""
 
-MIN_PROTOCOL, PROTOCOL = 1, 2
+MIN_PROTOCOL, PROTOCOL = 1, 1
 """The versions of the session's protocol that this release speaks."""
 MAX_FRAMES = 512
 """Frames of one message that a reader accepts."""

@@ -46,9 +46,7 @@ class FromEdge(_message.Message):
     @_builtins.property
     def budget_report(self) -> Global___BudgetReport: ...
     @_builtins.property
-    def frames(self) -> Global___Frames:
-        """Protocol 2."""
-
+    def frames(self) -> Global___Frames: ...
     @_builtins.property
     def packed(self) -> Global___Packed: ...
     def __init__(
@@ -216,7 +214,7 @@ class Hello(_message.Message):
     DURABLE_RECORDS_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
     protocol_min: _builtins.int
-    """Range of protocol versions that the edge supports; this file is version 2. The session has the version of Welcome."""
+    """Range of protocol versions that the edge supports; this file is version 1. The session has the version of Welcome."""
     protocol_max: _builtins.int
     edge: _builtins.str
     incarnation: _builtins.str
@@ -1318,7 +1316,7 @@ class Welcome(_message.Message):
     RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
     WINDOW_LOG_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
-    """The highest version that both support. With 1 the edge sends each frame as a message of its own."""
+    """The highest version that both support."""
     any_acked: _builtins.bool
     """acked_through is the highest seq of this incarnation that is durable at the center, if any_acked."""
     acked_through: _builtins.int

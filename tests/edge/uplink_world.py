@@ -301,7 +301,7 @@ class ScriptedCenter:
         self.heartbeat_ms = 0
         self.refusals = self.window_log = 0
         self.packed = 0
-        self.protocol, self.max_frame_bytes = PROTOCOL, 1 << 20
+        self.max_frame_bytes = 1 << 20
         self._script: asyncio.Queue[pb.ToEdge | None] = asyncio.Queue()
         self._changed = asyncio.Event()
 
@@ -332,7 +332,7 @@ class ScriptedCenter:
             self.refusals -= 1
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later", ((RETRY_METADATA, "1000"),))
         welcome = pb.Welcome(
-            protocol=self.protocol,
+            protocol=PROTOCOL,
             max_frame_bytes=self.max_frame_bytes,
             credit_bytes=1 << 20,
             window_log=self.window_log,

@@ -24,7 +24,7 @@ from center.batch.slicing.watermarks import SiteWatermarks
 from edgewater.model.errors import Conflict, StorageError
 
 MAGIC = b"EWSN"
-VERSION = 2
+VERSION = 1
 _HEADER = struct.Struct("<4sI")
 _LENGTH = struct.Struct("<Q")
 

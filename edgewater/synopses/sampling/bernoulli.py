@@ -49,7 +49,7 @@ class BernoulliStack(RateSampleStack):
     """A sample per group with the probability `rate`, halved until at most `limit` records are left."""
 
     kind: ClassVar[str] = "bernoulli"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 1
     properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
     questions: ClassVar[Questions] = QUESTIONS
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"halved": ("<i8", 0), **RANGE}

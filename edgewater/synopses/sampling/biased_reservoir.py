@@ -70,7 +70,7 @@ class BiasedReservoirStack(TimedSampleStack):
     """
 
     kind: ClassVar[str] = "biased_reservoir"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 1
     properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True, ordered=True)
     questions: ClassVar[Questions] = (Mean, Proportion, Rank, Quantile, Since)
     options: ClassVar[tuple[str, ...]] = ("p_in",)

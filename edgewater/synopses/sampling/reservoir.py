@@ -59,7 +59,7 @@ class ReservoirStack(SizedSampleStack):
     """A uniform sample without replacement of at most `size` records per group."""
 
     kind: ClassVar[str] = "reservoir"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 1
     properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
     questions: ClassVar[Questions] = QUESTIONS
     arrays: ClassVar[dict[str, tuple[str, float]]] = RANGE

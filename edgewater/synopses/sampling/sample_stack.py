@@ -41,8 +41,7 @@ _DTYPES = {"int64": np.int64, "float64": np.float64, "bool": np.bool_}
 
 
 RANGE: dict[str, tuple[str, float]] = {"least": ("<f8", np.inf), "greatest": ("<f8", -np.inf)}
-"""Of a group without values, the least is +∞ and the greatest -∞; of one with NaN, both are NaN; of one whose range is
-not known (from a release that did not keep it), -∞ and +∞."""
+"""Of a group without values, the least is +∞ and the greatest -∞. Of a group with NaN, both are NaN."""
 RANGE_FIELDS = (field("least", "<f8"), field("greatest", "<f8"))
 _EXTREMA = (("least", np.minimum), ("greatest", np.maximum))
 _ITEMS = Field("values", ("<i8", "<f8", "|b1", STRINGS), (("rows",),))
@@ -61,8 +60,8 @@ def sample_layout(keys: Sequence[str], values: Field = _ITEMS, own: tuple[Field,
 
 
 def sample_layouts(keys: Sequence[str], own: tuple[Field, ...] = ()) -> tuple[Layout, ...]:
-    """Returns the layouts of a sample with `RANGE`: that of version 2, and that of version 1, which lacks it."""
-    return sample_layout(keys, own=(*own, *RANGE_FIELDS)) + sample_layout(keys, own=own)
+    """Returns the layout of a sample with `RANGE`."""
+    return sample_layout(keys, own=(*own, *RANGE_FIELDS))
 
 
 class SampleStack(ItemStack):
@@ -371,14 +370,13 @@ class SampleStack(ItemStack):
         self._check_rows(rows)
         self._set_rows(rows)
         if self.keeps_range:
-            self._load_range(len(own) == len(self.arrays))
+            self._load_range()
 
-    def _load_range(self, known: bool) -> None:
+    def _load_range(self) -> None:
         """Completes the range of decoded groups. Raises ValueError for a sampled value outside of it."""
         complete = self._complete()
-        for (name, found), unknown in zip(self._range_of_rows().items(), (-np.inf, np.inf), strict=True):
-            written = self._view(name) if known or self.item_type == "string" else np.full(len(self), unknown)
-            self._state[name] = np.where(complete, found, written)
+        for name, found in self._range_of_rows().items():
+            self._state[name] = np.where(complete, found, self._view(name))
             held = self._state[name]
             beyond = found < held if name == "least" else found > held
             if (beyond | (np.isnan(found) & ~np.isnan(held))).any():

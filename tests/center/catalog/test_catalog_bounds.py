@@ -76,18 +76,6 @@ def test_a_query_displaces_no_alarm_of_another_at_the_same_edge(catalog: Catalog
     assert len({a.query for a in held}) == 1 + MAX_OF_EDGE // 2, "each query has its share"
 
 
-def test_a_catalog_of_an_earlier_release_gets_the_column_of_queries(catalog: Catalog) -> None:
-    catalog.alarms.add("frames-lost", "frames 1 to 2", JFK, 1)
-    url = catalog._engine.url.render_as_string(hide_password=False)
-    with catalog._engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE alarms DROP COLUMN query")
-    again = Catalog(url)
-    again.alarms.add("frames-lost", "frames 3 to 4", JFK, 2, "miles@1")
-    listed = [(a.message, a.query) for a in again.alarms.latest()]
-    assert listed == [("frames 3 to 4", "miles@1"), ("frames 1 to 2", "")]
-    again.close()
-
-
 def test_no_more_alarms_are_read_than_asked_for(catalog: Catalog) -> None:
     for n in range(5):
         catalog.alarms.add(f"kind-{n}", "odd", JFK, n)

@@ -283,12 +283,14 @@ def test_the_entries_of_each_transaction_restore_the_estimator(
     whole, other = (World(grouped(scope="all"), sites(seconds=8)) for _ in range(2))
     whole.run(7)
     parts: dict[tuple[str, int], str] = {}
+    heads: list[str | None] = []
     handle = other.ledger.handle
 
     def written(event: Any) -> list[Emission]:
         with other.ledger.transaction() as transaction:
             result = handle(event)
             for change in transaction.changes():
+                heads.append(change.state)
                 for kind, start, text in change.entries:
                     parts.pop((kind, start), None)
                     if text is not None:
@@ -299,8 +301,8 @@ def test_the_entries_of_each_transaction_restore_the_estimator(
     other.run(4)
     ledger = Ledger(margin_ms=50)
     ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in other.sites)))
-    head = other.ledger.book(REF).state.to_json()
-    ledger.restore(REF, pack_state(head, ((k, s, t) for (k, s), t in sorted(parts.items()))))
+    assert heads[-1] is not None
+    ledger.restore(REF, pack_state(heads[-1], ((k, s, t) for (k, s), t in sorted(parts.items()))))
     other.ledger = ledger
     other.run(3)
     assert other.answers == whole.answers
@@ -354,7 +356,7 @@ def test_after_too_many_groups_while_edges_sample_no_answer_is_exact(
     assert set(estimator.rates().values()) == {1.0}, "edges process all records"
     restored = EarlyAnswerEstimator(estimator.accuracy, estimator.schedule, None)
     restored.restore(estimator.to_state())
-    assert restored.has_lost_sample
+    assert restored.observed.groups.lost_sample
     done = [a for a in world.answers if a.window_start_ms >= BEGIN_MS + 6_000 and a.phase is not Phase.EARLY]
     assert done
     for answer in done:

@@ -120,7 +120,7 @@ async def test_a_message_that_breaks_the_protocol_ends_the_session_by_name(
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"protocol_min": 3, "protocol_max": 4}, "protocol 3 to 4, this center 1 to 2"),
+        ({"protocol_min": 3, "protocol_max": 4}, "protocol 3 to 4, this center 1 to 1"),
         ({"edge": "a b"}, "edge 'a b'"),
         ({"incarnation": ""}, "incarnation ''"),
         ({"oldest_seq": 9}, "frames 9"),

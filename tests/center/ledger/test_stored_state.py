@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from unittest.mock import patch
 
@@ -102,22 +101,3 @@ def test_a_frame_of_one_edge_among_many_writes_the_parts_of_that_edge() -> None:
     again.restore(REF, rows.snapshot())
     assert again.snapshot(REF) == ledger.snapshot(REF)
     assert len(again.book(REF).state.through_ms) == 1_000
-
-
-def test_a_state_of_an_earlier_release_is_read_and_written_in_parts_with_the_next_change() -> None:
-    """All edges were in one row, and all closes of a slice."""
-    rows = Rows()
-    with patch.object(stored_state, "EDGES_PER_PART", 1_000_000):
-        ledger = fed(200, rows)
-    old = {key: value for key, value in json.loads(rows.state).items() if key != "members"}
-    rows.state = json.dumps(old)
-    read = Ledger()
-    read.restore(REF, rows.snapshot())
-    rows.handle(read, FramesMerged((closing(150, 1),), 10_000))
-    assert {kind for kind, _ in rows.rows} >= {"edges", "slice", "slice/1", "slice/3"}
-    ledger.handle(FramesMerged((closing(150, 1),), 10_000))
-    again = Ledger()
-    again.restore(REF, rows.snapshot())
-    mine, theirs = again.book(REF), ledger.book(REF)
-    assert mine.state == theirs.state
-    assert dict(mine.slices.open.items()) == dict(theirs.slices.open.items())

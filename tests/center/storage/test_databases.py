@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import BigInteger, Column, MetaData, Table, event
 
 from center.catalog import Catalog, ComponentRegistry, IndexOutcome, UnindexedFrame
 from center.results import ResultStore
-from center.storage.database import open_engine, read_transaction, write_transaction
+from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
 from center.storage.frame_log import FrameLocation
 from edgewater.model.edge_records import HeartbeatRecord, QueryStatusRecord
 from edgewater.model.errors import InvalidConfig, NotFound, ProtocolError, StorageError
@@ -130,20 +130,21 @@ def test_of_two_first_hellos_at_once_with_other_column_types_one_is_refused(
     assert [e.edge for e in catalog.edges.all()] == [LGA]
 
 
-def test_a_catalog_of_an_older_release_gets_the_columns_that_it_lacks(open_catalog: OpenCatalog, url: str) -> None:
-    catalog = open_catalog()
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
-    index(catalog, [frame(ref, 0)])
+def test_a_column_with_a_default_is_added_to_a_table_of_an_older_release(url: str) -> None:
+    def opened(*columns: Column[Any]) -> Table:
+        table = Table("added_columns", MetaData(), Column("id", BigInteger, primary_key=True), *columns)
+        engine = open_engine(url)
+        with schema_transaction(engine, table.metadata) as connection:
+            connection.execute(table.insert().values(id=len(columns)))
+        engine.dispose()
+        return table
+
+    opened()
+    table = opened(Column("work", BigInteger, nullable=False, server_default="7"))
     engine = open_engine(url)
-    with write_transaction(engine) as connection:
-        for column in ("plain_bytes", "work"):
-            connection.execute(text(f"ALTER TABLE frames DROP COLUMN {column}"))
+    with read_transaction(engine) as connection:
+        assert connection.execute(table.select().order_by(table.c.id)).all() == [(0, 7), (1, 7)]
     engine.dispose()
-    newer = open_catalog()
-    index(newer, [replace(frame(ref, 1), plain_bytes=5_000)])
-    old, new = newer.frames.entries("miles@1", 0, 9)
-    assert (old.seq, old.plain_bytes, new.seq, new.plain_bytes) == (0, 100, 1, 5_000)
 
 
 def test_names_are_ordered_as_python_orders_them(catalog: Catalog) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,10 @@ from edge.core.finished import Counters, FinishedSlices
 
 TIMES = st.integers(-300, 300)
 STEPS = st.lists(st.tuples(st.sampled_from(["set", "set", "set", "forget", "starts", "state"]), TIMES), max_size=60)
+
+
+def _of(counters: dict[int, Counters]) -> FinishedSlices:
+    return FinishedSlices(rows=np.array([(s, *c) for s, c in sorted(counters.items())], np.int64).reshape(-1, 5))
 
 
 @given(STEPS)
@@ -28,7 +33,7 @@ def test_it_holds_what_was_set_and_not_forgotten(steps: list[tuple[str, int]]) -
                 assert held.starts().tolist() == sorted(expected)
             else:
                 state = held.to_state()
-                assert state.pack("test") == FinishedSlices.of(expected.items()).to_state().pack("test")
+                assert state.pack("test") == _of(expected).to_state().pack("test")
                 held = FinishedSlices.from_state(state)
             assert {start: held.get(start) for start in range(-300, 301)} == {
                 start: expected.get(start) for start in range(-300, 301)

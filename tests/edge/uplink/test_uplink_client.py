@@ -372,12 +372,11 @@ async def test_a_query_that_this_release_cannot_read_is_refused_and_the_others_g
         assert "oracle" in statuses["future"].message
 
 
-@pytest.mark.parametrize("protocol", [1, 2])
 @on_a_loop
-async def test_frames_taken_together_travel_in_one_message_if_the_center_speaks_protocol_2(protocol: int) -> None:
+async def test_frames_taken_together_travel_in_one_message() -> None:
     """Frames 0 to 3 are unacknowledged, 4 to 9 are taken at once; a message has at most 1,000 bytes."""
     center, agent = ScriptedCenter(), Agent()
-    center.protocol, center.max_frame_bytes, agent.at_once = protocol, 1_000, 6
+    center.max_frame_bytes, agent.at_once = 1_000, 6
     agent.journal = [frame(n) for n in range(4)]
     agent.make(frame(n) for n in range(4, 10))
     async with center.serve() as port, running(uplink(port, agent, SCRIPTED)):
@@ -388,9 +387,7 @@ async def test_frames_taken_together_travel_in_one_message_if_the_center_speaks_
     each = frame(0).wire_bytes
     fitting = 1_000 // each
     assert fitting in (2, 3, 4, 5)
-    sizes = [1] * 10 if protocol == 1 else [len(m) for m in messages]
-    assert [len(m) for m in messages] == sizes
-    assert protocol == 1 or max(sizes) == fitting
+    assert max(len(m) for m in messages) == fitting
 
 
 def shipped(message: pb.FromEdge) -> bool:

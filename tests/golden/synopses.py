@@ -1,13 +1,8 @@
-"""Writes the golden bytes of this release: ``python tests/golden/make.py``.
-
-It never overwrites a file; a new version of a kind gets a new name (`-2`). Every later release must read the files in
-`v1`, and serialise those of the current versions to the same bytes.
-"""
+"""The synopses of the golden set: from equal input, each release makes the same bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,8 +32,6 @@ from edgewater.synopses import (
     TopK,
 )
 from edgewater.synopses.registry import function_named
-
-HERE = Path(__file__).parent / "v1"
 
 
 def _integers(n: int) -> np.ndarray:
@@ -176,18 +169,18 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "top_k-strings": lambda: _updated(TopK(10), URLS),
     "top_k-full": lambda: _updated(TopK(3, 40), _integers(20_000) % 97 // 3, _integers(30_000) ** 2 % 211),
     "top_k-folded": lambda: _updated(TopK(3, 64), HALVES, fold=2),
-    "reservoir-empty-2": lambda: _updated(ReservoirSample()),
-    "reservoir-full-2": lambda: _updated(ReservoirSample(30, source=7), _integers(5000)),
-    "reservoir-strings-2": lambda: _updated(ReservoirSample(50), URLS),
-    "reservoir-merged-2": lambda: _merged([ReservoirSample(20, source=k) for k in range(3)], fold=1),
-    "bernoulli-sparse-2": lambda: _updated(BernoulliSample(0.01, source=7), _integers(5000)),
-    "bernoulli-halved-2": lambda: _updated(BernoulliSample(1.0, limit=40), _integers(5000), fold=1),
+    "reservoir-empty": lambda: _updated(ReservoirSample()),
+    "reservoir-full": lambda: _updated(ReservoirSample(30, source=7), _integers(5000)),
+    "reservoir-strings": lambda: _updated(ReservoirSample(50), URLS),
+    "reservoir-merged": lambda: _merged([ReservoirSample(20, source=k) for k in range(3)], fold=1),
+    "bernoulli-sparse": lambda: _updated(BernoulliSample(0.01, source=7), _integers(5000)),
+    "bernoulli-halved": lambda: _updated(BernoulliSample(1.0, limit=40), _integers(5000), fold=1),
     "fifo-timed": lambda: _timed(FifoSample(25, source=3)),
     "fifo-merged": lambda: _merged([FifoSample(10, source=k) for k in range(3)]),
     "fifo-quota": lambda: _merged([FifoSample(16, source=k, quota=4) for k in range(3)], fold=1),
-    "biased_reservoir-thinned-2": lambda: _timed(BiasedReservoir(32, source=3, p_in=0.25)),
-    "biased_reservoir-timed-2": lambda: _timed(BiasedReservoir(32, source=3)),
-    "biased_reservoir-merged-2": lambda: _merged([BiasedReservoir(16, source=k) for k in range(3)], fold=1),
+    "biased_reservoir-thinned": lambda: _timed(BiasedReservoir(32, source=3, p_in=0.25)),
+    "biased_reservoir-timed": lambda: _timed(BiasedReservoir(32, source=3)),
+    "biased_reservoir-merged": lambda: _merged([BiasedReservoir(16, source=k) for k in range(3)], fold=1),
     "equi_width-empty": lambda: _updated(EquiWidthHistogram(0, 1)),
     "equi_width-outside": lambda: _updated(EquiWidthHistogram(-5, 9000.5, 64), _integers(3000), ODD),
     "equi_width-folded": lambda: _updated(EquiWidthHistogram(0, 512, 256), HALVES, fold=4),
@@ -212,13 +205,3 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "grouped-no-keys": lambda: _grouped({}, {"n": ("count", None), "q": ("quantiles", pa.array([1, 2, 3]))}, 3),
     "grouped-empty": lambda: _grouped({"k": pa.array([], pa.string())}, {"n": ("count", None)}, 0),
 }
-
-if __name__ == "__main__":
-    HERE.mkdir(exist_ok=True)
-    for name, make in SAMPLES.items():
-        path = HERE / f"{name}.bin"
-        if path.exists():
-            print(f"kept    {path.name}")
-        else:
-            path.write_bytes(make())
-            print(f"written {path.name}, {path.stat().st_size} bytes")
