@@ -72,7 +72,8 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         os.umask(PRIVATE_UMASK)
         configure_logging(log_level, log_format)
-        logging.getLogger("py4j").setLevel(logging.WARNING)
+        for name in ("py4j", "httpx"):  # httpx logs URLs, and the URL of a webhook may have a token
+            logging.getLogger(name).setLevel(logging.WARNING)
         if supervised:
             from center.ops.supervisor import stop_with_supervisor
 

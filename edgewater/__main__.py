@@ -40,7 +40,7 @@ class Listed:
 
 _CLIENT = ("edgewater[client]", ("httpx", "httpx_sse", "rich"))
 LISTED = {
-    "alerts": Listed("List the alerts that fire, or are pending, by the rules of the sinks of the kind `alerts`.",
+    "alerts": Listed("Show alerts on answers, and try rules.",
                      *_CLIENT),
     "sinks": Listed("Show and change the sinks of a center: systems that answers are written to, such as PostgreSQL.",
                     *_CLIENT),

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, delete, insert, literal, select, update
+from sqlalchemy import Connection, Table, and_, delete, func, insert, literal, select, update
 
 from center.catalog import schema as t
 from center.catalog.alarms import add_alarm
@@ -93,7 +93,7 @@ class Quarantine:
         key = query_key(entry.query)
         values, frames = asdict(entry), t.frames
         indexed = _is_of(frames, entry.query) & (frames.c.position == entry.position)
-        facts = select(frames.c.facts).where(indexed).scalar_subquery()
+        facts = func.coalesce(select(frames.c.facts).where(indexed).scalar_subquery(), b"")
         row = {**values.pop("query"), **values, "reason": reason[:MAX_REASON], "quarantined_at_ms": now_ms}
         c = t.quarantine.c
         of_edge = _is_of(t.quarantine, entry.query) & (c.edge == entry.edge)

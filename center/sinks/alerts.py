@@ -167,7 +167,8 @@ class AlertSink:
     def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
         """See `Sink`."""
         now_ms, transitions = self._context.now_ms(), list[Transition]()
-        for answer in answers:
+        # A later revision of a window comes after the next windows, and a book takes windows in their order.
+        for answer in sorted(answers, key=lambda each: (each.query.version, each.window_start_ms)):
             transitions += self._opened.answer(answer, self._measures[answer.query], now_ms)
         self._notify(transitions, now_ms)
         self._position = position

@@ -240,11 +240,6 @@ class GroupMonitor:
         result._buffered, result._value_count = [(places, arrays["values"])] if len(places) else [], len(places)
         result._sums = arrays["known"], arrays["sums"]
         result._others = dict(others)
-        if "ranges" in arrays:
-            owners, ranges = arrays["owners"], arrays["ranges"]
-        else:
-            per_substream = grid.substream_slots * grid.lags * limit
-            owners = np.unique(cells // per_substream * limit + cells % limit)
-            ranges = np.full((2, len(owners)), np.nan)
+        owners, ranges = arrays["owners"], arrays["ranges"]
         result._ranges, result._range_count = [(owners, *ranges)] if len(owners) else [], len(owners)
         return result

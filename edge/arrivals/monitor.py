@@ -172,7 +172,7 @@ class SubstreamMonitor:
 
     @classmethod
     def from_state(cls, state: State, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> Self:
-        """Restores `to_state`, or what it was without ranges: those of events so far are unknown then."""
+        """Restores `to_state`."""
         result, arrays = cls(grid, max_skew_ms=max_skew_ms), state.arrays
         if len(arrays["born"]):
             result._buffer_values(arrays["born"], _one_if_all(arrays["arrived"]), arrays["values"], None)
@@ -181,11 +181,7 @@ class SubstreamMonitor:
         result._values = [(arrays["codes"], arrays["sums"])] if len(arrays["codes"]) else []
         result._gaps = {index: Moments(*moments) for index, *moments in gaps}
         result._future = {index: list(counts) for index, counts in future}
-        if "ranges" in arrays:
-            result._ranges = dict(zip(arrays["parts"].tolist(), map(tuple, arrays["ranges"].tolist()), strict=True))
-        else:
-            counted = np.unique(arrays["keys"] // (grid.substream_slots * grid.lags)).tolist()
-            result._ranges = dict.fromkeys(counted, (math.nan, math.nan))
+        result._ranges = dict(zip(arrays["parts"].tolist(), map(tuple, arrays["ranges"].tolist()), strict=True))
         return result
 
     def _within_skew(self, born_ms: IntArray, arrival_ms: IntArray | int) -> BoolArray | None:

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 
-from edge import config as edge_config
 from edge.agent import Agent, open_agent
-from edge.config import parse_config
+from edge.config import edge_config, parse_config
+from edge.config import sources as source_config
 from edge.preflight import check
 from edge.records import Chunk, Decoded, Lag, Position, Source
 from edge.source_kinds import GROUP, KeptSource, SourceCheck, SourceContext, SourceKinds, SourcePluginWarning
@@ -127,6 +127,7 @@ KIND = Numbers()
 def installed(monkeypatch: pytest.MonkeyPatch) -> Broker:
     kinds = SourceKinds(lambda: [EntryPoint("numbers", f"{__name__}:KIND", GROUP)])
     monkeypatch.setattr(edge_config, "KINDS", kinds)
+    monkeypatch.setattr(source_config, "KINDS", kinds)
     monkeypatch.setattr(factory, "KINDS", kinds)
     global BROKER
     BROKER = Broker()

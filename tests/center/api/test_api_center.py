@@ -201,7 +201,7 @@ def test_openapi_describes_every_endpoint_with_a_summary_and_problems_only(desk)
         "/v1/streams", "/v1/streams/{stream}/columns",
         "/v1/load",
         "/v1/alarms", "/v1/sinks", "/v1/sinks/{name}", "/v1/sinks/{name}/pause", "/v1/sinks/{name}/resume",
-        "/v1/sinks/{name}/replay", "/v1/alerts",
+        "/v1/sinks/{name}/replay", "/v1/alerts", "/v1/alerts/rules", "/v1/alerts/check",
         "/v1/quarantine", "/v1/quarantine/{query}/{position}", "/livez", "/readyz", "/metrics",
     }  # fmt: skip
     for operations in document["paths"].values():

@@ -88,7 +88,9 @@ def test_a_process_that_is_killed_at_random_leaves_what_rest_answers(
     assert store.status("out").owner == ""
 
 
-def test_a_process_that_is_killed_at_random_forgets_no_notice_and_repeats_none_under_another_id(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_at_random_forgets_no_notice_and_repeats_none_under_another_id(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     desk, rng, hour = Desk(tmp_path), np.random.default_rng(11), 0
     desk.now = int(time.time() * 1000)  # noqa: TID251  # the process has the real clock
     desk.connect("jfk")
@@ -114,6 +116,7 @@ def test_a_process_that_is_killed_at_random_forgets_no_notice_and_repeats_none_u
             finally:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
+    assert "token=secret" not in "".join(capfd.readouterr()), "the token of the webhook is logged"
     starts = [np.datetime_as_string(np.datetime64(T0 + n * HOUR, "ms"), "s") + "Z" for n in range(hour)]
     assert of_notices(receiver) == [("resolved" if n % 2 else "firing", start) for n, start in enumerate(starts)]
 

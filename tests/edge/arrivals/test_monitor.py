@@ -137,29 +137,9 @@ def test_values_that_are_not_known_make_the_range_unknown_and_stay_so():
     assert (third.least, third.greatest) == (-1.0, 9.0)
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_statistics_of_version_1_have_bounds_by_their_moments_or_no_range(sampled):
-    value = np.random.default_rng(3).lognormal(0, 2, 50)
-    monitor, kept = SubstreamMonitor(GRID), np.arange(0, 50, 1 + sampled)
-    monitor.observe(np.full(50, 100), 1_000, value[kept], kept)
-    state = monitor.take()[0].to_state()
-    header = len(SubstreamStatistics(GRID, 0).to_state()) - 16 - 2
-    before = SubstreamStatistics.from_state(b"\1" + state[1:header] + state[header + 16 :], GRID)
-    if sampled:
-        assert np.isnan([before.least, before.greatest]).all()
-    else:
-        assert before.least <= value.min() and value.max() <= before.greatest < 10 * value.max()
+def test_statistics_whose_least_value_is_above_the_greatest_are_refused():
     with pytest.raises(CorruptSynopsis, match="least value above"):
         SubstreamStatistics.from_state(SubstreamStatistics(GRID, 0, least=2.0, greatest=1.0).to_state(), GRID)
-
-
-def test_a_state_without_ranges_is_restored_with_unknown_ones():
-    monitor = SubstreamMonitor(GRID)
-    monitor.observe(np.array([100, 110]), 1_000, np.array([1.0, 2.0]))
-    state = monitor.to_state()
-    arrays = {name: a for name, a in state.arrays.items() if name not in ("parts", "ranges")}
-    (restored,) = SubstreamMonitor.from_state(State(state.numbers, arrays), GRID).take()
-    assert restored.value.count == 2 and np.isnan([restored.least, restored.greatest]).all()
 
 
 @examples(60)

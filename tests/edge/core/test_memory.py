@@ -240,7 +240,6 @@ def test_full_slices_are_remembered_in_bounded_memory(starts: list[int]) -> None
     assert stated.issuperset(starts)
     assert all(full.refuses(start, is_open=True) for start in starts)
     assert FullSlices.from_state(full.to_state()) == full
-    assert FullSlices.from_state([[1], [2], [3]]) == FullSlices({1}, {2}, {3})
 
 
 def test_states_that_one_batch_would_make_too_large_are_refused_before_they_are_made() -> None:

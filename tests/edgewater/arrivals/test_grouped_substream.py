@@ -14,7 +14,6 @@ from edge.arrivals import GroupMonitor, SubstreamMonitor
 from edgewater.arrivals import GroupedSubstream, SlotGrid, SubstreamStatistics, grouped
 from edgewater.model.errors import CorruptSynopsis, InvalidConfig, InvalidRecord, SynopsisError
 from edgewater.synopses import FloatArray, IntArray
-from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.state import State
 from tests.examples import examples
 
@@ -177,24 +176,6 @@ def one() -> GroupedSubstream:
     m.observe(np.array([1_000, 1_005]), 1_050, keys_of(np.array([1, 2])), np.ones(2), np.arange(2))
     (part,) = m.take()
     return part
-
-
-def test_statistics_of_version_1_and_older_states_have_bounds_by_their_moments_or_no_range() -> None:
-    edge, value = monitor(), np.random.default_rng(2).lognormal(0, 2, 60)
-    group = np.arange(60) % 2
-    kept = np.flatnonzero((group == 0) | (np.arange(60) < 20))
-    edge.observe(np.full(60, 100), 1_000, keys_of(group), value[kept], kept, (value, value))
-    state = edge.to_state()
-    older = {name: a for name, a in state.arrays.items() if name not in ("owners", "ranges")}
-    restored = GroupMonitor.from_state(State(state.numbers, older, state.components), GRID, TYPES, LIMIT)
-    assert np.isnan(restored.take()[0].ranges).all()
-    (part,) = edge.take()
-    assert part.ranges.T.tolist() == [[value[group == g].min(), value[group == g].max()] for g in (0, 1)]
-    message = codec.unseal(part.to_state())
-    message.version = 1
-    del message.arrays[-1]
-    before = GroupedSubstream.from_state(codec.seal(message), GRID).ranges
-    assert before[0, 0] <= part.ranges[0, 0] and part.ranges[1, 0] <= before[1, 0] and np.isnan(before[:, 1]).all()
 
 
 @pytest.mark.parametrize("cut", [0, 3, 20, 60])
