@@ -90,7 +90,7 @@ async def measure(
     """Replays the week in `seconds`; returns the bytes of the query's frames and of the link."""
     center = CenterConfig(data_dir=directory / "center")
     center.data_dir.mkdir()
-    catalog = Catalog(center.catalog)
+    catalog = Catalog(center.catalog_url)
     ref = catalog.queries.register(QuerySpec.from_mapping(query), 0)[0].ref
     port = free_port()
     listen = f"gateway.listen=127.0.0.1:{port}"
