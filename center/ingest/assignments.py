@@ -69,13 +69,13 @@ class QueryAssignment:
         for edge in self.retired:
             watermark_ms = edge.watermarks.get(stream, horizon_ms)
             ahead = horizon_ms < watermark_ms < MAX_TIME_MS
-            retired[edge.edge] = window.slice_start(watermark_ms) + window.slice_ms if ahead else horizon_ms
+            retired[edge.edge] = window.next_slice(watermark_ms) if ahead else horizon_ms
         return MembersChanged(self.expected, retired)
 
     def horizon_ms(self, now_ms: int) -> int:
         """The first slice that is ahead of every edge's clock."""
         window = self.query.spec.window
-        return window.slice_start(self.clock.to_event_ms(now_ms + MAX_CLOCK_LEAD_MS)) + window.slice_ms
+        return window.next_slice(self.clock.to_event_ms(now_ms + MAX_CLOCK_LEAD_MS))
 
 
 class FrameAdmission(Enum):

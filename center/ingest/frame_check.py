@@ -224,7 +224,7 @@ class FrameCheck:
         if not close.late <= close.observed <= MAX_COUNT:
             return f"{close.observed} records observed, {close.late} late; expected late ≤ observed ≤ {MAX_COUNT}"
         extent = close.HasField("first_ms"), close.HasField("last_ms")
-        end_ms = close.slice_start_ms + self._window.slice_ms
+        end_ms = self._window.slice_end(close.slice_start_ms)
         if any(extent) and not (all(extent) and close.slice_start_ms <= close.first_ms <= close.last_ms < end_ms):
             return f"first_ms {close.first_ms}, last_ms {close.last_ms}; expected both in the slice, in this order"
         if len(close.withheld) > MAX_MEASURES:

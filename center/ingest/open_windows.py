@@ -102,7 +102,7 @@ class OpenWindows:
         self._advance(seq, through_ms)
         refused = set()
         for start in sorted(starts):
-            end = start + self._window.slice_ms
+            end = self._window.slice_end(start)
             if closed_ms < end <= through_ms or start in self._open or start in self._late:
                 continue
             slices = self._late if end <= closed_ms else self._open
@@ -122,5 +122,5 @@ class OpenWindows:
         if len(self._seqs) > MAX_STEPS:
             # Earlier ones, sent again, count as late until their lateness has passed.
             del self._seqs[: MAX_STEPS // 2], self._through_ms[: MAX_STEPS // 2]
-        self._open.drop_before(through_ms - self._window.slice_ms + 1)
+        self._open.drop_before(through_ms)
         self._late.drop_before(through_ms - self._final_after_ms)

@@ -13,6 +13,7 @@ from center.ledger.events import FrameSummary
 from center.ledger.state import QueryState
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
+from edgewater.model.windows import SlicedWindow
 from edgewater.wire import DroppedRecords, InputLoss, LossReason
 
 LEAVING_MS = 10_000
@@ -86,10 +87,10 @@ def bounded_loss(loss: InputLoss, frame: FrameSummary, clock: StreamClock) -> In
     return replace(loss, to_ms=clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS))
 
 
-def loss_of_rejected(rejected: DroppedRecords, slice_ms: int) -> InputLoss:
+def loss_of_rejected(rejected: DroppedRecords, window: SlicedWindow) -> InputLoss:
     """Returns rejected records as a loss of input, which selects the windows that lack them."""
     start_ms = rejected.slice_start_ms
-    until_ms = start_ms + slice_ms if rejected.until_ms is None else rejected.until_ms
+    until_ms = window.slice_end(start_ms) if rejected.until_ms is None else rejected.until_ms
     from_ms = None if start_ms == MIN_TIME_MS else start_ms
     return InputLoss("", rejected.reason.label, from_ms, None if until_ms == MAX_TIME_MS else until_ms)
 

@@ -165,7 +165,7 @@ class ReportedSlices:
     def _add_late(
         self, edge: EdgeId, start_ms: int, through_ms: int, reason: str, records: int, until_ms: int | None = None
     ) -> None:
-        end_ms = start_ms + self._spec.window.slice_ms if start_ms > MIN_TIME_MS else MIN_TIME_MS
+        end_ms = self._spec.window.slice_end(start_ms) if start_ms > MIN_TIME_MS else MIN_TIME_MS
         end_ms = end_ms if until_ms is None else until_ms
         late = LateSlice(edge, start_ms, end_ms, through_ms, reason)
         self.late[late] = self.late.get(late, 0) + records

@@ -1,4 +1,4 @@
-"""Tumbling and sliding windows: their borders are known before any record."""
+"""Tumbling, sliding and calendar windows: their borders are known before any record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from center.ledger.state import WindowState
 from center.ledger.window_book import WindowBook
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
-from edgewater.model.windows import SlidingWindow
+from edgewater.model.windows import TimeWindow
 
 MAX_LACKING = 1000
 """Windows without data that one statement opens because records of an edge may be lost."""
@@ -17,16 +17,16 @@ MAX_UNANSWERED = 16 * MAX_LACKING
 
 
 class TimeWindowBook(WindowBook):
-    """The rules for a query of tumbling or sliding windows."""
+    """The rules for a query of tumbling, sliding or calendar windows."""
 
     @property
-    def _window(self) -> SlidingWindow:
-        assert isinstance(self._spec.window, SlidingWindow)
+    def _window(self) -> TimeWindow:
+        assert isinstance(self._spec.window, TimeWindow)
         return self._spec.window
 
     def sealed_before(self) -> int:
         final = self._state.final_through_ms
-        return MIN_TIME_MS if final == MIN_TIME_MS else self._first_ending_after(final)
+        return MIN_TIME_MS if final == MIN_TIME_MS else self._window.first_ending_after(final)
 
     def _affected_windows(self, changed: Sequence[int]) -> set[int]:
         self._open_windows(start for start in changed if self.slices.has_data(start))
@@ -59,17 +59,16 @@ class TimeWindowBook(WindowBook):
     # Windows without data
 
     def _open_lacking(self, from_ms: int | None, to_ms: int | None, today_ms: int) -> None:
-        state, every_ms = self._state, self._window.every_ms
+        state, window = self._state, self._window
         if sum(not w.has_data and not w.is_answered for _, w in self.windows.items()) >= MAX_UNANSWERED:
             return
         if from_ms is None:
             is_running = state.final_through_ms > MIN_TIME_MS
             from_ms = MIN_TIME_MS if is_running else state.running_clock.to_event_ms(state.query.registered_at_ms)
-        start = self._first_ending_after(max(from_ms, state.final_through_ms))
-        if to_ms is None or to_ms - start > MAX_LACKING * every_ms:
+        start = self._window.first_ending_after(max(from_ms, state.final_through_ms))
+        if to_ms is None or next(window.starts(start, to_ms, MAX_LACKING), start) > start:  # more than it may open
             to_ms = today_ms if to_ms is None else min(to_ms, today_ms)
-            start += max(0, (to_ms - 1 - start) // every_ms + 1 - MAX_LACKING) * every_ms
-        for lacking in range(start, to_ms, every_ms):
+        for lacking in window.starts(start, to_ms, MAX_LACKING):
             if lacking not in self.windows:
                 self.windows.put(lacking, WindowState(has_data=False))
                 self.deadlines.add(lacking)
@@ -78,7 +77,7 @@ class TimeWindowBook(WindowBook):
         closed = max(self._closed_ms, self._state.final_through_ms)
         if self._state.due_from_ms is None or closed >= MAX_TIME_MS:
             return []
-        return [max(self._state.due_from_ms, self._first_ending_after(closed))]
+        return [max(self._state.due_from_ms, self._window.first_ending_after(closed))]
 
     def _take_overdue(self, now_ms: int, most: int) -> list[int]:
         """Takes windows without data that are overdue because some edge has not closed them. If more are overdue, the
@@ -91,21 +90,15 @@ class TimeWindowBook(WindowBook):
         closed = max(self._closed_ms, self._state.final_through_ms)
         # An ended stream is closed for ever, yet an edge may join it: never step past the current time.
         today = self._state.running_clock.to_event_ms(now_ms - (self._due_after_ms or 0))
-        first = start = max(self._state.due_from_ms, self._first_ending_after(min(closed, today)))
+        first = start = max(self._state.due_from_ms, self._window.first_ending_after(min(closed, today)))
         overdue: list[int] = []
         while len(overdue) < most and self._due_at(start) <= now_ms:
             if start not in self.windows and self._end(start) > closed:
                 overdue.append(start)
-            start += self._window.every_ms
+            start = self._window.next_start(start)
         if start > first:
             self._set_state(replace(self._state, due_from_ms=start))
         return overdue
-
-    def _first_ending_after(self, time_ms: int) -> int:
-        """Returns the start of the first window that ends after `time_ms`."""
-        window = self._window
-        steps = (time_ms - window.size_ms - window.offset_ms) // window.every_ms + 1
-        return window.offset_ms + steps * window.every_ms
 
     def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
         """Returns the first window that becomes due with or without data. Earlier ones began before the query was

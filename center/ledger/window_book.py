@@ -33,7 +33,7 @@ from center.ledger.stored_state import EntryRow, QueryChanges, StoredEdges, pack
 from center.ledger.withheld import Totals
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
-from edgewater.model.windows import SlidingWindow
+from edgewater.model.windows import TimeWindow
 from edgewater.wire import InputLoss
 
 
@@ -67,7 +67,7 @@ class WindowBook(ABC):
                 self.slices.sealed.put(start, entry)
         self.slices.rebuild()
         window = self._spec.window
-        self.work = AnswerWork(window.slices_per_window if isinstance(window, SlidingWindow) else 1)
+        self.work = AnswerWork(window.slices_per_window if isinstance(window, TimeWindow) else 1)
         self.deadlines = Deadlines(
             self.windows,
             lambda start_ms: self._required_span(start_ms)[1],
@@ -115,7 +115,7 @@ class WindowBook(ABC):
                 stated.setdefault(frame.edge, []).extend(bounded_loss(loss, frame, clock) for loss in frame.losses)
         rejected = [d for frame in frames for d in frame.dropped if d.reason.is_rejection]
         if rejected:
-            lost = [loss_of_rejected(each, self._spec.window.slice_ms) for each in rejected]
+            lost = [loss_of_rejected(each, self._spec.window) for each in rejected]
             dirty |= self._windows_lacking(at_most(lost), now_ms)
         for edge, losses in stated.items():
             self._set_state(self._state.with_losses(edge, losses))

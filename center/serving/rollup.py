@@ -11,22 +11,24 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-import pyarrow as pa
-
 from center.results import AnswerRecord
 from center.serving.totals import Rests
 from center.serving.withheld import read_bounds, union_of_windows
 from edgewater.model import time_functions
 from edgewater.model.errors import InvalidRequest
-from edgewater.model.quantities import duration_ms, format_duration
+from edgewater.model.quantities import duration_ms
 from edgewater.model.query import QuerySpec
-from edgewater.model.windows import SlidingWindow
+from edgewater.model.windows import (
+    CALENDAR_UNITS,
+    MAX_SLICES_PER_WINDOW,
+    UTC,
+    CalendarWindow,
+    SlidingWindow,
+    TimeWindow,
+    TumblingWindow,
+)  # fmt: skip
 from edgewater.synopses import GroupedAggregate
 
-CALENDAR_UNITS = ("day", "week", "month", "quarter", "year")
-_HOUR_MS = 3_600_000
-_INTO_NEXT_MS = dict(zip(CALENDAR_UNITS, (h * _HOUR_MS for h in (36, 8 * 24, 32 * 24, 93 * 24, 367 * 24)), strict=True))
-"""From the begin of a unit, this time leads into the next unit, also where clocks change."""
 EVERY_ACCEPTED = f"a duration such as 1h, or one of {', '.join(CALENDAR_UNITS)}"
 MAX_LOSSES = 100
 """Stated losses that a rolled-up answer lists."""
@@ -57,50 +59,45 @@ class Intervals:
         InvalidRequest: the windows are sessions, or `every` or `zone` is not valid.
     """
 
-    def __init__(self, window: object, every: str, zone: str = time_functions.UTC) -> None:
-        if not isinstance(window, SlidingWindow):
+    def __init__(self, window: object, every: str, zone: str = UTC) -> None:
+        if not isinstance(window, TimeWindow):
             raise InvalidRequest("every", every, "no roll-up: session windows have no common borders")
         if not time_functions.is_zone(zone):
             raise InvalidRequest("zone", zone, "a time zone of the IANA database, such as Europe/Berlin")
-        self._window, self._every, self._zone = window, every, zone
-        self._unit = every if every in CALENDAR_UNITS else None
-        self._length_ms = 0
-        if self._unit is None:
-            try:
-                self._length_ms = duration_ms(every, "every", InvalidRequest, minimum_ms=1)
-            except InvalidRequest as exc:
-                raise InvalidRequest("every", every, EVERY_ACCEPTED) from exc
-            if self._length_ms % window.size_ms:
-                raise self._misfit()
+        self._window, self._every = window, every
+        self._intervals = CalendarWindow(every, zone) if every in CALENDAR_UNITS else self._of_length(window, every)
+
+    def _of_length(self, window: TimeWindow, every: str) -> SlidingWindow:
+        try:
+            length_ms = duration_ms(every, "every", InvalidRequest, minimum_ms=1)
+        except InvalidRequest as exc:
+            raise InvalidRequest("every", every, EVERY_ACCEPTED) from exc
+        if not isinstance(window, SlidingWindow) or length_ms % window.size_ms:
+            raise self._misfit()
+        return TumblingWindow(length_ms, window.offset_ms)
 
     def _misfit(self) -> InvalidRequest:
-        size = format_duration(self._window.size_ms)
+        size = next(text for key, text in self._window.to_mapping().items() if key in ("tumbling", "sliding"))
         accepted = f"intervals that begin and end with a window; the windows take {size}"
         return InvalidRequest("every", self._every, accepted)
 
     def at(self, time_ms: int) -> Interval:
         """Returns the interval that contains a time. Raises InvalidRequest: windows of the query cross its borders."""
-        window = self._window
-        if self._unit is None:
-            start = (time_ms - window.offset_ms) // self._length_ms * self._length_ms + window.offset_ms
-            end = start + self._length_ms
+        window, start = self._window, self._intervals.slice_start(time_ms)
+        end = self._intervals.end(start)
+        if isinstance(window, SlidingWindow):
+            fits = (start - window.offset_ms) % window.every_ms == 0 == (end - start) % window.size_ms
+            count = (end - start) // window.size_ms
         else:
-            start = self._begin(time_ms)
-            end = self._begin(start + _INTO_NEXT_MS[self._unit])
-        if (start - window.offset_ms) % window.every_ms or (end - start) % window.size_ms:
+            fits = window.slice_start(start) == start and window.slice_start(end) == end
+            count = sum(1 for _ in window.starts(start, end, MAX_SLICES_PER_WINDOW))
+        if not fits:
             raise self._misfit()
-        return Interval(start, end, (end - start) // window.size_ms)
-
-    def _begin(self, time_ms: int) -> int:
-        assert self._unit is not None
-        begin = time_functions.truncated(pa.scalar(time_ms), self._unit, self._zone).as_py()
-        if begin is None:
-            raise InvalidRequest("start", time_ms, "a time in the years 1 to 9999")
-        return int(begin)
+        return Interval(start, end, count)
 
     def select(self, interval: Interval, records: Iterable[AnswerRecord]) -> list[AnswerRecord]:
         """Returns the answers that cover an interval: of sliding windows, those that do not overlap."""
-        size = self._window.size_ms
+        size = self._window.size_ms if isinstance(self._window, SlidingWindow) else 1
         return [r for r in records if (r.window_start_ms - interval.start_ms) % size == 0
                 and r.window_end_ms <= interval.end_ms]  # fmt: skip
 

@@ -33,7 +33,7 @@ def close_barrier_ms(
     """
     result = watermark_ms
     for start, slice_ in slices.items():
-        end = start + spec.window.slice_ms
+        end = spec.window.slice_end(start)
         if end <= watermark_ms and is_unreported(slice_, reported_before_ms):
             result = min(result, (end if end > through_ms else _next_final(spec, start, through_ms)) - 1)
     return result

@@ -178,12 +178,12 @@ class Intake:
             records.ids if entries.pending.samples else None,
             self._store.elapsed(start, records.extent[1]),
             self._parts(start, records),
-            positions_of(records.times, start, window.slice_ms) if entries.keeps_times else None,
+            positions_of(records.times, start, window.slice_end(start) - start) if entries.keeps_times else None,
         )
 
     def _parts(self, start: int, records: BatchRecords) -> IntArray:
         """Returns the parts of the slice that the records are in; one, if it is the same for all."""
-        slice_ms = self._spec.window.slice_ms
+        slice_ms = self._spec.window.slice_end(start) - start
         bounds = parts_of(np.array(records.extent), start, slice_ms)
         return bounds[:1] if bounds[0] == bounds[1] else parts_of(records.times, start, slice_ms)
 

@@ -149,7 +149,7 @@ class PullPlanner:
         """Delays the next pull, after one that sent nothing."""
         least_ms = QUEUED_PULL_WAIT_MS if any(p.queue for p in self._queries.values()) else EMPTY_PULL_WAIT_MIN_MS
         for stream, (after_ms, _) in event.drain_windows.items():
-            ends = [p.spec.window.slice_start(after_ms) + p.spec.window.slice_ms for p in self._queries_of(stream)]
+            ends = [p.spec.window.next_slice(after_ms) for p in self._queries_of(stream)]
             left_ms = max(min(ends, default=after_ms) - after_ms, 0)
             self._not_before_ms[stream] = after_ms + max(int(EMPTY_PULL_WAIT_FRACTION * left_ms), least_ms)
 

@@ -66,9 +66,9 @@ class QueryPipeline:
         spec, since_ms = bound.spec, MIN_TIME_MS
         window, asked_ms = spec.window, spec.since_ms
         if asked_ms is not None:
-            since_ms = asked_ms if asked_ms == MIN_TIME_MS else window.slice_start(asked_ms + window.slice_ms - 1)
+            since_ms = asked_ms if asked_ms == MIN_TIME_MS else window.next_slice(asked_ms - 1)
         elif stream.newest_ms > MIN_TIME_MS:
-            since_ms = window.slice_start(stream.newest_ms) + window.slice_ms
+            since_ms = window.next_slice(stream.newest_ms)
         result = cls(ref, stream, SliceStore(bound, since_ms, source), monitor_of(bound, source), encode)
         for loss in stream.losses:
             result.lose(loss)

@@ -50,13 +50,12 @@ class Reading:
         spec = bound.spec
         calls = spec.where is not None and called_names(parse_sql(spec.where, "where"))
         key_calls = any(called_names(parse_sql(text, "")) for _, text in spec.computed)
-        slicing = spec.window.slice_ms, spec.window.origin_ms % spec.window.slice_ms
         texts = [*dict(spec.computed).values(), *(m.argument for m in spec.measures if m.argument is not None)]
         read = chain.from_iterable(column_names(parse_sql(text, "")) for text in texts)
         columns = dict.fromkeys([TIME_COLUMN, *spec.plain_keys, *read])
         condition = (spec.where, query) if calls else spec.where
         keys = (spec.key_sources, query) if key_calls else spec.key_sources
-        return cls(condition, slicing, keys, tuple(columns))
+        return cls(condition, spec.window.slicing, keys, tuple(columns))
 
 
 @dataclass(slots=True)

@@ -81,7 +81,7 @@ class SliceStore:
 
     def elapsed(self, start: int, now_ms: int) -> float:
         """Returns the elapsed fraction of a slice, 0 to 1."""
-        return min(max((now_ms - start) / self.spec.window.slice_ms, 0.0), 1.0)
+        return min(max((now_ms - start) / (self.end(start) - start), 0.0), 1.0)
 
     def open(self, start: int, arrival_ms: int) -> Slice:
         """Returns the slice that takes records; a new one continues the counters of a finished slice.

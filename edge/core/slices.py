@@ -95,7 +95,7 @@ class Slice:
 
 def slice_end(spec: QuerySpec, start: int) -> int:
     """Returns the event time at which a slice ends, in ms."""
-    return start + spec.window.slice_ms
+    return spec.window.slice_end(start)
 
 
 def is_final(spec: QuerySpec, start: int, watermark_ms: int) -> bool:

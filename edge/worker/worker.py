@@ -35,7 +35,7 @@ from edge.worker.reading import ReadPace
 from edge.worker.tuning import TUNING, Tuning
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
-from edgewater.model.windows import SlidingWindow
+from edgewater.model.windows import window_ends
 from edgewater.scheduling import Operator, QueryProfile, QueueLimits, ScheduledQuery, Scheduler, Turn, make_policy
 from edgewater.wire import QueryRef
 
@@ -430,8 +430,7 @@ class Worker:
 def _profile(ref: QueryRef, spec: QuerySpec, clock: StreamClock) -> QueryProfile:
     """Returns the query as the scheduler sees it, in wall time. It keeps nothing of a record that it has aggregated."""
     window = spec.window
-    every_ms = window.every_ms if isinstance(window, SlidingWindow) else window.slice_ms
-    first_end_ms = window.origin_ms + (window.size_ms if isinstance(window, SlidingWindow) else 0)
+    every_ms, first_end_ms = window_ends(window) or (window.slice_ms, window.origin_ms)
     period_ms = max(every_ms / clock.speed, 1.0)
     offset_ms = float(clock.to_wall_ms(first_end_ms)) % period_ms
     return QueryProfile(f"{ref.name}@{ref.version}", (Operator(0.0, 0.0),), period_ms, offset_ms)

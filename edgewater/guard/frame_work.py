@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from edgewater.model.windows import SlicedWindow, SlidingWindow
+from edgewater.model.windows import SlicedWindow, TimeWindow
 
 if TYPE_CHECKING:  # a configuration names this module's constants, and a query loads all synopses
     from edgewater.model.query import QuerySpec
@@ -62,7 +62,7 @@ class FrameWork:
             Whether it was added: not if the frame's work would be more than `most`.
         """
         units, windows_from_ms = parts, None
-        if isinstance(self.window, SlidingWindow) and not self.window.is_tumbling:
+        if isinstance(self.window, TimeWindow) and not self.window.is_tumbling:
             windows = self.window.windows_over(start_ms)
             first = windows.start if self._windows_from_ms is None else max(windows.start, self._windows_from_ms)
             units, windows_from_ms = parts + len(range(first, windows.stop, windows.step)), windows.stop

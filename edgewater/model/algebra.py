@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from edgewater.model.errors import InvalidQuery
 from edgewater.model.streams import COLUMN_TYPES
-from edgewater.model.windows import CountWindow, SlicedWindow, SlidingWindow, Window
+from edgewater.model.windows import CountWindow, SlicedWindow, TimeWindow, Window
 from edgewater.synopses import Properties
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ RULES = (
     ),
     AlgebraRule(
         needs_order,
-        lambda spec: not (isinstance(spec.window, SlidingWindow) and spec.window.is_tumbling),
+        lambda spec: not (isinstance(spec.window, TimeWindow) and spec.window.is_tumbling),
         "window",
         lambda spec: spec.window.to_mapping(),
         "a tumbling window, which is one slice",

@@ -21,6 +21,7 @@ from edgewater.model.measure import NAME, NAME_ACCEPTED
 from edgewater.model.query import MAX_EXPRESSIONS_LENGTH, QuerySpec, column_text
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.model.syntax import MAX_DIGITS, BoundedParser, TooManySteps, syntax_error
+from edgewater.model.time_functions import is_zone
 from edgewater.synopses import function_named, meant_function
 
 MAX_STATEMENT_TOKENS = MAX_EXPRESSIONS_LENGTH
@@ -29,7 +30,9 @@ STATEMENTS = (
     "CREATE [OR REPLACE] MATERIALIZED VIEW, DROP MATERIALIZED VIEW, EXPLAIN CREATE, SELECT, "
     "SHOW QUERIES, SHOW STREAMS, SHOW EDGES, SHOW FUNCTIONS, SHOW CREATE, DESCRIBE"
 )
-WINDOWS = "TUMBLE(size[, offset]), HOP(every, size[, offset]) or SESSION(gap[, max]); a size is INTERVAL '1 minute'"
+WINDOWS = (
+    "TUMBLE(size[, offset][, zone]), HOP(every, size[, offset]) or SESSION(gap[, max]); a size is INTERVAL '1 minute'"
+)
 Listed = Literal["queries", "streams", "edges", "functions"]
 LISTS: tuple[Listed, ...] = ("queries", "streams", "edges", "functions")
 
@@ -414,10 +417,21 @@ def _window(item: exp.Expression) -> dict[str, object] | None:
         if column.name != TIME_COLUMN:
             reason = "the time of a record is set in the configuration of its edge"
             raise InvalidQuery("window", column.sql(), f"{TIME_COLUMN}, or no column", reason)
+    zone = _zone(arguments[-1]) if "tumbling" in keys and len(arguments) > 1 else None
+    if zone is not None:
+        del arguments[-1]
     required = 2 if "every" in keys else 1
     if not required <= len(arguments) <= len(keys):
         raise InvalidQuery("window", _text(item), WINDOWS)
-    return {key: _value(argument, f"window.{key}") for key, argument in zip(keys, arguments, strict=False)}
+    spans = {key: _value(argument, f"window.{key}") for key, argument in zip(keys, arguments, strict=False)}
+    return spans if zone is None else {**spans, "zone": zone}
+
+
+def _zone(node: exp.Expression) -> str | None:
+    """Returns the name of a time zone; None: the argument is a length."""
+    if isinstance(node, exp.Literal) and node.is_string and ("/" in node.name or is_zone(node.name)):
+        return str(node.name)
+    return None
 
 
 _WINDOW_KEYS = {
@@ -557,14 +571,16 @@ _WORDS = frozenset(word.lower() for word in _WORDS)
 def _window_text(mapping: Mapping[str, str | int]) -> str:
     for function, keys in _WINDOW_KEYS.items():
         if next(iter(mapping)) in keys[:2]:
-            lengths = [_interval(str(mapping[key])) for key in keys if key in mapping]
-            assert len(lengths) == len(mapping), mapping
-            return f"{function.upper()}({', '.join(lengths)})"
+            arguments = [_interval(str(mapping[key])) for key in keys if key in mapping]
+            if "zone" in mapping:
+                arguments.append(exp.Literal.string(str(mapping["zone"])).sql())
+            assert len(arguments) == len(mapping), mapping
+            return f"{function.upper()}({', '.join(arguments)})"
     raise AssertionError(mapping)
 
 
 def _interval(duration: str) -> str:
     """Returns ``90s`` as INTERVAL '90 seconds'."""
-    count, suffix = re.fullmatch(r"(\d+)([a-z]+)", duration).groups()  # type: ignore[union-attr]  # format_duration
-    unit = next(unit for unit, short in _UNITS.items() if short == suffix)
+    count, suffix = re.fullmatch(r"(-?\d+) ?([a-z]+)", duration).groups()  # type: ignore[union-attr]  # format_duration
+    unit = next((unit for unit, short in _UNITS.items() if short == suffix), suffix)  # a calendar unit has its name
     return f"INTERVAL '{count} {unit}{'' if count == '1' else 's'}'"

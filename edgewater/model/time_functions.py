@@ -10,6 +10,8 @@ from __future__ import annotations
 import zoneinfo
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
@@ -18,8 +20,9 @@ from edgewater.model.arithmetic import Value
 from edgewater.model.binding import Binder, BoundExpression, Operator
 from edgewater.model.streams import TIME_COLUMN, type_name
 from edgewater.model.text_functions import MAX_PATTERN
+from edgewater.model.windows import UTC, CalendarUnit
 
-UTC = "UTC"
+IntArray = npt.NDArray[np.int64]
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 to 9999."""
 
@@ -40,6 +43,7 @@ Sunday; ``week`` is the week of ISO 8601."""
 
 UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
 """Units of `truncated`. A week begins on Monday."""
+_DAY_MS = 86_400_000
 _LONGER_THAN_OFFSETS = ("day", "week", "month", "quarter", "year")
 
 
@@ -57,14 +61,18 @@ def part(times: Value, name: str, zone: str = UTC) -> Value:
     return pc.cast(PARTS[name](_local(times, zone)), pa.int64())
 
 
-def truncated(times: Value, unit: str, zone: str = UTC) -> Value:
+def truncated(times: Value, unit: str, zone: str = UTC, offset_ms: int = 0) -> Value:
     """Returns the begin of the unit in which each time lies, in ms.
 
     A day begins at midnight of the zone. Where a clock change skips midnight, it begins at the change. Where a clock
     change repeats an hour, each of both hours has its own begin.
+
+    Args:
+        offset_ms: how much later a unit begins, by the clocks of the zone; only for days and longer units.
     """
     local = _local(times, zone)
-    begin = pc.floor_temporal(local, 1, unit=unit, week_starts_monday=True)
+    begin = pc.floor_temporal(_shifted(local, -offset_ms), 1, unit=unit, week_starts_monday=True)
+    begin = _shifted(begin, offset_ms)
     if zone == UTC:
         return pc.cast(begin, pa.int64())
     if unit in _LONGER_THAN_OFFSETS:
@@ -72,6 +80,28 @@ def truncated(times: Value, unit: str, zone: str = UTC) -> Value:
         return pc.cast(zoned, pa.int64())
     elapsed = pc.subtract(pc.cast(local, pa.int64()), pc.cast(begin, pa.int64()))
     return pc.subtract(_known(times), elapsed)
+
+
+def unit_starts(times: IntArray, unit: CalendarUnit, zone: str, offset_ms: int) -> IntArray:
+    """Returns the last border of a unit, of days or longer, that is not after each time, in ms.
+
+    This is the begin that `truncated` returns, except where a clock change repeats a border: a time after the first
+    border belongs to the new unit. So the time between two borders is one unit. Outside the years 1 to 9999, all units
+    have the usual length, in UTC.
+    """
+    days = np.unique(times // _DAY_MS) * _DAY_MS
+    begins = _begins(np.concatenate([days, days + _DAY_MS - 1]), unit, zone, offset_ms)
+    borders = np.unique(np.concatenate([begins, _begins(begins + unit.into_next_ms, unit, zone, offset_ms)]))
+    return np.asarray(borders[np.searchsorted(borders, times, "right") - 1])
+
+
+def _begins(times: IntArray, unit: CalendarUnit, zone: str, offset_ms: int) -> IntArray:
+    known = truncated(pa.array(times), unit.name, zone, offset_ms)
+    return np.asarray(pc.fill_null(known, pa.array(times // unit.usual_ms * unit.usual_ms)))
+
+
+def _shifted(local: Value, by_ms: int) -> Value:
+    return pc.cast(pc.add(pc.cast(local, pa.int64()), by_ms), pa.timestamp("ms")) if by_ms else local
 
 
 def formatted(times: Value, pattern: str, zone: str = UTC) -> Value:

@@ -2,7 +2,7 @@
 
 A slice is the smallest non-overlapping interval of event time that is aggregated and shipped; a window is a merge of
 slices. Slices have the length gcd(size, every), so every window starts and ends on a slice border, and a record is
-aggregated once however many windows overlap.
+aggregated once however many windows overlap. A calendar window, such as a day in a time zone, is one slice.
 
 Session windows have no borders that are known in advance, but are merges of slices on a fixed grid as well. A slice is
 as long as the gap, so two records of one slice are less than a gap apart and belong to one session; a session is a run
@@ -10,21 +10,25 @@ of adjacent slices in which each starts less than a gap after the last record of
 first and the last record of each slice, and the center (`center/ledger/sessionize.py`) derives the sessions.
 
     Window
-    ├── SlicedWindow        supported by queries
-    │   ├── SlidingWindow   TumblingWindow is a subclass
+    ├── SlicedWindow            supported by queries
+    │   ├── TimeWindow          its borders are known before any record
+    │   │   ├── SlidingWindow   TumblingWindow is a subclass
+    │   │   └── CalendarWindow
     │   └── SessionWindow
-    └── CountWindow         needs a total order of the records: `center.batch` and `center.batch.slicing` only
+    └── CountWindow             needs a total order of the records: `center.batch` and `center.batch.slicing` only
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from edgewater.model.errors import InvalidQuery, did_you_mean
-from edgewater.model.quantities import duration_ms, format_duration
+from edgewater.model.quantities import MAX_DURATION_MS, duration_ms, format_duration
 
 if TYPE_CHECKING:  # a configuration needs this module, and NumPy starts a thread
     import numpy as np
@@ -38,7 +42,8 @@ Span = int | str
 """A length of event time: integer ms, or a duration such as ``"30s"``."""
 
 ACCEPTED_IN_QUERIES = (
-    "{tumbling: 60s}, {sliding: 5m, every: 30s}, each with an optional offset, or {session: 30s} with an optional max"
+    "{tumbling: 60s}, {tumbling: 1 day, zone: Europe/Berlin}, {sliding: 5m, every: 30s}, each with an optional offset, "
+    "or {session: 30s} with an optional max"
 )
 ACCEPTED = f"{ACCEPTED_IN_QUERIES}, or {{count: 1000}}"
 MAX_SLICES_PER_WINDOW = 10_000
@@ -48,6 +53,33 @@ touches takes 1 to 2 ms of the center's time when it is answered, so that a late
 DEFAULT_SESSION_MAX_MS = 86_400_000
 """Default of a session's maximum length; shorter where that would exceed `MAX_SLICES_PER_WINDOW`."""
 MAX_COUNT = 1 << 40
+UTC = "UTC"
+_HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class CalendarUnit:
+    """The length of a calendar unit in ms: the usual one, the greatest one, and one that leads into the next unit."""
+
+    name: str
+    usual_ms: int
+    longest_ms: int
+    into_next_ms: int
+
+
+CALENDAR_UNITS = {
+    name: CalendarUnit(name, usual * _HOUR_MS, longest * _HOUR_MS, into_next * _HOUR_MS)
+    for name, usual, longest, into_next in (
+        ("day", 24, 25, 36),
+        ("week", 168, 169, 8 * 24),
+        ("month", 30 * 24, 31 * 24 + 1, 32 * 24),
+        ("quarter", 91 * 24, 92 * 24 + 1, 93 * 24),
+        ("year", 365 * 24, 366 * 24 + 1, 367 * 24),
+    )
+}
+CALENDAR_ACCEPTED = f"a calendar unit: {', '.join(f'1 {name}' for name in CALENDAR_UNITS)}"
+_CALENDAR = re.compile(rf"1 ?(?P<unit>{'|'.join(CALENDAR_UNITS)})s?|1(?P<letter>[dw])")
+_LETTERS = {"d": "day", "w": "week"}
 
 
 class Window:
@@ -78,6 +110,12 @@ class Window:
                 raise InvalidQuery(f"window.{key}", mapping[key], accepted, reason)
         if kind == "count":
             return CountWindow(mapping["count"])
+        unit = _CALENDAR.fullmatch(str(mapping[kind]).strip().lower()) if kind == "tumbling" else None
+        if unit is not None and (unit["unit"] or "zone" in mapping):
+            offset_ms = _read(mapping.get("offset", "0s"), "offset")
+            return CalendarWindow(unit["unit"] or _LETTERS[unit["letter"]], mapping.get("zone", UTC), offset_ms)
+        if "zone" in mapping:
+            raise InvalidQuery("window.tumbling", mapping[kind], CALENDAR_ACCEPTED, "only calendar windows have a zone")
         spans = {key: _read(value, key) for key, value in mapping.items()}
         if kind == "session":
             return SessionWindow(spans["session"], spans.get("max"))
@@ -116,6 +154,11 @@ class SlicedWindow(Window):
         """The greatest number of slices in a window."""
         raise NotImplementedError
 
+    @property
+    def slicing(self) -> tuple[object, ...]:
+        """Equal for windows that have the same slices."""
+        return self.slice_ms, self.origin_ms % self.slice_ms
+
     def last_window_end(self, slice_start_ms: int) -> int:
         """Returns the latest end of a window that contains the slice; later, only late records need the slice."""
         raise NotImplementedError
@@ -132,9 +175,72 @@ class SlicedWindow(Window):
         width, origin = self.slice_ms, self.origin_ms
         return (time_ms - origin) // width * width + origin
 
+    def slice_end(self, slice_start_ms: int) -> int:
+        return slice_start_ms + self.slice_ms
+
+    def next_slice(self, time_ms: int) -> int:
+        """Returns the start of the first slice that starts after an event time."""
+        return self.slice_end(self.slice_start(time_ms))
+
+
+class TimeWindow(SlicedWindow):
+    """Windows whose borders are known before any record."""
+
+    __slots__ = ()
+
+    @property
+    def is_tumbling(self) -> bool:
+        """Whether the windows do not overlap; then each is one slice."""
+        raise NotImplementedError
+
+    def end(self, window_start_ms: int) -> int:
+        raise NotImplementedError
+
+    def next_start(self, window_start_ms: int) -> int:
+        """Returns the start of the next window."""
+        raise NotImplementedError
+
+    def windows_over(self, slice_start_ms: int) -> range:
+        """Returns the starts of all windows that contain the slice."""
+        raise NotImplementedError
+
+    def windows_of_slice(self, slice_start_ms: int) -> list[int]:
+        """Returns the starts of all windows that contain the slice, ascending."""
+        return list(self.windows_over(slice_start_ms))
+
+    def windows_of_slices(self, slice_starts_ms: Iterable[int]) -> Iterator[int]:
+        """Yields the starts of all windows that contain one of these slices, which ascend: ascending, each once."""
+        after = None
+        for start in slice_starts_ms:
+            windows = self.windows_over(start)
+            yield from windows if after is None else range(max(windows.start, after), windows.stop, windows.step)
+            after = windows.stop
+
+    def slices_of_window(self, window_start_ms: int) -> range:
+        """Returns the starts of a window's slices, ascending."""
+        raise NotImplementedError
+
+    def first_ending_after(self, time_ms: int) -> int:
+        """Returns the start of the first window that ends after an event time."""
+        raise NotImplementedError
+
+    def starts(self, from_ms: int, to_ms: int, most: int) -> Iterator[int]:
+        """Yields the starts of windows in ``[from_ms, to_ms)``, of more than `most` only about the last `most`.
+
+        Args:
+            from_ms: the start of a window.
+        """
+        start = max(from_ms, self.first_ending_after(to_ms - most * self.longest_ms)) if self.is_tumbling else from_ms
+        while start < to_ms:
+            yield start
+            start = self.next_start(start)
+
+    def last_window_end(self, slice_start_ms: int) -> int:
+        return self.end(self.windows_over(slice_start_ms)[-1])
+
 
 @dataclass(frozen=True, slots=True, init=False)
-class SlidingWindow(SlicedWindow):
+class SlidingWindow(TimeWindow):
     """All windows ``[offset + k·every, offset + k·every + size)`` for all integers k.
 
     A tumbling window has `every == size`. All fields are ms of event time.
@@ -207,32 +313,26 @@ class SlidingWindow(SlicedWindow):
             )
 
     def windows_over(self, slice_start_ms: int) -> range:
-        """Returns the starts of all windows that contain the slice."""
         last = (slice_start_ms - self.offset_ms) // self.every_ms * self.every_ms + self.offset_ms
         count = (last + self.size_ms - slice_start_ms - 1) // self.every_ms + 1
         return range(last - (count - 1) * self.every_ms, last + self.every_ms, self.every_ms)
 
-    def windows_of_slice(self, slice_start_ms: int) -> list[int]:
-        """Returns the starts of all windows that contain the slice, ascending."""
-        return list(self.windows_over(slice_start_ms))
-
-    def windows_of_slices(self, slice_starts_ms: Iterable[int]) -> Iterator[int]:
-        """Yields the starts of all windows that contain one of these slices, which ascend: ascending, each once."""
-        after = None
-        for start in slice_starts_ms:
-            windows = self.windows_over(start)
-            yield from windows if after is None else range(max(windows.start, after), windows.stop, self.every_ms)
-            after = windows.stop
-
     def slices_of_window(self, window_start_ms: int) -> range:
-        """Returns the starts of a window's slices, ascending."""
         return range(window_start_ms, window_start_ms + self.size_ms, self.slice_ms)
 
     def end(self, window_start_ms: int) -> int:
         return window_start_ms + self.size_ms
 
-    def last_window_end(self, slice_start_ms: int) -> int:
-        return self.end(self.windows_over(slice_start_ms)[-1])
+    def next_start(self, window_start_ms: int) -> int:
+        return window_start_ms + self.every_ms
+
+    def first_ending_after(self, time_ms: int) -> int:
+        steps = (time_ms - self.size_ms - self.offset_ms) // self.every_ms + 1
+        return self.offset_ms + steps * self.every_ms
+
+    def starts(self, from_ms: int, to_ms: int, most: int) -> Iterator[int]:
+        begin = from_ms + max(0, (to_ms - 1 - from_ms) // self.every_ms + 1 - most) * self.every_ms
+        yield from range(begin, to_ms, self.every_ms)
 
     def to_mapping(self) -> dict[str, str | int]:
         result: dict[str, str | int]
@@ -252,6 +352,96 @@ class TumblingWindow(SlidingWindow):
 
     def __init__(self, size: Span, offset: Span = 0) -> None:
         SlidingWindow.__init__(self, size, size, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class CalendarWindow(TimeWindow):
+    """Windows of one calendar unit in a time zone, each of one slice. A week begins on Monday.
+
+    A window is the time from one border to the next. So a day of a clock change has 23 or 25 hours, and where a clock
+    change repeats a border, the first one counts.
+
+    Attributes:
+        zone: name in the IANA database.
+        offset_ms: how much later than the unit a window begins, by the clocks of the zone.
+
+    Raises:
+        InvalidQuery: names the field, its value and what is accepted.
+    """
+
+    unit: str
+    zone: str = UTC
+    offset_ms: int = 0
+
+    def __post_init__(self) -> None:
+        from edgewater.model.time_functions import is_zone
+
+        if self.unit not in CALENDAR_UNITS:
+            raise InvalidQuery("window.tumbling", self.unit, CALENDAR_ACCEPTED)
+        if not isinstance(self.zone, str) or not is_zone(self.zone):
+            raise InvalidQuery("window.zone", self.zone, "a time zone of the IANA database, such as Europe/Berlin")
+        if abs(self.offset_ms) >= self.slice_ms:
+            raise InvalidQuery(
+                "window.offset", format_duration(self.offset_ms), f"less than {format_duration(self.slice_ms)}"
+            )
+
+    @property
+    def is_tumbling(self) -> bool:
+        return True
+
+    @property
+    def slice_ms(self) -> int:
+        """The usual length of a window. Only estimates use it: `slice_end` returns the border."""
+        return CALENDAR_UNITS[self.unit].usual_ms
+
+    @property
+    def origin_ms(self) -> int:
+        return self.slice_start(0)
+
+    @property
+    def slicing(self) -> tuple[object, ...]:
+        return self.unit, self.zone, self.offset_ms
+
+    @property
+    def longest_ms(self) -> int:
+        return CALENDAR_UNITS[self.unit].longest_ms
+
+    @property
+    def slices_per_window(self) -> int:
+        return 1
+
+    def slice_starts(self, times_ms: IntArray) -> IntArray:
+        from edgewater.model.time_functions import unit_starts
+
+        return unit_starts(times_ms, CALENDAR_UNITS[self.unit], self.zone, self.offset_ms)
+
+    def slice_start(self, time_ms: int) -> int:
+        return _unit_start(self.unit, self.zone, self.offset_ms, time_ms)
+
+    def slice_end(self, slice_start_ms: int) -> int:
+        return self.slice_start(slice_start_ms + CALENDAR_UNITS[self.unit].into_next_ms)
+
+    def windows_over(self, slice_start_ms: int) -> range:
+        end = self.slice_end(slice_start_ms)
+        return range(slice_start_ms, end, end - slice_start_ms)
+
+    def slices_of_window(self, window_start_ms: int) -> range:
+        return self.windows_over(window_start_ms)
+
+    def end(self, window_start_ms: int) -> int:
+        return self.slice_end(window_start_ms)
+
+    def next_start(self, window_start_ms: int) -> int:
+        return self.slice_end(window_start_ms)
+
+    def first_ending_after(self, time_ms: int) -> int:
+        return self.slice_start(time_ms)
+
+    def to_mapping(self) -> dict[str, str | int]:
+        result: dict[str, str | int] = {"tumbling": f"1 {self.unit}", "zone": self.zone}
+        if self.offset_ms:
+            result["offset"] = format_duration(self.offset_ms)
+        return result
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -331,22 +521,33 @@ class CountWindow(Window):
 
 
 _KEYS = {
-    "tumbling": ("tumbling", "offset"),
+    "tumbling": ("tumbling", "offset", "zone"),
     "sliding": ("sliding", "every", "offset"),
     "session": ("session", "max"),
     "count": ("count",),
 }
 
 
+@lru_cache(maxsize=4096)
+def _unit_start(unit: str, zone: str, offset_ms: int, time_ms: int) -> int:
+    import numpy as np
+
+    from edgewater.model.time_functions import unit_starts
+
+    return int(unit_starts(np.array([time_ms]), CALENDAR_UNITS[unit], zone, offset_ms)[0])
+
+
 def window_ends(window: Window) -> tuple[int, int] | None:
     """Distance and offset of windows' ends, in ms; of session windows those of their slices. None: not known."""
+    if isinstance(window, CalendarWindow):
+        return None
     if isinstance(window, SlidingWindow):
         return window.every_ms, (window.offset_ms + window.size_ms) % window.every_ms
     return (window.slice_ms, window.origin_ms) if isinstance(window, SlicedWindow) else None
 
 
 def _read(value: object, key: str) -> int:
-    return duration_ms(value, f"window.{key}", InvalidQuery, minimum_ms=0 if key == "offset" else 1)
+    return duration_ms(value, f"window.{key}", InvalidQuery, minimum_ms=-MAX_DURATION_MS if key == "offset" else 1)
 
 
 def _span(value: Span, name: str) -> int:

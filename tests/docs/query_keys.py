@@ -31,10 +31,13 @@ QUERY_KEYS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] =
         ("seed", "0 to 2^64 − 1, or `\"0x…\"`", "drawn at the registration", "Seed of the hashes and samples."),
     )),
     ("window", "Exactly one of `tumbling`, `sliding` and `session`.", (
-        ("tumbling", "duration", "–", "Length of windows that do not overlap."),
+        ("tumbling", "duration, or `1 day`, `1 week`, `1 month`, `1 quarter`, `1 year`", "–", "Length of windows "
+         "that do not overlap."),
+        ("zone", "time zone of the IANA database", "`UTC`", "Zone of calendar units."),
         ("sliding", "duration", "–", "Length of windows that overlap. Needs `every`."),
         ("every", "duration, at least a 500th of `sliding`", "–", "Distance between the starts of sliding windows."),
-        ("offset", "duration", "`0ms`", "Moves the starts of tumbling and sliding windows from the epoch."),
+        ("offset", "duration, also negative", "`0ms`", "Moves the starts of tumbling and sliding windows "
+         "from the epoch, or from the start of the calendar unit."),
         ("session", "duration", "–", "Gap that ends a session."),
         ("max", "duration, one to 10,000 gaps", "`1d`, or 10,000 gaps if that is less", "Longest session. A longer one "
          "is cut."),

@@ -24,8 +24,8 @@ from center.results import AnswerRecord
 from center.serving import EVERY_ACCEPTED, Intervals, roll_up
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.time_functions import UTC
 from edgewater.model.timestamps import rfc3339
+from edgewater.model.windows import UTC
 
 MAX_INTERVALS = 1_000
 MAX_WINDOWS = 50_000

@@ -21,6 +21,7 @@ from edgewater.model.sql import (
     split_statements,
     to_sql,
 )
+from edgewater.model.windows import CALENDAR_UNITS
 from tests.examples import examples
 from tests.written_queries import written_queries
 
@@ -83,6 +84,12 @@ KEYS = st.one_of(
 MS = st.integers(1, 10_000_000)
 WINDOWS = st.one_of(
     st.builds(lambda size, offset: {"tumbling": f"{size}ms", "offset": f"{offset}ms"}, MS, MS),
+    st.builds(
+        lambda unit, zone, hours: {"tumbling": f"1 {unit}", "zone": zone, "offset": f"{hours}h"},
+        st.sampled_from(sorted(CALENDAR_UNITS)),
+        st.sampled_from(["UTC", "Europe/Berlin"]),
+        st.integers(-23, 23),
+    ),
     st.builds(lambda every, times: {"sliding": f"{every * times}s", "every": f"{every}s"}, MS, st.integers(1, 50)),
     st.builds(lambda gap, times: {"session": f"{gap}s", "max": f"{gap * times}s"}, MS, st.integers(1, 300)),
 )

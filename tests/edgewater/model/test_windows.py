@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import math
 import pickle
+import zoneinfo
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,10 @@ from hypothesis import strategies as st
 
 from edgewater.model.errors import InvalidQuery
 from edgewater.model.windows import (
+    CALENDAR_UNITS,
     MAX_COUNT,
     MAX_SLICES_PER_WINDOW,
+    CalendarWindow,
     CountWindow,
     SessionWindow,
     SlidingWindow,
@@ -124,7 +128,6 @@ def test_every_documented_form_is_read() -> None:
         ({"tumbling": 5}, "window.tumbling", "a duration needs a unit"),
         ({"tumbling": "0s"}, "window.tumbling", "at least 1 ms"),
         ({"tumbling": "-5s"}, "window.tumbling", "at least 1 ms"),
-        ({"tumbling": "5s", "offset": "-1s"}, "window.offset", "at least 0 ms"),
         ({"sliding": "5s"}, "window.every", "missing key of a sliding window"),
         ({"sliding": "5s", "every": "0s"}, "window.every", "at least 1 ms"),
         ({"sliding": "5s", "every": "6s"}, "window.every", "at most the window's size, 5s"),
@@ -195,3 +198,92 @@ def test_constructors_refuse_values_of_other_types() -> None:
             TumblingWindow(bad)  # type: ignore[arg-type]
     with pytest.raises(InvalidQuery, match=r"window\.session"):
         SessionWindow(-5)
+
+
+# Calendar windows
+
+HOUR_MS = 3_600_000
+CHANGES = [
+    ("Europe/Berlin", 2026, 3, 29),  # 23 hours
+    ("Europe/Berlin", 2026, 10, 25),  # 25 hours
+    ("America/Havana", 2024, 11, 3),  # midnight is repeated
+    ("America/Sao_Paulo", 2018, 11, 4),  # midnight is skipped
+    ("America/St_Johns", 2010, 11, 7),  # at 00:01, clocks go back to 23:01
+    ("Australia/Lord_Howe", 2026, 4, 5),  # half an hour
+]
+
+
+def calendar_windows() -> st.SearchStrategy[CalendarWindow]:
+    zones = st.sampled_from(["UTC", *sorted({zone for zone, *_ in CHANGES}), "Asia/Kathmandu"])
+    return st.builds(
+        CalendarWindow, st.sampled_from(sorted(CALENDAR_UNITS)), zones, st.integers(-23, 23).map(HOUR_MS.__mul__)
+    )
+
+
+@given(calendar_windows(), st.lists(st.integers(0, 4_000_000_000_000), min_size=1, max_size=20))
+def test_calendar_windows_divide_all_times(window: CalendarWindow, times: list[int]) -> None:
+    starts = window.slice_starts(np.array(times))
+    for time, start in zip(times, starts.tolist(), strict=True):
+        end = window.slice_end(start)
+        assert window.slice_start(time) == start <= time < end <= start + window.longest_ms
+        assert (window.slice_start(end), window.slice_start(end - 1)) == (end, start)
+        assert window.windows_of_slice(start) == [start] == list(window.slices_of_window(start))
+        assert (window.next_start(start), window.first_ending_after(end - 1)) == (end, start)
+
+
+@pytest.mark.parametrize(("zone", "year", "month", "day"), CHANGES)
+@pytest.mark.parametrize("hours", [0, 2, -1])
+def test_a_day_begins_when_its_clocks_first_show_the_border(
+    zone: str, year: int, month: int, day: int, hours: int
+) -> None:
+    window, clock = CalendarWindow("day", zone, hours * HOUR_MS), zoneinfo.ZoneInfo(zone)
+    noon = datetime.datetime(year, month, day, 12, tzinfo=datetime.UTC)
+    minutes = [noon + datetime.timedelta(minutes=m) for m in range(-2880, 2880)]
+    dates = [(at.astimezone(clock).replace(tzinfo=None) - datetime.timedelta(hours=hours)).date() for at in minutes]
+    reached = list(np.maximum.accumulate([date.toordinal() for date in dates]))
+    first = {n: int(minutes[reached.index(n)].timestamp() * 1000) for n in sorted(set(reached))}
+    for number, at in list(zip(reached, minutes, strict=True))[1500:]:  # the first days are not whole
+        assert window.slice_start(int(at.timestamp() * 1000)) == first[number]
+
+
+def test_times_outside_the_calendar_have_windows_of_the_usual_length() -> None:
+    window = CalendarWindow("month", "Europe/Berlin")
+    for time in (-(1 << 62), 1 << 62):
+        start = window.slice_start(time)
+        assert start <= time < window.slice_end(start) == start + window.slice_ms
+
+
+@pytest.mark.parametrize(
+    ("mapping", "canonical"),
+    [
+        ({"tumbling": "1 day", "zone": "Europe/Berlin"}, {"tumbling": "1 day", "zone": "Europe/Berlin"}),
+        ({"tumbling": "1d", "zone": "Europe/Berlin"}, {"tumbling": "1 day", "zone": "Europe/Berlin"}),
+        ({"tumbling": "1 month"}, {"tumbling": "1 month", "zone": "UTC"}),
+        ({"tumbling": "1w", "zone": "UTC", "offset": "-1d"}, {"tumbling": "1 week", "zone": "UTC", "offset": "-1d"}),
+        ({"tumbling": "1d"}, {"tumbling": "1d"}),
+        ({"tumbling": "1h", "offset": "-10m"}, {"tumbling": "1h", "offset": "-10m"}),
+    ],
+)
+def test_the_canonical_form_of_calendar_windows_and_negative_offsets(
+    mapping: dict[str, str], canonical: dict[str, str]
+) -> None:
+    window = Window.from_mapping(mapping)
+    assert window.to_mapping() == canonical and Window.from_mapping(canonical) == window
+    assert pickle.loads(pickle.dumps(window)) == window
+
+
+@pytest.mark.parametrize(
+    ("mapping", "field"),
+    [
+        ({"tumbling": "6h", "zone": "UTC"}, "window.tumbling"),
+        ({"tumbling": "2 days", "zone": "UTC"}, "window.tumbling"),
+        ({"tumbling": "1 day", "zone": "Europe/Berln"}, "window.zone"),
+        ({"tumbling": "1 day", "zone": 2}, "window.zone"),
+        ({"tumbling": "1 day", "offset": "24h"}, "window.offset"),
+        ({"sliding": "1d", "every": "1h", "zone": "UTC"}, "window.zone"),
+    ],
+)
+def test_what_is_no_calendar_window_is_refused_by_field(mapping: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidQuery) as caught:
+        Window.from_mapping(mapping)
+    assert caught.value.field == field
