@@ -210,7 +210,7 @@ def test_an_explanation_is_no_registration() -> None:
         (create(window="TUMBLE('1m'), TUMBLE('1m')"), "window"),
         (create(window="TUMBLE(ts, '1m')"), "window"),
         (create(window="TUMBLE()"), "window"),
-        (create(window="TUMBLE(INTERVAL '1 month')"), "window.tumbling"),
+        (create(window="TUMBLE(INTERVAL '2 months')"), "window.tumbling"),
         (create(window="HOP('2m', '1m')"), "window.every"),
         (create(window="TUMBLE('1m'), 1"), "group_by"),
         (create(window="TUMBLE('1m'), ROLLUP(a)"), "group_by"),
