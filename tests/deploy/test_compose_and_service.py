@@ -33,7 +33,7 @@ def test_compose_names_services_images_and_volumes_that_exist(compose: dict[str,
     assert set(compose["services"]) == {"center", "edge"}
     for name, service in compose["services"].items():
         assert (root / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
-        assert re.fullmatch(rf"edgewater-{name}:\d+\.\d+\.\d+", service["image"])
+        assert re.fullmatch(rf"edgewater-{name}:\d+\.\d+\.\d+(\.dev\d+)?", service["image"])
         mounted = {v.partition(":")[0] for v in service["volumes"]} - set(compose["volumes"])
         assert mounted == {mounted_file(service)}
         assert (root / "deploy" / mounted_file(service)).is_file()
