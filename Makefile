@@ -22,8 +22,8 @@ $(STAMP)%: $(PY) pyproject.toml requirements/%.txt
 	@PYTHONWARNINGS=ignore $(PY) -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(STAMP)audit: $(PY) requirements/audit.txt
-	@$(PY) -m pip install -q --require-hashes -r requirements/audit.txt
+$(STAMP)audit $(STAMP)images: $(STAMP)%: $(PY) requirements/%.txt
+	@$(PY) -m pip install -q --require-hashes -r requirements/$*.txt
 	@touch $@
 
 # Java's class archive saves the tests' many JVMs half of their start.
@@ -53,7 +53,7 @@ test-data: $(STAMP)dev ## the tests that need the data sets in ../shared/data
 	@$(PYTEST) -m data $(ARGS)
 
 # One process: containers share ports, memory and a storage of images.
-test-images: $(STAMP)dev ## build both images and run them: compose, the dev overlay; root, Debian's podman, about 10 minutes
+test-images: $(STAMP)dev $(STAMP)images ## build both images and run them: compose, the dev overlay; root, Debian's podman, about 10 minutes
 	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest tests/images -m images -rP $(ARGS)
 
 SECONDS ?= 600
@@ -113,6 +113,7 @@ lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages;
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in $(SOURCES:%=--extra %) \
 		-o requirements/edge-sources.txt
 	@$(COMPILE) $(ARGS) -c requirements/dev.txt requirements/audit.in -o requirements/audit.txt
+	@$(COMPILE) $(ARGS) -c requirements/dev.txt requirements/images.in -o requirements/images.txt
 	@echo "requirements/ is renewed; run: make check test"
 
 vendor: $(PY) ## renew the console's libraries in center/api/ui/vendor, with npm
