@@ -5,6 +5,7 @@ Podman has no API server. So the translation does what a cluster does for a pod,
 - Names of Services become entries of /etc/hosts, and each pod has a fixed address.
 - ConfigMaps, Secrets, claims and scratch volumes become folders of the machine. They belong to the pod's user.
 - References of variables are resolved, and arguments get them.
+- Ports are left out: podman would open them on the machine, too, and two pods may have the same.
 - Probes are left out: the test asks the probes' paths itself. Podman would run curl in the container.
 - The driver asks `ExecutorPods` for executors, in place of the API server. They run as pods, too.
 """
@@ -107,7 +108,7 @@ class Pods:
         return found
 
     def _container(self, pod: str, namespace: str, given: Manifest) -> Manifest:
-        container = {key: value for key, value in given.items() if key not in PROBES}
+        container = {key: value for key, value in given.items() if key not in (*PROBES, "ports")}
         container["image"] = given["image"] if "/" in given["image"] else f"localhost/{given['image']}"
         environment: dict[str, str] = {}
         for entry in given.get("env", []):
