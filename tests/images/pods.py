@@ -28,7 +28,7 @@ from tests.images.engine import Engine
 
 NET = "edgewatertest"
 NETWORK = "10.89.77"
-KEPT = ("securityContext", "terminationGracePeriodSeconds", "hostAliases")
+KEPT = ("restartPolicy", "securityContext", "terminationGracePeriodSeconds", "hostAliases")
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
@@ -63,7 +63,7 @@ class Pods:
 
     @property
     def names(self) -> list[str]:
-        return [workload["metadata"]["name"] for workload in self.rendered.workloads]
+        return [pod["name"] for pod in self.rendered.pods]
 
     def address(self, name: str) -> str:
         if name in self.names:
@@ -85,7 +85,7 @@ class Pods:
     def _document(self, name: str, namespace: str, pod: Manifest) -> str:
         spec = {key: pod[key] for key in KEPT if key in pod}
         user = pod["securityContext"]["runAsUser"]
-        spec["restartPolicy"] = "OnFailure"
+        spec.setdefault("restartPolicy", "OnFailure")
         spec["hostAliases"] = self._services()
         volumes = {v["name"]: v for v in pod["volumes"]}
         mounts = {m["name"] for c in self._containers(pod) for m in c["volumeMounts"]}

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from center.ops.backup import read_backup
 from tests.deploy.conftest import render
 from tests.deploy.test_spark_on_kubernetes import serving
 from tests.images import bases
@@ -40,7 +41,7 @@ QUERY = {
 def pods(
     engine: Engine, edge_image: str, center_image: str, base: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pods]:
-    dev = render("overlays/dev")
+    dev = render("targets/dev")
     (postgres,) = dev.find("StatefulSet", "edgewater-postgres")["spec"]["template"]["spec"]["containers"]
     bases.postgres(engine, postgres["image"], base)
     folder = tmp_path_factory.mktemp("pods")
@@ -107,6 +108,16 @@ def test_the_answers_were_merged_by_an_executor_in_a_pod_of_its_own(engine: Engi
     assert container["State"]["Running"]
     assert container["HostConfig"]["ReadonlyRootfs"] and container["Config"]["User"] == "10001:10001"
     assert "Successfully registered with driver" in engine.run("podman", "logs", f"{executor}-executor").stderr
+
+
+def test_the_backup_of_the_cron_job_is_whole(engine: Engine, pods: Pods) -> None:
+    pods.play_workload("edgewater-backup")
+    name = "edgewater-backup-backup"
+    code = engine.podman("wait", name)
+    assert code == "0", engine.run("podman", "logs", name).stderr
+    (backup,) = (pods.folder / "edgewater-backup").iterdir()
+    info = read_backup(backup)
+    assert {"catalog.db", "results.db"} <= info.sizes.keys()
 
 
 def test_a_renewed_push_token_is_taken_without_a_restart(pods: Pods) -> None:
