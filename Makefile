@@ -22,8 +22,8 @@ $(STAMP)%: $(PY) pyproject.toml requirements/%.txt
 	@PYTHONWARNINGS=ignore $(PY) -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(STAMP)audit: $(PY) requirements/audit.txt
-	@$(PY) -m pip install -q --require-hashes -r requirements/audit.txt
+$(STAMP)audit $(STAMP)images: $(STAMP)%: $(PY) requirements/%.txt
+	@$(PY) -m pip install -q --require-hashes -r requirements/$*.txt
 	@touch $@
 
 # Java's class archive saves the tests' many JVMs half of their start.
@@ -53,7 +53,7 @@ test-data: $(STAMP)dev ## the tests that need the data sets in ../shared/data
 	@$(PYTEST) -m data $(ARGS)
 
 # One process: containers share ports, memory and a storage of images.
-test-images: $(STAMP)dev ## build both images and run them: compose, the dev overlay; root, Debian's podman, about 10 minutes
+test-images: $(STAMP)dev $(STAMP)images ## build both images and run them: compose, the dev overlay; root, Debian's podman, about 6 minutes
 	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest tests/images -m images -rP $(ARGS)
 
 SECONDS ?= 600
@@ -91,10 +91,11 @@ proto: $(STAMP)dev ## generate edgewater/wire from proto/
 		edgewater/wire/synopsis.proto edgewater/wire/uplink.proto edgewater/wire/remote_write.proto
 	@$(PY) -m grpc_tools.protoc $(PROTOC_FLAGS) --grpc_python_out=$(OUT) edgewater/wire/uplink.proto
 
-reference: $(STAMP)dev ## write the pages of docs/reference that follow from the code: commands, metrics, configuration
+reference: $(STAMP)dev ## write what follows from the code: commands, metrics and configuration in docs/reference, rules in k8s
 	@$(PY) -m tests.docs.cli_reference
 	@$(PY) -m tests.docs.configuration_reference
 	@$(PY) -m tests.docs.metrics_reference
+	@$(PY) deploy/monitoring.py
 
 SOURCES = kafka mqtt otlp remote-write
 # One resolution, `dev`; the other files are parts of it.
@@ -113,6 +114,7 @@ lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages;
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in $(SOURCES:%=--extra %) \
 		-o requirements/edge-sources.txt
 	@$(COMPILE) $(ARGS) -c requirements/dev.txt requirements/audit.in -o requirements/audit.txt
+	@$(COMPILE) $(ARGS) -c requirements/dev.txt requirements/images.in -o requirements/images.txt
 	@echo "requirements/ is renewed; run: make check test"
 
 vendor: $(PY) ## renew the console's libraries in center/api/ui/vendor, with npm
@@ -122,11 +124,11 @@ audit: $(STAMP)audit ## bandit on the product, and known vulnerabilities of what
 	$(VENV)/bin/bandit -q -c pyproject.toml -r edgewater edge center sim
 	$(VENV)/bin/pip-audit --disable-pip --no-deps -r requirements/center.txt -r requirements/edge-sources.txt
 
-sbom: $(STAMP)audit ## what edge and center consist of, as CycloneDX, in build/sbom
+sbom: $(STAMP)dev $(STAMP)audit ## what edge and center consist of, with licences and Spark's jars, as CycloneDX, in build/sbom
 	@mkdir -p build/sbom
 	@for part in edge edge-sources center; do \
 		PYTHONWARNINGS=ignore $(VENV)/bin/cyclonedx-py requirements requirements/$$part.txt --pyproject pyproject.toml --mc-type application \
-			--output-reproducible -o build/sbom/$$part.cdx.json && echo build/sbom/$$part.cdx.json; done
+			--output-reproducible -o build/sbom/$$part.cdx.json && $(PY) deploy/sbom.py build/sbom/$$part.cdx.json && echo build/sbom/$$part.cdx.json; done
 
 bench: $(STAMP)dev ## one edge and one center, in bench/out; docs/results.md names the other benches
 	$(PY) -m bench.first_light $(ARGS)

@@ -289,7 +289,8 @@ def backup(config: CenterConfig, directory: Path, as_json: bool) -> None:
     \b
       edgewater center backup --data-dir /var/lib/edgewater /backup/2026-05-01
 
-    With PostgreSQL use pg_dump: see docs/how-to/back-up-a-center.md.
+    Both stores are SQLite's files, or are in one database of PostgreSQL. `edgewater center restore` brings a backup to
+    either.
     """
     from center.ops.backup import take_backup
     from edgewater.runtime.clock import now_ms

@@ -52,7 +52,7 @@ LISTED = {
     "edges": Listed("List the edges of a center: state, watermark, delivery, backlog, link, records that were not "
                     "counted.", *_CLIENT),
     "functions": Listed("List the scalar functions that plugins provide for expressions in queries."),
-    "plan": Listed("Predict the staleness, error and bytes of budgets on your own data.",
+    "plan": Listed("Predict the staleness, error and bytes of budgets, and the size of a center.",
                    "edgewater[sim]", ("matplotlib", "rich")),
     "query": Listed("Register, list, read and delete the queries of a center.", *_CLIENT),
     "simulate": Listed("Run production code under a virtual clock, on synthetic or recorded events.",

@@ -18,6 +18,8 @@ from edgewater.runtime.connections import ConnectionLimits, GuardedServer, guard
 
 GRACE_S = 5
 """How long open requests may take once the API is told to stop."""
+DRAIN_S = 2.0
+"""How long clients that ask more often than this may take to leave, before idle connections are closed."""
 RELOAD_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class ApiServer(GuardedServer):
     def __init__(
         self, config: uvicorn.Config, api: ApiSection, on_stop: Callable[[], None], reload_s: float = RELOAD_S
     ) -> None:
-        super().__init__(config, on_stop)
+        super().__init__(config, on_stop, DRAIN_S)
         self._api = api
         self._reload_s = reload_s
 

@@ -1,16 +1,18 @@
-"""Backups of a center on SQLite: both stores and the frame log at one moment, while the center runs or not.
+"""Backups of a center: both stores and the frame log at one moment, while the center runs or not.
 
-`take_backup` locks the writers of both stores for some milliseconds. Within that time it begins a read transaction on
+`take_backup` locks the writers of the stores for some milliseconds. Within that time it begins a read transaction on
 each, and links the segments that the catalog's index names. Then it copies what these transactions see. So no frame is
 in the results without a place in the catalog, and each frame that is not applied yet is in the log.
 
-A backup is a directory: ``catalog.db``, ``results.db``, ``log/``, and ``backup.json``, which is written last.
+A backup is a directory: ``catalog.db``, ``results.db``, ``log/``, and ``backup.json``, which is written last. Stores in
+PostgreSQL become the same files (`database_backup`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import secrets
@@ -20,13 +22,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
 
 from center.catalog import Catalog
 from center.config import CenterConfig
 from center.job.store_pair import reconcile, require_pair
+from center.ops import database_backup
+from center.ops.database_backup import load, moment, require_new, save
 from center.ops.supervisor import exclusive_lock
 from center.results import ResultStore
+from center.sinks import SinkStore
 from center.storage.database import BUSY_TIMEOUT_MS
 from center.storage.progress import write_whole
 from center.storage.segment_files import COMMITS
@@ -73,23 +79,29 @@ def take_backup(config: CenterConfig, target: Path, now_ms: Callable[[], int], r
     """Writes a backup to a new or an empty directory; the center may run.
 
     Raises:
-        InvalidInput: the target is not empty, the center does not use SQLite, or there is none.
+        InvalidInput: the target is not empty, the stores are in two databases, or there is no center.
         StorageError: a file cannot be read or written. The target then has no manifest, and is not a backup.
     """
-    catalog, results = sqlite_files(config)
-    for name, path in (("catalog", catalog), ("results", results)):
+    files = store_files(config)
+    for path in files or ():
         if not path.is_file():
-            raise InvalidConfig("data_dir", str(config.data_dir), f"a center that has run, with the {name} in {path}")
+            raise InvalidConfig("data_dir", str(config.data_dir), f"a center that has run, with {path}")
     _require_empty(target, "DIRECTORY")
     with _storage_errors("the backup cannot be written"):
         (target / LOG / COMMITS).mkdir(parents=True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_only_one(config.data_dir))
             report("waiting for a moment at which no store is being written")
-            of_catalog, of_results, linked = stack.enter_context(_snapshot(catalog, results, config.log_dir))
-            taken_at = rfc3339(now_ms())
-            _copy_store(of_results, target / RESULTS, report)
-            _copy_store(of_catalog, target / CATALOG, report)
+            linked = stack.enter_context(_links(config.log_dir))
+            if files is None:
+                reader = stack.enter_context(moment(config.catalog_url, functools.partial(_link_all, config.log_dir)))
+                taken_at = rfc3339(now_ms())
+                _save_rows(reader, target, report)
+            else:
+                of_catalog, of_results = stack.enter_context(_snapshot(*files, config.log_dir))
+                taken_at = rfc3339(now_ms())
+                _copy_store(of_results, target / RESULTS, report)
+                _copy_store(of_catalog, target / CATALOG, report)
             _copy_segments({path: target / LOG / COMMITS / path.name for path in sorted(linked.glob("*"))}, report)
         sizes = {str(p.relative_to(target)): p.stat().st_size for p in sorted(target.rglob("*")) if p.is_file()}
         info = BackupInfo(FORMAT, taken_at, sizes)
@@ -131,12 +143,15 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
     empty as before, but for files that a second attempt replaces.
 
     Raises:
-        InvalidInput: it is not a whole backup, the center does not use SQLite, or its places are not empty.
+        InvalidInput: it is not a whole backup, the stores are in two databases, or its places are not empty.
         StorageError: the center runs, or a file cannot be read, written or used.
     """
     info = read_backup(source)
-    stores = dict(zip((CATALOG, RESULTS), sqlite_files(config), strict=True))
+    files = store_files(config)
+    stores = dict(zip((CATALOG, RESULTS), files or (config.data_dir / CATALOG, config.data_dir / RESULTS), strict=True))
     with exclusive_lock(config.data_dir), _storage_errors("the backup cannot be restored"):
+        if files is None:
+            require_new(config.catalog_url)
         for path in stores.values():
             if path.exists():
                 free = "a directory without stores: move them away first"
@@ -157,6 +172,13 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
         except BaseException:
             shutil.rmtree(config.log_dir / COMMITS, ignore_errors=True)
             raise
+        if files is None:
+            with _stores(config.catalog_url, config.results_url) as (_, results):
+                SinkStore(results.engine).statuses()  # creates its tables
+            load({database_backup.CATALOG: new[CATALOG], database_backup.RESULTS: new[RESULTS]}, config.catalog_url)
+            for path in new.values():
+                _remove_store(path)
+            return info
         for name, path in stores.items():
             _close_wal(new[name])
             _remove_store(path)  # SQLite would apply a log that another database has left
@@ -171,18 +193,21 @@ def reconcile_stores(config: CenterConfig, now_ms: Callable[[], int]) -> None:
         reconcile(catalog, results, _random(), now_ms())
 
 
-def sqlite_files(config: CenterConfig) -> tuple[Path, Path]:
-    """The files of the catalog and of the results. Raises InvalidConfig: one of them is in another database."""
-    files = []
-    for field, url in (("catalog_url", config.catalog_url), ("results_url", config.results_url)):
-        parsed = make_url(url)
-        if parsed.get_backend_name() != "sqlite" or not parsed.database:
-            accepted = "SQLite; a backup of PostgreSQL is made by pg_dump: see docs/how-to/back-up-a-center.md"
-            raise InvalidConfig(field, f"{parsed.get_backend_name()}:…", accepted)
-        files.append(Path(parsed.database))
-    if files[0] == files[1]:
+def store_files(config: CenterConfig) -> tuple[Path, Path] | None:
+    """The files of the catalog and of the results; None: both are in one database of PostgreSQL.
+
+    Raises InvalidConfig: they are in two databases, or in one file.
+    """
+    catalog, results = (make_url(url) for url in (config.catalog_url, config.results_url))
+    if catalog.get_backend_name() == "postgresql" and catalog == results:
+        return None
+    for field, url in (("catalog_url", catalog), ("results_url", results)):
+        if url.get_backend_name() != "sqlite" or not url.database:
+            accepted = "SQLite, or one database of PostgreSQL for both stores: two databases have no common moment"
+            raise InvalidConfig(field, f"{url.get_backend_name()}:…", accepted)
+    if catalog.database == results.database:
         raise InvalidConfig("results_url", None, "a file of its own for each store", "both stores are in one file")
-    return files[0], files[1]
+    return Path(str(catalog.database)), Path(str(results.database))
 
 
 @contextlib.contextmanager
@@ -203,12 +228,20 @@ def _stores(catalog_url: str, results_url: str) -> Iterator[tuple[Catalog, Resul
 
 
 @contextlib.contextmanager
-def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3.Connection, sqlite3.Connection, Path]]:
-    """Connections that see both stores as they were at one moment, and a directory with the segments of that moment."""
+def _links(log: Path) -> Iterator[Path]:
+    """A directory for links to the segments of a backup, and empty before and after."""
     linked = log / LINKED / COMMITS
+    shutil.rmtree(linked.parent, ignore_errors=True)  # left by a backup that was killed
+    try:
+        yield linked
+    finally:
+        shutil.rmtree(linked.parent, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3.Connection, sqlite3.Connection]]:
+    """Connections that see both stores as they were at one moment. Links the segments of that moment."""
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, linked.parent, ignore_errors=True)
-        shutil.rmtree(linked.parent, ignore_errors=True)  # left by a backup that was killed
         readers = [_connect(stack, path) for path in (catalog, results)]
         with contextlib.ExitStack() as locks:
             for path in (results, catalog):
@@ -217,9 +250,8 @@ def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3
                 reader.execute("BEGIN")
                 reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the snapshot begins with a read
             # While the catalog is locked, retention removes no segment.
-            for name in _segments_of(readers[0]):
-                _link(log / name, log / LINKED / name)
-        yield readers[0], readers[1], linked
+            _link_all(log, _segments_of(readers[0]))
+        yield readers[0], readers[1]
 
 
 def _connect(stack: contextlib.ExitStack, path: Path) -> sqlite3.Connection:
@@ -261,6 +293,22 @@ def _close_wal(path: Path) -> None:
 def _remove_store(path: Path) -> None:
     for left in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
         left.unlink(missing_ok=True)
+
+
+def _save_rows(reader: Connection, target: Path, report: Report) -> None:
+    """Writes the rows of both stores to SQLite's files."""
+    files = {name: target / name for name in (CATALOG, RESULTS)}
+    with _stores(*(f"sqlite:///{file}" for file in files.values())):
+        pass  # creates the tables
+    for (name, file), tables in zip(files.items(), (database_backup.CATALOG, database_backup.RESULTS), strict=True):
+        report(f"{name}: the rows of PostgreSQL")
+        save(reader, tables, file)
+        _close_wal(file)
+
+
+def _link_all(log: Path, segments: list[str]) -> None:
+    for name in segments:
+        _link(log / name, log / LINKED / name)
 
 
 def _link(source: Path, target: Path) -> None:

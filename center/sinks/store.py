@@ -36,10 +36,10 @@ from center.storage.database import (
 )
 from edgewater.model.errors import NotFound
 
-_metadata = MetaData()
+metadata = MetaData()
 sinks = Table(
     "sinks",
-    _metadata,
+    metadata,
     Column("name", Identifier(63), primary_key=True),
     Column("definition", FreeText),
     Column("paused", Boolean, nullable=False),
@@ -62,7 +62,7 @@ position that an operator asks for. ``trimmed``: answers up to this id were dele
 
 memories = Table(
     "sink_memories",
-    _metadata,
+    metadata,
     Column("name", Identifier(63), primary_key=True),
     Column("answer_id", BigInteger, nullable=False),
     Column("late", BigInteger, nullable=False),
@@ -138,7 +138,7 @@ class SinkStore:
     def _engine(self) -> Engine:
         """The database with the tables. They are created at the first use: an API starts without its database."""
         if not self._is_prepared:
-            with schema_transaction(self._database, _metadata):
+            with schema_transaction(self._database, metadata):
                 pass
             self._is_prepared = True
         return self._database

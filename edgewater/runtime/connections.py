@@ -266,6 +266,9 @@ ABORT_SHARE = 0.8
 """Part of the time that open requests have at the end, after which connections that are still open are closed."""
 
 
+DRAIN_CHECK_S = 0.02
+
+
 class GuardedServer(uvicorn.Server):
     """uvicorn that counts TLS handshakes as connections, and ends those that take too long.
 
@@ -273,20 +276,36 @@ class GuardedServer(uvicorn.Server):
 
     Args:
         on_stop: called once the server is to stop: ends responses that have no end.
+        drain_s: how long clients may end their connections before the server does. Each response asks them to.
     """
 
-    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_stop: Callable[[], None] = lambda: None, drain_s: float = 0.0
+    ) -> None:
         super().__init__(config)
         self._on_stop = on_stop
+        self._drain_s = drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()
+        await self._drain()
         grace_s = self.config.timeout_graceful_shutdown or 0
         aborting = asyncio.get_running_loop().call_later(ABORT_SHARE * grace_s, self._abort)
         try:
             await super().shutdown(sockets)
         finally:
             aborting.cancel()
+
+    async def _drain(self) -> None:
+        """Serves on, and lets clients close their connections.
+
+        A request may be on its way while the server closes its idle connection. Then the client has no response, and
+        cannot tell whether the request was served. After a response with this header, the client sends none.
+        """
+        self.server_state.default_headers.append((b"connection", b"close"))
+        ends = asyncio.get_running_loop().time() + self._drain_s
+        while self.server_state.connections and not self.force_exit and asyncio.get_running_loop().time() < ends:
+            await asyncio.sleep(DRAIN_CHECK_S)
 
     def _abort(self) -> None:
         """Closes connections whose clients take nothing: uvicorn would cancel their requests and log a fault."""

@@ -23,6 +23,7 @@ from sim.budgets.optimal import ROUNDING
 from sim.budgets.outcome import truth_per_window
 from sim.parameters import Duration
 from sim.plan.budgets import PlannedBudget, bandwidth, budgets
+from sim.plan.center_cli import center
 from sim.plan.cost import update_bytes
 from sim.plan.event_times import NUMBER, UNITS, event_times
 from sim.plan.grid import POLICIES, PlanInputs, Row, chosen_names, combinations, measure_all
@@ -108,11 +109,33 @@ def _run_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class PlanCommands(click.Group):
+    """A group that takes files for the command `trace`: `edgewater plan FILE` is `edgewater plan trace FILE`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["trace", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=PlanCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def plan() -> None:
+    """Predict the staleness, error and bytes of budgets, and the size of a center.
+
+    \b
+      edgewater plan FILE …      replay your records under budgets: the same as `edgewater plan trace FILE …`
+      edgewater plan center …    pods, cores and bytes per day of a center
+    """
+
+
+plan.add_command(center)
+
+
+@plan.command()
 @_query_flags
 @_grid_flags
 @_run_flags
-def plan(as_json: bool, csv_file: Path | None, plot_file: Path | None, jobs: int | None, **flags: Any) -> None:
+def trace(as_json: bool, csv_file: Path | None, plot_file: Path | None, jobs: int | None, **flags: Any) -> None:
     """Predict the staleness, error and bytes of budgets on your own data.
 
     TRACE is one or more files: CSV with a header, NDJSON (both also .gz) or Parquet. The command replays the

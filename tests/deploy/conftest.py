@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ("base", "overlays/dev", "overlays/prod", "overlays/edge-site")
+TARGETS = ("base", "overlays/dev", "overlays/prod", "overlays/edge-site", "targets/center", "targets/edges")
+"""Those that begin with `targets` are of the tests: combinations of components. `render` reads others, too."""
 Manifest = dict[str, Any]
 
 
@@ -44,11 +45,10 @@ class Rendered:
 
     @property
     def pods(self) -> list[Manifest]:
-        """Every pod as a template with the name and the namespace of its workload; Spark's executors too."""
-        pods = [
-            {"name": w["metadata"]["name"], "namespace": w["metadata"]["namespace"], **w["spec"]["template"]}
-            for w in self.workloads
-        ]
+        """Every pod as a template with name and namespace of its workload; also of CronJobs, and Spark's executors."""
+        templates = [(w["metadata"], w["spec"]["template"]) for w in self.workloads]
+        templates += [(w["metadata"], w["spec"]["jobTemplate"]["spec"]["template"]) for w in self.of("CronJob")]
+        pods = [{"name": m["name"], "namespace": m["namespace"], **template} for m, template in templates]
         job = self.config_maps.get("edgewater-center")
         if job is not None:
             pods.append({"name": "executor", "namespace": "edgewater", **yaml.safe_load(job["executor-pod.yaml"])})
@@ -65,9 +65,8 @@ def render(target: str) -> Rendered:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
-    done = subprocess.run(
-        [kubectl, "kustomize", str(ROOT / "k8s" / target)], capture_output=True, text=True, timeout=60
-    )
+    folder = (Path(__file__).parent if target.startswith("targets/") else ROOT / "k8s") / target
+    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return Rendered(target, tuple(yaml.safe_load_all(done.stdout)))
 
@@ -90,6 +89,12 @@ def dev() -> Rendered:
 @pytest.fixture(scope="session")
 def prod() -> Rendered:
     return render("overlays/prod")
+
+
+@pytest.fixture(scope="session")
+def center() -> Rendered:
+    """A center with all components."""
+    return render("targets/center")
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from edge.config import EdgeConfig, load_config
 from edgewater.__main__ import main
 from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import is_loopback
+from tests.deploy.conftest import render
 
 
 def center_environment(rendered: Any, part: str) -> dict[str, str]:
@@ -43,7 +44,7 @@ def test_the_center_accepts_the_config_map_with_the_containers_variables(
     if "edgewater-center" not in rendered.config_maps:
         return
     config = loaded(rendered, part, tmp_path)
-    assert (config.tls is not None) is (rendered.target == "overlays/prod" and part == "gateway")
+    assert (config.tls is not None) is (rendered.target in ("overlays/prod", "targets/center") and part == "gateway")
     for url in (config.catalog_url, config.results_url):
         assert url.startswith("postgresql+psycopg://"), "SQLite is not safe between pods"
 
@@ -131,7 +132,7 @@ def edge_config(text: str, tmp_path: Path, **environ: str) -> EdgeConfig:
     return load_config(path, environ)
 
 
-def test_an_edge_takes_its_nodes_name_for_its_id_and_reads_the_token_that_is_mounted(
+def test_an_edge_takes_the_name_of_its_node_or_pod_for_its_id_and_reads_the_token_that_is_mounted(
     rendered: Any, tmp_path: Path
 ) -> None:
     if "edgewater-edge" not in rendered.config_maps:
@@ -140,7 +141,8 @@ def test_an_edge_takes_its_nodes_name_for_its_id_and_reads_the_token_that_is_mou
     config = edge_config(text, tmp_path, EDGE="node-7.example")
     assert config.edge == "node-7.example"
     assert config.center.token is not None and config.center.token.get_secret_value() == "secret"
-    container = rendered.find("DaemonSet", "edgewater-edge")["spec"]["template"]["spec"]["containers"][0]
+    (pod,) = [p for p in rendered.pods if p["name"] == "edgewater-edge"]
+    (container,) = pod["spec"]["containers"]
     mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
     assert config.state_dir in mounts
     # A single file that is mounted by subPath is never renewed.
@@ -218,3 +220,18 @@ def test_every_command_that_is_deployed_exists_and_takes_its_arguments(every_ren
 
 def test_the_entry_point_that_images_start_is_installed() -> None:
     assert shutil.which("edgewater", path=str(Path(sys.executable).parent))
+
+
+def test_an_agent_beside_an_application_takes_its_configuration_and_no_push_from_elsewhere(tmp_path: Path) -> None:
+    shop = render("targets/sidecar")
+    (pod,) = shop.pods
+    (agent,) = pod["spec"]["initContainers"]
+    assert agent["restartPolicy"] == "Always"  # Kubernetes' sign of a sidecar
+    text = shop.config_maps["edgewater-edge"]["edge.yaml"]
+    config = edge_config(text, tmp_path, EDGE="shop-0")
+    assert (config.edge, config.http.listen) == ("shop-0", "127.0.0.1:7410")
+    mounts = {m["mountPath"]: m["name"] for m in agent["volumeMounts"]}
+    (claim,) = shop.find("StatefulSet", "shop")["spec"]["volumeClaimTemplates"]
+    assert mounts[config.state_dir] == claim["metadata"]["name"]
+    assert yaml.safe_load(text)["center"]["token"]["file"].rpartition("/")[0] in mounts
+    assert [str(p["containerPort"]) for p in agent["ports"]] == [str(config.http.metrics).rpartition(":")[2]]

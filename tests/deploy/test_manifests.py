@@ -11,6 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.deploy.conftest import TARGETS
+
 OLDEST_KUBERNETES = "1.30"
 """The oldest release that docs/how-to/deploy-kubernetes.md promises."""
 
@@ -20,9 +22,13 @@ OLDEST_KUBERNETES = "1.30"
 def test_every_document_is_valid_without_unknown_fields(every_rendered: list[Any], version: str) -> None:
     # Overlays share most documents, and each validation reads a large schema.
     documents = {json.dumps(d, sort_keys=True): d for rendered in every_rendered for d in rendered.documents}
-    documents |= {p["name"]: _executor(p) for r in every_rendered for p in r.pods if p["name"] == "executor"}
+    documents |= {
+        f"{r.target}: executor": _executor(p) for r in every_rendered for p in r.pods if p["name"] == "executor"
+    }
     assert len(documents) > 40
     for document in documents.values():
+        if document["apiVersion"].startswith("monitoring.coreos.com/"):
+            continue  # test_mixin looks at these: the schemas are the operator's
         try:
             kubernetes_validate.validate(document, version, strict=True)
         except kubernetes_validate.ValidationError as exc:
@@ -49,7 +55,7 @@ def test_no_document_is_there_twice(rendered: Any) -> None:
 def test_every_namespaced_document_says_its_namespace_and_the_namespace_is_rendered(rendered: Any) -> None:
     namespaces = {d["metadata"]["name"] for d in rendered.of("Namespace")}
     for d in rendered.documents:
-        if d["kind"] != "Namespace":
+        if d["kind"] not in ("Namespace", "PriorityClass"):
             assert d["metadata"].get("namespace") in namespaces, d["metadata"]
 
 
@@ -144,13 +150,17 @@ def test_the_secrets_of_the_development_overlay_have_the_keys_that_pods_read(dev
 
 @pytest.mark.slow
 def test_the_frame_log_can_be_mounted_by_many_pods_or_all_pods_run_on_one_node(every_rendered: list[Any]) -> None:
-    modes = {r.target: d["spec"]["accessModes"] for r in every_rendered for d in r.of("PersistentVolumeClaim")}
-    assert modes == {"base": ["ReadWriteMany"], "overlays/prod": ["ReadWriteMany"], "overlays/dev": ["ReadWriteOnce"]}
+    modes = {r.target: d["spec"]["accessModes"] for r in every_rendered 
+             for d in r.of("PersistentVolumeClaim") if d["metadata"]["name"] == "edgewater-frame-log"}  # fmt: skip
+    assert modes == {target: ["ReadWriteMany"] for target in ("base", "overlays/prod", "targets/center")} | {
+        "overlays/dev": ["ReadWriteOnce"]
+    }
 
 
 def test_every_kustomization_in_the_tree_is_reached_by_a_target(root: Path) -> None:
     reached: set[Path] = set()
-    pending = [root / "k8s" / t for t in ("base", "overlays/dev", "overlays/prod", "overlays/edge-site")]
+    pending = [root / "k8s" / t for t in TARGETS if not t.startswith("targets/")]
+    pending += sorted((root / "tests" / "deploy" / "targets").iterdir())
     while pending:
         folder = pending.pop().resolve()
         reached.add(folder)
@@ -158,7 +168,7 @@ def test_every_kustomization_in_the_tree_is_reached_by_a_target(root: Path) -> N
         for entry in [*kustomization.get("resources", []), *kustomization.get("components", [])]:
             if (folder / entry).is_dir():
                 pending.append(folder / entry)
-    assert reached == {f.parent for f in (root / "k8s").rglob("kustomization.yaml")}
+    assert reached >= {f.parent for f in (root / "k8s").rglob("kustomization.yaml")}
 
 
 def test_pods_behind_a_service_wait_before_they_stop_and_have_time_left_to_drain(rendered: Any) -> None:

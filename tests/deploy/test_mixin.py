@@ -15,7 +15,8 @@ import yaml
 
 from tests.center.api.conftest import T0, desk
 from tests.center.api.test_prometheus import API, fill
-from tests.docs.metrics_reference import PAGE, exported, render
+from tests.deploy.conftest import Rendered, render
+from tests.docs import metrics_reference
 
 __all__ = ["desk"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,11 +39,17 @@ def expressions() -> list[str]:
 
 
 def test_the_reference_lists_every_metric_that_the_code_exports() -> None:
-    assert PAGE.read_text() == render(), "python -m tests.docs.metrics_reference renews the page"
+    assert metrics_reference.PAGE.read_text() == metrics_reference.render(), (
+        "python -m tests.docs.metrics_reference renews the page"
+    )
 
 
 def test_every_metric_of_the_mixin_is_exported_with_the_labels_that_it_uses() -> None:
-    known = {m.name: {*m.labels, "instance", "job", "le"} for metrics in exported().values() for m in metrics}
+    known = {
+        m.name: {*m.labels, "instance", "job", "le"}
+        for metrics in metrics_reference.exported().values()
+        for m in metrics
+    }
     recorded = {r["record"] for r in rules() if "record" in r}
     for expression in expressions():
         used = {_SUFFIX.sub("", m) for m in _METRIC.findall(re.sub(r'"[^"]*"', "", expression))}
@@ -105,3 +112,30 @@ def test_the_center_answers_every_expression_of_the_dashboard_of_answers(desk) -
     overrides = panels("answers")[0]["fieldConfig"]["overrides"]
     fills = {o["matcher"]["options"]: {p["id"]: p["value"] for p in o["properties"]} for o in overrides}
     assert fills["upper"]["custom.fillBelowTo"] == "lower"  # Grafana draws a band from the upper series down
+
+
+def test_the_rules_of_the_monitoring_component_are_those_of_the_mixin(center: Rendered) -> None:
+    rule = center.find("PrometheusRule", "edgewater")
+    assert [r for group in rule["spec"]["groups"] for r in group["rules"]] == rules(), "make reference renews the file"
+
+
+@pytest.mark.parametrize(
+    ("target", "pods"), [("targets/center", ["gateway", "job", "api", "sink"]), ("targets/edges", ["edge"])]
+)
+def test_each_pod_that_has_metrics_is_scraped_once_at_the_port_that_its_network_policy_opens(
+    target: str, pods: list[str]
+) -> None:
+    rendered = render(target)
+    scraped = []
+    for monitor in rendered.of("PodMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        (pod,) = [p for p in rendered.pods if wanted <= p["metadata"]["labels"].items()]
+        assert pod["namespace"] == monitor["metadata"]["namespace"]
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in [p["name"] for c in pod["spec"]["containers"] for p in c["ports"]]
+        policy = rendered.find("NetworkPolicy", pod["name"])["spec"]["ingress"]
+        monitoring = {"namespaceSelector": {"matchLabels": {"edgewater.io/monitoring": "true"}}}
+        (rule,) = [rule for rule in policy if monitoring in rule["from"]]
+        assert [p["port"] for p in rule["ports"]] == [endpoint["port"]]
+        scraped.append(pod["name"].removeprefix("edgewater-"))
+    assert sorted(scraped) == sorted(pods)

@@ -9,6 +9,7 @@ import yaml
 
 PROBED_BY_SPARK = {"executor"}
 """Spark's driver watches its executors by heartbeats and replaces them; a probe would be a second opinion."""
+ENDS_BY_ITSELF = {"backup"}
 ROOT_FOR_A_MOMENT = {"own-state"}
 """The one command that runs as root: it gives the node's state directory to the agent."""
 
@@ -29,7 +30,7 @@ def test_every_container_states_requests_and_limits_of_all_three_resources(rende
 def test_every_long_running_container_has_all_three_probes(rendered: Any) -> None:
     for pod in rendered.pods:
         for container in pod["spec"]["containers"]:
-            if container["name"] not in PROBED_BY_SPARK:
+            if container["name"] not in PROBED_BY_SPARK | ENDS_BY_ITSELF:
                 assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container), container["name"]
 
 
@@ -66,7 +67,8 @@ def test_every_container_has_a_read_only_root_and_no_way_to_more_privileges(rend
 def test_only_the_edge_mounts_a_path_of_its_node(rendered: Any) -> None:
     for pod in rendered.pods:
         paths = [v["hostPath"]["path"] for v in pod["spec"]["volumes"] if "hostPath" in v]
-        assert paths == (["/var/lib/edgewater-edge"] if pod["name"] == "edgewater-edge" else [])
+        per_node = rendered.of("DaemonSet") and pod["name"] == "edgewater-edge"
+        assert paths == (["/var/lib/edgewater-edge"] if per_node else [])
 
 
 def test_every_scratch_volume_has_a_bound(rendered: Any) -> None:
@@ -116,10 +118,11 @@ def test_an_update_replaces_one_driver_at_a_time(rendered: Any) -> None:
             assert workload["spec"]["strategy"] == {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 
 
-def test_the_center_namespace_enforces_the_restricted_level(rendered: Any) -> None:
+def test_only_a_namespace_whose_pods_mount_a_path_of_their_node_is_privileged(rendered: Any) -> None:
     for namespace in rendered.of("Namespace"):
-        level = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
-        assert level == ("privileged" if namespace["metadata"]["name"] == "edgewater-edge" else "restricted")
+        name, labels = namespace["metadata"]["name"], namespace["metadata"]["labels"]
+        paths = [v for p in rendered.pods if p["namespace"] == name for v in p["spec"]["volumes"] if "hostPath" in v]
+        assert labels["pod-security.kubernetes.io/enforce"] == ("privileged" if paths else "restricted")
 
 
 def test_no_manifest_holds_a_secret_but_the_development_overlay(every_rendered: list[Any]) -> None:

@@ -35,7 +35,7 @@ VERBS = {"POST": "create", "PATCH": "patch"}
 class ApiServer:
     """Keeps the pods it is given and every request as (verb, resource)."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.pods: list[dict[str, Any]] = []
         self.requests: set[tuple[str, str]] = set()
         self.posted = threading.Event()
@@ -59,7 +59,7 @@ class ApiServer:
 
             do_GET = do_POST = do_DELETE = do_PATCH = do_PUT = answer  # noqa: N815
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer((host, 0), Handler)
 
     def handle(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         match = re.fullmatch(r"/api/v1/namespaces/edgewater/(\w+)(/[\w-]+)?(\?.*)?", path)

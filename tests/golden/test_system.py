@@ -11,13 +11,15 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from edgewater.wire import Frame
+from edgewater.wire import PROTOCOL, Frame
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import RawEdge, center, eventually, on_a_loop
 from tests.edge import uplink_world
 from tests.golden.system import INCARNATION, JFK, NOW_MS, QUERIES, ROWS, SPECS, T0, Edge, Stores
 from tests.golden.write import SETS, descriptors, from_file, merged, replies, session, unpack
 
+UNKNOWN = bytes([0xC2, 0x3E, 3]) + b"new"
+"""Field 1000 of a message, with three bytes."""
 pytestmark = pytest.mark.parametrize("golden", SETS, ids=lambda p: p.name)
 
 
@@ -60,9 +62,14 @@ def test_a_center_gives_the_same_answers_from_the_stores_and_goes_on(golden: Pat
     stores.close()
 
 
+@pytest.mark.parametrize("newer", [False, True], ids=["", "newer"])
 @on_a_loop
-async def test_a_gateway_takes_the_session_of_an_edge(golden: Path, tmp_path: Path) -> None:
+async def test_a_gateway_takes_the_session_of_an_edge(golden: Path, tmp_path: Path, newer: bool) -> None:
     messages = [pb.FromEdge.FromString(data) for data in from_file((golden / "session.bin").read_bytes())]
+    if newer:
+        messages[0].hello.protocol_max += 1
+        messages = [of_a_next_release(message) for message in messages]
+        messages.insert(1, of_a_next_release(pb.FromEdge()))  # a kind that this release does not know
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.clock[0] = NOW_MS
         for spec in SPECS:
@@ -70,7 +77,7 @@ async def test_a_gateway_takes_the_session_of_an_edge(golden: Path, tmp_path: Pa
         for message in messages[:-1]:
             await edge.call.write(message)
         hello = messages[0].hello
-        assert (await edge.until("welcome")).welcome.protocol == hello.protocol_max
+        assert (await edge.until("welcome")).welcome.protocol == PROTOCOL
         await edge.acked(hello.next_seq - 1)
         assert not any(m.HasField("refused") for m in edge.received)
         indexed = sorted(seq for ref, _ in QUERIES for _, seq in c.entries(f"{ref.name}@1"))
@@ -79,18 +86,32 @@ async def test_a_gateway_takes_the_session_of_an_edge(golden: Path, tmp_path: Pa
         assert c.catalog.edges.get(JFK).drops == {"too-late": 1}
 
 
+@pytest.mark.parametrize("newer", [False, True], ids=["", "newer"])
 @on_a_loop
-async def test_an_edge_acts_upon_the_messages_of_a_center(golden: Path) -> None:
+async def test_an_edge_acts_upon_the_messages_of_a_center(golden: Path, newer: bool) -> None:
     script, agent = uplink_world.ScriptedCenter(), uplink_world.Agent()
     async with script.serve() as port, uplink_world.running(uplink_world.uplink(port, agent)):
         for data in from_file((golden / "replies.bin").read_bytes()):
-            script.send(pb.ToEdge.FromString(data))
+            message = pb.ToEdge.FromString(data)
+            script.send(of_a_next_release(message) if newer else message)
+            if newer:
+                script.send(of_a_next_release(pb.ToEdge()))
         await agent.until(lambda: agent.budget)
     budgeted = QUERIES[2][0]
     assert agent.queries == list(QUERIES) and agent.sampling == (budgeted, 0.5, -2.5)
     assert agent.costs == [(budgeted, 125.0)] and agent.refused == [(budgeted, "not-expected", 2)]
     assert agent.budget is not None
     assert (agent.shares, agent.budget.version, agent.budget.from_ms) == ({"miles": 1500.0}, 2, T0)
+
+
+def of_a_next_release(message: Any) -> Any:
+    """Adds a field that this release does not know to a message and to all messages in it."""
+    message.MergeFromString(UNKNOWN)
+    for field, value in message.ListFields():
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for each in value if hasattr(value, "add") else [value]:
+                of_a_next_release(each)
+    return message
 
 
 def test_each_field_of_a_message_keeps_its_number_and_its_type(golden: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.images.engine import Engine, missing
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(os.environ.get("EDGEWATER_IMAGES", ROOT / "build" / "images"))
 """Images and layers stay here, so that a second run builds only what has changed."""
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +60,7 @@ def build(engine: Engine, base: str) -> Build:
 
     def make(part: str, *arguments: str) -> str:
         if part not in built:
-            tag = f"localhost/edgewater-{part}:0.2.0"
+            tag = f"localhost/edgewater-{part}:{VERSION}"
             began = time.monotonic()
             engine.build(ROOT, ROOT / "deploy" / f"Containerfile.{part.partition('-')[0]}", tag, *arguments)
             took_s, size, below = time.monotonic() - began, engine.size(tag), engine.size(base)

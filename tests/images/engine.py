@@ -16,11 +16,14 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = ("podman", "podman-compose", "runc", "mmdebstrap", "netavark")
+PROGRAMS = ("podman", "runc", "mmdebstrap", "iptables", "netavark")
+COMPOSE = Path(sys.executable).with_name("podman-compose")
+"""Of requirements/images.txt: the podman-compose of bookworm does not know `pids` and `CMD` of health checks."""
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 NETAVARK = "/usr/lib/podman/netavark"
 
@@ -30,6 +33,7 @@ def missing() -> str | None:
     if os.geteuid() != 0:
         return "containers with cgroups and networks need root"
     absent = [p for p in PROGRAMS if shutil.which(p) is None and not (p == "netavark" and Path(NETAVARK).exists())]
+    absent += ["podman-compose (make test-images installs it)"] * (not COMPOSE.exists())
     return f"not installed: {', '.join(absent)}" if absent else None
 
 

@@ -5,14 +5,17 @@ Podman has no API server. So the translation does what a cluster does for a pod,
 - Names of Services become entries of /etc/hosts, and each pod has a fixed address.
 - ConfigMaps, Secrets, claims and scratch volumes become folders of the machine. They belong to the pod's user.
 - References of variables are resolved, and arguments get them.
+- Ports are left out: podman would open them on the machine, too, and two pods may have the same.
 - Probes are left out: the test asks the probes' paths itself. Podman would run curl in the container.
-- Spark's executors need an API server. The job merges in its driver instead (`spark.master=local[2]`).
+- The driver asks `ExecutorPods` for executors, in place of the API server. They run as pods, too.
 """
 
 from __future__ import annotations
 
 import base64
 import os
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,45 +23,81 @@ from typing import Any
 import yaml
 
 from tests.deploy.conftest import Manifest, Rendered, unhashed
+from tests.deploy.test_spark_on_kubernetes import ApiServer
+from tests.images.engine import Engine
 
+NET = "edgewatertest"
 NETWORK = "10.89.77"
-KEPT = ("securityContext", "terminationGracePeriodSeconds", "hostAliases")
+KEPT = ("restartPolicy", "securityContext", "terminationGracePeriodSeconds", "hostAliases")
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+class ExecutorPods(ApiServer):
+    """Takes the pods that the driver asks for, as an API server does, and starts them as a kubelet does."""
+
+    start: Callable[[str, Manifest], None]
+
+    def __init__(self) -> None:
+        super().__init__("0.0.0.0")
+        self.started: list[str] = []
+
+    def handle(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        answer = super().handle(method, path, body)
+        if method == "POST":
+            name = body["metadata"]["name"]
+            self.start(name, {"namespace": "edgewater", "spec": body["spec"]})
+            self.started.append(name)
+        return answer
 
 
 @dataclass(frozen=True)
 class Pods:
     """All workloads of a rendered overlay; `folder` has the files of their volumes."""
 
+    engine: Engine
     rendered: Rendered
     folder: Path
+    executors: ExecutorPods
+    api_server: str
+    """The URL of `executors`, for pods."""
 
     @property
     def names(self) -> list[str]:
-        return [workload["metadata"]["name"] for workload in self.rendered.workloads]
+        return [pod["name"] for pod in self.rendered.pods]
 
     def address(self, name: str) -> str:
-        return f"{NETWORK}.{10 + self.names.index(name)}"
+        if name in self.names:
+            return f"{NETWORK}.{10 + self.names.index(name)}"
+        return f"{NETWORK}.{100 + int(name.rpartition('-')[2])}"  # Spark numbers its executors
 
-    def document(self, name: str) -> str:
-        """The pod as YAML for `podman kube play`."""
+    def play_workload(self, name: str) -> None:
+        """Starts the pod of a workload."""
         (pod,) = [p for p in self.rendered.pods if p["name"] == name]
-        spec = {key: pod["spec"][key] for key in KEPT if key in pod["spec"]}
-        user = pod["spec"]["securityContext"]["runAsUser"]
-        namespace = pod["namespace"]
-        spec["restartPolicy"] = "OnFailure"
+        self.play(name, pod)
+
+    def play(self, name: str, pod: Manifest) -> None:
+        """Starts a pod with a namespace and a spec."""
+        file = self.folder / f"{name}.yaml"
+        file.write_text(self._document(name, pod["namespace"], pod["spec"]))
+        address = self.address(name)
+        self.engine.podman("kube", "play", f"--network={NET}", f"--ip={address}", str(file), timeout_s=180)
+
+    def _document(self, name: str, namespace: str, pod: Manifest) -> str:
+        spec = {key: pod[key] for key in KEPT if key in pod}
+        user = pod["securityContext"]["runAsUser"]
+        spec.setdefault("restartPolicy", "OnFailure")
         spec["hostAliases"] = self._services()
-        volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
+        volumes = {v["name"]: v for v in pod["volumes"]}
         mounts = {m["name"] for c in self._containers(pod) for m in c["volumeMounts"]}
         spec["volumes"] = [self._volume(name, namespace, v, volumes.get(v, {}), user) for v in sorted(mounts)]
         for kind in ("initContainers", "containers"):
-            spec[kind] = [self._container(name, namespace, c) for c in pod["spec"].get(kind, [])]
+            spec[kind] = [self._container(name, namespace, c) for c in pod.get(kind, [])]
         # The name of a pod is its host name, and a container's name is not the pod's.
         document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
         return yaml.safe_dump(document, sort_keys=False)
 
     def _containers(self, pod: Manifest) -> list[Manifest]:
-        return [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
+        return [*pod["containers"], *pod.get("initContainers", [])]
 
     def _services(self) -> list[dict[str, Any]]:
         found = []
@@ -69,12 +108,14 @@ class Pods:
         return found
 
     def _container(self, pod: str, namespace: str, given: Manifest) -> Manifest:
-        container = {key: value for key, value in given.items() if key not in PROBES}
+        container = {key: value for key, value in given.items() if key not in (*PROBES, "ports")}
         container["image"] = given["image"] if "/" in given["image"] else f"localhost/{given['image']}"
-        environment = {e["name"]: self._value(pod, namespace, e) for e in given.get("env", [])}
+        environment: dict[str, str] = {}
+        for entry in given.get("env", []):
+            value = self._value(pod, namespace, entry)
+            environment[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda m: environment[m[1]], value)
         if pod == "edgewater-job":
-            environment["PYSPARK_SUBMIT_ARGS"] = f"--conf spark.driver.host={self.address(pod)} pyspark-shell"
-            container["args"] = [*given["args"], "--set=spark.master=local[2]"]
+            container["args"] = [*given["args"], f"--set=spark.master=k8s://{self.api_server}"]
         container["env"] = [{"name": n, "value": v} for n, v in environment.items()]
         container.pop("envFrom", None)
         for bounds in given["resources"].values():
@@ -84,7 +125,7 @@ class Pods:
     def _value(self, pod: str, namespace: str, entry: Manifest) -> str:
         source = entry.get("valueFrom")
         if source is None:
-            return str(entry["value"])
+            return str(entry.get("value", ""))
         if "secretKeyRef" in source:
             return self._data("Secret", namespace, source["secretKeyRef"]["name"])[source["secretKeyRef"]["key"]]
         path = source["fieldRef"]["fieldPath"]

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from center.ops import backup
 from center.ops.backup import restore_backup, take_backup
 from center.ops.supervisor import exclusive_lock
 from center.results import ResultStore
+from center.sinks import SinkStore
 from edgewater.__main__ import main
 from edgewater.model.errors import InvalidConfig, InvalidInput, StorageError
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, frame, hello, spec
 from tests.center.job.conftest import World
 from tests.center.job.micro_batches import MicroBatches
+from tests.center.postgres import PostgresServer
 
 
 @pytest.fixture
@@ -42,8 +44,9 @@ def job(world: World) -> Iterator[MicroBatches]:
         yield job
 
 
-def config(directory: Path) -> CenterConfig:
-    return CenterConfig(data_dir=directory)
+def config(directory: Path, database: str | None = None) -> CenterConfig:
+    urls = {} if database is None else {"catalog_url": database, "results_url": database}
+    return CenterConfig.model_validate({"data_dir": directory, **urls})
 
 
 def silent(_: str) -> None: ...
@@ -101,9 +104,30 @@ def restored_world(path: Path, world: World) -> World:
     return again
 
 
-def test_a_backup_taken_while_frames_are_indexed_and_applied_is_of_one_moment(
-    tmp_path: Path, world: World, job: MicroBatches
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shared_database(request: pytest.FixtureRequest) -> Callable[[], str | None]:
+    """Makes a database for both stores of a center; None: SQLite, a file each."""
+    if request.param == "sqlite":
+        return lambda: None
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.new_database
+
+
+@pytest.mark.slow
+def test_a_backup_taken_while_frames_are_indexed_and_applied_is_of_one_moment_and_goes_to_either_database(
+    tmp_path: Path, postgres: PostgresServer, shared_database: Callable[[], str | None]
 ) -> None:
+    (tmp_path / "data").mkdir()
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(contextlib.closing(World(tmp_path / "data", database=shared_database())))
+        require_pair(world.catalog, world.store, 7)
+        job = stack.enter_context(contextlib.closing(MicroBatches(world, keep_frames_ms=0)))
+        SinkStore(world.store.engine).define("lake", {"kind": "lake"})
+        world.catalog.alarms.add("before", "", JFK, 1)
+        _take_and_restore(tmp_path, world, job, [None, postgres.new_database()])
+
+
+def _take_and_restore(tmp_path: Path, world: World, job: MicroBatches, targets: list[str | None]) -> None:
     (ref,) = world.register("q")
     stop, shipped = threading.Event(), threading.Semaphore(0)
 
@@ -117,22 +141,27 @@ def test_a_backup_taken_while_frames_are_indexed_and_applied_is_of_one_moment(
     shipping = threading.Thread(target=ship)
     shipping.start()
     try:
-        for number in range(4):
+        for number in range(len(targets)):
             for _ in range(3):
                 assert shipped.acquire(timeout=60)
             job.run_one()
             reports: list[str] = []
-            info = take_backup(config(world.path), tmp_path / f"b{number}", world.clock, reports.append)
+            info = take_backup(config(world.path, world.database), tmp_path / f"b{number}", world.clock, reports.append)
             assert info.size and reports
             job.run_one()
     finally:
         stop.set()
         shipping.join()
-    for number in range(4):
+    for number, database in enumerate(targets):
         target = tmp_path / f"r{number}"
-        restore_backup(config(target), tmp_path / f"b{number}", world.clock, silent)
-        with contextlib.closing(World(target)) as again, contextlib.closing(MicroBatches(again)) as restored:
-            pair(target).close()
+        restore_backup(config(target, database), tmp_path / f"b{number}", world.clock, silent)
+        with (
+            contextlib.closing(World(target, database=database)) as again,
+            contextlib.closing(MicroBatches(again)) as restored,
+        ):
+            require_pair(again.catalog, again.store, 8)
+            assert [each.name for each in SinkStore(again.store.engine).statuses()] == ["lake"]
+            again.catalog.alarms.add("after", "", JFK, 1)  # its number is new
             for edge in again.edges:
                 acked = again.catalog.frames.acked_through(edge, "i1")
                 again._next_seq[edge] = 0 if acked is None else acked + 1
@@ -140,7 +169,7 @@ def test_a_backup_taken_while_frames_are_indexed_and_applied_is_of_one_moment(
             restored.run()
             assert again.all_consumed(), "each frame that was not applied is in the log"
             assert restored.counted("skipped_rows", reason="lost") == 0
-            assert not again.catalog.alarms.latest()
+            assert {a.kind for a in again.catalog.alarms.latest()} == {"before", "after"}
             answers = again.answers()
             last = max((start for _, start, _ in answers), default=0)  # the backup may have only a part of it
             assert all(world.truth[key] == value for key, value in answers.items() if key[1] < last)
@@ -256,7 +285,7 @@ def test_what_is_wrong_with_a_backup_or_its_place_is_said(tmp_path: Path, world:
     cases: list[tuple[str, tuple[Any, ...], str]] = [
         ("backup", (world.path, target), "it is not empty"),
         ("backup", (tmp_path / "nothing", tmp_path / "b2"), "a center that has run"),
-        ("backup", (world.path, tmp_path / "b2", "--set", "catalog_url=postgresql+psycopg://u:pw@h/d"), "pg_dump"),
+        ("backup", (world.path, tmp_path / "b2", "--set", "catalog_url=postgresql+psycopg://u:pw@h/d"), "one database"),
         ("restore", (world.path, target), "exists already"),
         ("restore", (tmp_path / "new", tmp_path / "nothing"), "cannot be read"),
     ]

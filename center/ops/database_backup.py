@@ -1,0 +1,114 @@
+"""A backup of stores in PostgreSQL, as the files that a backup of SQLite has: the rows of one moment, in SQLite.
+
+So `edgewater center restore` can bring each backup to either database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, MetaData, Table, delete, func, insert, inspect, select, text, union
+
+from center.catalog import schema as catalog_schema
+from center.results import schema as results_schema
+from center.sinks.store import SinkStore
+from center.sinks.store import metadata as sinks_metadata
+from center.storage.database import open_engine, read_transaction, write_transaction
+from edgewater.model.errors import InvalidConfig
+
+ROWS_AT_ONCE = 1000
+CATALOG: tuple[MetaData, ...] = (catalog_schema.metadata,)
+RESULTS: tuple[MetaData, ...] = (results_schema.metadata, sinks_metadata)
+
+
+@contextlib.contextmanager
+def moment(url: str, link: Callable[[list[str]], None]) -> Iterator[Connection]:
+    """Yields a connection that sees both stores as they were at one moment.
+
+    Args:
+        link: called with the segments of the frame log that the catalog names at this moment. Until it returns, no
+            gateway indexes frames, and retention removes none.
+
+    Raises:
+        StorageError: the database cannot be used, or it is locked for too long.
+    """
+    engine = open_engine(url)
+    frames, quarantine = (catalog_schema.metadata.tables[name] for name in ("frames", "quarantine"))
+    try:
+        with read_transaction(engine) as reader:
+            with write_transaction(engine) as lock:
+                lock.execute(text(f"LOCK TABLE {frames.name}, {quarantine.name} IN SHARE MODE"))
+                # The snapshot begins with the first statement that reads.
+                segments = union(select(frames.c.segment), select(quarantine.c.segment))
+                link(sorted(reader.execute(segments).scalars()))
+            yield reader
+    finally:
+        engine.dispose()
+
+
+def save(reader: Connection, stores: tuple[MetaData, ...], target: Path) -> None:
+    """Copies the rows of a store to SQLite's file, whose tables exist."""
+    engine = open_engine(f"sqlite:///{target}")
+    try:
+        if sinks_metadata in stores:
+            SinkStore(engine).statuses()  # creates its tables
+        with write_transaction(engine) as writer:
+            _copy(reader, writer, stores)
+    finally:
+        engine.dispose()
+
+
+def load(files: dict[tuple[MetaData, ...], Path], url: str) -> None:
+    """Copies the rows of both stores' files to PostgreSQL, in one transaction. The tables exist and are new."""
+    engine = open_engine(url)
+    try:
+        with write_transaction(engine) as writer:
+            for stores, file in files.items():
+                source = open_engine(f"sqlite:///{file}")
+                try:
+                    with read_transaction(source) as reader:
+                        _copy(reader, writer, stores)
+                finally:
+                    source.dispose()
+            _continue_numbers(writer)
+    finally:
+        engine.dispose()
+
+
+def require_new(url: str) -> None:
+    """Raises InvalidConfig: the database has tables of a center."""
+    engine = open_engine(url)
+    try:
+        with read_transaction(engine) as connection:
+            names = set(inspect(connection).get_table_names())
+        if used := sorted(names & _tables().keys()):
+            raise InvalidConfig("catalog_url", _shown(engine), "an empty database", f"it has the table {used[0]}")
+    finally:
+        engine.dispose()
+
+
+def _shown(engine: Engine) -> str:
+    return engine.url.render_as_string()  # without the password
+
+
+def _tables() -> dict[str, Table]:
+    return {table.name: table for store in (*CATALOG, *RESULTS) for table in store.sorted_tables}
+
+
+def _copy(reader: Connection, writer: Connection, stores: tuple[MetaData, ...]) -> None:
+    for table in (table for store in stores for table in store.sorted_tables):
+        writer.execute(delete(table))  # an opened store has rows
+        if not inspect(reader).has_table(table.name):
+            continue  # no sink was ever defined
+        found = reader.execute(select(table), execution_options={"yield_per": ROWS_AT_ONCE})
+        for rows in found.mappings().partitions():
+            writer.execute(insert(table), [dict(row) for row in rows])
+
+
+def _continue_numbers(writer: Connection) -> None:
+    """Lets PostgreSQL number new alarms after those that were copied."""
+    alarms = catalog_schema.alarms
+    last = select(func.coalesce(func.max(alarms.c.id), 0) + 1).scalar_subquery()
+    writer.execute(select(func.setval(func.pg_get_serial_sequence(alarms.name, "id"), last, False)))
