@@ -6,18 +6,24 @@ Each command imports what it needs, so that `--help` is fast.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from edgewater.model.errors import EdgewaterError, InvalidInput, OutdatedState
 from edgewater.runtime.log_output import configure_logging, log_options
+
+if TYPE_CHECKING:
+    from edge.agent.reload import ConfigFile
+    from edge.config import EdgeConfig
+    from edgewater.runtime.listeners import Listeners
 
 BEGINS_ANEW = (
     "the edge goes on as a new incarnation, without the records that it has accepted and not shipped: they may be"
@@ -55,13 +61,19 @@ def _fail(error: EdgewaterError) -> None:
 
 @edge.command()
 @click.argument("config", type=click.Path(path_type=Path))
+@click.option("--watch", "watches", is_flag=True, help="Reload CONFIG when the file changes, as with SIGHUP.")
 @log_options
-def run(config: Path, log_level: str, log_format: str) -> None:
+def run(config: Path, watches: bool, log_level: str, log_format: str) -> None:
     """Run the agent configured by the file CONFIG until SIGTERM or Ctrl-C.
 
     It serves /livez, /readyz and /metrics at its `http.listen` address, and POST /v1/streams/NAME for
     streams with an http source. State survives `kill -9` at any moment: a restarted agent resumes.
+
+    SIGHUP reloads CONFIG: the agent begins anew in the same process, and loses, doubles and refuses no record. A file
+    that cannot be used changes nothing: the log and edgewater_edge_configuration_failed say so.
     """
+    # Until there is a handler, SIGHUP would end the process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     configure_logging(log_level, log_format)
     from edgewater.runtime.allocator import leave_out_pandas, return_large_blocks, use_system_allocator
     from edgewater.runtime.configuration import PRIVATE_UMASK
@@ -70,33 +82,40 @@ def run(config: Path, log_level: str, log_format: str) -> None:
     use_system_allocator()
     leave_out_pandas()
     os.umask(PRIVATE_UMASK)
-    from edge.agent import begin_anew, open_agent
-    from edge.config import load_config
-    from edge.durability import lock_state_dir
+    from edge.agent.reload import ConfigFile
+    from edgewater.runtime.listeners import Listeners
 
     try:
-        settings = load_config(config)
-        with lock_state_dir(Path(settings.state_dir)):
-            while True:
-                agent = open_agent(settings)
-                try:
-                    asyncio.run(_until_signalled(agent.run))
-                    return
-                except OutdatedState as exc:
-                    logging.getLogger("edge").error("%s; %s", exc, BEGINS_ANEW)
-                    begin_anew(agent)
+        listeners, file = Listeners(), ConfigFile(config)
+        try:
+            begins_anew = _run_agent(file.load(), file, listeners, watches)
+        except EdgewaterError as exc:
+            begins_anew = _run_agent(file.load_previous(exc), file, listeners, watches)
+        if begins_anew:
+            file.begin_again(listeners)
+        listeners.close()
     except EdgewaterError as exc:
         _fail(exc)
 
 
-async def _until_signalled(run_agent: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+def _run_agent(settings: EdgeConfig, file: ConfigFile, listeners: Listeners, watches: bool) -> bool:
+    """Runs an agent until a signal ends it. Returns whether it is to begin anew with the file's new content."""
+    from edge.agent import begin_anew, open_agent
+    from edge.agent.reload import until_stopped
+    from edge.durability import lock_state_dir
     from edgewater.runtime.allocator import release_start_code
 
-    release_start_code()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await run_agent(stop)
+    with lock_state_dir(Path(settings.state_dir)):
+        while True:
+            agent = open_agent(settings)
+            agent.configuration_failure = lambda: file.failure
+            release_start_code()
+            running = functools.partial(agent.run, listeners=listeners, started=file.confirm)
+            try:
+                return asyncio.run(until_stopped(running, file, watches))
+            except OutdatedState as exc:
+                logging.getLogger("edge").error("%s; %s", exc, BEGINS_ANEW)
+                begin_anew(agent)
 
 
 @edge.command()

@@ -35,6 +35,7 @@ from edgewater.runtime.allocator import release_free_memory
 from edgewater.runtime.connections import ConnectionLimits, guarded
 from edgewater.runtime.health import EmbeddedServer, listen
 from edgewater.runtime.host_check import LocalHosts
+from edgewater.runtime.listeners import Listeners
 from edgewater.runtime.problems import problem
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 GONE_CHECKPOINT_S = 0.1
 """Time between a source's report that its input is gone and the checkpoint, which then covers other reports. Longer if
 checkpoints take long."""
+DRAIN_S = 1.0
+"""How long clients may take to end their connections before a reload."""
 STOP_GRACE_S = 2
 """How long requests in progress may take once the agent is told to stop."""
 LIMITS = ConnectionLimits()
@@ -58,6 +61,7 @@ class Agent:
         skipped: values that are no records although nothing is wrong with them, by (stream, reason).
         refused: pushed requests that were refused and connections that were closed, by reason.
         lookups: by stream, for streams that have any.
+        configuration_failure: returns why the newest content of the configuration file is not in use; empty: it is.
     """
 
     config: EdgeConfig
@@ -75,6 +79,7 @@ class Agent:
     monotonic: Callable[[], float]
     daily_quota: DailyQuota | None = None
     lookups: dict[str, StreamLookups] = field(default_factory=dict)
+    configuration_failure: Callable[[], str] = str
     skipped: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
 
@@ -83,8 +88,14 @@ class Agent:
         """All sources, also those that were opened while the agent runs."""
         return self.reading.sources
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(
+        self, stop: asyncio.Event, listeners: Listeners | None = None, started: Callable[[], None] = lambda: None
+    ) -> None:
         """Runs until `stop` is set or a task fails; then writes a checkpoint.
+
+        Args:
+            listeners: keep the listening sockets open for another program; None: they are closed at the end.
+            started: called once all sockets are open.
 
         Raises:
             InvalidConfig: the agent cannot listen on an address of `http`, or `http.tls` cannot be used.
@@ -98,13 +109,16 @@ class Agent:
         if http.metrics is not None:
             apps.append((http.metrics, "http.metrics", Starlette(False, health), None))
         with contextlib.ExitStack() as sockets:
-            listening = [sockets.enter_context(listen(address, field)) for address, field, _, _ in apps]
-            servers = [_server(app, tls, self._count_refused) for _, _, app, tls in apps]
+            opened = listen if listeners is None else listeners.listen
+            listening = [sockets.enter_context(opened(address, field)) for address, field, _, _ in apps]
+            if listeners is not None:
+                listeners.close_unused()
+            servers = [_server(app, tls, self._count_refused, listeners is not None) for _, _, app, tls in apps]
             rpc = [GrpcReceivers(endpoint, http.grpc, http.tls)] if http.grpc is not None else []
             serving = [
                 asyncio.create_task(server.serve([socket])) for server, socket in zip(servers, listening, strict=True)
             ]
-            await self._run(servers, serving, rpc, stop)
+            await self._run(servers, serving, rpc, stop, started)
 
     async def _run(
         self,
@@ -112,9 +126,11 @@ class Agent:
         serving: list[asyncio.Task[None]],
         rpc: list[GrpcReceivers],
         stop: asyncio.Event,
+        started: Callable[[], None],
     ) -> None:
         for each in rpc:
             await each.start()
+        started()
         tasks = [asyncio.create_task(loop) for loop in self.loops()]
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -243,6 +259,7 @@ class Agent:
         return AgentHealth(
             self.durable, self.outbox, self.uplink, self.worker, self.meter, self.states, self.reading,
             refused=self.refused, skipped=self.skipped, lookups=self.lookups, missing=self.missing,
+            configuration_failure=self.configuration_failure,
         )  # fmt: skip
 
     def missing(self) -> list[str]:
@@ -262,7 +279,9 @@ class Agent:
         return reasons
 
 
-def _server(app: Starlette, tls: HttpTlsConfig | None, on_closed: Callable[[str], None]) -> EmbeddedServer:
+def _server(
+    app: Starlette, tls: HttpTlsConfig | None, on_closed: Callable[[str], None], hands_over: bool
+) -> EmbeddedServer:
     """Raises InvalidConfig: a file of `http.tls` cannot be used."""
     options: dict[str, Any] = {}
     if tls is not None:
@@ -278,4 +297,4 @@ def _server(app: Starlette, tls: HttpTlsConfig | None, on_closed: Callable[[str]
         raise InvalidConfig(
             "http.tls", config.ssl_certfile, "PEM files of a certificate and its key", str(exc)
         ) from exc
-    return EmbeddedServer(config)
+    return EmbeddedServer(config, drain_s=DRAIN_S if hands_over else 0.0, hands_over=hands_over)

@@ -30,6 +30,7 @@ class AgentHealth:
         refused: pushed requests that were refused and connections that were closed, by reason.
         skipped: values that are no records although nothing is wrong with them, by (stream, reason).
         missing: returns the reasons why the edge is not ready.
+        configuration_failure: returns why the newest content of the configuration file is not in use; empty: it is.
     """
 
     durable: DurableCore
@@ -44,6 +45,7 @@ class AgentHealth:
     skipped: Mapping[tuple[str, str], int]
     lookups: Mapping[str, StreamLookups]
     missing: Callable[[], list[str]]
+    configuration_failure: Callable[[], str]
 
     def routes(self) -> list[Route]:
         """Returns the HTTP routes."""
@@ -114,6 +116,10 @@ class AgentHealth:
             "failing_sources": (
                 "Sources that cannot be read at the moment; /readyz says why.",
                 len(self.reading.failures()),
+            ),
+            "configuration_failed": (
+                "1 while the newest content of the configuration file cannot be used: the previous one is in use.",
+                float(bool(self.configuration_failure())),
             ),
             "busy_share": ("Fraction of time the busiest source is busy.", self.meter.recent_busy_share),
         }

@@ -277,14 +277,21 @@ class GuardedServer(uvicorn.Server):
     Args:
         on_stop: called once the server is to stop: ends responses that have no end.
         drain_s: how long clients may end their connections before the server does. Each response asks them to.
+        hands_over: whether another program goes on with the listening socket. It gets the new connections meanwhile.
     """
 
     def __init__(
-        self, config: uvicorn.Config, on_stop: Callable[[], None] = lambda: None, drain_s: float = 0.0
+        self,
+        config: uvicorn.Config,
+        on_stop: Callable[[], None] = lambda: None,
+        drain_s: float = 0.0,
+        *,
+        hands_over: bool = False,
     ) -> None:
         super().__init__(config)
         self._on_stop = on_stop
         self._drain_s = drain_s
+        self._hands_over = hands_over
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()
@@ -303,6 +310,8 @@ class GuardedServer(uvicorn.Server):
         cannot tell whether the request was served. After a response with this header, the client sends none.
         """
         self.server_state.default_headers.append((b"connection", b"close"))
+        for server in self.servers if self._hands_over else ():
+            server.close()
         ends = asyncio.get_running_loop().time() + self._drain_s
         while self.server_state.connections and not self.force_exit and asyncio.get_running_loop().time() < ends:
             await asyncio.sleep(DRAIN_CHECK_S)

@@ -100,10 +100,10 @@ class AgentProcess:
     def config(self) -> EdgeConfig:
         return parse_config(self._document)
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
         path = self.directory / "edge.yaml"
         path.write_text(yaml.safe_dump(self._document))
-        command = [sys.executable, "-m", "edgewater", "edge", "run", str(path)]
+        command = [sys.executable, "-m", "edgewater", "edge", "run", str(path), *options]
         with (self.directory / "edge.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,

@@ -1,0 +1,168 @@
+"""Reloads of the configuration: the agent stops in order, and its process runs the program anew.
+
+A reload costs a start, and nothing else: the state is on disk, and the listening sockets stay open. A file that cannot
+be used changes nothing. Some faults show only in the new program, such as columns that do not fit a running query. It
+then goes back to the configuration of before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+
+from edge.config import EdgeConfig, load_config
+from edgewater.model.errors import EdgewaterError, InvalidConfig
+from edgewater.runtime.listeners import Listeners
+
+log = logging.getLogger(__name__)
+
+PREVIOUS = "EDGEWATER_PREVIOUS_CONFIG"
+"""The environment variable with the descriptor of a file in memory: the configuration of before a reload."""
+WATCH_S = 1.0
+"""How often a watched file is read."""
+
+
+class ConfigFile:
+    """The configuration file of an agent, and the content with which the agent runs.
+
+    Args:
+        environ: may state the configuration of before a reload.
+
+    Attributes:
+        failure: why the newest content is not in use; empty: it is in use.
+    """
+
+    def __init__(self, path: Path, environ: MutableMapping[str, str] = os.environ) -> None:
+        self._path, self._environ = path, environ
+        self.failure = ""
+        self._running: EdgeConfig | None = None
+        self._content = self._rejected = b""
+        self._previous: bytes | None = None
+        descriptor = environ.pop(PREVIOUS, None)
+        if descriptor is not None:
+            with os.fdopen(int(descriptor), "rb") as file:
+                self._previous = file.read()
+
+    def load(self) -> EdgeConfig:
+        """Returns the configuration to run. Raises InvalidConfig: the file cannot be used."""
+        self._content = self._read()
+        self._running = load_config(self._path)
+        return self._running
+
+    def load_previous(self, problem: EdgewaterError) -> EdgeConfig:
+        """Returns the configuration of before the reload, as the new one cannot be used.
+
+        Raises:
+            EdgewaterError: `problem`, if this is no reload.
+        """
+        if self._previous is None:
+            raise problem
+        self._reject(problem)
+        self._rejected, self._content, self._previous = self._content, self._previous, None
+        self._running = load_config(f"/proc/self/fd/{_in_memory(self._content)}")
+        return self._running
+
+    def confirm(self) -> None:
+        """Called once the agent runs: a later failure is not the configuration's."""
+        self._previous = None
+
+    def may_reload(self) -> bool:
+        """Reads the file, and returns whether an agent can begin anew with it. Otherwise `failure` says why."""
+        content = self._read()
+        try:
+            self._check(load_config(self._path))
+        except EdgewaterError as exc:
+            self._reject(exc)
+            self._rejected = content
+            return False
+        self.failure = ""
+        return True
+
+    def _check(self, new: EdgeConfig) -> None:
+        assert self._running is not None
+        for name in ("edge", "state_dir"):
+            old, value = getattr(self._running, name), getattr(new, name)
+            if value != old:
+                raise InvalidConfig(name, value, f"{old}, until the agent is stopped and started")
+        for config in (self._running, new):
+            for name, stream in config.streams.items():
+                if any(source.stdin for source in stream.sources):
+                    reason = "a reload would lose what the agent has read of standard input"
+                    raise InvalidConfig(f"streams.{name}.sources", "stdin", "a stop and a start of the agent", reason)
+
+    def _reject(self, problem: EdgewaterError) -> None:
+        self.failure = str(problem)
+        log.error("the new configuration is not used, and the agent goes on with the previous one: %s", problem)
+
+    def _read(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError:
+            return b""
+
+    async def changed(self) -> None:
+        """Returns when an agent can begin anew with the file's content, which is new and no longer being written."""
+        seen = self._content
+        while True:
+            await asyncio.sleep(WATCH_S)
+            before, seen = seen, self._read()
+            if seen == self._content:
+                self.failure = ""
+            elif seen == before and seen != self._rejected and self.may_reload():
+                return
+
+    def begin_again(self, listeners: Listeners) -> None:
+        """Replaces this process by one that runs the program anew. Called when the agent has stopped."""
+        log.info("the agent begins anew with the new configuration")
+        listeners.hand_over()
+        descriptor = _in_memory(self._content)
+        os.set_inheritable(descriptor, True)
+        self._environ[PREVIOUS] = str(descriptor)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A SIGHUP that comes before the new program has its handler would end it. The mask outlives `execv`.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _in_memory(content: bytes) -> int:
+    """Returns the descriptor of a file that only this process has: a configuration may have secrets."""
+    descriptor = os.memfd_create("edge.yaml")
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+async def until_stopped(run_agent: Callable[[asyncio.Event], Awaitable[None]], file: ConfigFile, watches: bool) -> bool:
+    """Runs the agent until a signal ends it. Returns whether it is to begin anew with the file's new content."""
+    loop, stop, reload = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def begin_anew() -> None:
+        reload.set()
+        stop.set()
+
+    def on_hangup() -> None:
+        if file.may_reload():
+            begin_anew()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    watching = asyncio.create_task(_watch(file, begin_anew)) if watches else None
+    try:
+        await run_agent(stop)
+    finally:
+        if watching is not None:
+            watching.cancel()
+    return reload.is_set()
+
+
+async def _watch(file: ConfigFile, begin_anew: Callable[[], None]) -> None:
+    await file.changed()
+    begin_anew()
