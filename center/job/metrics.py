@@ -23,17 +23,21 @@ class JobMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        name = "edgewater_job"
+        self._add_batches("edgewater_job")
+        self._add_queries("edgewater_job")
+        self._add_early_answers("edgewater_job")
+        self._add_driver("edgewater_job")
+        self._by_query = (
+            self.missed, self.first_answer, self.coverage, self.confidence, self.final_answers, self.verified,
+            self.chosen_wait, self.straggler_share, self.needed_rate,
+        )  # fmt: skip
+        self._queries: AbstractSet[str] = frozenset()
+        self._edges: AbstractSet[str] = frozenset()
+
+    def _add_batches(self, name: str) -> None:
         self.batches = Counter(f"{name}_batches", "Micro-batches applied.", registry=self.registry)
         self.rows = Counter(f"{name}_rows", "Rows after merging.", registry=self.registry)
         self.frames = Counter(f"{name}_frames", "Frames applied.", registry=self.registry)
-        self.answers = Counter(f"{name}_answers", "Answers.", ["cause"], registry=self.registry)
-        self.missed = Counter(
-            f"{name}_missed_deadlines",
-            "Windows whose first answer was later than the staleness budget.",
-            ["query"],
-            registry=self.registry,
-        )
         self.batch_seconds = Histogram(
             f"{name}_batch_seconds",
             "From the start of a batch's tasks until it is applied; two batches overlap.",
@@ -45,13 +49,6 @@ class JobMetrics:
             buckets=DELAY_BUCKETS_S,
             registry=self.registry,
         )
-        self.report_delay = Histogram(
-            f"{name}_report_delay_seconds",
-            "From the time that an edge's arrival report is about until its frame is at the gateway.",
-            buckets=STAGE_BUCKETS_S,
-            registry=self.registry,
-        )
-        # By query only sum and count: buckets of hundreds of queries make a scrape take seconds of the job's CPU.
         self.first_answer = Summary(
             f"{name}_first_answer_seconds",
             "From a window's end until its first answer is in the store, by stage: until its last frame was at the "
@@ -70,14 +67,17 @@ class JobMetrics:
         self.last_batch = Gauge(
             f"{name}_last_batch_timestamp_seconds", "When the last batch was applied.", registry=self.registry
         )
-        self.start_seconds = Gauge(
-            f"{name}_start_seconds", "From the job's start until its stream runs.", registry=self.registry
+
+    def _add_queries(self, name: str) -> None:
+        self.answers = Counter(f"{name}_answers", "Answers.", ["cause"], registry=self.registry)
+        self.missed = Counter(
+            f"{name}_missed_deadlines",
+            "Windows whose first answer was later than the staleness budget.",
+            ["query"],
+            registry=self.registry,
         )
-        self.skipped = Counter(
-            f"{name}_skipped", "Frames and partials that cannot be applied.", ["kind"], registry=self.registry
-        )
-        self.losses = Counter(
-            f"{name}_input_losses", "Losses of input that edges have stated, once per query.", ["reason"],
+        self.final_answers = Counter(
+            f"{name}_final_answers", "Final answers, by whether they meet their contract.", ["query", "contract"],
             registry=self.registry,
         )  # fmt: skip
         self.set_aside = Gauge(
@@ -87,6 +87,22 @@ class JobMetrics:
             ["state"],
             registry=self.registry,
         )
+        self.skipped = Counter(
+            f"{name}_skipped", "Frames and partials that cannot be applied.", ["kind"], registry=self.registry
+        )
+        self.losses = Counter(
+            f"{name}_input_losses", "Losses of input that edges have stated, once per query.", ["reason"],
+            registry=self.registry,
+        )  # fmt: skip
+
+    def _add_early_answers(self, name: str) -> None:
+        self.report_delay = Histogram(
+            f"{name}_report_delay_seconds",
+            "From the time that an edge's arrival report is about until its frame is at the gateway.",
+            buckets=STAGE_BUCKETS_S,
+            registry=self.registry,
+        )
+        # By query only sum and count: buckets of hundreds of queries make a scrape take seconds of the job's CPU.
         self.coverage = Gauge(
             f"{name}_interval_coverage_ratio",
             "Fraction of the query's last early-answered windows whose first interval contained the final value.",
@@ -96,10 +112,6 @@ class JobMetrics:
         self.confidence = Gauge(
             f"{name}_interval_confidence_ratio", "The confidence of the query's accuracy: what the coverage should be.",
             ["query"], registry=self.registry,
-        )  # fmt: skip
-        self.final_answers = Counter(
-            f"{name}_final_answers", "Final answers, by whether they meet their contract.", ["query", "contract"],
-            registry=self.registry,
         )  # fmt: skip
         self.verified = Counter(
             f"{name}_verified_intervals",
@@ -126,6 +138,11 @@ class JobMetrics:
             ["query", "edge"],
             registry=self.registry,
         )
+
+    def _add_driver(self, name: str) -> None:
+        self.start_seconds = Gauge(
+            f"{name}_start_seconds", "From the job's start until its stream runs.", registry=self.registry
+        )
         self.leads = Gauge(
             f"{name}_leads", "1: this driver holds the lease; 0: it is a standby.", registry=self.registry
         )
@@ -137,12 +154,6 @@ class JobMetrics:
             registry=self.registry,
         )  # fmt: skip
         self.failures = Counter(f"{name}_failures", "Failures that are retried.", ["where"], registry=self.registry)
-        self._by_query = (
-            self.missed, self.first_answer, self.coverage, self.confidence, self.final_answers, self.verified,
-            self.chosen_wait, self.straggler_share, self.needed_rate,
-        )  # fmt: skip
-        self._queries: AbstractSet[str] = frozenset()
-        self._edges: AbstractSet[str] = frozenset()
 
     def keep_only(self, queries: AbstractSet[str], edges: AbstractSet[str]) -> None:
         """Removes what was said of queries that have been deleted, and of edges that have been retired.

@@ -119,8 +119,19 @@ def class_archive() -> Path:
 
 
 def spark_settings(config: SessionConfig) -> dict[str, str]:
-    """The Spark properties of a session."""
-    settings = {
+    """Returns the Spark properties of a session."""
+    settings = _common_settings(config)
+    if config.is_local:
+        settings |= _local_settings(config)
+    if config.work == "micro_batches":
+        _set_for_small_batches(settings, config)
+    if config.scratch_dir is not None:
+        settings["spark.local.dir"] = str(config.scratch_dir)
+    return settings | dict(config.conf)
+
+
+def _common_settings(config: SessionConfig) -> dict[str, str]:
+    return {
         "spark.driver.memory": config.driver_memory,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -149,37 +160,39 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
         # Capturing the call site of each DataFrame operation is a round trip to the JVM.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
     }
-    if config.is_local:
-        settings |= {
-            # Spark makes up the secret. Other users of the machine could otherwise use the driver's ports.
-            "spark.authenticate": "true",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
-        }
-        if config.write_classes is not None:
-            settings["spark.driver.extraJavaOptions"] += f" {_QUIET} -XX:ArchiveClassesAtExit={config.write_classes}"
-        elif class_archive().exists():
-            # With most classes loaded and verified, the JVM's start costs 4.3 s of CPU instead of 8.1.
-            settings["spark.driver.extraJavaOptions"] += f" {_QUIET} -XX:SharedArchiveFile={class_archive()}"
-    if config.work == "micro_batches":
-        # Small batches never repay the optimising compiler: without it the first batch costs 10 s of CPU instead of
-        # 17, and the first hundred 22 instead of 41. Bulk work over millions of rows is five times faster with it.
-        for name in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
-            settings[name] = f"{settings.get(name, '')} -XX:TieredStopAtLevel=1".lstrip()
-        # A worker that hangs on the bytes of a frame ends its batch as one that dies does.
-        settings["spark.python.worker.idleTimeoutSeconds"] = str(WORKER_TIMEOUT_S)
-        settings["spark.python.worker.killOnIdleTimeout"] = "true"
-        settings["spark.python.authenticate.socketTimeout"] = f"{WORKER_TIMEOUT_S}s"
-        if config.is_local and sys.platform == "linux":
-            settings["spark.python.daemon.module"] = "center.spark.daemon"
-        # What Spark keeps of past jobs, also without its UI, is a tenth of the live heap by default.
-        settings |= dict.fromkeys(_HISTORIES, str(KEPT_JOBS))
-        # Between two full collections the old generation grows, and its memory stays with the process.
-        settings["spark.cleaner.periodicGC.interval"] = "10min"
-    if config.scratch_dir is not None:
-        settings["spark.local.dir"] = str(config.scratch_dir)
-    return settings | dict(config.conf)
+
+
+def _local_settings(config: SessionConfig) -> dict[str, str]:
+    settings = {
+        # Spark makes up the secret. Other users of the machine could otherwise use the driver's ports.
+        "spark.authenticate": "true",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
+    }
+    if config.write_classes is not None:
+        settings["spark.driver.extraJavaOptions"] += f" {_QUIET} -XX:ArchiveClassesAtExit={config.write_classes}"
+    elif class_archive().exists():
+        # With most classes loaded and verified, the JVM's start costs 4.3 s of CPU instead of 8.1.
+        settings["spark.driver.extraJavaOptions"] += f" {_QUIET} -XX:SharedArchiveFile={class_archive()}"
+    return settings
+
+
+def _set_for_small_batches(settings: dict[str, str], config: SessionConfig) -> None:
+    # Small batches never repay the optimising compiler: without it the first batch costs 10 s of CPU instead of
+    # 17, and the first hundred 22 instead of 41. Bulk work over millions of rows is five times faster with it.
+    for name in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
+        settings[name] = f"{settings.get(name, '')} -XX:TieredStopAtLevel=1".lstrip()
+    # A worker that hangs on the bytes of a frame ends its batch as one that dies does.
+    settings["spark.python.worker.idleTimeoutSeconds"] = str(WORKER_TIMEOUT_S)
+    settings["spark.python.worker.killOnIdleTimeout"] = "true"
+    settings["spark.python.authenticate.socketTimeout"] = f"{WORKER_TIMEOUT_S}s"
+    if config.is_local and sys.platform == "linux":
+        settings["spark.python.daemon.module"] = "center.spark.daemon"
+    # What Spark keeps of past jobs, also without its UI, is a tenth of the live heap by default.
+    settings |= dict.fromkeys(_HISTORIES, str(KEPT_JOBS))
+    # Between two full collections the old generation grows, and its memory stays with the process.
+    settings["spark.cleaner.periodicGC.interval"] = "10min"
 
 
 @contextlib.contextmanager
