@@ -95,6 +95,7 @@ class KafkaSink:
         return {
             "bootstrap.servers": ",".join(options.brokers), "client.id": "edgewater sink", "error_cb": self._on_error,
             "log_level": 0, **sasl, **options.properties,
+            **{name: value.get_secret_value() for name, value in options.secrets.items()},
         }  # fmt: skip
 
     def _on_error(self, error: confluent_kafka.KafkaError) -> None:

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from center.sinks.base import Sink, SinkContext, SinkQuery
 from edgewater.model.errors import InvalidConfig
-from edgewater.runtime.configuration import Secret, Section
+from edgewater.runtime.configuration import Secret, Section, refusal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,6 +57,9 @@ class PostgresKind:
         return PostgresSink(url, options.db_schema, context)
 
 
+_SECRET_PROPERTY = re.compile(r"password|secret|\.pem$|^sasl\.oauthbearer\.config$")
+
+
 class KafkaSinkConfig(Section):
     """The keys of a sink of the kind `kafka`."""
 
@@ -76,6 +79,16 @@ class KafkaSinkConfig(Section):
     """Password of SASL."""
     properties: dict[str, str] = {}
     """Further properties of librdkafka, such as `security.protocol` and `ssl.ca.location`."""
+    secrets: dict[str, Secret] = {}
+    """Further properties of librdkafka that are secrets, such as `ssl.key.password`."""
+
+    @field_validator("properties")
+    @classmethod
+    def _without_secrets(cls, properties: dict[str, str]) -> dict[str, str]:
+        for name in properties:
+            if _SECRET_PROPERTY.search(name):
+                raise refusal(f"{name} in `secrets`", "it is a secret, and properties are stored and shown as text")
+        return properties
 
 
 class KafkaKind:
