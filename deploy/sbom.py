@@ -36,6 +36,8 @@ def complete(document: dict[str, Any], *, spark: bool) -> None:
         found = _installed(component["name"])
         assert found is not None
         component["licenses"] = [_licence_of_package(found)]
+    absent = {c.get("bom-ref") for c in document["components"]} - {c.get("bom-ref") for c in components}
+    document["dependencies"] = [d for d in document.get("dependencies", []) if d["ref"] not in absent]
     document["components"] = components + (list(jars()) if spark else [])
 
 

@@ -29,7 +29,7 @@ from center.catalog import Catalog
 from center.config import CenterConfig
 from center.job.store_pair import reconcile, require_pair
 from center.ops import database_backup
-from center.ops.database_backup import load, moment, require_new, save
+from center.ops.database_backup import load, moment, require_new, require_used, save
 from center.ops.supervisor import exclusive_lock
 from center.results import ResultStore
 from center.sinks import SinkStore
@@ -86,6 +86,10 @@ def take_backup(config: CenterConfig, target: Path, now_ms: Callable[[], int], r
     for path in files or ():
         if not path.is_file():
             raise InvalidConfig("data_dir", str(config.data_dir), f"a center that has run, with {path}")
+    if files is None:
+        require_used(config.catalog_url)
+        with _stores(config.catalog_url, config.results_url):
+            pass  # refuses a store that another release has written in another format
     _require_empty(target, "DIRECTORY")
     with _storage_errors("the backup cannot be written"):
         (target / LOG / COMMITS).mkdir(parents=True)

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, MetaData, Table, delete, func, insert, inspect, select, text, union
+from sqlalchemy import Connection, MetaData, delete, func, insert, inspect, select, text, union
 
 from center.catalog import schema as catalog_schema
 from center.results import schema as results_schema
@@ -79,22 +79,29 @@ def load(files: dict[tuple[MetaData, ...], Path], url: str) -> None:
 
 def require_new(url: str) -> None:
     """Raises InvalidConfig: the database has tables of a center."""
+    shown, used = _used(url)
+    if used:
+        raise InvalidConfig("catalog_url", shown, "an empty database", f"it has the table {used[0]}")
+
+
+def require_used(url: str) -> None:
+    """Raises InvalidConfig: the database has no tables of a center."""
+    shown, used = _used(url)
+    if not used:
+        raise InvalidConfig(
+            "catalog_url", shown, "the database of a center that has run", "it has no tables of a center"
+        )
+
+
+def _used(url: str) -> tuple[str, list[str]]:
+    """The URL without the password, and the tables of a center that the database has."""
     engine = open_engine(url)
+    own = {table.name for store in (*CATALOG, *RESULTS) for table in store.sorted_tables}
     try:
         with read_transaction(engine) as connection:
-            names = set(inspect(connection).get_table_names())
-        if used := sorted(names & _tables().keys()):
-            raise InvalidConfig("catalog_url", _shown(engine), "an empty database", f"it has the table {used[0]}")
+            return engine.url.render_as_string(), sorted(own & set(inspect(connection).get_table_names()))
     finally:
         engine.dispose()
-
-
-def _shown(engine: Engine) -> str:
-    return engine.url.render_as_string()  # without the password
-
-
-def _tables() -> dict[str, Table]:
-    return {table.name: table for store in (*CATALOG, *RESULTS) for table in store.sorted_tables}
 
 
 def _copy(reader: Connection, writer: Connection, stores: tuple[MetaData, ...]) -> None:

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.conftest import TARGETS
+from tests.deploy.conftest import TARGETS, render
 
 OLDEST_KUBERNETES = "1.30"
 """The oldest release that docs/how-to/deploy-kubernetes.md promises."""
@@ -21,6 +21,7 @@ OLDEST_KUBERNETES = "1.30"
 @pytest.mark.parametrize("version", [OLDEST_KUBERNETES, kubernetes_validate.latest_version()])
 def test_every_document_is_valid_without_unknown_fields(every_rendered: list[Any], version: str) -> None:
     # Overlays share most documents, and each validation reads a large schema.
+    every_rendered = [*every_rendered, render("targets/sidecar")]
     documents = {json.dumps(d, sort_keys=True): d for rendered in every_rendered for d in rendered.documents}
     documents |= {
         f"{r.target}: executor": _executor(p) for r in every_rendered for p in r.pods if p["name"] == "executor"

@@ -301,6 +301,24 @@ def test_what_is_wrong_with_a_backup_or_its_place_is_said(tmp_path: Path, world:
         restore_backup(config(tmp_path / "new"), target, world.clock, silent)
 
 
+@pytest.mark.slow
+def test_a_database_without_a_center_has_no_backup_and_one_with_a_center_takes_none(
+    tmp_path: Path, world: World, postgres: PostgresServer
+) -> None:
+    world.register("q")
+    database = postgres.new_database()
+    (tmp_path / "pods").mkdir()
+    with pytest.raises(InvalidConfig, match="a center that has run"):
+        take_backup(config(tmp_path / "pods", database), tmp_path / "b", world.clock, silent)
+    take_backup(config(world.path), tmp_path / "b", world.clock, silent)
+    restore_backup(config(tmp_path / "pods", database), tmp_path / "b", world.clock, silent)
+    for path in (tmp_path / "pods").glob("log/*"):
+        shutil.rmtree(path)
+    with pytest.raises(InvalidConfig, match="an empty database") as refused:
+        restore_backup(config(tmp_path / "pods", database), tmp_path / "b", world.clock, silent)
+    assert "it has the table" in refused.value.message
+
+
 def test_a_segment_that_is_lost_and_a_backup_that_was_killed_do_not_prevent_a_backup(
     tmp_path: Path, world: World
 ) -> None:
