@@ -120,6 +120,19 @@ class SlicedWindow(Window):
         """Returns the latest end of a window that contains the slice; later, only late records need the slice."""
         raise NotImplementedError
 
+    @property
+    def step_ms(self) -> int:
+        """Event time between the starts of two windows; of sessions, between two times at which they may be cut."""
+        raise NotImplementedError
+
+    def next_start(self, time_ms: int) -> int:
+        """Returns the first start of a window that is not before `time_ms`; of sessions, the first slice border."""
+        return self.origin_ms - (self.origin_ms - time_ms) // self.step_ms * self.step_ms
+
+    def end_of_windows_before(self, time_ms: int) -> int:
+        """Returns the end of the last window that starts before `time_ms`; sessions are cut there."""
+        raise NotImplementedError
+
     def require_affordable(self) -> None:
         """Raises InvalidQuery if a record costs more than a new query may. Registered ones keep what they have."""
 
@@ -186,6 +199,13 @@ class SlidingWindow(SlicedWindow):
     @property
     def slice_ms(self) -> int:
         return math.gcd(self.size_ms, self.every_ms)
+
+    @property
+    def step_ms(self) -> int:
+        return self.every_ms
+
+    def end_of_windows_before(self, time_ms: int) -> int:
+        return self.next_start(time_ms) - self.every_ms + self.size_ms
 
     @property
     def longest_ms(self) -> int:
@@ -289,6 +309,13 @@ class SessionWindow(SlicedWindow):
     @property
     def slice_ms(self) -> int:
         return self.gap_ms
+
+    @property
+    def step_ms(self) -> int:
+        return self.gap_ms
+
+    def end_of_windows_before(self, time_ms: int) -> int:
+        return self.next_start(time_ms)
 
     @property
     def longest_ms(self) -> int:

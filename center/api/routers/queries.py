@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from anyio import from_thread
@@ -33,14 +34,14 @@ from center.api.services import Center, Services
 from center.api.sql_tables import columns_of
 from center.api.waiting import explain
 from center.api_access import Principal
-from center.catalog import COMPONENTS, component_status
+from center.catalog import COMPONENTS, Change, component_status
 from center.serving.answer_tables import empty_table
 from edgewater.model.edge_records import EdgeRecord, expected_edges
-from edgewater.model.errors import InvalidQuery, did_you_mean
+from edgewater.model.errors import InvalidQuery, NotFound, did_you_mean
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.sql import to_sql
-from edgewater.model.streams import EdgeId
+from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import require_fit
 
@@ -103,27 +104,46 @@ async def register(params: Annotated[RegisterParams, Query()], request: Request,
 
 
 async def register_query(
-    request: Request, center: Services, spec: QuerySpec, *, dry_run: bool = False, replaces: bool = False
+    request: Request,
+    center: Services,
+    spec: QuerySpec,
+    *,
+    dry_run: bool = False,
+    lasts_ms: int | None = None,
+    change: Change | None = None,
 ) -> Response:
     """Registers a query for the caller, or answers what a registration would do.
 
     Args:
-        replaces: another query of the name is deleted with its answers.
+        lasts_ms, change: as in `Catalog.queries.register`.
 
     Raises:
         HttpProblem: the caller may not register it.
-        Conflict, InvalidQuery: as `Catalog.queries.register`.
+        Conflict, InvalidQuery, InvalidRequest: as `Catalog.queries.register`.
     """
     require(request, "editor", spec.name)
     require_inputs(request, spec)
     if dry_run:
-        return JSONResponse((await run_sync(_dry_run, center, spec, replaces)).model_dump(mode="json"))
-    return await run_sync(_register, center, spec, replaces, caller(request))
+        found = await run_sync(_dry_run, center, spec, lasts_ms, change)
+        return JSONResponse(found.model_dump(mode="json"))
+    return await run_sync(_register, center, spec, lasts_ms, change, caller(request))
 
 
-def _dry_run(center: Services, spec: QuerySpec, replaces: bool) -> DryRun:
-    """What a registration would do. Raises Conflict and InvalidQuery as the registration would."""
-    live, misfit = center.catalog.queries.try_register(spec, replaces=replaces)
+def _answered_ms(center: Services, name: str) -> int:
+    """Returns the start of the last window of a query's newest version that has an answer."""
+    try:
+        latest = center.results.latest(center.catalog.queries.get(name).ref)
+    except NotFound:
+        return MIN_TIME_MS
+    return MIN_TIME_MS if latest is None else latest.window_start_ms
+
+
+def _dry_run(center: Services, spec: QuerySpec, lasts_ms: int | None, change: Change | None) -> DryRun:
+    """What a registration would do. Raises what the registration would raise."""
+    if change is not None:
+        change = replace(change, answered_ms=_answered_ms(center, spec.name))
+    queries = center.catalog.queries
+    live, misfit = queries.try_register(spec, center.now_ms(), lasts_ms=lasts_ms, change=change)
     known = {e.edge: e for e in center.catalog.edges.all()}
     if spec.edges is None:
         # An edge whose permissions, or columns, do not fit is shown too.
@@ -181,20 +201,25 @@ def read_spec(read: Callable[[], QuerySpec]) -> QuerySpec:
     return spec
 
 
-def _register(center: Services, spec: QuerySpec, replaces: bool, caller: Principal) -> Response:
+def _register(
+    center: Services, spec: QuerySpec, lasts_ms: int | None, change: Change | None, caller: Principal
+) -> Response:
     def spend() -> None:
         # Within the transaction, so that registering an equal query again costs nothing and reads the catalog once.
         from_thread.run(center.rates.spend, caller, "registrations")
 
+    seed = center.draw_seed()
+    if change is not None:
+        change = replace(change, answered_ms=_answered_ms(center, spec.name))
     query, created = center.catalog.queries.register(
-        spec, center.now_ms(), center.draw_seed(), replaces=replaces, before_new=spend
+        spec, center.now_ms(), seed, lasts_ms=lasts_ms, change=change, before_new=spend
     )
     notes = [*query.spec.notes, *_stream_notes(spec.stream, center.catalog.edges.all())]
     answer = RegisteredAnswer.of(query).model_copy(update={"notes": notes or None})
     return JSONResponse(
         answer.model_dump(mode="json", exclude_none=True),
         201 if created else 200,
-        {"Location": f"/v1/queries/{query.ref.name}"},
+        {"Location": f"/v1/queries/{query.ref.name}", "ETag": f'"{query.ref.version}"'},
     )
 
 

@@ -154,7 +154,8 @@ async def _create(request: Request, center: Services, statement: CreateQuery) ->
     spec = await run_sync(read_spec, statement.spec, limiter=center.parsing)
     if not statement.explains:
         await begin_edit(request, spec.name)
-    return await register_query(request, center, spec, dry_run=statement.explains, replaces=statement.replaces)
+    change = Change() if statement.replaces else None
+    return await register_query(request, center, spec, dry_run=statement.explains, change=change)
 
 
 async def _drop(request: Request, center: Services, statement: DropQuery) -> Response:
