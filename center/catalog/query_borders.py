@@ -58,6 +58,8 @@ def choose_border(
         raise InvalidRequest("at", rfc3339(first_ms), accepted)
     border_ms = next_border(first_ms, live.spec.window, spec.window)
     if border_ms is None or border_ms >= MAX_TIME_MS:
-        reason = f"no window {spec.window.to_mapping()} begins between slices of sessions {live.spec.window.to_mapping()}"
+        reason = (
+            f"no window {spec.window.to_mapping()} begins between slices of sessions {live.spec.window.to_mapping()}"
+        )
         raise InvalidRequest("window", None, f"another window, or another name, or {TIME_ACCEPTED}", reason)
     return border_ms

@@ -46,7 +46,7 @@ class FrameSummary:
     dropped: tuple[DroppedRecords, ...] = ()
 
     def within(self, begin_ms: int, end_ms: int) -> FrameSummary:
-        """Returns the frame without slices outside of [begin_ms, end_ms): an edge may not know its version's borders."""
+        """Returns the frame without slices outside of [begin_ms, end_ms): an edge may not know the borders."""
         return replace(
             self,
             touched=tuple(start for start in self.touched if begin_ms <= start < end_ms),

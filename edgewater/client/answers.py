@@ -345,13 +345,19 @@ def from_table(
         bounds[at] = int(low), int(high - low)
     values = table.select(range(first, table.num_columns))
     answers = tuple(
-        Answer(values.slice(*bounds[parse_time(h["window"]["start"])]), h, group_by, explain_with) for h in heads
+        Answer(
+            values.slice(*bounds[parse_time(h["window"]["start"])]),
+            {name: member for name, member in h.items() if name != "group_by"},
+            tuple(h.get("group_by", group_by)),
+            explain_with,
+        )
+        for h in heads
     )
     return Answers(table, answers)
 
 
 DESCRIBING = frozenset(
-    {"window_start", "window_end", "phase", "revision", "completeness", "given_at", "contract", "withheld"}
+    {"window_start", "window_end", "phase", "revision", "completeness", "given_at", "contract", "withheld", "version"}
 )
 """Names of the first columns of a table, which describe the answer; one that is taken has the prefix ``answer_``."""
 
@@ -374,9 +380,9 @@ def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: 
     """An answer of a live stream, with the columns that the center's Arrow form has."""
     import pyarrow as pa
 
-    group_by = group_columns(spec)
-    columns: dict[str, list[Any]] = {name: [] for name in group_by}
     rows = answer["data"]
+    group_by = tuple(rows[0]["group"]) if rows else group_columns(spec)  # it may be of another version
+    columns: dict[str, list[Any]] = {name: [] for name in group_by}
     for at, row in enumerate(rows):
         flat = dict(row["group"])
         for measure, cell in row.items():

@@ -505,8 +505,11 @@ def _amount(value: object, at: str) -> float:
 
 def _since(value: object, accuracy: Accuracy | None) -> int | None:
     if value is not None and accuracy is not None:
-        raise InvalidQuery("since", str(value), "a query without accuracy", "an accuracy needs the times at which "
-                           "records arrived, and these are known only of records that are read while it runs")  # fmt: skip
+        reason = (
+            "an accuracy needs the times at which records arrived, and these are known only of records that are read"
+            " while it runs"
+        )
+        raise InvalidQuery("since", str(value), "a query without accuracy", reason)
     return MIN_TIME_MS if value == BEGINNING else _time(value, "since", f"{BEGINNING}, or {TIME_ACCEPTED}")
 
 

@@ -58,7 +58,16 @@ from tests.simulation.processes import (
     Rule,
     observed_core,
 )
-from tests.simulation.scenario import COLUMNS, WRONG_TYPE, EdgePlan, LinkFault, PlannedRecord, QueryChange, QueryPlan, Scenario
+from tests.simulation.scenario import (
+    COLUMNS,
+    WRONG_TYPE,
+    EdgePlan,
+    LinkFault,
+    PlannedRecord,
+    QueryChange,
+    QueryPlan,
+    Scenario,
+)
 from tests.simulation.truth import Fate, QueryTruth, TrueRecord
 from tests.simulation.virtual import (
     EPOCH_MS,
