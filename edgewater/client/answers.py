@@ -137,6 +137,12 @@ class Answer:
         return self.members["phase"]
 
     @property
+    def version(self) -> int | None:
+        """The version of the query that has the window; None: the center is of an earlier release."""
+        version: int | None = self.members.get("version")
+        return version
+
+    @property
     def revision(self) -> int:
         return int(self.members["revision"])
 
@@ -250,6 +256,8 @@ class Answer:
             "contract": pa.scalar("; ".join(str(v["code"]) for v in self.violations) or "met"),
             "withheld": pa.scalar(json.dumps(self.quality["error"]["withheld"], separators=(",", ":"))),
         }
+        if self.version is not None:
+            quality["version"] = pa.scalar(self.version, pa.int64())
         table = self.table
         for at, (name, value) in enumerate(quality.items()):
             while name in self.table.column_names:

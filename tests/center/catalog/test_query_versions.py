@@ -145,7 +145,7 @@ def test_the_end_of_a_query_is_in_its_spec_or_beside_it(catalog: Catalog) -> Non
     assert (made.spec.until_ms, made.windows.until_ms) == (None, NOW + MINUTE)
     assert made.asked == asked.with_seed(7)
     assert catalog.queries.register(asked, NOW) == (made, False)
-    with pytest.raises(InvalidQuery, match="until: .*expected a time after"):
+    with pytest.raises(InvalidQuery, match=r"until: .*expected a time after"):
         catalog.queries.register(spec("other", until=NOW), NOW)
 
 
