@@ -31,6 +31,8 @@ SILENT, SILENCE_S = 0.15, 16.0
 """Probability that two edges fall silent in one interval, and for how long: the gateway knows it after 12.5 s."""
 CHANGES = 0.35
 """Probability that a query is changed while it runs."""
+TEMPORARY = 0.1
+"""Probability that a query ends by itself."""
 SKETCHES = 0.2
 """Probability of a sketch in a query."""
 COLUMN_NAMES = {"id": "int64", "k": "string", "x": "int64", "f": "float64"}
@@ -358,11 +360,16 @@ class _Draw:
             spec = _Draw(random.Random(f"change {number} {name} {seed}")).query(name, edges, active_s).spec
             if rng.random() < 0.5:  # only its measures change
                 spec = replace(plan.spec, measures=spec.measures, budget=None, accuracy=None)
+            spec = replace(spec, until_ms=None)
             if rng.random() < 0.3 and spec.accuracy is None:
                 spec = replace(spec, since_ms=MIN_TIME_MS)
             at_s = rng.uniform(plan.registered_s, active_s)
             changes.append(QueryChange(at_s, rng.choice((-0.5, 0.05, 0.5, 2.0)), spec))
-        return replace(plan, changes=tuple(sorted(changes, key=lambda c: c.at_s)))
+        spec = plan.spec
+        if rng.random() < TEMPORARY:
+            ends_s = plan.registered_s + rng.uniform(1.0, active_s)
+            spec = replace(spec, until_ms=EPOCH_MS + int(ends_s * 1000))
+        return replace(plan, spec=spec, changes=tuple(sorted(changes, key=lambda c: c.at_s)))
 
     def link_fault(self, edge: str, active_s: float) -> LinkFault:
         rng = self.rng

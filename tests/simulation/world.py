@@ -551,7 +551,8 @@ class World:
         sure = [r.event_ms for disk, r in given if self._is_surely_rejected(disk, r) and r.rejected is WRONG_TYPE]
         is_exact = all(self._is_surely_rejected(disk, r) for disk, r in given)
         # A version that has ended does not count what is rejected later.
-        from_start = plan.registered_s == 0 and plan.spec.edges is not None and not plan.changes
+        is_lasting = not plan.changes and plan.spec.until_ms is None
+        from_start = plan.registered_s == 0 and plan.spec.edges is not None and is_lasting
         # A state that was lost, or is older than what the center knows, may state once more what its sources reject.
         plans = [disk.plan for disk in self.disks.values()]
         is_repeated = any(p.loses_state_s is not None or p.restores_s is not None for p in plans)
